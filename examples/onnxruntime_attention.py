@@ -1,0 +1,121 @@
+"""ONNX Runtime's `Attention` operator on the CPU, as an implementation for `refattn verify`.
+
+    refattn verify softmax --impl examples/onnxruntime_attention.py:attend
+
+The operator runs as a model of one node, and everything is asked for through its own attributes and inputs:
+nothing is emulated by an explicit mask, and the output is returned as it comes.
+
+What agrees with refattn: the layout (batch, heads, tokens, dim), boolean masks (True = may attend), soft-cap before the
+mask, grouped heads (each key head serves consecutive query heads), and a row that may attend nothing gives 0.
+
+What differs (measured with onnxruntime 1.31, opset 23):
+- Causal alignment. `is_causal` lets query i see key j when j <= i + (length of the past), so without a past it aligns
+  top-left. Bottom-right, refattn's default, is had by giving the first n_k - n_q keys and values as the past.
+  A past of negative length does not exist: bottom-right with n_q > n_k is declined. (`nonpad_kv_seqlen` of opset 24
+  reaches it in float32 and float16, but is ignored in float64; it is not used here.)
+- Masks have to be full in their last two axes; only batch and heads broadcast. The others are expanded here.
+- `scale` and `softcap` are float32 attributes. A scale (absent: 1 / sqrt(d)) has to be positive; the kernels ignore a
+  soft-cap that is not. Both are declined then.
+- float64 has no kernel of its own: the runtime expands the operator into its ONNX definition, about 60 small nodes.
+  There q * sqrt(scale) is formed with a float32 square root, good to 1e-7 only, so q is scaled here and `scale` is 1;
+  soft-caps that float32 cannot hold are declined; and a row that may attend nothing gives NaN, which is wrong
+  (the kernels, and the operator's definition as corrected since, give 0): such masks are declined.
+- float16 rounds the scores and the weights to float16 (products accumulate in float32), so a score beyond 65504 gives
+  NaN; a masked score is lowered by the largest finite number, so one that exceeds the others by more is not hidden.
+- bfloat16 has no CPU kernel and its expansion does not run. The kernels raise on sizes of 0; no heads kill the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+if TYPE_CHECKING:
+    import refattn
+
+OPSET, IR_VERSION = 23, 10  # the first opset with Attention, and the oldest file format that may hold it
+TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
+
+
+@functools.lru_cache(maxsize=64)
+def session(dtype: str, masked: bool, past: bool, **attributes: float) -> onnxruntime.InferenceSession:
+    """One Attention node; the shapes stay open, so that one session serves all sizes."""
+
+    def value(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TYPES[dtype], [None] * 4)
+
+    # The operator takes its optional inputs by place, "" for one that is left out; a past demands the present outputs.
+    inputs = ["q", "k", "v", "mask" if masked else "", *(["past_k", "past_v"] if past else [])]
+    outputs = ["out", *(["present_k", "present_v"] if past else [])]
+    node = helper.make_node("Attention", inputs, outputs, **attributes)
+    infos = [value(name) for name in inputs if name not in ("mask", "")]
+    if masked:
+        infos.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, None))
+    graph = helper.make_graph([node], "attention", infos, [value(name) for name in outputs])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def attend(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    mask: np.ndarray | None = None,
+    causal: bool | str = False,
+    scale: float | None = None,
+    dtype: str | None = None,
+    **options: Any,
+) -> np.ndarray | refattn.Decline:
+    """q (b, h, n_q, d), k (b, g, n_k, d), v (b, g, n_k, e), mask like (b, h, n_q, n_k) -> out (b, h, n_q, e)."""
+    softcap = options.pop("softcap", None)
+    n_q, n_k, d = q.shape[2], k.shape[2], q.shape[3]
+    shift = n_k - n_q if causal in (True, "bottom_right") else 0  # query i may see key j when j <= i + shift
+    double = q.dtype == np.float64
+    if options:
+        return decline(f"the operator has no option {', '.join(sorted(options))}")
+    if dtype == "bfloat16" or q.dtype.name not in TYPES:
+        return decline(f"no CPU kernel for {dtype or q.dtype.name}")
+    if 0 in q.shape + k.shape + v.shape:
+        return decline("the operator does not take axes of size 0")
+    if shift < 0:
+        return decline("causal bottom-right with n_q > n_k would need a past of negative length")
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None and not 0 < np.float32(number) < np.inf:
+            return decline(f"{name}={number} is not positive and finite in float32")
+    if double and softcap is not None and float(np.float32(softcap)) != softcap:
+        return decline(f"softcap={softcap} is a float32 attribute and not exact there")
+    if double and mask is not None:
+        allowed = np.broadcast_to(mask, mask.shape[:-2] + (n_q, n_k))
+        if not (np.tril(allowed, shift) if causal else allowed).any(axis=-1).all():
+            return decline("float64 with a row that may attend nothing: the expanded operator gives NaN")
+
+    attributes: dict[str, float] = {}
+    if causal:
+        attributes["is_causal"] = 1
+    if double:  # in double precision, which the float32 attribute would spoil
+        q = q * (1 / math.sqrt(d) if scale is None else scale)
+        attributes["scale"] = 1.0
+    elif scale is not None:
+        attributes["scale"] = float(scale)
+    if softcap is not None:
+        attributes["softcap"] = float(softcap)
+
+    feed = {"q": q, "k": k[:, :, shift:], "v": v[:, :, shift:]}
+    if shift:
+        feed |= {"past_k": k[:, :, :shift], "past_v": v[:, :, :shift]}
+    if mask is not None:
+        feed["mask"] = np.broadcast_to(mask, mask.shape[:-2] + (n_q, n_k))
+    return session(q.dtype.name, mask is not None, shift > 0, **attributes).run(["out"], feed)[0]
+
+
+def decline(reason: str) -> refattn.Decline:
+    import refattn  # only here: whoever borrows `attend` for another purpose does not need it
+
+    return refattn.Decline(reason)

@@ -1,0 +1,290 @@
+"""The engine: it reads equation tags and builds hooked copies of a module.
+
+A tag is a comment at the end of an assignment. It names the axes of the value and the equation that the line computes::
+
+    scores = q @ xp.matrix_transpose(k) * scale  # (b, h, i, j) [SM.1]
+
+An id is letters, a dot and a number (`SM.1`); its adjoint, computed in the backward, has a `d` in front (`dSM.1`),
+and the gradient of an input is called after the input (`dSM.q`). A line that computes several equations at once is
+tagged with their range (`[SM.5-SM.7]`) and claims no value, as does an augmented assignment. An array assignment that
+is no equation says why: ``# (b, h, j, d) untagged: copies of k``.
+
+In a hooked copy every tagged ``name = expr`` reads ``name = hook(id, name, expr)``; the copy is compiled under the
+original file name, so tracebacks and debuggers point at the real line. One mechanism serves four uses: the trace (the
+hook records a copy), substitution (it returns another tensor), mutation (it perturbs) and rounding (it rounds).
+
+`apply` puts a hook in force for the code in its ``with`` block; public functions look for it through `active`. Hooks
+nest: the inner one acts first, so that an outer trace sees what the inner hook made. A hook is in force in the thread
+(more exactly, the context) that entered it.
+"""
+
+from __future__ import annotations
+
+import __future__
+import ast
+import functools
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from refattn.xp import Array, namespace
+
+Hook = Callable[[str, str, Array], Array]
+"""Called as ``hook(id, name, value)`` after each tagged assignment; returns the value that the assignment takes."""
+
+_ID = r"d?[A-Z]+\.(?:\d+|[a-z][a-z_]*)"
+_COMMENT = re.compile(
+    rf"#\s*(?:\((?P<axes>[^()]*)\)\s*)?(?:\[(?P<first>{_ID})(?:-(?P<last>{_ID}))?\]|untagged: (?P<reason>\S.*))"
+)
+_DECLARED = re.compile(rf"^\s*\[(?P<id>{_ID})\]\s+(?P<formula>\S.*?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What the comment at the end of one assignment says.
+
+    Attributes
+    ----------
+    id
+        The equation, the first one of a range, or "" on a line marked ``untagged``.
+    last
+        The last equation of a range, otherwise "".
+    name
+        The variable that the line assigns.
+    axes
+        One entry per axis: a letter, a product of letters, or a number; None where the comment names none.
+    reason
+        Why an ``untagged`` line is no equation, otherwise "".
+    line
+        The line of the file on which the assignment starts.
+    claims
+        Whether the value of the assignment is the value of the equation.
+    """
+
+    id: str
+    last: str
+    name: str
+    axes: tuple[str, ...] | None
+    reason: str
+    line: int
+    claims: bool
+
+
+def declared(module: ModuleType) -> dict[str, str]:
+    """Return the equations of a module's docstring, id to formula: lines such as ``[SM.1]  s_ij = scale q_i . k_j``."""
+    found: dict[str, str] = {}
+    for match in _DECLARED.finditer(module.__doc__ or ""):
+        if match["id"] in found:
+            raise ValueError(f"{module.__name__}: the docstring declares {match['id']} twice")
+        found[match["id"]] = match["formula"]
+    return found
+
+
+def tags(module: ModuleType) -> tuple[Tag, ...]:
+    """Return the tags of a module in the order of its lines.
+
+    Raises
+    ------
+    ValueError
+        Where a tag stands on a line that is no assignment to one name.
+    """
+    return tuple(tag for _, tag in _tagged_nodes(module))
+
+
+@functools.cache
+def _tagged_nodes(module: ModuleType) -> list[tuple[ast.stmt, Tag]]:
+    """Parse a module and pair its assignments with their tags."""
+    source = inspect.getsource(module)
+    comments: dict[int, re.Match[str]] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and (match := _COMMENT.match(token.string)):
+            comments[token.start[0]] = match
+    found: list[tuple[ast.stmt, Tag]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.end_lineno in comments:
+            match = comments.pop(node.end_lineno)
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            several = isinstance(node, ast.Assign) and len(node.targets) > 1
+            if several or (match["first"] and not isinstance(target, ast.Name)):
+                raise ValueError(f"{module.__name__}:{node.lineno}: a tagged line assigns to one name")
+            axes = None if match["axes"] is None else tuple(a.strip() for a in match["axes"].split(",") if a.strip())
+            tag = Tag(
+                id=match["first"] or "",
+                last=match["last"] or "",
+                name=ast.unparse(target),
+                axes=axes,
+                reason=match["reason"] or "",
+                line=node.lineno,
+                claims=bool(match["first"]) and not match["last"] and not isinstance(node, ast.AugAssign),
+            )
+            found.append((node, tag))
+    if comments:
+        raise ValueError(f"{module.__name__}:{min(comments)}: a tag stands on a line that ends no assignment")
+    return sorted(found, key=lambda pair: pair[1].line)
+
+
+@functools.cache
+def _code(module: ModuleType) -> Any:
+    """Compile the functions of a module with a hook call in each tagged assignment."""
+    by_position = {(node.lineno, node.col_offset): tag for node, tag in _tagged_nodes(module) if tag.claims}
+
+    class Insert(ast.NodeTransformer):
+        def _hooked(self, node: ast.Assign | ast.AnnAssign) -> ast.stmt:
+            tag = by_position.get((node.lineno, node.col_offset))
+            if tag is not None and node.value is not None:
+                call = ast.Call(
+                    func=ast.Name(id="__refattn_hook__", ctx=ast.Load()),
+                    args=[ast.Constant(tag.id), ast.Constant(tag.name), node.value],
+                    keywords=[],
+                )
+                node.value = ast.fix_missing_locations(ast.copy_location(call, node.value))
+            return node
+
+        visit_Assign = _hooked  # noqa: N815 (the names that ast.NodeTransformer looks for)
+        visit_AnnAssign = _hooked  # noqa: N815
+
+    own = Insert().visit(ast.parse(inspect.getsource(module)))
+    functions: list[ast.stmt] = [node for node in own.body if isinstance(node, ast.FunctionDef)]
+    flags = __future__.annotations.compiler_flag
+    return compile(ast.Module(functions, []), module.__file__ or "<unknown>", "exec", flags, dont_inherit=True)
+
+
+def hooked(module: ModuleType, hook: Hook) -> SimpleNamespace:
+    """Return the functions of `module` with `hook` called after each tagged assignment.
+
+    The copy shares everything but its functions with the module, so that dataclasses made on one side are of the same
+    class on the other. With a hook that returns its value unchanged the results have the same bits.
+    """
+    scope = dict(vars(module))
+    scope["__refattn_hook__"] = hook
+    exec(_code(module), scope)
+    return SimpleNamespace(**scope)
+
+
+class _Active:
+    """A hook in force, with the copies made for it."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+        self.copies: dict[ModuleType, SimpleNamespace] = {}
+
+    def copy_of(self, module: ModuleType) -> SimpleNamespace:
+        if module not in self.copies:
+            self.copies[module] = hooked(module, self.hook)
+        return self.copies[module]
+
+
+_in_force: ContextVar[_Active | None] = ContextVar("refattn_hook", default=None)
+
+
+def active(module: ModuleType) -> Any:
+    """Return `module`, or its hooked copy where a hook is in force."""
+    current = _in_force.get()
+    return module if current is None else current.copy_of(module)
+
+
+def is_active() -> bool:
+    """Tell whether a hook is in force here."""
+    return _in_force.get() is not None
+
+
+@contextmanager
+def apply(hook: Hook) -> Iterator[None]:
+    """Put `hook` in force for the code of the ``with`` block."""
+    outer = _in_force.get()
+    combined = hook if outer is None else lambda id, name, value: outer.hook(id, name, hook(id, name, value))
+    token = _in_force.set(_Active(combined))
+    try:
+        yield
+    finally:
+        _in_force.reset(token)
+
+
+class Trace(Mapping[str, Array]):
+    """The values of the equations that ran, by id.
+
+    ``t["SM.1"]`` is the value of the first pass; later passes of a repeated equation are ``t["SM.1[1]"]``,
+    ``t["SM.1[2]"]``, ... Values are copies. `variables` maps each id to the name that the code gives it.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[str, str] = {}
+        self._passes: dict[str, int] = {}
+        self._values: dict[str, Array] = {}
+
+    def record(self, id: str, name: str, value: Array) -> Array:
+        """Store a copy of `value`; the hook of a trace."""
+        n = self._passes.get(id, 0)
+        self._passes[id] = n + 1
+        self.variables[id] = name
+        self._values[f"{id}[{n}]" if n else id] = namespace(value).asarray(value, copy=True)
+        return value
+
+    def passes(self, id: str) -> tuple[Array, ...]:
+        """Return the values of all passes of one equation."""
+        return tuple(self[f"{id}[{n}]" if n else id] for n in range(self._passes.get(id, 0)))
+
+    def __getitem__(self, key: str) -> Array:
+        try:
+            return self._values[key.removesuffix("[0]")]
+        except KeyError:
+            ran = ", ".join(self._values) or "none"
+            raise KeyError(f"{key}: no such equation ran; these did: {ran}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@contextmanager
+def trace() -> Iterator[Trace]:
+    """Record the value of every equation that runs in the ``with`` block.
+
+    >>> import numpy as np, refattn as ra
+    >>> x = np.ones((1, 1, 2, 4))
+    >>> with ra.trace() as t:
+    ...     out, saved = ra.softmax.forward(x, x, x)
+    >>> t["SM.1"].shape
+    (1, 1, 2, 2)
+    """
+    record = Trace()
+    with apply(record.record):
+        yield record
+
+
+def substitute(values: Mapping[str, Array]) -> AbstractContextManager[None]:
+    """Use the given tensors in place of the values of the named equations.
+
+    Raises
+    ------
+    ValueError
+        When the equation runs, where the tensor has another shape than the value it replaces.
+    """
+
+    def hook(id: str, name: str, value: Array) -> Array:
+        if id not in values:
+            return value
+        if tuple(values[id].shape) != tuple(value.shape):
+            raise ValueError(f"{id} ({name}): got shape {tuple(values[id].shape)}, needs {tuple(value.shape)}")
+        return values[id]
+
+    return apply(hook)
+
+
+def mutate(id: str, change: Callable[[Array], Array]) -> AbstractContextManager[None]:
+    """Replace the value of one equation by ``change(value)``."""
+    return apply(lambda ran, name, value: change(value) if ran == id else value)
+
+
+def rounding(points: Mapping[str, str], round_to: Callable[[Array, str], Array]) -> AbstractContextManager[None]:
+    """Round the values of the named equations: ``round_to(value, dtype)`` with the dtype that `points` gives."""
+    return apply(lambda id, name, value: round_to(value, points[id]) if id in points else value)

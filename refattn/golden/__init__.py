@@ -1,0 +1,1 @@
+"""Designed inputs and the storage types they are rounded to. Host side: NumPy."""

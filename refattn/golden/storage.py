@@ -1,0 +1,71 @@
+"""Storage types on the host: rounding to them and their spacing, exactly, in float64.
+
+NumPy has no bfloat16, so a value of any storage type is held here as a float64 that the type represents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A binary floating-point type: significant bits, and exponent of its smallest normal and its largest number."""
+
+    bits: int
+    lowest: int
+    highest: int
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff: the largest relative error of rounding to nearest."""
+        return 2.0**-self.bits
+
+
+TYPES = {
+    "float64": Storage(53, -1022, 1023),
+    "float32": Storage(24, -126, 127),
+    "float16": Storage(11, -14, 15),
+    "bfloat16": Storage(8, -126, 127),
+    "float8_e4m3": Storage(4, -6, 8),
+}
+
+LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8_e4m3", "bfloat16": "float8_e4m3"}
+"""The type that is one step coarser."""
+
+
+def spacing(x: Floats, dtype: str) -> Floats:
+    """Return the distance between neighbouring numbers of the type at x; that of the subnormals at 0."""
+    kind = TYPES[dtype]
+    _, exponent = np.frexp(np.where(np.isfinite(x), x, 0.0))  # |x| in [2^(exponent-1), 2^exponent)
+    exponent = np.where(x == 0.0, kind.lowest, np.maximum(exponent - 1, kind.lowest))
+    return np.ldexp(1.0, exponent - kind.bits + 1)
+
+
+def round_to(x: Floats, dtype: str) -> Floats:
+    """Round to the nearest number of the type, ties to even; beyond its largest number to infinity."""
+    if dtype == "float64":
+        return x
+    kind = TYPES[dtype]
+    finite = np.where(np.isfinite(x), x, 0.0)
+    step = spacing(finite, dtype)
+    rounded = np.rint(finite / step) * step
+    largest = (2.0 - 2.0 ** (1 - kind.bits)) * 2.0**kind.highest
+    rounded = np.where(np.abs(rounded) > largest, np.copysign(np.inf, finite), rounded)
+    return np.where(np.isfinite(x), np.copysign(rounded, x), x)
+
+
+def chop_to(x: Floats, dtype: str) -> Floats:
+    """Cut off the digits that the type does not hold: rounding towards 0, which an honest kernel does not do."""
+    step = spacing(x, dtype)
+    return np.where(np.isfinite(x), np.trunc(np.where(np.isfinite(x), x, 0.0) / step) * step, x)
+
+
+def stored(x: Floats, dtype: str) -> NDArray[np.floating]:
+    """Return x rounded to the type, as the NumPy array that an implementation is given: bfloat16 as float32."""
+    return round_to(x, dtype).astype("float32" if dtype == "bfloat16" else dtype)

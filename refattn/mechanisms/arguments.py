@@ -1,0 +1,96 @@
+"""Checks of arguments that the cores share. Every message names the argument, what it got and what it needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from refattn.ops.masks import Causal
+from refattn.xp import Array, Namespace, concrete, device, dtype_name, is_array, is_bool, is_floating, namespace
+
+
+def check_arrays(**arrays: Array | None) -> Namespace:
+    """Return the namespace of the arrays; raise where they are no arrays, or of several libraries or devices."""
+    given = {name: x for name, x in arrays.items() if x is not None}
+    for name, x in given.items():
+        if not is_array(x):
+            raise TypeError(f"{name}: got {type(x).__name__}, needs an array of NumPy, CuPy, PyTorch, JAX, ...")
+    libraries = {name: type(x).__module__.partition(".")[0] for name, x in given.items()}
+    try:
+        xp = namespace(*given.values())
+    except TypeError:
+        listed = ", ".join(f"{name} of {library}" for name, library in libraries.items())
+        raise TypeError(f"got arrays of several libraries ({listed}), needs one library") from None
+    devices = {name: str(device(x)) for name, x in given.items()}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {place}" for name, place in devices.items())
+        raise ValueError(f"got arrays on several devices ({listed}), needs one device")
+    return xp
+
+
+def check_qkv(q: Array, k: Array, v: Array) -> None:
+    """Raise where q (b, h, i, d), k (b, g, j, d) and v (b, g, j, e) do not fit together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not is_floating(x):
+            raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs float64, float32, float16 or bfloat16")
+        if len(x.shape) != 4:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, needs 4 axes (batch, heads, tokens, width)")
+    names = [dtype_name(x) for x in (q, k, v)]
+    if len(set(names)) > 1:
+        raise TypeError(f"q, k, v: got dtypes {', '.join(names)}, needs one dtype for all three")
+    b, h, _, d = q.shape
+    if k.shape[0] != b or k.shape[3] != d:
+        raise ValueError(f"k: got shape {tuple(k.shape)}, needs ({b}, heads, keys, {d}) to fit q {tuple(q.shape)}")
+    if tuple(v.shape[:3]) != tuple(k.shape[:3]):
+        raise ValueError(f"v: got shape {tuple(v.shape)}, needs {tuple(k.shape[:3])} + (width,) to fit k")
+    if d == 0:
+        raise ValueError(f"q: got width 0 in shape {tuple(q.shape)}, needs a width of at least 1")
+    g = k.shape[1]
+    if (h and not g) or (g and h % g):
+        raise ValueError(f"k: got {g} heads, needs a number that divides the {h} heads of q")
+
+
+def check_mask(mask: Array | None, shape: tuple[int, int, int, int]) -> Array | None:
+    """Return the mask with four axes; raise where it is not boolean or not broadcastable to `shape`."""
+    if mask is None:
+        return None
+    if not is_bool(mask):
+        raise TypeError(f"mask: got dtype {dtype_name(mask)}, needs bool (True = may attend)")
+    got = tuple(mask.shape)
+    full = (1,) * (4 - len(got)) + got
+    if len(got) > 4 or any(size not in (1, needed) for size, needed in zip(full, shape, strict=True)):
+        raise ValueError(f"mask: got shape {got}, needs one that broadcasts to (batch, heads, queries, keys) = {shape}")
+    return namespace(mask).reshape(mask, full)
+
+
+def check_causal(causal: Any) -> Causal:
+    """Return `causal`; raise where it is none of its four values."""
+    if isinstance(causal, bool) or causal in ("top_left", "bottom_right"):
+        value: Causal = causal
+        return value
+    raise ValueError(f'causal: got {causal!r}, needs True, False, "top_left" or "bottom_right"')
+
+
+def check_number(name: str, value: Any, *, positive: bool = False) -> None:
+    """Raise where `value` is neither a finite real number nor a floating 0-d array of such."""
+    needs = "a finite number above 0" if positive else "a finite number"
+    if is_array(value):
+        if tuple(value.shape) != () or not is_floating(value):
+            raise ValueError(f"{name}: got an array of shape {tuple(value.shape)}, needs {needs} or a 0-d float array")
+        xp = namespace(value)
+        bad = concrete(~xp.isfinite(value) | ((value <= 0.0) if positive else ~xp.isfinite(value)))
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: got {type(value).__name__}, needs {needs}")
+    else:
+        bad = not math.isfinite(value) or (positive and value <= 0)
+    if bad:
+        raise ValueError(f"{name}: got {value}, needs {needs}")
+
+
+def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:
+    """Raise where an upstream gradient is not a floating array of the shape of what it is the gradient of."""
+    check_arrays(**{name: gradient, "the output": like})
+    if not is_floating(gradient):
+        raise TypeError(f"{name}: got dtype {dtype_name(gradient)}, needs a floating dtype")
+    if tuple(gradient.shape) != tuple(shape):
+        raise ValueError(f"{name}: got shape {tuple(gradient.shape)}, needs {tuple(shape)}")

@@ -1,0 +1,60 @@
+"""What changes from call to call of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from refattn.ops.masks import Causal
+from refattn.xp import Array
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a block is told beside its parameters and its state.
+
+    A mechanism's record lists the fields that it reads; any other field that is given raises, `training` and `layer`
+    excepted.
+
+    Attributes
+    ----------
+    mask
+        Boolean, broadcastable to (batch, heads, queries, keys); True = may attend.
+    key_mask
+        Boolean (batch, tokens); False = padding, which no query may attend.
+    causal
+        False, True or "bottom_right", "top_left".
+    memory
+        (batch, keys, width): what is attended in place of the block's own tokens.
+    memory_mask
+        Boolean (batch, keys); False = padding of the memory.
+    graph
+        A given graph on the tokens.
+    positions
+        Integer (batch, tokens) or (tokens,).
+    draws
+        Random numbers by name, as arrays.
+    training
+        Whether the call belongs to training.
+    layer
+        Index of the block in its stack.
+    """
+
+    mask: Array | None = None
+    key_mask: Array | None = None
+    causal: Causal = False
+    memory: Array | None = None
+    memory_mask: Array | None = None
+    graph: Any = None
+    positions: Array | None = None
+    draws: dict[str, Array] | None = None
+    training: bool = False
+    layer: int = 0
+
+    def check_reads(self, title: str, reads: tuple[str, ...]) -> None:
+        """Raise ValueError where a field is given that the mechanism does not read."""
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if field.name in (*reads, "training", "layer") or given is None or given is False:
+                continue
+            raise ValueError(f"context.{field.name} was given, but {title} reads only: {', '.join(reads)}")

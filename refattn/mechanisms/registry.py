@@ -1,0 +1,42 @@
+"""The only place that lists mechanisms: name -> record."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from refattn.mechanisms.record import Mechanism
+
+_NAMES = ("softmax",)
+
+
+def list_mechanisms() -> tuple[str, ...]:
+    """Return the names of all mechanisms."""
+    return _NAMES
+
+
+def room(name: str) -> ModuleType:
+    """Return the package of a mechanism: its public functions.
+
+    Raises
+    ------
+    ValueError
+        Where there is no mechanism of this name.
+    """
+    if name not in _NAMES:
+        raise ValueError(f"mechanism: got {name!r}, needs one of {', '.join(_NAMES)}")
+    return importlib.import_module(f"refattn.mechanisms.{name}")
+
+
+def mechanism(name: str) -> Mechanism:
+    """Return the record of a mechanism.
+
+    Raises
+    ------
+    ValueError
+        Where there is no mechanism of this name.
+    """
+    record: Mechanism = room(name).record
+    return record

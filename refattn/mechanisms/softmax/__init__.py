@@ -1,0 +1,36 @@
+"""Softmax attention: the baseline."""
+
+from __future__ import annotations
+
+from refattn.mechanisms.record import Block, Mechanism
+from refattn.mechanisms.softmax import block as _block
+from refattn.mechanisms.softmax import core as _core
+from refattn.mechanisms.softmax import dense as _dense
+from refattn.mechanisms.softmax import loops as _loops
+from refattn.mechanisms.softmax.cases import CASES as _CASES
+from refattn.mechanisms.softmax.core import Saved, backward, forward
+from refattn.mechanisms.softmax.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.softmax.magnitudes import STORED as _STORED
+
+__all__ = ["Saved", "backward", "forward", "record"]
+
+_TITLE = "Softmax attention"
+_READS = ("mask", "key_mask", "causal", "memory", "memory_mask")
+
+record = Mechanism(
+    name="softmax",
+    title=_TITLE,
+    source="Vaswani et al. 2017, Attention is all you need (arXiv:1706.03762), equation 1",
+    tagged=(_dense, _block),
+    loops=_loops,
+    forms=tuple(_core.FORMS),
+    defaults={"mask": None, "causal": False, "scale": None, "softcap": None, "form": "auto"},
+    reads=_READS,
+    core=_core,
+    block=Block(_block, _TITLE, _READS),
+    cases=_CASES,
+    laws=("permutation", "linear_in_v", "key_shift", "causal", "truncation", "independent", "padding", "repeatable"),
+    magnitudes=_MAGNITUDES,
+    stored=_STORED,
+    outputs=("lse",),
+)

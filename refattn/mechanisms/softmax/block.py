@@ -1,0 +1,226 @@
+"""The multi-head block: projections around the core, and optional biases and residual.
+
+Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
+
+    [SM.10]  q = heads(x w_q + b_q)
+    [SM.11]  k = heads(y w_k + b_k)
+    [SM.12]  v = heads(y w_v + b_v)
+    [SM.13]  a = merge(o)                               o of SM.8 for these q, k, v
+    [SM.14]  x' = x + a w_o + b_o                       without a residual: x' = a w_o + b_o
+
+Adjoints, for given dx'::
+
+    [dSM.13]  da = dx' w_o^T
+    [dSM.8]  do = heads(da)
+    [dSM.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'  the parts for k and v go to the memory where there is one
+
+with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map.
+
+Axes: b batch, i query token, j key token, m width of the model, h head, g key/value head, d and e widths of a head.
+
+Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; the residual of its section 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from refattn import counter
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.softmax import core
+from refattn.ops.heads import merge_heads, split_heads
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, backend, device, is_bool, namespace
+
+
+@dataclass(frozen=True)
+class Config:
+    """Static choices of a block.
+
+    Attributes
+    ----------
+    width
+        Width of the tokens.
+    heads, kv_heads
+        Query heads, and key/value heads (None: as many).
+    head_width, value_width
+        Widths of a head (None: width / heads; None: as head_width).
+    bias, residual
+        Whether the projections have biases, and whether x is added to the result.
+    scale, softcap
+        As in the core.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int | None = None
+    head_width: int | None = None
+    value_width: int | None = None
+    bias: bool = False
+    residual: bool = True
+    scale: float | None = None
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "kv_heads", "head_width", "value_width"):
+            value = getattr(self, name)
+            if value is None and name not in ("width", "heads"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: got {self.kv_heads}, needs a divisor of the {self.heads} heads")
+        if self.head_width is None and self.width % self.heads:
+            raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}, or a head_width")
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Query heads, key/value heads, width of a query or key head, width of a value head."""
+        head_width = self.head_width or self.width // self.heads
+        return self.heads, self.kv_heads or self.heads, head_width, self.value_width or head_width
+
+
+@dataclass(frozen=True)
+class Params:
+    """Weights (in, out) and biases; a bias is None where the configuration has none."""
+
+    config: Config
+    w_q: Array  # (m, h*d)
+    w_k: Array  # (m, g*d)
+    w_v: Array  # (m, g*e)
+    w_o: Array  # (h*e, m)
+    b_q: Array | None = None
+    b_k: Array | None = None
+    b_v: Array | None = None
+    b_o: Array | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """What flows through the layers: the tokens x (b, i, m)."""
+
+    x: Array
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the block reads."""
+
+    x: Array
+    memory: Array | None
+    joined: Array
+    core: core.Saved
+
+
+def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
+    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0."""
+    h, g, d, e = config.sizes
+    m = config.width
+    xp = namespace(like)
+
+    def weight(name: str, rows: int, columns: int) -> Array:
+        draw = counter.uniform((rows, columns), seed=seed, purpose=f"softmax.{name}", layer=layer)
+        values = (2.0 * draw - 1.0) * math.sqrt(3.0 / rows)
+        return xp.astype(backend(like).from_numpy(values, device=device(like)), like.dtype)
+
+    def bias(size: int) -> Array | None:
+        return xp.zeros((size,), dtype=like.dtype, device=device(like)) if config.bias else None
+
+    weights = (weight("w_q", m, h * d), weight("w_k", m, g * d), weight("w_v", m, g * e), weight("w_o", h * e, m))
+    return Params(config, *weights, bias(h * d), bias(g * d), bias(g * e), bias(m))
+
+
+def start(params: Params, x: Array, context: Context) -> State:
+    """Return the state of tokens x (b, i, m)."""
+    width = params.config.width
+    if len(x.shape) != 3 or x.shape[2] != width:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, needs (batch, tokens, {width})")
+    return State(x)
+
+
+def start_backward(params: Params, d_state: State) -> tuple[Array, None]:
+    """Return (d_x, d_params); start uses no parameter."""
+    return d_state.x, None
+
+
+def read(params: Params, state: State) -> Array:
+    """Return the tokens of a state."""
+    return state.x
+
+
+def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None]:
+    """Return (d_state, d_params); read uses no parameter."""
+    return State(d_x), None
+
+
+def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
+    """Return the next state and what `backward` reads."""
+    config, x = params.config, state.x
+    h, g, _, _ = config.sizes
+    y = x if context.memory is None else _check_memory(context.memory, x)
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [SM.10]
+    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [SM.11]
+    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [SM.12]
+    attended, core_saved = core.forward(
+        queries,
+        keys,
+        values,
+        mask=_mask(context, (x.shape[0], h, x.shape[1], y.shape[1])),
+        causal=context.causal,
+        scale=config.scale,
+        softcap=config.softcap,
+    )
+    joined = merge_heads(attended)  # (b, i, h*e) [SM.13]
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m) untagged: SM.14 without its residual
+    result = x + out if config.residual else out  # (b, i, m) [SM.14]
+    return State(result), Saved(x, context.memory, joined, core_saved)
+
+
+def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
+    """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
+    config, x = params.config, saved.x
+    h, g, _, _ = config.sizes
+    y = x if saved.memory is None else saved.memory
+    d_result = d_state.x  # (b, i, m) untagged: it came in
+    # forward: out = joined @ w_o + b_o
+    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)
+    d_joined = d_out  # (b, i, h*e) [dSM.13]
+    # forward: joined = merge_heads(attended)
+    d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dSM.8]
+    d = core.backward(saved.core, d_attended)
+    # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
+    d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))
+    d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d["k"]))
+    d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))
+    d_y = d_y_k + d_y_v  # (b, j, m) untagged: part of dSM.x
+    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dSM.x
+    d_x = own + d_result if config.residual else own  # (b, i, m) [dSM.x]
+    biases = (d_b_q, d_b_k, d_b_v, d_b_o) if config.bias else (None,) * 4
+    d_params = Params(config, d_w_q, d_w_k, d_w_v, d_w_o, *biases)
+    return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}
+
+
+def _mask(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
+    """Combine the context's masks to one that broadcasts to (b, h, i, j)."""
+    b, _, _, keys = shape
+    if context.memory is None and context.memory_mask is not None:
+        raise ValueError("context.memory_mask was given without context.memory")
+    if context.memory is not None and context.key_mask is not None:
+        raise ValueError("context.key_mask was given with context.memory, whose tokens are the keys: use memory_mask")
+    name, padding = "key_mask", context.key_mask
+    if context.memory is not None:
+        name, padding = "memory_mask", context.memory_mask
+    if padding is None:
+        return context.mask
+    if not is_bool(padding) or tuple(padding.shape) != (b, keys):
+        got = f"{tuple(padding.shape)} of {padding.dtype}"
+        raise ValueError(f"context.{name}: got {got}, needs booleans of shape {(b, keys)} (True = a token)")
+    columns = padding[:, None, None, :]
+    return columns if context.mask is None else context.mask & columns
+
+
+def _check_memory(memory: Array, x: Array) -> Array:
+    if len(memory.shape) != 3 or (memory.shape[0], memory.shape[2]) != (x.shape[0], x.shape[2]):
+        raise ValueError(f"context.memory: got shape {tuple(memory.shape)}, needs ({x.shape[0]}, keys, {x.shape[2]})")
+    return memory

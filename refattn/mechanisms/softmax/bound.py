@@ -1,0 +1,62 @@
+"""Where exp needs no maximum: a bound on the scores of each row.
+
+By Cauchy and Schwarz |s_ij| <= scale |q_i| max_j |k_j|, and a soft-cap bounds the score too. The maximum is over the
+keys that the causal mask lets row i attend. The choice is made row by row and reads no other row and no key of the
+future, so that what comes later cannot change even the last bit of what came before.
+
+A row with bound B over n keys and values of size V is safe where n exp(B) max(1, V) stays below a quarter of the
+largest float, so that no sum overflows, where B is at most `LARGEST_BOUND`, and where exp(-B) V stays clear of the
+smallest normal float, so that no product loses digits.
+"""
+
+from __future__ import annotations
+
+import math
+
+from refattn.ops.masks import allowed_pairs
+from refattn.xp import Array, max_last, namespace
+
+LARGEST_BOUND = {"float32": 60.0, "float64": 600.0}
+"""Up to these scores exp(-s) is far from underflow."""
+
+
+def safe_rows(
+    q: Array,
+    norms: Array,
+    sizes: Array,
+    offset: int | None,
+    rows: tuple[int, int],
+    scale: float | Array,
+    softcap: float | Array | None,
+) -> Array:
+    """Tell for each row (b, g, r, i, 1) whether exp of its scores is safe without a maximum.
+
+    `norms` and `sizes` (b, g, 1, 1, j) are the norm of each key and the largest element of each value.
+    """
+    xp = namespace(q)
+    keys = norms.shape[-1]
+    # The keys that every row may attend, then those that only later rows may: each row looks at its own past alone.
+    shared = keys if offset is None else min(max(rows[0] + offset + 1, 0), keys)
+    reach, size = max_last(norms[..., :shared]), max_last(sizes[..., :shared])
+    if offset is not None and shared < (stop := min(max(rows[1] + offset, 0), keys)):
+        past = allowed_pairs(None, offset, rows, (shared, stop), q)
+        reach = xp.maximum(reach, max_last(xp.where(past, norms[..., shared:stop], 0.0)))
+        size = xp.maximum(size, max_last(xp.where(past, sizes[..., shared:stop], 0.0)))
+    bound = abs(scale) * row_norms(q)[..., None] * reach
+    if softcap is not None:
+        bound = xp.minimum(bound, abs(softcap) + 0.0 * bound)
+    finfo = xp.finfo(q.dtype)
+    largest = LARGEST_BOUND["float64" if finfo.bits == 64 else "float32"]
+    growth = xp.exp(xp.minimum(bound, 0.0 * bound + largest))
+    no_overflow = xp.maximum(size, 0.0 * size + 1.0) < float(finfo.max) / 4 / keys / growth
+    no_underflow = size >= growth * (float(finfo.smallest_normal) / float(finfo.eps))
+    return (bound <= largest) & no_overflow & no_underflow
+
+
+def row_norms(x: Array) -> Array:
+    """Return the norm of each row of x (..., d); infinite where a square might overflow."""
+    xp = namespace(x)
+    largest = math.sqrt(float(xp.finfo(x.dtype).max) / max(x.shape[-1], 1)) / 2
+    outside = xp.max(xp.abs(x), axis=-1) > largest
+    inside = xp.clip(x, -largest, largest)
+    return xp.where(outside, math.inf, xp.sqrt(xp.sum(inside * inside, axis=-1)))

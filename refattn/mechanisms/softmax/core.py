@@ -1,0 +1,182 @@
+"""The public core of softmax attention: arguments are checked once, cast once, and handed to one of the forms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from refattn import equations
+from refattn.mechanisms.arguments import (
+    check_arrays,
+    check_causal,
+    check_gradient,
+    check_mask,
+    check_number,
+    check_qkv,
+)
+from refattn.mechanisms.softmax import dense, tiled
+from refattn.ops.masks import Causal, causal_offset
+from refattn.xp import Array, is_array, namespace, raised
+
+FORMS = {"dense": dense, "tiled": tiled}
+
+DENSE_UP_TO = 128 * 128
+"""Scores of one head up to which `form="auto"` takes the dense form."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `backward` reads, and what a caller may want beside the output.
+
+    Attributes
+    ----------
+    form
+        The form that ran: "dense" or "tiled".
+    lse
+        (b, h, i): natural logarithm of the sum of exponentials, -inf for a query that may attend nothing. For float16
+        and bfloat16 inputs it is float32.
+    """
+
+    form: str
+    lse: Array
+    shape: tuple[int, ...]  # of the output
+    like: Array  # an input, for its dtype
+    options: tuple[str, ...]  # differentiable options that were given
+    inner: dense.Saved | tiled.Saved
+
+
+def forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    causal: Causal = False,
+    scale: float | Array | None = None,
+    softcap: float | Array | None = None,
+    form: str = "auto",
+) -> tuple[Array, Saved]:
+    """Softmax attention of queries q over keys k and values v.
+
+    Parameters
+    ----------
+    q
+        (b, h, i, d), float64, float32, float16 or bfloat16; the last two are computed in float32.
+    k
+        (b, g, j, d) with g a divisor of h: each key/value head serves h/g consecutive query heads.
+    v
+        (b, g, j, e).
+    mask
+        Boolean, broadcastable to (b, h, i, j); True = may attend.
+    causal
+        False; True or "bottom_right": the last query attends every key; "top_left": query i attends keys 0 to i.
+    scale
+        Factor of the scores; None means 1/sqrt(d).
+    softcap
+        Above 0: scores become ``softcap * tanh(scores / softcap)`` before the mask.
+    form
+        "dense" (every score at once), "tiled" (memory linear in the lengths) or "auto".
+
+    Returns
+    -------
+    out : Array
+        (b, h, i, e) in the dtype of the inputs; 0 for a query that may attend nothing.
+    saved : Saved
+        What `backward` reads, with `saved.lse` and `saved.form`.
+
+    Raises
+    ------
+    TypeError
+        Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
+    ValueError
+        Where a shape, a number, an alignment, the form or a device does not fit.
+
+    Notes
+    -----
+    Equations SM.1 to SM.9, written out in `refattn.mechanisms.softmax.dense`. Source: Vaswani et al. 2017
+    (arXiv:1706.03762), equation 1. Numbers that are not finite propagate; in a tile or a row that holds one, masked
+    positions included, they may spread through 0 * NaN.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> q = k = v = np.eye(2).reshape(1, 1, 2, 2)
+    >>> out, saved = ra.softmax.forward(q, k, v, causal=True)
+    >>> out[0, 0].round(3)
+    array([[1.  , 0.  ],
+           [0.33, 0.67]])
+    """
+    xp = check_arrays(q=q, k=k, v=v, mask=mask)
+    check_qkv(q, k, v)
+    shape = (*q.shape[:3], k.shape[2])
+    mask = check_mask(mask, shape)
+    offset = causal_offset(check_causal(causal), *shape[2:])
+    numbers = {"scale": scale, "softcap": softcap}
+    given = tuple(name for name, value in numbers.items() if value is not None)
+    for name in given:
+        check_number(name, numbers[name], positive=name == "softcap")
+        if is_array(numbers[name]):
+            check_arrays(q=q, **{name: numbers[name]})
+            numbers[name] = xp.astype(numbers[name], raised(q).dtype)
+    chosen = _form(form, shape)
+    out, lse, inner = equations.active(FORMS[chosen]).forward(
+        raised(q),
+        raised(k),
+        raised(v),
+        mask=mask,
+        offset=offset,
+        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else numbers["scale"],
+        softcap=numbers["softcap"],
+    )
+    return xp.astype(out, q.dtype, copy=False), Saved(chosen, lse, tuple(out.shape), q, given, inner)
+
+
+def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str, Array]:
+    """Gradients of a loss with respect to the inputs of `forward`.
+
+    Parameters
+    ----------
+    saved
+        What `forward` returned.
+    d_out
+        (b, h, i, e): gradient of the loss with respect to `out`.
+    d_lse
+        (b, h, i): gradient with respect to `saved.lse`, where the loss depends on it.
+
+    Returns
+    -------
+    dict of str to Array
+        "q", "k", "v", and "scale" and "softcap" where they were given, each of the shape of its argument.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where a gradient is of a wrong type, dtype, shape, library or device.
+
+    Notes
+    -----
+    Equations dSM.1 to dSM.softcap of `refattn.mechanisms.softmax.dense`. Called twice it gives the same bits.
+    """
+    if not isinstance(saved, Saved):
+        raise TypeError(f"saved: got {type(saved).__name__}, needs what forward returned")
+    check_gradient("d_out", d_out, saved.shape, saved.like)
+    if d_lse is not None:
+        check_gradient("d_lse", d_lse, saved.shape[:3], saved.like)
+    xp, like = namespace(saved.like), raised(saved.like)
+    gradients = equations.active(FORMS[saved.form]).backward(
+        saved.inner,
+        xp.astype(d_out, like.dtype, copy=False),
+        None if d_lse is None else xp.astype(d_lse, like.dtype, copy=False),
+    )
+    return {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in ("q", "k", "v", *saved.options)}
+
+
+def _form(form: str, shape: tuple[int, ...]) -> str:
+    """Return the form to run for scores of this shape."""
+    if form not in ("auto", *FORMS):
+        raise ValueError(f"form: got {form!r}, needs one of auto, {', '.join(FORMS)}")
+    # A trace shows whole equations; an empty plane has no tiles.
+    if form != "auto" and 0 not in shape:
+        return form
+    small = shape[2] * shape[3] <= DENSE_UP_TO
+    return "dense" if small or equations.is_active() or 0 in shape else "tiled"

@@ -1,0 +1,44 @@
+"""Heads: splitting a width into heads, and sharing one key/value head among several query heads.
+
+Each function stands beside the function that is its adjoint, which is its backward.
+
+Letters: b batch, n tokens, h query heads, g key/value heads (h is a multiple of g), d width of a head.
+Source: grouped-query attention, Ainslie et al. 2023 (arXiv:2305.13245), figure 2: KV head g serves h/g consecutive
+query heads, g = floor(head / (h/g)).
+"""
+
+from __future__ import annotations
+
+from refattn.xp import Array, namespace
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    """(b, n, h*d) -> (b, h, n, d)."""
+    b, n, width = x.shape
+    xp = namespace(x)
+    return xp.permute_dims(xp.reshape(x, (b, n, heads, width // heads)), (0, 2, 1, 3))
+
+
+def merge_heads(x: Array) -> Array:
+    """(b, h, n, d) -> (b, n, h*d): the inverse and the adjoint of `split_heads`."""
+    b, h, n, d = x.shape
+    xp = namespace(x)
+    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (b, n, h * d))
+
+
+def repeat_heads(x: Array, heads: int) -> Array:
+    """(b, g, n, d) -> (b, heads, n, d): each head stands heads/g times in a row."""
+    b, g, n, d = x.shape
+    if g == heads:
+        return x
+    xp = namespace(x)
+    return xp.reshape(xp.broadcast_to(x[:, :, None], (b, g, heads // g, n, d)), (b, heads, n, d))
+
+
+def sum_heads(x: Array, heads: int) -> Array:
+    """(b, h, n, d) -> (b, heads, n, d): adds up what `repeat_heads` had repeated, its adjoint."""
+    b, h, n, d = x.shape
+    if h == heads:
+        return x
+    xp = namespace(x)
+    return xp.sum(xp.reshape(x, (b, heads, h // heads, n, d)), axis=2)

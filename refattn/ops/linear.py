@@ -1,0 +1,23 @@
+"""The affine map y = x w + b, applied to the last axis; weights are (in, out)."""
+
+from __future__ import annotations
+
+from refattn.xp import Array, namespace
+
+
+def linear_forward(x: Array, w: Array, bias: Array | None) -> Array:
+    """(b, n, in) -> (b, n, out)."""
+    y = namespace(x).matmul(x, w)
+    return y if bias is None else y + bias
+
+
+def linear_backward(x: Array, w: Array, d_y: Array) -> tuple[Array, Array, Array]:
+    """Return the gradients with respect to x, w and the bias."""
+    xp = namespace(x)
+    rows = xp.reshape(x, (-1, x.shape[-1]))  # (b*n, in)
+    d_rows = xp.reshape(d_y, (-1, d_y.shape[-1]))  # (b*n, out)
+    # forward: y = x @ w + bias
+    d_x = xp.matmul(d_y, xp.matrix_transpose(w))
+    d_w = xp.matmul(xp.matrix_transpose(rows), d_rows)
+    d_bias = xp.sum(d_rows, axis=0)
+    return d_x, d_w, d_bias

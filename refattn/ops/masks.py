@@ -1,0 +1,57 @@
+"""Which query may attend which key.
+
+Masks are boolean, True = may attend. A causal mask is aligned at the bottom right unless told otherwise: the last query
+sees every key, whatever the two lengths are, as in decoding with a cache.
+
+Letters: i query position, j key position.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from refattn.xp import Array, arange
+
+Causal: TypeAlias = bool | Literal["top_left", "bottom_right"]
+
+
+def causal_offset(causal: Causal, queries: int, keys: int) -> int | None:
+    """Return the offset o for which query i may attend key j where j <= i + o; None where nothing is causal."""
+    if causal is False:
+        return None
+    return 0 if causal == "top_left" else keys - queries
+
+
+def allowed_pairs(
+    mask: Array | None, offset: int | None, rows: tuple[int, int], columns: tuple[int, int], like: Array
+) -> Array | None:
+    """Return the mask of one tile, or None where every pair may attend.
+
+    Parameters
+    ----------
+    mask
+        Boolean, with each of its last two axes of size 1 or of the full length; True = may attend.
+    offset
+        What `causal_offset` returned.
+    rows, columns
+        First and last-plus-one position of the tile's queries and keys.
+    like
+        An array on the device where the result shall be.
+
+    Returns
+    -------
+    Array or None
+        Boolean, broadcastable to ``(..., i, j)`` of the tile.
+    """
+    tile = None
+    if mask is not None:
+        i = slice(*rows) if mask.shape[-2] != 1 else slice(0, 1)
+        j = slice(*columns) if mask.shape[-1] != 1 else slice(0, 1)
+        tile = mask[..., i, j]
+    # A tile that lies wholly in the past of its first row needs no causal mask.
+    if offset is not None and columns[1] - 1 > rows[0] + offset:
+        i = arange(rows[0], rows[1], like)[:, None]
+        j = arange(columns[0], columns[1], like)[None, :]
+        past = j <= i + offset
+        tile = past if tile is None else tile & past
+    return tile

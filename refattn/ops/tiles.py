@@ -1,0 +1,111 @@
+"""Tiles of a pairwise form: how the queries x keys plane is cut, run and put together again.
+
+The cut depends on the shapes and the backend, never on the number of workers, so that any number of workers gives the
+same bits. Query heads stand as two axes: g key/value head, r query head within its group.
+
+Letters: b batch, g key/value head, r query head of a group, i query, j key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from refattn import equations
+from refattn.xp import Array, backend, namespace
+
+Result = TypeVar("Result")
+
+ROWS = 256  # with 512 columns of float32 a tile of one head fills half a megabyte, and stays in a core's cache
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block of rows of some heads: the unit of work that runs on one worker."""
+
+    batch: slice
+    heads: slice
+    rows: tuple[int, int]
+
+    def of(self, x: Array) -> Array:
+        """Return this tile's batch and heads of x (b, g, ...); an axis of size 1 is kept whole."""
+        batch = self.batch if x.shape[0] != 1 else slice(0, 1)
+        heads = self.heads if x.shape[1] != 1 else slice(0, 1)
+        return x[batch, heads, ...]
+
+    def of_rows(self, x: Array) -> Array:
+        """Return this tile's batch, heads and rows of x (b, g, r, i, ...)."""
+        return self.of(x)[:, :, :, slice(*self.rows), ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cut of one call.
+
+    Attributes
+    ----------
+    heads
+        Tiles that hold all rows of their heads.
+    rows
+        The same heads, cut further into blocks of rows; head by head.
+    columns
+        How many keys a tile holds.
+    """
+
+    heads: tuple[Tile, ...]
+    rows: tuple[Tile, ...]
+    columns: int
+
+    def rows_of(self, tile: Tile) -> list[Tile]:
+        """Return the blocks of rows of a tile of `heads`."""
+        return [part for part in self.rows if (part.batch, part.heads) == (tile.batch, tile.heads)]
+
+    def join_rows(self, parts: Sequence[Array]) -> Array:
+        """Put the results for `rows`, each (b, g, r, i, ...), together to one array of all rows and heads."""
+        xp = namespace(parts[0])
+        per_head = len(self.rows) // len(self.heads)
+        whole = [xp.concat(parts[n : n + per_head], axis=3) for n in range(0, len(parts), per_head)]
+        return self.join_heads(whole)
+
+    def join_heads(self, parts: Sequence[Array]) -> Array:
+        """Put the results for `heads`, each (b, g, ...), together to one array of all heads."""
+        xp = namespace(parts[0])
+        per_batch = len({(tile.heads.start, tile.heads.stop) for tile in self.heads})
+        batches = [xp.concat(parts[n : n + per_batch], axis=1) for n in range(0, len(parts), per_batch)]
+        return xp.concat(batches, axis=0)
+
+
+def plan(q: Array, k: Array) -> Plan:
+    """Cut the plane of q (b, h, i, d) and k (b, g, j, d), all sizes at least 1."""
+    b, h, queries, _ = q.shape
+    groups = k.shape[1]
+    owner = backend(q)
+    elements = owner.tile_bytes // (4 if "32" in str(q.dtype) else 8)
+    # A pool wants many tasks that fit a cache; one device wants few large products over all heads at once.
+    batch_step, head_step = (1, 1) if owner.pools else (b, groups)
+    together = batch_step * head_step * (h // groups)
+    rows = min(ROWS, max(32, ROWS // together)) if owner.pools else max(32, math.isqrt(elements // together))
+    columns = max(32, elements // (together * rows))
+    heads = tuple(
+        Tile(slice(n, min(n + batch_step, b)), slice(g, min(g + head_step, groups)), (0, queries))
+        for n in range(0, b, batch_step)
+        for g in range(0, groups, head_step)
+    )
+    blocks = tuple(
+        Tile(tile.batch, tile.heads, (start, min(start + rows, queries)))
+        for tile in heads
+        for start in range(0, queries, rows)
+    )
+    return Plan(heads, blocks, columns)
+
+
+def run(like: Array, task: Callable[[Tile], Result], tiles: Sequence[Tile]) -> list[Result]:
+    """Return the results of `task` for all tiles in order, on the workers of the backend of `like`.
+
+    Under a hook of the equation engine the tiles run one after the other, so that a trace has one order.
+    """
+    if equations.is_active():
+        return [task(tile) for tile in tiles]
+    return list(backend(like).map(task, tiles))

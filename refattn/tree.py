@@ -1,0 +1,137 @@
+"""Trees of arrays: one flat dictionary with readable names, and back.
+
+A tree is an array, or a frozen dataclass, tuple, list or dict of trees. None, texts and numbers are static: they stay
+as they are and have no name. The name of an array is its path: ``layers.0.w_q`` is the field `w_q` of entry 0 of
+`layers`. Optimisers, checkpoints, gradient checks and golden vectors all see parameters through these names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Number
+from typing import Any, TypeVar
+
+from refattn.xp import Array, is_array, namespace
+
+T = TypeVar("T")
+
+
+def flatten(tree: Any) -> dict[str, Array]:
+    """Return the arrays of a tree by name, in the order of fields, positions and keys.
+
+    Raises
+    ------
+    TypeError
+        Where an entry is neither a tree nor static, or the key of a dict is no text.
+    ValueError
+        Where the key of a dict is empty or has a dot in it, since its name could then not be told from a path.
+    """
+    return dict(_leaves(tree, ""))
+
+
+def unflatten(template: T, leaves: Mapping[str, Array]) -> T:
+    """Return a tree with the structure and the static parts of `template` and the given arrays.
+
+    Parameters
+    ----------
+    template
+        Any tree. Its arrays say only which names there are: `leaves` may have other shapes and dtypes.
+    leaves
+        The arrays by name, as `flatten` returns them, in any order.
+
+    Raises
+    ------
+    ValueError
+        Where a name of the template is missing in `leaves`, or `leaves` has one that the template has not.
+    TypeError
+        Where a value in `leaves` is no array.
+    """
+    _compare_names("leaves", flatten(template), leaves)
+    for name, leaf in leaves.items():
+        if not is_array(leaf):
+            raise TypeError(f"leaves[{name!r}]: got {type(leaf).__name__}, needs an array")
+    return _rebuild(template, leaves, "")
+
+
+def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
+    """Return a tree like `tree` whose entries are ``function(leaf, *leaves of the same name in others)``.
+
+    Static parts are those of `tree`. `others` must have the same names; they may be trees of other types, such as a
+    dict of gradients for a dataclass of parameters.
+    """
+    leaves = flatten(tree)
+    rest = [flatten(other) for other in others]
+    for i, other in enumerate(rest):
+        _compare_names(f"others[{i}]", leaves, other)
+    return _rebuild(tree, {name: function(x, *(other[name] for other in rest)) for name, x in leaves.items()}, "")
+
+
+def zeros_like(tree: T) -> T:
+    """Return a tree of zeros with the shapes, dtypes and devices of `tree`."""
+    return map_leaves(lambda x: namespace(x).zeros_like(x), tree)
+
+
+def _children(node: Any, path: str) -> Iterable[tuple[str, Any]] | None:
+    """Return the named entries of a node, or None for a static one."""
+    if node is None or isinstance(node, str | Number):
+        return None
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return zip(node._fields, node, strict=True)
+    if isinstance(node, tuple | list):
+        return [(str(i), entry) for i, entry in enumerate(node)]
+    if isinstance(node, dict):
+        for key in node:
+            if not isinstance(key, str):
+                raise TypeError(f"{_place(path)}: got the key {key!r} of type {type(key).__name__}, needs a text")
+            if not key or "." in key:
+                raise ValueError(f"{_place(path)}: got the key {key!r}, needs one that is not empty and has no dot")
+        return node.items()
+    raise TypeError(
+        f"{_place(path)}: got {type(node).__name__}, needs an array, a dataclass, tuple, list or dict of arrays, "
+        "or a static None, text or number"
+    )
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, Array]]:
+    if is_array(node):
+        yield path, node
+        return
+    for name, child in _children(node, path) or ():
+        yield from _leaves(child, _join(path, name))
+
+
+def _rebuild(node: Any, leaves: Mapping[str, Any], path: str) -> Any:
+    if is_array(node):
+        return leaves[path]
+    children = _children(node, path)
+    if children is None or not any(True for _ in _leaves(node, path)):
+        return node
+    new = {name: _rebuild(child, leaves, _join(path, name)) for name, child in children}
+    if isinstance(node, dict):
+        return new
+    if isinstance(node, tuple | list):
+        return node._make(new.values()) if hasattr(node, "_make") else type(node)(new.values())
+    # Static fields are left alone: they may be ones that the constructor does not take.
+    changed = {name: value for name, value in new.items() if value is not getattr(node, name)}
+    return dataclasses.replace(node, **changed) if changed else node
+
+
+def _compare_names(argument: str, needed: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    missing = [name for name in needed if name not in given]
+    unknown = [name for name in given if name not in needed]
+    if missing or unknown:
+        lacks = f"lacks {', '.join(map(repr, missing))}" if missing else ""
+        extra = f"has the unknown {', '.join(map(repr, unknown))}" if unknown else ""
+        what = " and ".join(filter(None, (lacks, extra)))
+        raise ValueError(f"{argument}: {what}; needs exactly the {len(needed)} names of the tree")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _place(path: str) -> str:
+    return f"tree entry {path!r}" if path else "tree"

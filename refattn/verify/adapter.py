@@ -1,0 +1,239 @@
+"""Foreign implementations: loading one, calling it, and bringing what it returns to the host.
+
+An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
+``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
+any library, ``(out, lse)``, or `Decline`. It may carry two attributes: ``framework`` ("torch" or "jax": it takes
+tensors of that library too and is differentiated by it) and ``roundings`` (ids of equations whose values it rounds to
+float16 or bfloat16 beside those that every kernel rounds).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import backends
+
+
+@dataclass(frozen=True)
+class Decline:
+    """Returned by an implementation that does not do what it was asked; the case counts as declined, not as failed."""
+
+    reason: str
+
+
+class LoadError(Exception):
+    """An implementation cannot be loaded; the message names what was asked and what went wrong."""
+
+
+class CallError(Exception):
+    """An implementation raised, changed its inputs or returned what is no result."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one call returned, on the host: tensors by name, and the dtypes that they came in."""
+
+    tensors: dict[str, NDArray[Any]]
+    dtypes: dict[str, str]
+
+
+def load(spec: str) -> Any:
+    """Return the implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
+
+    Raises
+    ------
+    LoadError
+        Where the spec has no colon, the module or file is missing or fails, or the name is missing or not callable.
+    """
+    place, colon, name = spec.rpartition(":")
+    if not (colon and place and name):
+        raise LoadError(f"--impl: got {spec!r}, needs MODULE_OR_FILE:FUNCTION")
+    try:
+        module = _import_file(Path(place)) if place.endswith(".py") or "/" in place else importlib.import_module(place)
+    except LoadError:
+        raise
+    except ModuleNotFoundError as error:
+        raise LoadError(f"--impl {spec}: cannot import {place}: {error}") from error
+    except Exception as error:  # the file may do anything
+        raise LoadError(f"--impl {spec}: importing {place} raised {type(error).__name__}: {error}") from error
+    try:
+        found = getattr(module, name)
+        implementation = found() if inspect.isclass(found) else found
+    except AttributeError:
+        raise LoadError(f"--impl {spec}: {place} has no {name!r}") from None
+    except Exception as error:
+        raise LoadError(f"--impl {spec}: making {name} raised {type(error).__name__}: {error}") from error
+    if not callable(implementation) and not hasattr(implementation, "forward"):
+        raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
+    return implementation
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise LoadError(f"--impl: there is no file {path}")
+    name = f"refattn_implementation_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))  # its neighbours, as when Python runs the file
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def call(
+    implementation: Any,
+    inputs: Mapping[str, NDArray[Any]],
+    options: Mapping[str, Any],
+    dtype: str,
+    upstream: NDArray[Any] | None = None,
+) -> Result | Decline:
+    """Run an implementation on one case, with gradients where `upstream` is given.
+
+    Raises
+    ------
+    CallError
+        Where it raises, changes its inputs, or returns anything but arrays, (out, lse) or `Decline`.
+    """
+    forward = getattr(implementation, "forward", implementation)
+    arguments = {name: _read_only(x) for name, x in inputs.items()}
+    before = {name: x.tobytes() for name, x in arguments.items()}
+    extra = dict(options) | ({"dtype": dtype} if _takes_dtype(forward) else {})
+    returned = _guard(lambda: forward(**arguments, **extra))
+    if isinstance(returned, Decline):
+        return returned
+    changed = [name for name, x in arguments.items() if x.tobytes() != before[name]]
+    if changed:
+        raise CallError(f"changed its inputs: {', '.join(changed)}")
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    if len(outputs) > 2:
+        raise CallError(f"returned a tuple of {len(outputs)}, needs out or (out, lse)")
+    result = {name: x for name, x in zip(("out", "lse"), outputs, strict=False) if x is not None}
+    if upstream is not None:
+        gradients = _gradients(implementation, forward, inputs, extra, dtype, outputs[0], upstream)
+        if isinstance(gradients, Decline):
+            return gradients
+        result |= {f"d_{name}": x for name, x in gradients.items()}
+    dtypes = {name: _dtype(name, x) for name, x in result.items()}
+    return Result({name: to_host(name, x) for name, x in result.items()}, dtypes)
+
+
+def _gradients(
+    implementation: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, NDArray[Any]],
+    extra: Mapping[str, Any],
+    dtype: str,
+    out: Any,
+    upstream: NDArray[Any],
+) -> dict[str, Any] | Decline:
+    """Return the gradients of q, k and v: by its own backward, or by the library that its output is of."""
+    if hasattr(implementation, "backward"):
+        found = _guard(lambda: implementation.backward(_read_only(upstream)))
+        if isinstance(found, (Decline, dict)):
+            return found
+        if isinstance(found, tuple) and len(found) == 3:
+            return dict(zip("qkv", found, strict=True))
+        raise CallError(f"backward returned {type(found).__name__}, needs a dict or (d_q, d_k, d_v)")
+    framework = getattr(forward, "framework", None) or type(out).__module__.partition(".")[0]
+    if framework == "torch":
+        return _guard(lambda: _torch_gradients(forward, inputs, extra, dtype, upstream))
+    if framework in ("jax", "jaxlib"):
+        return _guard(lambda: _jax_gradients(forward, inputs, extra, dtype, upstream))
+    return Decline("no gradients: it has no backward, and is no function of torch or jax")
+
+
+def _torch_gradients(
+    forward: Any, inputs: Mapping[str, Any], extra: Mapping[str, Any], dtype: str, upstream: Any
+) -> dict[str, Any] | Decline:
+    import torch
+
+    kind = getattr(torch, dtype)
+    tensors = {
+        name: torch.tensor(x) if x.dtype == np.bool_ else torch.tensor(x, dtype=kind, requires_grad=True)
+        for name, x in inputs.items()
+    }
+    out = forward(**tensors, **extra)
+    if isinstance(out, Decline):
+        return out
+    out = out[0] if isinstance(out, tuple) else out
+    if not out.requires_grad:
+        return Decline("no gradients: torch says that the output depends on no input")
+    learned = {name: x for name, x in tensors.items() if x.requires_grad}
+    found = torch.autograd.grad(out, list(learned.values()), torch.tensor(upstream, dtype=out.dtype))
+    return dict(zip(learned, found, strict=True))
+
+
+def _jax_gradients(
+    forward: Any, inputs: Mapping[str, Any], extra: Mapping[str, Any], dtype: str, upstream: Any
+) -> dict[str, Any] | Decline:
+    import jax
+    import jax.numpy as jnp
+
+    masks = {name: jnp.asarray(x) for name, x in inputs.items() if x.dtype == np.bool_}
+    learned = {name: jnp.asarray(x, dtype=dtype) for name, x in inputs.items() if x.dtype != np.bool_}
+
+    def run(*values: Any) -> Any:
+        out = forward(**dict(zip(learned, values, strict=True)), **masks, **extra)
+        return out[0] if isinstance(out, tuple) else out
+
+    out, pull = jax.vjp(run, *learned.values())
+    return dict(zip(learned, pull(jnp.asarray(upstream, dtype=out.dtype)), strict=True))
+
+
+def to_host(name: str, x: Any) -> NDArray[Any]:
+    """Return an array of any library as a NumPy array; bfloat16 becomes float32."""
+    try:
+        try:
+            return backends.of(x).to_numpy(x)
+        except TypeError:
+            return np.from_dlpack(x) if hasattr(x, "__dlpack__") else _no_object(np.asarray(x))
+    except Exception as error:
+        raise CallError(f"{name}: got {type(x).__name__}, needs an array ({type(error).__name__}: {error})") from error
+
+
+def _no_object(x: NDArray[Any]) -> NDArray[Any]:
+    if x.dtype == object or x.dtype.kind not in "fiub":
+        raise TypeError(f"dtype {x.dtype}")
+    return x
+
+
+def _dtype(name: str, x: Any) -> str:
+    return str(x.dtype).rpartition(".")[2] if hasattr(x, "dtype") else str(to_host(name, x).dtype)
+
+
+def _read_only(x: NDArray[Any]) -> NDArray[Any]:
+    fresh = x.copy()
+    fresh.setflags(write=False)
+    return fresh
+
+
+def _takes_dtype(function: Any) -> bool:
+    try:
+        return "dtype" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _guard(function: Callable[[], Any]) -> Any:
+    """Run foreign code; whatever it raises becomes a `CallError` of one line."""
+    try:
+        return function()
+    except CallError:
+        raise
+    except Exception as error:  # foreign code may raise anything
+        text = " ".join(str(error).split())
+        raise CallError(f"raised {type(error).__name__}: {text[:300]}") from error

@@ -1,0 +1,127 @@
+"""The ladder that a result climbs: shape, dtype, pattern of non-finite numbers, then errors in units of the budget.
+
+Four statistics are judged, each against what honest rounding may reach, so that no error hides in a mean and none in a
+crowd: the worst element, the worst row (last axis), the whole tensor, and the bias (errors that share a sign with the
+truth, or oppose it, throughout, as truncation or a wrong factor makes them).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.golden.storage import TYPES, round_to
+from refattn.verify.budget import Truth, rounded
+
+ELEMENT = 8.0
+"""Allowed error of one element, in units of its granted root mean square (or its row's, where that is larger)."""
+
+ROW = 5.0
+"""Allowed root mean square error of one row, in units of the granted one."""
+
+WHOLE = 1.5
+"""Allowed root mean square over the rows of a tensor; with few rows the limit of a single row takes over."""
+
+BIAS = 0.25
+"""Allowed mean of signed errors over a tensor of many rows; with n rows at least 5/sqrt(n)."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one tensor.
+
+    Attributes
+    ----------
+    tensor
+        "out", "lse", "d_q", ...
+    share
+        Used share of the allowed error, by the statistic that used most; infinite where an earlier rung failed.
+    statistic
+        "element", "row", "whole" or "bias", or the rung that failed: "shape", "dtype", "non-finite".
+    index
+        Of the worst element; () where there is none.
+    got, expected
+        The values there, or what the failed rung saw, in words.
+    """
+
+    tensor: str
+    share: float
+    statistic: str
+    index: tuple[int, ...]
+    got: str
+    expected: str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the tensor is within its budget."""
+        return self.share <= 1.0
+
+
+def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict:
+    """Judge one tensor; `dtype` is the name of the dtype that the implementation returned it in."""
+    expected = truth.values[tensor]
+    if tuple(got.shape) != expected.shape:
+        return Verdict(tensor, math.inf, "shape", (), str(tuple(got.shape)), str(expected.shape))
+    stored = truth.stored[tensor]
+    # NumPy has no bfloat16: its implementations answer in float32.
+    if dtype != stored and not (stored == "bfloat16" and dtype == "float32"):
+        return Verdict(tensor, math.inf, "dtype", (), dtype, stored)
+    values = round_to(got.astype(np.float64), stored)
+    target = rounded(truth, tensor)
+    pattern = _pattern(values) != _pattern(target)
+    if pattern.any():
+        index = tuple(int(n) for n in np.argwhere(pattern)[0])
+        return Verdict(tensor, math.inf, "non-finite", index, _number(values[index]), _number(target[index]))
+    if values.size == 0:
+        return Verdict(tensor, 0.0, "element", (), "", "")
+    finite = np.isfinite(target)
+    error = np.where(finite, values, 0.0) - np.where(finite, target, 0.0)
+    # A number below the smallest subnormal has no budget of its own: the smallest step of the type is granted.
+    floor = (2.0 ** (TYPES[stored].lowest - TYPES[stored].bits + 1)) ** 2 if stored != "float64" else 0.0
+    return _judge(tensor, error, np.maximum(truth.variance[tensor], floor), values, target)
+
+
+def _judge(tensor: str, error: Any, variance: Any, values: Any, target: Any) -> Verdict:
+    rows = error.reshape(-1, error.shape[-1]) if error.ndim else error.reshape(1, 1)
+    if tensor == "lse":
+        rows = error.reshape(-1, 1)
+    granted = variance.reshape(rows.shape)
+    signs = np.sign(np.where(np.isfinite(target), target, 0.0)).reshape(rows.shape)
+    row_granted = np.mean(granted, axis=-1)
+    # An error is allowed what its row is granted on average: single elements may have a small budget by chance.
+    elements = _ratio(np.abs(rows), np.sqrt(np.maximum(granted, row_granted[:, None])))
+    row_errors = _ratio(np.sqrt(np.mean(rows**2, axis=-1)), np.sqrt(row_granted))
+    count = len(row_errors)
+    drift = np.mean(signs * rows, axis=-1)
+    biases = np.sign(drift) * _ratio(np.abs(drift), np.sqrt(row_granted))
+    # The mean of n squares of independent unit normal errors stays below 1 + 8 / sqrt(n).
+    whole = math.sqrt(float(np.mean(row_errors**2)))
+    shares = {
+        "element": float(np.max(elements)) / ELEMENT,
+        "row": float(np.max(row_errors)) / ROW,
+        "whole": whole / min(ROW, WHOLE * math.sqrt(1.0 + 8.0 / math.sqrt(count))),
+        "bias": abs(float(np.mean(biases))) / max(BIAS, 5.0 / math.sqrt(count)),
+    }
+    statistic = max(shares, key=lambda name: shares[name])
+    worst = np.unravel_index(int(np.argmax(elements)), error.shape)
+    index = tuple(int(n) for n in worst)
+    return Verdict(tensor, shares[statistic], statistic, index, _number(values[index]), _number(target[index]))
+
+
+def _ratio(error: Any, granted: Any) -> Any:
+    """error / granted, with 0 / 0 = 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0.0, 0.0, error / granted)
+
+
+def _pattern(x: Any) -> Any:
+    """0 for a finite number, 1 for inf, -1 for -inf, 2 for NaN."""
+    return np.where(np.isnan(x), 2, np.where(np.isinf(x), np.sign(x), 0))
+
+
+def _number(x: Any) -> str:
+    return f"{float(x):.9g}"

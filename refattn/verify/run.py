@@ -1,0 +1,141 @@
+"""Verification of an implementation: its results on the designed cases of a mechanism, judged one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.adapter import CallError, Decline, Result, call
+from refattn.verify.budget import Truth, truth
+from refattn.verify.compare import Verdict, compare
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case in one dtype.
+
+    Attributes
+    ----------
+    status
+        "agrees", "disagrees", "raises" (with `detail`) or "declined" (with `detail`).
+    verdicts
+        One per tensor that was returned.
+    """
+
+    case: str
+    kind: str
+    dtype: str
+    status: str
+    detail: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """All outcomes of one implementation."""
+
+    mechanism: str
+    implementation: str
+    grad: bool
+    outcomes: tuple[Outcome, ...]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return how many cases agreed, failed and were declined: by case class, then "all"."""
+        table: dict[str, dict[str, int]] = {}
+        for outcome in self.outcomes:
+            column = {"agrees": "agreed", "declined": "declined"}.get(outcome.status, "failed")
+            for kind in (outcome.kind, "all"):
+                row = table.setdefault(kind, {"run": 0, "agreed": 0, "failed": 0, "declined": 0})
+                row[column] += 1
+                row["run"] += column != "declined"
+        total = table.pop("all", {"run": 0, "agreed": 0, "failed": 0, "declined": 0})
+        return {**table, "all": total}
+
+    @property
+    def exit_code(self) -> int:
+        """0 all that ran agree, 1 something fails, 3 nothing was run."""
+        total = self.counts()["all"]
+        if not total["run"]:
+            return 3
+        return 1 if total["failed"] else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data for JSON; an infinite share is null."""
+        data = dataclasses.asdict(self)
+        for outcome in data["outcomes"]:
+            for verdict in outcome["verdicts"]:
+                verdict["agrees"] = verdict["share"] <= 1.0
+                if math.isinf(verdict["share"]):
+                    verdict["share"] = None
+        return {**data, "counts": self.counts(), "exit_code": self.exit_code}
+
+
+def judge(result: Result, case_truth: Truth) -> tuple[Verdict, ...]:
+    """Return the verdicts on the tensors that an implementation returned; unknown names are ignored."""
+    return tuple(
+        compare(name, tensor, result.dtypes[name], case_truth)
+        for name, tensor in result.tensors.items()
+        if name in case_truth.values
+    )
+
+
+def verify_case(
+    mechanism: Mechanism, implementation: Any, case: Case, dtype: str, *, grad: bool = False, seed: int = 0
+) -> Outcome:
+    """Run and judge one case in one dtype."""
+    extra = tuple(getattr(getattr(implementation, "forward", implementation), "roundings", ()))
+    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, roundings=extra)
+    try:
+        result = call(implementation, case_truth.inputs, case.options, dtype, case_truth.upstream)
+        if isinstance(result, Decline):
+            return Outcome(case.name, case.kind, dtype, "declined", result.reason)
+        verdicts = judge(result, case_truth)
+    except CallError as error:
+        return Outcome(case.name, case.kind, dtype, "raises", str(error))
+    missing = [name for name in ("d_q", "d_k", "d_v") if grad and name not in result.tensors]
+    if missing:
+        return Outcome(case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", verdicts)
+    status = "agrees" if all(verdict.agrees for verdict in verdicts) else "disagrees"
+    return Outcome(case.name, case.kind, dtype, status, "", verdicts)
+
+
+def verify(
+    mechanism: Mechanism,
+    implementation: Any,
+    *,
+    label: str = "",
+    dtypes: Iterable[str] = DTYPES,
+    grad: bool = False,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+) -> Report:
+    """Verify an implementation on all designed cases of a mechanism.
+
+    Parameters
+    ----------
+    mechanism
+        The record to verify against.
+    implementation
+        See `refattn.verify.adapter`.
+    label
+        The name that the report gives it.
+    dtypes
+        Storage types to run.
+    grad
+        Whether gradients are asked and judged too.
+    progress
+        Wraps the sequence of cases, for a progress bar.
+
+    Returns
+    -------
+    Report
+        All verdicts; `exit_code` says whether it agrees.
+    """
+    plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
+    outcomes = [verify_case(mechanism, implementation, case, dtype, grad=grad) for case, dtype in progress(plan)]
+    return Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes))

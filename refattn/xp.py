@@ -1,0 +1,118 @@
+"""The only page on array namespaces: everything else in refattn speaks the array API standard and asks here.
+
+A function of refattn starts with ``xp = namespace(q, k, v)`` and then uses `xp` as the standard (2024.12 or later)
+describes it. NumPy 2 implements the standard itself; the other libraries are reached through array-api-compat.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import array_api_compat
+
+from refattn import backends
+
+Array: TypeAlias = Any
+"""An array of any supported library; the standard defines no common base class."""
+
+Namespace: TypeAlias = Any
+"""A module that implements the array API standard."""
+
+LOW_PRECISION = ("float16", "bfloat16")
+"""Storage types: cast to float32 at entry, and back at the end."""
+
+
+def namespace(*arrays: Array | None) -> Namespace:
+    """Return the array API namespace that all `arrays` share; None counts for nothing.
+
+    Raises
+    ------
+    TypeError
+        Where there is no array, one is of an unsupported type, or they are of different libraries.
+    """
+    given = [a for a in arrays if a is not None]
+    if all(array_api_compat.is_numpy_array(a) for a in given) and given:
+        return array_api_compat.array_namespace(*given, use_compat=False)
+    return array_api_compat.array_namespace(*given)
+
+
+def is_array(value: object) -> bool:
+    """Tell whether `value` is an array of a supported library (a Python or NumPy scalar is not)."""
+    return array_api_compat.is_array_api_obj(value)
+
+
+def device(x: Array) -> Any:
+    """Return the device of `x`, to be given to every creation function."""
+    return array_api_compat.device(x)
+
+
+def backend(x: Array) -> backends.Backend:
+    """Return the backend that owns `x`."""
+    return backends.of(x)
+
+
+def concrete(condition: Array | bool) -> bool | None:
+    """Return the truth of a condition on values, or None where it is not known yet.
+
+    Under ``jax.jit`` values do not exist while the code runs; callers take the path that is safe for all values.
+    """
+    if isinstance(condition, bool):
+        return condition
+    return backends.of(condition).concrete(condition)
+
+
+def dtype_name(x: Array) -> str:
+    """Return the name of the dtype of `x` without its library: ``"float32"``, ``"bfloat16"``, ``"bool"``."""
+    return str(x.dtype).rpartition(".")[2]
+
+
+def is_bool(x: Array) -> bool:
+    """Tell whether `x` holds booleans."""
+    return dtype_name(x) == "bool"
+
+
+def is_floating(x: Array) -> bool:
+    """Tell whether `x` holds real floating-point numbers of a width that refattn takes."""
+    return dtype_name(x) in ("float64", "float32", *LOW_PRECISION)
+
+
+def raised(x: Array) -> Array:
+    """Return `x` in the dtype that refattn computes in: float32 for a storage type, else its own."""
+    if dtype_name(x) in LOW_PRECISION:
+        xp = namespace(x)
+        return xp.astype(x, xp.float32)
+    return x
+
+
+def sum_wide(x: Array) -> Array:
+    """Return the sum of all elements as a 0-d array of the dtype of `x`, accumulated in float64 where there is one."""
+    xp = namespace(x)
+    if not backends.of(x).float64():
+        return xp.sum(x)
+    return xp.astype(xp.sum(x, dtype=xp.float64), x.dtype)
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    """Return zeros with the dtype and on the device of `like`."""
+    return namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
+
+
+def arange(start: int, stop: int, like: Array) -> Array:
+    """Return ``start, ..., stop - 1`` as int64 on the device of `like`."""
+    xp = namespace(like)
+    return xp.arange(start, stop, dtype=xp.int64, device=device(like))
+
+
+def all_finite(x: Array) -> bool | None:
+    """Tell whether every element of `x` is finite; None where values are not known yet."""
+    xp = namespace(x)
+    return concrete(xp.all(xp.isfinite(x)))
+
+
+def max_last(x: Array) -> Array:
+    """Return the maximum over the last axis, kept as size 1; -inf where the axis has no element."""
+    xp = namespace(x)
+    if x.shape[-1] == 0:
+        return zeros((*x.shape[:-1], 1), x) - math.inf
+    return xp.max(x, axis=-1, keepdims=True)
