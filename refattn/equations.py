@@ -19,8 +19,8 @@ nest: the inner one acts first, so that an outer trace sees what the inner hook 
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import functools
 import inspect

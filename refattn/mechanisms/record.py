@@ -164,6 +164,8 @@ class Mechanism:
     stored
         By id, the equations that kernels in float16 or bfloat16 round to the storage type on the way, with the size
         that this rounding is relative to; all others they compute in float32.
+    conventions
+        Plausible wrong readings by name: functions with the core's signature that return (out, *outputs).
     outputs
         Fields of the core's `saved` that are outputs beside `out`.
     stream, grow, diagnostics
@@ -184,6 +186,7 @@ class Mechanism:
     laws: tuple[str, ...]
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     stored: Mapping[str, Magnitude] = field(default_factory=dict)
+    conventions: Mapping[str, Callable[..., tuple[Array, ...]]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     stream: Any = None
     grow: Any = None

@@ -8,6 +8,7 @@ from refattn.mechanisms.softmax import core as _core
 from refattn.mechanisms.softmax import dense as _dense
 from refattn.mechanisms.softmax import loops as _loops
 from refattn.mechanisms.softmax.cases import CASES as _CASES
+from refattn.mechanisms.softmax.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.softmax.core import Saved, backward, forward
 from refattn.mechanisms.softmax.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.softmax.magnitudes import STORED as _STORED
@@ -32,5 +33,6 @@ record = Mechanism(
     laws=("permutation", "linear_in_v", "key_shift", "causal", "truncation", "independent", "padding", "repeatable"),
     magnitudes=_MAGNITUDES,
     stored=_STORED,
+    conventions=_CONVENTIONS,
     outputs=("lse",),
 )

@@ -5,8 +5,8 @@ keys that the causal mask lets row i attend. The choice is made row by row and r
 future, so that what comes later cannot change even the last bit of what came before.
 
 A row with bound B over n keys and values of size V is safe where n exp(B) max(1, V) stays below a quarter of the
-largest float, so that no sum overflows, where B is at most `LARGEST_BOUND`, and where exp(-B) V stays clear of the
-smallest normal float, so that no product loses digits.
+largest float, so that no sum overflows, where B is at most `LARGEST_BOUND`, and where exp(-B) u, with u the smallest
+element of the values that is not 0, stays clear of the smallest normal float, so that no product loses digits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from refattn.ops.masks import allowed_pairs
-from refattn.xp import Array, max_last, namespace
+from refattn.xp import Array, max_last, namespace, zeros
 
 LARGEST_BOUND = {"float32": 60.0, "float64": 600.0}
 """Up to these scores exp(-s) is far from underflow."""
@@ -24,6 +24,7 @@ def safe_rows(
     q: Array,
     norms: Array,
     sizes: Array,
+    least: Array,
     offset: int | None,
     rows: tuple[int, int],
     scale: float | Array,
@@ -31,26 +32,39 @@ def safe_rows(
 ) -> Array:
     """Tell for each row (b, g, r, i, 1) whether exp of its scores is safe without a maximum.
 
-    `norms` and `sizes` (b, g, 1, 1, j) are the norm of each key and the largest element of each value.
+    `norms`, `sizes` and `least` (b, g, 1, 1, j) are the norm of each key and what `value_range` tells of each value.
     """
     xp = namespace(q)
     keys = norms.shape[-1]
     # The keys that every row may attend, then those that only later rows may: each row looks at its own past alone.
     shared = keys if offset is None else min(max(rows[0] + offset + 1, 0), keys)
-    reach, size = max_last(norms[..., :shared]), max_last(sizes[..., :shared])
-    if offset is not None and shared < (stop := min(max(rows[1] + offset, 0), keys)):
-        past = allowed_pairs(None, offset, rows, (shared, stop), q)
-        reach = xp.maximum(reach, max_last(xp.where(past, norms[..., shared:stop], 0.0)))
-        size = xp.maximum(size, max_last(xp.where(past, sizes[..., shared:stop], 0.0)))
-    bound = abs(scale) * row_norms(q)[..., None] * reach
+    stop = keys if offset is None else min(max(rows[1] + offset, 0), keys)
+    past = allowed_pairs(None, offset, rows, (shared, stop), q) if shared < stop else None
+
+    def largest_of(x: Array, least: float) -> Array:
+        found = xp.maximum(max_last(x[..., :shared]), zeros((*x.shape[:-1], 1), x) + least)
+        return found if past is None else xp.maximum(found, max_last(xp.where(past, x[..., shared:stop], least)))
+
+    own, reach = row_norms(q)[..., None], largest_of(norms, 0.0)
+    size, smallest = largest_of(sizes, 0.0), -largest_of(-least, -math.inf)
+    finfo = xp.finfo(q.dtype)
+    known = (own < math.inf) & (reach < math.inf)
+    bound = abs(scale) * xp.where(known, own, 0.0) * xp.where(known, reach, 0.0)
+    bound = xp.where(known, bound, float(finfo.max))
     if softcap is not None:
         bound = xp.minimum(bound, abs(softcap) + 0.0 * bound)
-    finfo = xp.finfo(q.dtype)
     largest = LARGEST_BOUND["float64" if finfo.bits == 64 else "float32"]
     growth = xp.exp(xp.minimum(bound, 0.0 * bound + largest))
-    no_overflow = xp.maximum(size, 0.0 * size + 1.0) < float(finfo.max) / 4 / keys / growth
-    no_underflow = size >= growth * (float(finfo.smallest_normal) / float(finfo.eps))
+    no_overflow = xp.maximum(size, 0.0 * growth + 1.0) < float(finfo.max) / 4 / keys / growth
+    no_underflow = smallest >= growth * (float(finfo.smallest_normal) / float(finfo.eps))
     return (bound <= largest) & no_overflow & no_underflow
+
+
+def value_range(v: Array) -> tuple[Array, Array]:
+    """Return the largest and the smallest size that is not 0 of the elements of each value v (..., e)."""
+    xp = namespace(v)
+    size = xp.abs(v)
+    return max_last(size)[..., 0], -max_last(xp.where(size == 0.0, -math.inf, -size))[..., 0]
 
 
 def row_norms(x: Array) -> Array:

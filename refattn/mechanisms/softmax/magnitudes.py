@@ -1,9 +1,12 @@
-"""How large the terms are that each equation sums: what a rounding error is relative to.
+"""How large a rounding error each equation makes, in units of the unit roundoff: what error budgets are made from.
 
-A sum of terms that cancel is small, its rounding error is not: it is relative to the sum of their absolute values, here
-by equation id. An equation that is absent rounds relative to its own value. Error budgets are made from these.
+A result that is rounded once errs relative to its own value; that is the rule for every equation that is absent here.
+A sum of n terms is rounded n times, each time relative to a partial sum. Partial sums of terms t wander about as far
+as |sum t| + sqrt(sum t^2), and n independent errors of that size add up to sqrt(n) times it::
 
-`inputs` holds the arguments of the call and d_out; `values` the traced equations.
+    size = sqrt(n) (|sum t| + sqrt(sum t^2))
+
+whatever the order of the terms. `inputs` holds the arguments of the call and d_out; `values` the traced equations.
 """
 
 from __future__ import annotations
@@ -19,21 +22,32 @@ Given = Mapping[str, Any]
 Magnitude = Callable[[Given, Given], Array]
 
 
+def _size(terms: int, value: Array, squares: Array) -> Array:
+    """Return the size of the error of a sum, from its value and the sum of the squares of its terms."""
+    xp = namespace(value)
+    return math.sqrt(terms) * (xp.abs(value) + xp.sqrt(squares))
+
+
+def _heads(inputs: Given, name: str) -> Array:
+    return repeat_heads(inputs[name], inputs["q"].shape[1])
+
+
 def _scale(inputs: Given) -> float:
-    return abs(inputs.get("scale") or 1.0 / math.sqrt(inputs["q"].shape[-1]))
+    return abs(inputs["scale"] if "scale" in inputs else 1.0 / math.sqrt(inputs["q"].shape[-1]))
 
 
-def _k_sizes(inputs: Given) -> Array:
-    return repeat_heads(namespace(inputs["k"]).abs(inputs["k"]), inputs["q"].shape[1])
-
-
-def _v_sizes(inputs: Given) -> Array:
-    return repeat_heads(namespace(inputs["v"]).abs(inputs["v"]), inputs["q"].shape[1])
+def _squares(a: Array, b: Array) -> Array:
+    """Return the sum of the squares of the terms of the matrix product a b^T."""
+    return (a * a) @ namespace(a).matrix_transpose(b * b)
 
 
 def _scores(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    return _scale(inputs) * (xp.abs(inputs["q"]) @ xp.matrix_transpose(_k_sizes(inputs)))
+    squares = _squares(inputs["q"], _heads(inputs, "k")) * _scale(inputs) ** 2
+    return _size(inputs["q"].shape[-1], values["SM.1"], squares)
+
+
+def _total(inputs: Given, values: Given) -> Array:
+    return math.sqrt(max(inputs["k"].shape[2], 1)) * values["SM.6"]
 
 
 def _weights(inputs: Given, values: Given) -> Array:
@@ -44,33 +58,37 @@ def _weights(inputs: Given, values: Given) -> Array:
 
 
 def _out(inputs: Given, values: Given) -> Array:
-    return values["SM.7"] @ _v_sizes(inputs)
+    transposed = namespace(inputs["v"]).matrix_transpose(_heads(inputs, "v"))
+    return _size(inputs["k"].shape[2], values["SM.8"], _squares(values["SM.7"], transposed))
 
 
 def _lse(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     lse = values["SM.9"]
-    return xp.where(xp.isfinite(lse), xp.abs(lse) + 1.0, 0.0)
+    return xp.where(xp.isfinite(lse), xp.abs(xp.where(xp.isfinite(lse), lse, 0.0)) + 1.0, 0.0)
 
 
 def _d_weights(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["v"])
-    return xp.abs(inputs["d_out"]) @ xp.matrix_transpose(_v_sizes(inputs))
+    return _size(inputs["v"].shape[-1], values["dSM.7"], _squares(inputs["d_out"], _heads(inputs, "v")))
 
 
 def _d_total(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["v"])
-    return xp.sum(_d_weights(inputs, values) * values["SM.7"], axis=-1, keepdims=True) / values["SM.6"]
+    xp = namespace(inputs["q"])
+    terms = values["dSM.7"] * values["SM.7"]
+    inner = xp.sum(terms, axis=-1, keepdims=True)
+    squares = xp.sum(terms * terms, axis=-1, keepdims=True)
+    return _size(inputs["k"].shape[2], inner, squares) / values["SM.6"] + _d_total_from_out(inputs, values)
 
 
 def _d_total_from_out(inputs: Given, values: Given) -> Array:
     # Kernels take the sum over keys from the stored output: sum_j dw_ij w_ij = do_i . o_i.
-    xp = namespace(inputs["v"])
+    xp = namespace(inputs["q"])
     return xp.sum(xp.abs(inputs["d_out"] * values["SM.8"]), axis=-1, keepdims=True) / values["SM.6"]
 
 
 def _d_exponentials(inputs: Given, values: Given) -> Array:
-    return _d_weights(inputs, values) / values["SM.6"] + _d_total(inputs, values)
+    xp = namespace(inputs["q"])
+    return xp.abs(values["dSM.7"]) / values["SM.6"] + xp.abs(values["dSM.6"])
 
 
 def _d_scores(values: Given) -> Array:
@@ -78,33 +96,42 @@ def _d_scores(values: Given) -> Array:
 
 
 def _d_q(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    return _scale(inputs) * (xp.abs(_d_scores(values)) @ _k_sizes(inputs))
+    transposed = namespace(inputs["k"]).matrix_transpose(_heads(inputs, "k"))
+    squares = _squares(_d_scores(values), transposed) * _scale(inputs) ** 2
+    return _size(inputs["k"].shape[2], values["dSM.q"], squares)
 
 
 def _d_k(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    per_head = _scale(inputs) * (xp.matrix_transpose(xp.abs(_d_scores(values))) @ xp.abs(inputs["q"]))
-    return sum_heads(per_head, inputs["k"].shape[1])
+    return _per_key(inputs, values["dSM.k"], _d_scores(values), inputs["q"], _scale(inputs))
 
 
 def _d_v(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    return sum_heads(xp.matrix_transpose(values["SM.7"]) @ xp.abs(inputs["d_out"]), inputs["v"].shape[1])
+    return _per_key(inputs, values["dSM.v"], values["SM.7"], inputs["d_out"], 1.0)
+
+
+def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array, factor: float) -> Array:
+    """Return the size for a sum over the queries of all heads that share a key/value head."""
+    xp = namespace(pairs)
+    squares = sum_heads(_squares(xp.matrix_transpose(pairs), xp.matrix_transpose(rows)), inputs["k"].shape[1])
+    terms = rows.shape[2] * rows.shape[1] // max(inputs["k"].shape[1], 1)
+    return _size(max(terms, 1), value, squares * factor**2)
 
 
 def _d_scale(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    return xp.sum(xp.abs(_d_scores(values)) * _scores(inputs, values)) / _scale(inputs)
+    terms = _d_scores(values) * values["SM.1"] / _scale(inputs)
+    return _size(max(math.prod(terms.shape), 1), values["dSM.scale"], xp.sum(terms * terms))
 
 
 def _d_softcap(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    return xp.sum(xp.abs(values["dSM.3"]))
+    terms = values["dSM.3"]
+    return _size(max(math.prod(terms.shape), 1), values["dSM.softcap"], xp.sum(terms * terms))
 
 
 MAGNITUDES: dict[str, Magnitude] = {
     "SM.1": _scores,
+    "SM.6": _total,
     "SM.7": _weights,
     "SM.8": _out,
     "SM.9": _lse,
@@ -122,7 +149,7 @@ STORED: dict[str, Magnitude] = {
     "SM.7": lambda inputs, values: values["SM.7"],
     "dSM.6": _d_total_from_out,
     "dSM.3": lambda inputs, values: values["dSM.3"],
-    "dSM.1": lambda inputs, values: _d_scores(values),
+    "dSM.1": lambda inputs, values: values["dSM.1"],
 }
 """What a kernel in float16 or bfloat16 rounds to that type on the way: the weights and the adjoint of the scores before
 their matrix products, and the output from which it takes the inner product of dSM.6."""

@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refattn.mechanisms.softmax.bound import row_norms, safe_rows
+from refattn.mechanisms.softmax.bound import row_norms, safe_rows, value_range
 from refattn.ops.masks import allowed_pairs
 from refattn.ops.tiles import Tile, plan, run
 from refattn.xp import Array, concrete, max_last, namespace, sum_wide, zeros
@@ -58,12 +58,13 @@ def forward(
     grid = plan(q, k)
     q_grouped, mask_grouped = _group(q, groups), _group_mask(mask, groups)
     norms = row_norms(k)[:, :, None, None, :]  # (b, g, 1, 1, j)
-    sizes = max_last(xp.abs(v))[:, :, None, None, :, 0]  # (b, g, 1, 1, j)
+    sizes, least = (x[:, :, None, None, :] for x in value_range(v))  # (b, g, 1, 1, j)
 
     def task(tile: Tile) -> tuple[Array, Array]:
         rows_mask = None if mask_grouped is None else tile.of(mask_grouped)
         rows, k_heads, v_heads = tile.of_rows(q_grouped), tile.of(k)[:, :, None], tile.of(v)[:, :, None]
-        safe = safe_rows(rows, tile.of(norms), tile.of(sizes), offset, tile.rows, scale, softcap)
+        facts = tile.of(norms), tile.of(sizes), tile.of(least)
+        safe = safe_rows(rows, *facts, offset, tile.rows, scale, softcap)
         return _forward_rows(rows, k_heads, v_heads, safe, rows_mask, offset, tile.rows, grid.columns, scale, softcap)
 
     parts = run(q, task, grid.rows)

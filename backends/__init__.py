@@ -1,0 +1,134 @@
+"""The array libraries that refattn runs on, one file each; none is imported before it is used.
+
+Other packages add theirs through the entry-point group ``refattn.backends``; `refattn.backends.base.BaseBackend` gives
+them what most libraries share.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, TypedDict
+
+from refattn.backends.base import Backend, BaseBackend
+from refattn.backends.pool import use_workers, workers
+
+__all__ = ["Backend", "BaseBackend", "Description", "describe", "get", "names", "of", "use_workers", "workers"]
+
+GROUP = "refattn.backends"
+BUILT_IN = ("numpy", "cupy", "torch", "jax", "strict")
+
+_loaded: dict[str, Backend] = {}
+_owners: dict[type, Backend] = {}
+
+
+class Description(TypedDict):
+    """One row of the table that ``refattn backends`` prints."""
+
+    name: str
+    available: bool
+    why_unavailable: str | None
+    version: str | None
+    devices: tuple[str, ...]
+    float64: bool
+    note: str
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all backends, usable or not: the built-in ones, then those of other packages."""
+    return (*BUILT_IN, *sorted({entry.name for entry in _entry_points()} - set(BUILT_IN)))
+
+
+def get(name: str) -> Backend:
+    """Return the backend called `name`. Its library is not imported yet: ask its `why_unavailable` first.
+
+    Raises
+    ------
+    ValueError
+        Where there is none of that name, or several packages claim it.
+    ImportError, TypeError
+        Where the package that offers it cannot be imported, or what it offers is no backend.
+    """
+    if name not in _loaded:
+        built_in = name in BUILT_IN
+        _loaded[name] = importlib.import_module(f"{__name__}.{name}").backend if built_in else _load_plug_in(name)
+    return _loaded[name]
+
+
+def of(x: object) -> Backend:
+    """Return the backend whose array `x` is.
+
+    Raises
+    ------
+    TypeError
+        Where no backend knows the type of `x`.
+    """
+    kind = type(x)
+    if kind not in _owners:
+        _owners[kind] = _find_owner(x)
+    return _owners[kind]
+
+
+def describe() -> list[Description]:
+    """Return one row for each backend. This imports every library that is installed."""
+    return [_describe(name) for name in names()]
+
+
+def _describe(name: str) -> Description:
+    try:
+        backend = get(name)
+        reason = backend.why_unavailable()
+    except (ImportError, TypeError, ValueError) as error:
+        reason = str(error)
+    if reason is not None:
+        return Description(
+            name=name, available=False, why_unavailable=reason, version=None, devices=(), float64=False, note=""
+        )
+    return Description(
+        name=name,
+        available=True,
+        why_unavailable=None,
+        version=backend.version(),
+        devices=backend.devices(),
+        float64=backend.float64(),
+        note=backend.note(),
+    )
+
+
+def _find_owner(x: object) -> Backend:
+    for name in BUILT_IN:
+        if get(name).owns(x):
+            return get(name)
+    broken = []
+    for name in names()[len(BUILT_IN) :]:
+        try:
+            if get(name).owns(x):
+                return get(name)
+        except (ImportError, TypeError, ValueError) as error:
+            broken.append(f"; {error}")
+    raise TypeError(f"got {type(x).__name__}, needs an array of one of {', '.join(names())}{''.join(broken)}")
+
+
+def _load_plug_in(name: str) -> Backend:
+    found = {entry.value: entry for entry in _entry_points() if entry.name == name}
+    if not found:
+        raise ValueError(f"backend: got {name!r}, needs one of {', '.join(names())}")
+    if len(found) > 1:
+        raise ValueError(f"backend: {name!r} is offered by {' and by '.join(map(_origin, found.values()))}; remove one")
+    (entry,) = found.values()
+    try:
+        backend = entry.load()
+    except Exception as error:  # another package's import may raise anything
+        raise ImportError(f"backend {name!r} of {_origin(entry)} cannot be loaded: {error}") from error
+    if isinstance(backend, type) or not isinstance(backend, Backend):
+        raise TypeError(f"backend {name!r} of {_origin(entry)}: got {backend!r}, needs an object that meets Backend")
+    return backend
+
+
+def _origin(entry: Any) -> str:
+    return f"{entry.dist.name} {entry.dist.version} (entry point {entry.value})"
+
+
+def _entry_points() -> Any:
+    from importlib.metadata import entry_points  # slow to import, and needed only for names that are not built in
+
+    return entry_points(group=GROUP)

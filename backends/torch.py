@@ -1,0 +1,74 @@
+"""PyTorch: the CPU and CUDA devices."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.backends.base import Array, BaseBackend
+
+
+class TorchBackend(BaseBackend):
+    """PyTorch."""
+
+    name = "torch"
+    package = "torch"
+    array_type = "Tensor"
+    install = 'pip install "refattn[torch]"'
+
+    def namespace(self) -> ModuleType:
+        self.library()
+        import array_api_compat.torch
+
+        return array_api_compat.torch
+
+    def devices(self) -> tuple[str, ...]:
+        torch = self.library()
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return ("cpu", *(f"cuda:{i}" for i in range(gpus)))
+
+    def from_numpy(self, x: NDArray[Any], device: Any = None) -> Array:
+        torch = self.library()
+        if str(device) == "cuda" and torch.cuda.is_available():
+            device = f"cuda:{torch.cuda.current_device()}"
+        self.check_device(device)
+        # A copy in C order: torch has no negative strides and no tensors that cannot be written to.
+        return torch.tensor(np.asarray(x, order="C"), device=device)
+
+    def to_numpy(self, x: Array) -> NDArray[Any]:
+        torch = self.library()
+        x = x.detach().cpu().resolve_conj().resolve_neg()
+        return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+    def concrete(self, value: Any) -> bool | None:
+        import torch  # torch.compile follows this, but not `library`
+
+        if isinstance(value, torch.Tensor) and torch.compiler.is_compiling():
+            return None
+        return bool(value)
+
+    def synchronize(self) -> None:
+        torch = self.library()
+        if torch.cuda.is_initialized():
+            for i in range(torch.cuda.device_count()):
+                torch.cuda.synchronize(i)
+
+    def peak_memory(self) -> int | None:
+        torch = self.library()
+        if not torch.cuda.is_available():
+            return None
+        if not torch.cuda.is_initialized():
+            return 0
+        return sum(int(torch.cuda.max_memory_allocated(i)) for i in range(torch.cuda.device_count()))
+
+    def reset_peak_memory(self) -> None:
+        torch = self.library()
+        if torch.cuda.is_initialized():
+            for i in range(torch.cuda.device_count()):
+                torch.cuda.reset_peak_memory_stats(i)
+
+
+backend = TorchBackend()

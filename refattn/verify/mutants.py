@@ -1,0 +1,200 @@
+"""Wrong kernels on purpose: verification is worth what it catches of these.
+
+A mutant is the dense form with one equation disturbed, forward or backward, run as a kernel in a storage type would run
+it (float32 inside, the record's roundings on the way, a last rounding at the end). They come from the equation engine:
+no mechanism has to write one. Conventions, which are wrong in more than one line, come from the record, and a few
+faults of storing a result (truncation, a NaN) belong to every kernel.
+
+A mutant that changes nothing (a scaled maximum of a softmax, say) is equivalent: no test can catch it, and none should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import equations
+from refattn.golden.storage import LOWER, chop_to, round_to
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.adapter import Result
+from refattn.verify.budget import Truth, evaluate, rounded
+from refattn.verify.budget import truth as make_truth
+from refattn.verify.run import judge
+
+Change = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way to be wrong: an equation and what is done to its value, or a convention or a fault by its name alone."""
+
+    id: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.kind}" if self.id else self.kind
+
+
+KINDS = (
+    "scaled by 1.02",
+    "sign flipped",
+    "heads swapped",
+    "last key dropped",
+    "one row zeroed",
+    "shifted by one",
+    "rounded one type lower",
+)
+
+FAULTS = ("output truncated", "one NaN")
+
+
+def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
+    """Return all mutants of a mechanism's core: equations times kinds, faults, and the record's conventions."""
+    engine = (Mutant(tag.id, kind) for tag in _core_tags(mechanism) for kind in KINDS if _applies(kind, tag.axes or ()))
+    return (*engine, *(Mutant("", name) for name in (*FAULTS, *mechanism.conventions)))
+
+
+def _core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
+    return (tag for tag in equations.tags(mechanism.tagged[0]) if tag.claims)
+
+
+def _applies(kind: str, axes: tuple[str, ...]) -> bool:
+    needed = {
+        "heads swapped": {"h", "g"},
+        "last key dropped": {"j"},
+        "one row zeroed": {"i", "j"},
+        "shifted by one": {"i", "j"},
+    }
+    return kind not in needed or bool(needed[kind] & set(axes))
+
+
+def _change(kind: str, axes: tuple[str, ...], lower: str) -> Change:
+    """Return what a kind of mutation does to a value with these axes."""
+
+    def axis(letters: str) -> int:
+        return next(n for letter in letters for n, a in enumerate(axes) if a == letter)
+
+    def zero(x: NDArray[Any], along: int, at: int) -> NDArray[Any]:
+        if x.shape[along] == 0:
+            return x
+        x = x.copy()
+        x[(slice(None),) * along + (at,)] = 0.0
+        return x
+
+    return {
+        "scaled by 1.02": lambda x: x * 1.02,
+        "sign flipped": lambda x: -x,
+        "heads swapped": lambda x: np.flip(x, axis=axis("hg")),
+        "last key dropped": lambda x: zero(x, axis("j"), -1),
+        "one row zeroed": lambda x: zero(x, axis("ij"), x.shape[axis("ij")] // 2),
+        "shifted by one": lambda x: np.roll(x, 1, axis=axis("ij")),
+        "rounded one type lower": lambda x: round_to(x.astype(np.float64), lower).astype(x.dtype),
+    }[kind]
+
+
+def kernel(
+    mechanism: Mechanism, case: Case, truth: Truth, dtype: str, mutant: Mutant | None = None, *, exact: bool = False
+) -> Result:
+    """Return what an honest kernel, or a mutant of it, gives for a case in a storage type.
+
+    With `exact` it computes in float64 and rounds nothing but its results: what remains is the mutant alone.
+    """
+    working = np.float64 if exact or dtype == "float64" else np.float32
+    inputs = {name: x if x.dtype == np.bool_ else x.astype(working) for name, x in truth.inputs.items()}
+    upstream = None if truth.upstream is None else truth.upstream.astype(working)
+    if mutant is not None and mutant.kind in mechanism.conventions:
+        # A convention has no backward here: its outputs are wrong already.
+        outputs = mechanism.conventions[mutant.kind](**inputs, **case.options)
+        return _store(dict(zip(("out", *mechanism.outputs), outputs, strict=True)), truth, mutant)
+    with ExitStack() as stack, np.errstate(all="ignore"):  # a mutant may overflow or divide by zero
+        if dtype in ("float16", "bfloat16") and not exact:
+            stack.enter_context(equations.rounding(dict.fromkeys(mechanism.stored, dtype), _round_here))
+        if mutant is not None and mutant.id:
+            stack.enter_context(_mutation(mechanism, dtype, mutant))
+        return _store(evaluate(mechanism, inputs, case.options, upstream), truth, mutant)
+
+
+def _round_here(x: NDArray[Any], dtype: str) -> NDArray[Any]:
+    return round_to(x.astype(np.float64), dtype).astype(x.dtype)
+
+
+def _mutation(mechanism: Mechanism, dtype: str, mutant: Mutant) -> AbstractContextManager[None]:
+    tag = next(tag for tag in _core_tags(mechanism) if tag.id == mutant.id)
+    # Declared is the storage type where a kernel rounds to it, otherwise the type that it computes in.
+    low = dtype in ("float16", "bfloat16") and mutant.id not in mechanism.stored
+    return equations.mutate(mutant.id, _change(mutant.kind, tag.axes or (), dtype if low else LOWER[dtype]))
+
+
+def _store(tensors: dict[str, Any], truth: Truth, mutant: Mutant | None) -> Result:
+    """Round results to their storage types, or do one of the faults of storing."""
+    stored, dtypes = {}, {}
+    for name, value in tensors.items():
+        wanted = truth.stored[name]
+        truncated = mutant is not None and mutant.kind == "output truncated" and name == "out"
+        exact = value.astype(np.float64)
+        kept = chop_to(exact, wanted) if truncated else round_to(exact, wanted)
+        if mutant is not None and mutant.kind == "one NaN" and name == "out" and kept.size:
+            kept = kept.copy()
+            kept.reshape(-1)[kept.size // 2] = np.nan
+        stored[name] = kept.astype(np.float32 if wanted == "bfloat16" else wanted)
+        dtypes[name] = wanted
+    return Result(stored, dtypes)
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of a mutant over the designed cases in one storage type.
+
+    Attributes
+    ----------
+    status
+        "caught"; "equivalent": in exact arithmetic its results are the true ones; "below rounding": in exact
+        arithmetic they differ by less than an honest kernel's; "missed": they differ by more, and nobody noticed.
+    share
+        The largest used share of the allowed error that it reached.
+    case, tensor
+        Where.
+    """
+
+    mutant: Mutant
+    dtype: str
+    status: str
+    share: float
+    case: str
+    tensor: str
+
+
+def census(
+    mechanism: Mechanism, dtype: str, suspects: Iterable[Mutant] | None = None, *, seed: int = 0
+) -> tuple[Fate, ...]:
+    """Return the fate of every mutant in one storage type."""
+    truths = [(case, make_truth(mechanism, case, dtype, grad=True, seed=seed)) for case in mechanism.cases]
+    return tuple(_fate(mechanism, truths, dtype, mutant) for mutant in suspects or mutants(mechanism))
+
+
+def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mutant: Mutant) -> Fate:
+    worst: tuple[float, str, str] = (-1.0, "", "")
+    for case, truth in truths:
+        verdicts = judge(kernel(mechanism, case, truth, dtype, mutant), truth)
+        worst = max(worst, *((verdict.share, case.name, verdict.tensor) for verdict in verdicts))
+        if worst[0] > 1.0:
+            return Fate(mutant, dtype, "caught", *worst)
+    status = "equivalent"
+    for case, truth in truths:
+        result = kernel(mechanism, case, truth, dtype, mutant, exact=True)
+        if not all(verdict.agrees for verdict in judge(result, truth)):
+            return Fate(mutant, dtype, "missed", *worst)
+        if not all(_same(x, rounded(truth, name)) for name, x in result.tensors.items()):
+            status = "below rounding"
+    return Fate(mutant, dtype, status, *worst)
+
+
+def _same(got: NDArray[Any], expected: NDArray[np.float64]) -> bool:
+    """Tell whether two stored results are equal, but for float64's own rounding of what should be 0."""
+    finite = np.abs(expected[np.isfinite(expected)])
+    return np.allclose(got, expected, rtol=0.0, atol=1e-12 * float(np.max(finite, initial=0.0)))

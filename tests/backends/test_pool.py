@@ -1,0 +1,335 @@
+"""`map` over independent tiles: the same results, errors and settings with any number of workers."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+from refattn import backends
+from refattn.backends import use_workers, workers
+
+ROOT = Path(__file__).resolve().parents[2]
+USABLE = [name for name in backends.BUILT_IN if backends.get(name).why_unavailable() is None]
+BLAS = threadpoolctl.ThreadpoolController().select(user_api="blas")
+pool_map = backends.get("numpy").map
+variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
+
+
+def blas_threads() -> list[int]:
+    return [library["num_threads"] for library in BLAS.info()]
+
+
+@pytest.fixture
+def two_blas_threads() -> Any:
+    """BLAS with more than one thread, also on a machine with one core."""
+    with BLAS.limit(limits=2):
+        if 2 not in blas_threads():
+            pytest.skip("this BLAS has no threads")
+        yield
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", USABLE)
+def test_results_are_in_order(name: str, n: int) -> None:
+    def task(i: int) -> int:
+        time.sleep(0.001 * (7 - i % 7))
+        return i * i
+
+    with use_workers(n):
+        assert backends.get(name).map(task, iter(range(20))) == [i * i for i in range(20)]
+        assert backends.get(name).map(task, []) == []
+        assert backends.get(name).map(task, [3]) == [9]
+
+
+def test_workers_work_at_the_same_time() -> None:
+    together = threading.Barrier(3, timeout=30)
+    with use_workers(3):
+        names = pool_map(lambda i: together.wait() and threading.current_thread().name, range(3))
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("name", USABLE)
+def test_the_first_error_in_order_is_raised(name: str, n: int) -> None:
+    def task(i: int) -> int:
+        if i == 2:
+            time.sleep(0.02)  # later than the others in time, yet first in order
+        if i >= 2:
+            raise ValueError(f"tile {i}")
+        return i
+
+    with use_workers(n), pytest.raises(ValueError, match="^tile 2$"):
+        backends.get(name).map(task, range(30))
+
+
+def test_no_task_is_started_after_an_error() -> None:
+    started = []
+
+    def task(i: int) -> None:
+        started.append(i)
+        time.sleep(0.001)
+        if i == 0:
+            raise KeyboardInterrupt
+
+    with use_workers(2), pytest.raises(KeyboardInterrupt):
+        pool_map(task, range(1000))
+    assert len(started) < 100
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_error_keeps_no_arrays_alive(n: int) -> None:
+    class Big:
+        pass
+
+    def run() -> weakref.ref[Big]:
+        big = Big()
+
+        def task(i: int) -> None:
+            assert big
+            raise ValueError
+
+        with use_workers(n), pytest.raises(ValueError):
+            pool_map(task, range(4))
+        return weakref.ref(big)
+
+    gc.collect()
+    gc.disable()
+    try:
+        big = run()
+        deadline = time.monotonic() + 5
+        while big() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)  # a worker may still be putting its task away
+        assert big() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_nested_maps_run_in_their_worker(n: int) -> None:
+    def inner(j: int) -> tuple[int, str]:
+        return j, threading.current_thread().name
+
+    def outer(i: int) -> list[tuple[int, int]]:
+        here = threading.current_thread().name
+        pairs = pool_map(inner, range(3))
+        assert {name for _, name in pairs} == {here}
+        return [(i, j) for j, _ in pairs]
+
+    with use_workers(n):
+        assert pool_map(outer, range(6)) == [[(i, j) for j in range(3)] for i in range(6)]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_tasks_see_the_callers_context_and_leave_it_alone(n: int) -> None:
+    def task(i: int) -> tuple[str, str]:
+        seen = variable.get()
+        variable.set(f"task {i}")
+        return seen, np.geterr()["over"]
+
+    token = variable.set("caller")
+    try:
+        with use_workers(n), np.errstate(over="raise"):
+            assert pool_map(task, range(9)) == [("caller", "raise")] * 9
+            assert pool_map(task, range(1)) == [("caller", "raise")]
+        assert variable.get() == "caller"
+    finally:
+        variable.reset(token)
+
+
+@pytest.mark.parametrize("tasks", [1, 6])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_blas_has_one_thread_inside_and_is_restored(n: int, tasks: int, two_blas_threads: None) -> None:
+    before = blas_threads()
+    with use_workers(n):
+        assert pool_map(lambda i: set(blas_threads()), range(tasks)) == [{1}] * tasks
+    assert blas_threads() == before
+
+
+def test_blas_is_restored_after_an_error(two_blas_threads: None) -> None:
+    before = blas_threads()
+    for n in (1, 2):
+        with use_workers(n), pytest.raises(ZeroDivisionError):
+            pool_map(lambda i: 1 / i, [1, 0, 2])
+        assert blas_threads() == before
+
+
+def test_maps_of_several_threads_at_once(two_blas_threads: None) -> None:
+    """The one that leaves last restores BLAS, whichever came first."""
+    before = blas_threads()
+    bad: list[str] = []
+
+    def caller(seed: int) -> None:
+        for i in range(40):
+            with use_workers(1 + (seed + i) % 3):
+                results = pool_map(lambda j: (j, max(blas_threads())), range(1 + (seed * i) % 7))
+            if results != [(j, 1) for j in range(len(results))]:
+                bad.append(str(results))
+
+    threads = [threading.Thread(target=caller, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not bad
+    assert blas_threads() == before
+
+
+def test_a_thread_that_outlives_the_first_one_restores(two_blas_threads: None) -> None:
+    before = blas_threads()
+    first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()
+
+    seen: list[int] = []
+
+    def stay_until_second_is_in(_: int) -> None:
+        first_in.set()
+        second_in.wait(30)
+
+    def stay_until_first_is_out(_: int) -> None:
+        second_in.set()
+        first_out.wait(30)
+        seen.extend(blas_threads())
+
+    def first() -> None:
+        pool_map(stay_until_second_is_in, [0])
+        first_out.set()
+
+    def second() -> None:
+        first_in.wait(30)
+        pool_map(stay_until_first_is_out, [0])
+
+    threads = [threading.Thread(target=f) for f in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(seen) == {1}
+    assert blas_threads() == before
+
+
+def test_any_number_of_workers_gives_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((6, 130, 70)), rng.standard_normal((6, 70, 190))
+
+    def run(n: int) -> bytes:
+        with use_workers(n):
+            return b"".join(x.tobytes() for x in pool_map(lambda i: a[i] @ b[i], range(6)))
+
+    assert len({run(n) for n in (1, 2, 3, 6, 20)}) == 1
+
+
+def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REFATTN_WORKERS", raising=False)
+    assert workers() == (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    monkeypatch.setenv("REFATTN_WORKERS", " 7 ")
+    assert workers() == 7
+    with use_workers(3):
+        assert workers() == 3
+        with use_workers(2):
+            assert workers() == 2
+        assert workers() == 3
+        seen: list[int] = []
+        other = threading.Thread(target=lambda: seen.append(workers()), **fresh_context())
+        other.start()
+        other.join()
+        assert seen == [7]
+    assert workers() == 7
+
+
+def fresh_context() -> dict[str, Any]:
+    """Without this a thread of a free-threaded Python 3.14 starts with the context of the thread that made it."""
+    return {"context": contextvars.Context()} if sys.version_info >= (3, 14) else {}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_a_bad_environment_is_named(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFATTN_WORKERS", text)
+    with pytest.raises(ValueError, match=f"REFATTN_WORKERS: got '{text}', needs a whole number from 1"):
+        pool_map(abs, [1, 2])
+
+
+@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-2, ValueError), (True, TypeError), (2.0, TypeError)])
+def test_a_bad_number_of_workers_is_named(n: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"workers: got {n}"), use_workers(n):
+        pass
+
+
+def script(body: str) -> str:
+    """Run a script that has `m = NumPy's map` and return what it prints; it must end by itself."""
+    head = "import os, sys, warnings\nfrom refattn import backends\nfrom refattn.backends import use_workers\n"
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", head + "m = backends.get('numpy').map\n" + body],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_the_pool_does_not_keep_the_interpreter_alive() -> None:
+    assert script("with use_workers(4): print(m(abs, [-1, -2, -3]))") == "[1, 2, 3]"
+
+
+def test_map_works_while_the_interpreter_exits() -> None:
+    body = """
+import atexit
+def late():
+    with use_workers(4):
+        print(m(abs, [-1, -2, -3]))
+atexit.register(late)
+with use_workers(2):
+    m(abs, [-1, -2])
+"""
+    assert script(body) == "[1, 2, 3]"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_has_a_pool_of_its_own() -> None:
+    body = """
+import threading, threadpoolctl
+blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+threads = lambda: [lib["num_threads"] for lib in blas.info()]
+before = threads()
+inside, go = threading.Event(), threading.Event()
+with use_workers(3):
+    m(abs, range(9))
+    other = threading.Thread(target=lambda: m(lambda i: inside.set() or go.wait(30), [0, 1]))
+    other.start()
+    inside.wait(30)  # the child is made while another thread holds BLAS
+    child = os.fork()
+    if child == 0:
+        ok = threads() == before
+        together = threading.Barrier(3, timeout=10)  # passed only where three lanes are at work
+        ok = ok and sorted(m(lambda i: together.wait(), range(3))) == [0, 1, 2]
+        os._exit(0 if ok and threads() == before else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    go.set()
+    other.join()
+    print(m(abs, [-1, -2]), threads() == before)
+"""
+    assert script(body).splitlines() == ["0", "[1, 2] True"]
+
+
+def test_the_work_is_done_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("refattn.backends.pool._pool", type(backends.pool._pool)())
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    task: Callable[[int], int] = abs
+    with use_workers(3):
+        assert pool_map(task, [-1, -2, -3]) == [1, 2, 3]
