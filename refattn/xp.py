@@ -38,7 +38,7 @@ def namespace(*arrays: Array | None) -> Namespace:
 
 
 def is_array(value: object) -> bool:
-    """Tell whether `value` is an array of a supported library (a Python or NumPy scalar is not)."""
+    """Tell whether `value` is an array of a supported library; NumPy's scalars, which its reductions return, are."""
     return array_api_compat.is_array_api_obj(value)
 
 

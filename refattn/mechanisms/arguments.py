@@ -65,7 +65,7 @@ def check_mask(mask: Array | None, shape: tuple[int, int, int, int]) -> Array | 
 
 def check_causal(causal: Any) -> Causal:
     """Return `causal`; raise where it is none of its four values."""
-    if isinstance(causal, bool) or causal in ("top_left", "bottom_right"):
+    if type(causal) in (bool, str) and causal in (True, False, "top_left", "bottom_right"):
         value: Causal = causal
         return value
     raise ValueError(f'causal: got {causal!r}, needs True, False, "top_left" or "bottom_right"')
@@ -74,9 +74,10 @@ def check_causal(causal: Any) -> Causal:
 def check_number(name: str, value: Any, *, positive: bool = False) -> None:
     """Raise where `value` is neither a finite real number nor a floating 0-d array of such."""
     needs = "a finite number above 0" if positive else "a finite number"
-    if is_array(value):
+    if is_array(value) and not isinstance(value, float):
         if tuple(value.shape) != () or not is_floating(value):
-            raise ValueError(f"{name}: got an array of shape {tuple(value.shape)}, needs {needs} or a 0-d float array")
+            got = f"an array of shape {tuple(value.shape)} and dtype {dtype_name(value)}"
+            raise ValueError(f"{name}: got {got}, needs {needs} or a 0-d float array")
         xp = namespace(value)
         bad = concrete(~xp.isfinite(value) | ((value <= 0.0) if positive else ~xp.isfinite(value)))
     elif isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -32,7 +32,7 @@ def repeat_heads(x: Array, heads: int) -> Array:
     if g == heads:
         return x
     xp = namespace(x)
-    return xp.reshape(xp.broadcast_to(x[:, :, None], (b, g, heads // g, n, d)), (b, heads, n, d))
+    return xp.reshape(xp.broadcast_to(x[:, :, None, ...], (b, g, heads // g, n, d)), (b, heads, n, d))
 
 
 def sum_heads(x: Array, heads: int) -> Array:

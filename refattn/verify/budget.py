@@ -25,6 +25,10 @@ Floats = NDArray[np.float64]
 DRAWS = 16
 """Disturbed runs per case: the noise is known to about 1/sqrt(2 * 16), that is 18 %."""
 
+SIGMA = 3**-0.5
+"""Root mean square of a rounding error in units of the unit roundoff. A disturbance has this size and a random sign, so
+that where one rounding dominates its effect is known exactly."""
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -40,6 +44,9 @@ class Truth:
         Outputs ("out", "lse", ...) and gradients ("d_q", ...) in float64.
     variance
         By the same names, the square of the error that is granted, per element and against the rounded truth.
+    bias
+        By the same names, the root mean square of the bias statistic (see `bias_of`) of honest results: constants that
+        are rounded once, a scale for instance, push all elements the same way.
     stored
         By the same names, the type that a result is stored in.
     """
@@ -48,6 +55,7 @@ class Truth:
     upstream: NDArray[Any] | None
     values: dict[str, Floats]
     variance: dict[str, Floats]
+    bias: dict[str, float]
     stored: dict[str, str]
 
 
@@ -82,19 +90,22 @@ def truth(
     exact_upstream = None if upstream is None else upstream.astype(np.float64)
     with equations.trace() as traced:
         values = evaluate(mechanism, exact, case.options, exact_upstream)
-    noise = _noise(mechanism, case, dtype, exact, exact_upstream, traced, values, roundings, seed)
+    errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, traced, values, roundings, seed)
     stored = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
-    variance = {}
+    variance, bias = {}, {}
     for name, value in values.items():
+        noise = np.sqrt(np.mean(errors[name] ** 2, axis=0))
         # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
         # carries it over a rounding boundary, and by the noise itself where that is larger.
-        variance[name] = noise[name] ** 2 + 0.8 * noise[name] * spacing(value, stored[name])
+        variance[name] = noise**2 + 0.8 * noise * spacing(value, stored[name])
         # In float64 the truth has errors of the same size as the result that is judged.
         variance[name] *= 2.0 if dtype == "float64" else 1.0
-    return Truth(inputs, upstream, values, variance, stored)
+        biases = [bias_of(name, error, variance[name], value) for error in errors[name]]
+        bias[name] = float(np.sqrt(np.mean(np.square(biases))))
+    return Truth(inputs, upstream, values, variance, bias, stored)
 
 
-def _noise(
+def _disturbances(
     mechanism: Mechanism,
     case: Case,
     dtype: str,
@@ -105,7 +116,7 @@ def _noise(
     roundings: tuple[str, ...],
     seed: int,
 ) -> dict[str, Floats]:
-    """Return the root mean square of what rounding errors in every equation do to each result."""
+    """Return what rounding errors in every equation do to each result: one more axis in front, for the draws."""
     computed = TYPES["float64" if dtype == "float64" else "float32"].unit
     storage = TYPES[dtype].unit if dtype in ("float16", "bfloat16") else 0.0
     if unknown := [id for id in roundings if id not in mechanism.equations]:
@@ -118,20 +129,46 @@ def _noise(
         if storage and (id in mechanism.stored or id in roundings):
             size = mechanism.stored[id](given, traced) if id in mechanism.stored else own
             sizes[id] = np.hypot(sizes[id], storage * size)
-    squares = {name: np.zeros(value.shape) for name, value in values.items()}
+    errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
 
         def disturb(id: str, name: str, value: Floats, draw: int = draw) -> Floats:
-            chance = counter.uniform(value.shape, seed=seed, purpose=f"budget.{id}", step=draw)
-            return value + (2.0 * chance - 1.0) * sizes[id]
+            words = counter.words(value.size + 1, seed=seed, purpose=f"budget.{id}", step=draw)
+            signs = np.where(words & 1, SIGMA, -SIGMA)
+            shared = 1.0 + computed * signs[-1]  # a constant of the equation, rounded once
+            return value * shared + signs[:-1].reshape(value.shape) * sizes[id]
 
         with equations.apply(disturb):
             disturbed = evaluate(mechanism, inputs, case.options, upstream)
         for name, value in values.items():
-            with np.errstate(invalid="ignore"):  # -inf minus -inf: an output that is not finite has no noise
-                difference = disturbed[name] - value
-            squares[name] += np.where(np.isfinite(value), difference, 0.0) ** 2
-    return {name: np.sqrt(square / DRAWS) for name, square in squares.items()}
+            finite = np.isfinite(value)  # an output that is not finite has no noise
+            errors[name].append(np.where(finite, disturbed[name], 0.0) - np.where(finite, value, 0.0))
+    return {name: np.stack(draws) for name, draws in errors.items()}
+
+
+def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
+    """Return x as (rows, elements): outputs and gradients are rows along their last axis, other results single."""
+    if x.ndim and (tensor == "out" or tensor.startswith("d_")):
+        return x.reshape(-1, x.shape[-1])
+    return x.reshape(-1, 1)
+
+
+def ratio(error: NDArray[Any], granted: NDArray[Any]) -> Any:
+    """error / granted, with 0 / 0 = 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0.0, 0.0, error / granted)
+
+
+def bias_of(tensor: str, error: Floats, variance: Floats, target: Floats) -> float:
+    """Return the mean over rows of their mean error in the direction of the target, in units of what they are granted.
+
+    Truncation makes it negative, a factor that is too large positive; honest roundings nearly cancel.
+    """
+    if not error.size:
+        return 0.0
+    drift = np.mean(rows(tensor, np.sign(np.where(np.isfinite(target), target, 0.0)) * error), axis=-1)
+    granted = np.sqrt(np.mean(rows(tensor, variance), axis=-1))
+    return float(np.mean(np.sign(drift) * ratio(np.abs(drift), granted)))
 
 
 def rounded(truth: Truth, name: str) -> Floats:

@@ -158,7 +158,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     """Return the next state and what `backward` reads."""
     config, x = params.config, state.x
     h, g, _, _ = config.sizes
-    y = x if context.memory is None else _check_memory(context.memory, x)
+    y = x if context.memory is None else _check_memory(context.memory, x)  # (b, j, m) untagged: whose keys are attended
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [SM.10]
     keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [SM.11]
     values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [SM.12]
@@ -170,7 +170,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         causal=context.causal,
         scale=config.scale,
         softcap=config.softcap,
-    )
+    )  # untagged: o of SM.8, tagged in the core
     joined = merge_heads(attended)  # (b, i, h*e) [SM.13]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m) untagged: SM.14 without its residual
     result = x + out if config.residual else out  # (b, i, m) [SM.14]
@@ -181,18 +181,18 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
     config, x = params.config, saved.x
     h, g, _, _ = config.sizes
-    y = x if saved.memory is None else saved.memory
+    y = x if saved.memory is None else saved.memory  # (b, j, m) untagged: as in the forward
     d_result = d_state.x  # (b, i, m) untagged: it came in
     # forward: out = joined @ w_o + b_o
-    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)
+    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # untagged: the first is dSM.13
     d_joined = d_out  # (b, i, h*e) [dSM.13]
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dSM.8]
     d = core.backward(saved.core, d_attended)
     # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
-    d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))
-    d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d["k"]))
-    d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))
+    d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))  # untagged: part of dSM.x
+    d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d["k"]))  # untagged: part of dSM.x
+    d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))  # untagged: part of dSM.x
     d_y = d_y_k + d_y_v  # (b, j, m) untagged: part of dSM.x
     own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dSM.x
     d_x = own + d_result if config.residual else own  # (b, i, m) [dSM.x]
@@ -216,7 +216,7 @@ def _mask(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
     if not is_bool(padding) or tuple(padding.shape) != (b, keys):
         got = f"{tuple(padding.shape)} of {padding.dtype}"
         raise ValueError(f"context.{name}: got {got}, needs booleans of shape {(b, keys)} (True = a token)")
-    columns = padding[:, None, None, :]
+    columns = padding[:, None, None, :]  # (b, 1, 1, j) untagged: for all heads and queries
     return columns if context.mask is None else context.mask & columns
 
 

@@ -41,9 +41,9 @@ def safe_rows(
     stop = keys if offset is None else min(max(rows[1] + offset, 0), keys)
     past = allowed_pairs(None, offset, rows, (shared, stop), q) if shared < stop else None
 
-    def largest_of(x: Array, least: float) -> Array:
-        found = xp.maximum(max_last(x[..., :shared]), zeros((*x.shape[:-1], 1), x) + least)
-        return found if past is None else xp.maximum(found, max_last(xp.where(past, x[..., shared:stop], least)))
+    def largest_of(x: Array, floor: float) -> Array:
+        found = xp.maximum(max_last(x[..., :shared]), zeros((*x.shape[:-1], 1), x) + floor)
+        return found if past is None else xp.maximum(found, max_last(xp.where(past, x[..., shared:stop], floor)))
 
     own, reach = row_norms(q)[..., None], largest_of(norms, 0.0)
     size, smallest = largest_of(sizes, 0.0), -largest_of(-least, -math.inf)
@@ -68,9 +68,11 @@ def value_range(v: Array) -> tuple[Array, Array]:
 
 
 def row_norms(x: Array) -> Array:
-    """Return the norm of each row of x (..., d); infinite where a square might overflow."""
+    """Return the norm of each row of x (..., d), or more; infinite where a square might overflow."""
     xp = namespace(x)
-    largest = math.sqrt(float(xp.finfo(x.dtype).max) / max(x.shape[-1], 1)) / 2
+    finfo = xp.finfo(x.dtype)
+    largest = math.sqrt(float(finfo.max) / x.shape[-1]) / 2
     outside = xp.max(xp.abs(x), axis=-1) > largest
     inside = xp.clip(x, -largest, largest)
-    return xp.where(outside, math.inf, xp.sqrt(xp.sum(inside * inside, axis=-1)))
+    lost = x.shape[-1] * float(finfo.smallest_normal)  # what squares that underflow might have added
+    return xp.where(outside, math.inf, xp.sqrt(xp.sum(inside * inside, axis=-1) + lost))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.arguments import (
@@ -111,11 +112,13 @@ def forward(
     shape = (*q.shape[:3], k.shape[2])
     mask = check_mask(mask, shape)
     offset = causal_offset(check_causal(causal), *shape[2:])
-    numbers = {"scale": scale, "softcap": softcap}
+    numbers: dict[str, Any] = {"scale": scale, "softcap": softcap}
     given = tuple(name for name, value in numbers.items() if value is not None)
     for name in given:
         check_number(name, numbers[name], positive=name == "softcap")
-        if is_array(numbers[name]):
+        if isinstance(numbers[name], float):
+            numbers[name] = float(numbers[name])  # NumPy's float64 is one too, and would widen float32
+        elif is_array(numbers[name]):
             check_arrays(q=q, **{name: numbers[name]})
             numbers[name] = xp.astype(numbers[name], raised(q).dtype)
     chosen = _form(form, shape)
@@ -173,7 +176,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
 
 def _form(form: str, shape: tuple[int, ...]) -> str:
     """Return the form to run for scores of this shape."""
-    if form not in ("auto", *FORMS):
+    if not isinstance(form, str) or form not in ("auto", *FORMS):
         raise ValueError(f"form: got {form!r}, needs one of auto, {', '.join(FORMS)}")
     # A trace shows whole equations; an empty plane has no tiles.
     if form != "auto" and 0 not in shape:

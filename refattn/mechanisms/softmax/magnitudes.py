@@ -77,11 +77,14 @@ def _d_total(inputs: Given, values: Given) -> Array:
     terms = values["dSM.7"] * values["SM.7"]
     inner = xp.sum(terms, axis=-1, keepdims=True)
     squares = xp.sum(terms * terms, axis=-1, keepdims=True)
-    return _size(inputs["k"].shape[2], inner, squares) / values["SM.6"] + _d_total_from_out(inputs, values)
+    over_keys = _size(inputs["k"].shape[2], inner, squares)
+    # Kernels take the same number from the output, with the errors that it has by then: do_i . o_i.
+    inherited = inputs["d_out"] * _out(inputs, values)
+    over_width = xp.sqrt(xp.sum(inherited * inherited, axis=-1, keepdims=True))
+    return (over_keys + over_width) / values["SM.6"] + _d_total_from_out(inputs, values)
 
 
 def _d_total_from_out(inputs: Given, values: Given) -> Array:
-    # Kernels take the sum over keys from the stored output: sum_j dw_ij w_ij = do_i . o_i.
     xp = namespace(inputs["q"])
     return xp.sum(xp.abs(inputs["d_out"] * values["SM.8"]), axis=-1, keepdims=True) / values["SM.6"]
 
@@ -93,6 +96,11 @@ def _d_exponentials(inputs: Given, values: Given) -> Array:
 
 def _d_scores(values: Given) -> Array:
     return values["dSM.1"] if "dSM.1" in values else values["dSM.3"]
+
+
+def _d_capped_scores(inputs: Given, values: Given) -> Array:
+    # The slope 1 - tanh^2 is a difference of numbers near 1 where the cap bites.
+    return 2.0 * namespace(inputs["q"]).abs(values["dSM.3"])
 
 
 def _d_q(inputs: Given, values: Given) -> Array:
@@ -138,6 +146,7 @@ MAGNITUDES: dict[str, Magnitude] = {
     "dSM.7": _d_weights,
     "dSM.6": _d_total,
     "dSM.5": _d_exponentials,
+    "dSM.1": _d_capped_scores,
     "dSM.q": _d_q,
     "dSM.k": _d_k,
     "dSM.v": _d_v,

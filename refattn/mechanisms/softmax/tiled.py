@@ -62,7 +62,7 @@ def forward(
 
     def task(tile: Tile) -> tuple[Array, Array]:
         rows_mask = None if mask_grouped is None else tile.of(mask_grouped)
-        rows, k_heads, v_heads = tile.of_rows(q_grouped), tile.of(k)[:, :, None], tile.of(v)[:, :, None]
+        rows, k_heads, v_heads = tile.of_rows(q_grouped), tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
         facts = tile.of(norms), tile.of(sizes), tile.of(least)
         safe = safe_rows(rows, *facts, offset, tile.rows, scale, softcap)
         return _forward_rows(rows, k_heads, v_heads, safe, rows_mask, offset, tile.rows, grid.columns, scale, softcap)
@@ -127,7 +127,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
 
     def task(tile: Tile) -> dict[str, Array]:
         heads_mask = None if mask_grouped is None else tile.of(mask_grouped)
-        k_heads, v_heads = tile.of(k)[:, :, None], tile.of(v)[:, :, None]
+        k_heads, v_heads = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
         blocks = [(part.rows, [part.of_rows(x) for x in grouped]) for part in grid.rows_of(tile)]
         return _backward_heads(saved, k_heads, v_heads, heads_mask, blocks, grid.columns)
 
@@ -234,11 +234,11 @@ def _group_mask(mask: Array | None, groups: int) -> Array | None:
     """Group the heads of a mask; an axis of size 1 stays one."""
     if mask is None:
         return None
-    return mask[:, None] if mask.shape[1] == 1 else _group(mask, groups)
+    return mask[:, None, ...] if mask.shape[1] == 1 else _group(mask, groups)
 
 
 def _add_rows(x: Array, first: Array, size: int) -> Array:
     """Return x (b, g, j, d) with `first` added to its first `size` rows."""
     if size == x.shape[2]:
         return x + first
-    return namespace(x).concat([x[:, :, :size] + first, x[:, :, size:]], axis=2)
+    return namespace(x).concat([x[:, :, :size, :] + first, x[:, :, size:, :]], axis=2)

@@ -1,0 +1,263 @@
+"""What was found, as text: the tables that the command line prints.
+
+Each function returns the whole text, `width` columns wide at most where it can be helped, with the escape codes of
+colours only where `colour` asks for them.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.box import Box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from refattn.mechanisms.record import Mechanism
+from refattn.verify.compare import Verdict
+from refattn.verify.run import Outcome, Report
+
+if TYPE_CHECKING:
+    from refattn.verify.check import CheckReport
+
+WIDE = 200
+"""Columns of a text that goes to a file or a pipe."""
+
+# A line of dashes below the header and nothing else, in plain ASCII.
+_PLAIN = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
+
+_COLOURS = {"agrees": "green", "disagrees": "red", "raises": "red", "not run": "yellow", "declined": "yellow"}
+
+_LEGEND = (
+    "share: the part of the allowed error that was used, in the case that used most of it; 1.00 is the limit. "
+    "by: the statistic that used it (an element, a row, the whole tensor, the bias), or what was wrong before that. "
+    "index, got, expected: its worst element."
+)
+
+
+def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:
+    """Return the table of mechanisms."""
+    rows = [(m.name, m.title, ", ".join(m.forms), m.source) for m in records]
+    return _render([_table(("name", "title", "forms", "source"), rows, width)], width, colour)
+
+
+def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:
+    """Return the table of backends, from `refattn.backends.describe`."""
+    rows = [
+        (
+            row["name"],
+            "yes" if row["available"] else "no",
+            row["version"] or "",
+            ", ".join(row["devices"]),
+            ("yes" if row["float64"] else "no") if row["available"] else "",
+            row["note"] if row["available"] else row["why_unavailable"],
+        )
+        for row in descriptions
+    ]
+    return _render([_table(("name", "available", "version", "devices", "float64", "note"), rows, width)], width, colour)
+
+
+def checked(report: CheckReport, *, width: int = WIDE, colour: bool = False) -> str:
+    """Return the report of the reference's check of itself: every row, then one line that says the verdict."""
+    rows = [(r.section, r.name, r.status, "" if r.share is None else _share(r.share), r.detail) for r in report.rows]
+    table = _table(("section", "name", "status", "share", "detail"), rows, width)
+    return _render([table, "", check_closing(report)], width, colour)
+
+
+def check_closing(report: CheckReport) -> str:
+    """Return the verdict of a check in one line."""
+    counts = Counter(row.status for row in report.rows)
+    verdict = "disagrees" if counts["disagrees"] else "agrees" if counts["agrees"] else "nothing was run"
+    numbers = ", ".join(f"{counts[status]} {words}" for status, words in _CHECK_WORDS.items())
+    return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}"
+
+
+_CHECK_WORDS = {"agrees": "agree", "disagrees": "disagree", "not run": "not run"}
+
+
+def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour: bool = False) -> str:
+    """Return the report of a verification.
+
+    A table of the worst case of each dtype and tensor; every case that failed; why cases were declined; the counts of
+    the case classes; and one line that says the verdict.
+    """
+    what = "outputs and gradients" if report.grad else "outputs"
+    parts: list[RenderableType] = [f"{report.implementation} against {mechanism.title.lower()}: {what}", ""]
+    parts += [_table(*_worst(report, mechanism, width), width), ""]
+    if any(outcome.verdicts for outcome in report.outcomes):
+        parts += [_LEGEND, ""]
+    failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
+    if failed:
+        parts.append(f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)")
+        purposes = {case.name: case.purpose for case in mechanism.cases}
+        for outcome in failed:
+            purpose = purposes.get(outcome.case, "")
+            about = f"{outcome.kind}: {purpose}" if purpose else outcome.kind
+            parts.append(Padding(Text(f"{outcome.dtype} {outcome.case} ({about})"), (0, 0, 0, 2)))
+            parts += [Padding(Text(line), (0, 0, 0, 6)) for line in _failures(outcome)]
+        parts.append("")
+    declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
+    if declined:
+        parts.append(f"Declined ({len(declined)} of {len(report.outcomes)} cases)")
+        parts += [_table(("cases", "reason", "where"), _decline_rows(declined), width), ""]
+    counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
+    parts += [_table(("class", "run", "agreed", "failed", "declined"), counts, width), "", closing(report)]
+    return _render(parts, width, colour)
+
+
+def closing(report: Report) -> str:
+    """Return the verdict of a verification in one line."""
+    total = report.counts()["all"]
+    if not report.outcomes:
+        return f"{report.mechanism}: nothing was run: there was no case"
+    if not total["run"]:
+        return f"{report.mechanism}: nothing was run: all {total['declined']} cases were declined"
+    statuses = {outcome.status for outcome in report.outcomes}
+    verdict = next(status for status in ("disagrees", "raises", "agrees") if status in statuses)
+    counts = f"{total['run']} cases run, {total['declined']} declined, {total['failed']} failed"
+    judged = [(outcome, verdict) for outcome in report.outcomes for verdict in outcome.verdicts]
+    if not judged:
+        return f"{report.mechanism}: {verdict}: {counts}; no tensor could be judged"
+    outcome, worst = max(judged, key=lambda pair: _size(pair[1].share))
+    where = f"({outcome.dtype} {worst.tensor}, case {outcome.case})"
+    if not math.isfinite(worst.share) and worst.statistic in _RUNGS:
+        return f"{report.mechanism}: {verdict}: {counts}; worst: {_RUNGS[worst.statistic]} {where}"
+    return f"{report.mechanism}: {verdict}: {counts}; worst use of the allowed error {_share(worst.share)} {where}"
+
+
+_RUNGS = {"shape": "wrong shape", "dtype": "wrong dtype", "non-finite": "non-finite numbers differ"}
+
+
+def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows, one for each dtype and tensor, with the case that used most of the allowed error."""
+    header: tuple[str, ...] = ("dtype", "tensor", "cases", "share", "by", "case", "index", "got", "expected", "verdict")
+    rows: list[tuple[str, ...]] = []
+    for dtype in dict.fromkeys(outcome.dtype for outcome in report.outcomes):
+        outcomes = [outcome for outcome in report.outcomes if outcome.dtype == dtype]
+        found: dict[str, list[tuple[Outcome, Verdict]]] = {}
+        for outcome in outcomes:
+            for verdict in outcome.verdicts:
+                found.setdefault(verdict.tensor, []).append((outcome, verdict))
+        if not found:
+            word = "raises" if any(outcome.status == "raises" for outcome in outcomes) else "declined"
+            rows.append((dtype, "", "0", *[""] * 6, word))
+            continue
+        asked = ("out", *mechanism.outputs, *(("d_q", "d_k", "d_v") if report.grad else ()))
+        for tensor in dict.fromkeys((*asked, *found)):
+            if tensor not in found:
+                rows.append((dtype, tensor, "0", *[""] * 6, "not given"))
+                continue
+            outcome, worst = max(found[tensor], key=lambda pair: _size(pair[1].share))
+            wrong = sum(not verdict.agrees for _, verdict in found[tensor])
+            shown = (_share(worst.share), worst.statistic, outcome.case, _index(worst), worst.got, worst.expected)
+            word = f"{wrong} disagree" if wrong else "agrees"
+            rows.append((dtype, tensor, str(len(found[tensor])), *shown, word))
+    if _natural(header, rows) + len(header) - 1 > width:  # the two numbers, one above the other, in one column
+        header = (*header[:7], "got, expected", header[9])
+        rows = [(*row[:7], f"{row[7]}\n{row[8]}".strip(), row[9]) for row in rows]
+    return header, rows
+
+
+def _failures(outcome: Outcome) -> list[str]:
+    """Return what failed in a case, a line for each tensor."""
+    lines = [_one_line(outcome.detail)] if outcome.detail else []
+    for verdict in outcome.verdicts:
+        if verdict.agrees:
+            continue
+        seen = f"got {verdict.got}, expected {verdict.expected}"
+        if verdict.statistic in ("shape", "dtype"):
+            lines.append(f"{verdict.tensor}: {verdict.statistic}: {seen}")
+        elif verdict.statistic == "non-finite":
+            lines.append(f"{verdict.tensor}{_index(verdict)}: non-finite: {seen}")
+        else:
+            lines.append(
+                f"{verdict.tensor}: {_share(verdict.share)} of the allowed error ({verdict.statistic}); "
+                f"worst at {_index(verdict)}: {seen}"
+            )
+    return lines
+
+
+def _decline_rows(declined: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Return one row for each reason: how many cases, the reason, and the cases by dtype, or some of them."""
+    reasons: dict[str, list[Outcome]] = {}
+    for outcome in declined:
+        reasons.setdefault(_one_line(str(outcome.detail)), []).append(outcome)
+    rows = []
+    for reason, outcomes in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        dtypes = ", ".join(dict.fromkeys(outcome.dtype for outcome in outcomes))
+        cases = list(dict.fromkeys(outcome.case for outcome in outcomes))
+        named = ", ".join(cases) if len(cases) <= 3 else f"{', '.join(cases[:2])} and {len(cases) - 2} more"
+        rows.append((str(len(outcomes)), reason, f"{dtypes}: {named}"))
+    return rows
+
+
+_NUMBERS = ("cases", "share", "run", "agreed", "failed", "declined")
+_PROSE = ("title", "source", "note", "detail", "reason", "where", "devices")
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> Table:
+    """Return a table; columns of numbers stand to the right, and only columns of prose are broken into lines."""
+    rows = list(rows)
+    roomy = _natural(header, rows) + 2 * (len(header) - 1) <= width or any(name in _PROSE for name in header)
+    table = Table(box=_PLAIN, show_edge=False, pad_edge=False, padding=(0, int(roomy), 0, 0), header_style="bold")
+    for name in header:
+        right = "right" if name in _NUMBERS else "left"
+        table.add_column(name, justify=right, no_wrap=name not in _PROSE, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    return table
+
+
+def _natural(header: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
+    """Return the width that a table needs when nothing is broken into lines and there are no gaps."""
+    return sum(max(map(len, column)) for column in zip(header, *rows, strict=True))
+
+
+def _style(cell: str) -> str:
+    return "red" if cell.endswith(" disagree") else _COLOURS.get(cell, "")
+
+
+def _render(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=width,
+        force_terminal=colour,
+        force_jupyter=False,
+        color_system="standard" if colour else None,
+        legacy_windows=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _share(share: float) -> str:
+    """Return a share with two digits behind the point, rounded away from the limit where it is above."""
+    if not math.isfinite(share):
+        return "inf"
+    if share > 1.0:
+        share = math.ceil(share * 100.0 - 1e-9) / 100.0
+    return f"{share:.2f}" if share < 1000.0 else f"{share:.1e}"
+
+
+def _size(share: float) -> float:
+    """Return the share for sorting: one that is no number is the worst."""
+    return math.inf if math.isnan(share) else share
+
+
+def _index(verdict: Verdict) -> str:
+    return f"[{','.join(map(str, verdict.index))}]" if verdict.index else ""
+
+
+def _one_line(text: str) -> str:
+    """Return text of foreign code as one printable line."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
