@@ -119,3 +119,7 @@ def decline(reason: str) -> refattn.Decline:
     import refattn  # only here: whoever borrows `attend` for another purpose does not need it
 
     return refattn.Decline(reason)
+
+
+# What the float16 kernel rounds to float16 beside the weights: the scores, and what the soft-cap makes of them.
+attend.roundings = ("SM.1", "SM.2")  # type: ignore[attr-defined]

@@ -124,12 +124,9 @@ class Block:
 
     def _check(self, context: Context, **given: Any) -> None:
         context.check_reads(self.title, self.reads)
-        if context.memory is not None:
-            given["context.memory"] = context.memory
-        for argument, value in given.items():
-            for name, leaf in tree.flatten({argument: value}).items() if "." not in argument else [(argument, value)]:
-                if all_finite(leaf) is False:
-                    raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
+        for name, leaf in tree.flatten({**given, "memory": context.memory}).items():
+            if all_finite(leaf) is False:
+                raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
 
 
 @dataclass(frozen=True, eq=False)

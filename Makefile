@@ -1,0 +1,34 @@
+# Everything happens in $(VENV), which the first target that needs it makes.  make check PYTHON=python3.13
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+BIN    := $(VENV)/bin
+
+.PHONY: check test lint clean
+
+# The reference certifies itself; then a production kernel is verified against it.
+check: $(VENV)/.with-onnx
+	$(BIN)/refattn check softmax
+	$(BIN)/refattn verify softmax --impl examples/onnxruntime_attention.py:attend
+
+# The workers share the cores, so each is held to one thread; nothing outside this line sees the setting.
+test: $(VENV)/.with-onnx $(VENV)/.with-test
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --timeout=600 $(ARGS)
+
+lint: $(VENV)/.with-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy refattn tests
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache docs/_build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(VENV)/.with-EXTRA says that refattn (editable) and that extra are installed.
+$(VENV)/.with-%: $(VENV)/.made pyproject.toml setup.py
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	@touch $@
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -1,0 +1,234 @@
+"""What is installed is the tree: by wheel, sdist, editable install or checkout, also from a clone without symlinks.
+
+`backends/` stands beside `refattn/` and is imported as `refattn.backends`: in the tree through the symlink
+`refattn/backends`, in a wheel because setup.py maps it. Every build here is made from a copy, without a network.
+"""
+
+import email
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = [".ci", ".github", "asv_benchmarks", "backends", "docs", "examples", "refattn", "tests", "tools"]
+FILES = [
+    *(".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"),
+    *("MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.py"),
+]
+BACKENDS = ["cupy", "jax", "numpy", "strict", "torch"]
+WAYS = ["symlink", "no symlink"]
+
+Clones = dict[str, Path]
+Builds = dict[tuple[str, str], Path]
+
+pytestmark = pytest.mark.xdist_group("packaging")  # one worker, so that what is built is built once
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def files_under(folder: Path) -> set[str]:
+    names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and not p.is_symlink()}
+    return {name for name in names if not name.startswith("refattn.egg-info/")}
+
+
+def sources(clone: Path) -> set[str]:
+    """The names that a wheel has to hold."""
+    homes = {"refattn": clone / "refattn", "refattn/backends": clone / "backends"}
+    return {f"{package}/{name}" for package, folder in homes.items() for name in files_under(folder)}
+
+
+def wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert len(names) == len(set(names)), "a name stands twice in the wheel"
+    return {name for name in names if ".dist-info/" not in name}
+
+
+def sdist_names(sdist: Path) -> set[str]:
+    with tarfile.open(sdist) as archive:
+        return {member.name.partition("/")[2] for member in archive.getmembers() if not member.isdir()}
+
+
+@pytest.fixture(scope="module")
+def clones(tmp_path_factory: pytest.TempPathFactory) -> Clones:
+    """The tree as git checks it out with `core.symlinks`, and without: the link is a file that holds its target."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.py[cod]", "*.egg-info", ".*_cache", "_build", "env", "results")
+    made = {}
+    for way in WAYS:
+        clone = made[way] = tmp_path_factory.mktemp("clone")
+        for name in FOLDERS:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=ignore)
+        for name in FILES:
+            shutil.copy(ROOT / name, clone / name)
+        link = clone / "refattn" / "backends"
+        link.unlink(missing_ok=True)  # an unpacked sdist has none
+        if way == "symlink":
+            link.symlink_to("../backends")
+        else:
+            link.write_text("../backends")
+    return made
+
+
+@pytest.fixture(scope="module")
+def builds(clones: Clones, tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    made = {}
+    # without an option: the sdist, and from it the wheel
+    kinds: dict[str, list[str]] = {"wheel": ["--wheel"], "wheel of sdist": []}
+    for way, clone in clones.items():
+        for kind, options in kinds.items():
+            out = tmp_path_factory.mktemp("dist")
+            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, *options, clone, cwd=out)
+            made[way, kind] = next(out.glob("*.whl"))
+            shutil.rmtree(clone / "build", ignore_errors=True)  # leftovers of one build must not help the next
+            shutil.rmtree(clone / "refattn.egg-info")
+        made[way, "sdist"] = next(out.glob("*.tar.gz"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def dependencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages installed here without refattn itself, so that only the copy under test can be imported."""
+    folder = tmp_path_factory.mktemp("dependencies")
+    for scheme in ("purelib", "platlib"):
+        for path in Path(sysconfig.get_path(scheme)).iterdir():
+            if "refattn" not in path.name and not (folder / path.name).exists():
+                (folder / path.name).symlink_to(path)
+    return folder
+
+
+@pytest.fixture
+def look(dependencies: Path, tmp_path: Path) -> Callable[[Path], dict[str, Any]]:
+    """Import refattn from a folder, in an interpreter that sees that folder, its .pth files and the dependencies."""
+    code = """
+import json, site, sys
+from importlib import metadata
+folder, dependencies = sys.argv[1:]
+sys.path.insert(0, folder)
+site.addsitedir(folder)
+sys.path.append(dependencies)
+import refattn, refattn.backends
+print(json.dumps({
+    "refattn": refattn.__file__,
+    "backends": refattn.backends.__file__,
+    "version": refattn.__version__,
+    "points": {p.name: p.value for p in metadata.entry_points(group="refattn.backends")},
+    "numpy": [p.load().name for p in metadata.entry_points(group="refattn.backends", name="numpy")],
+    "command": [p.value for p in metadata.entry_points(group="console_scripts", name="refattn")],
+}))
+"""
+
+    def look(folder: Path) -> dict[str, Any]:
+        # -I: neither the environment nor the working directory adds a path; -S: nor does a .pth file of this install
+        seen: dict[str, Any] = json.loads(
+            run(sys.executable, "-B", "-I", "-S", "-c", code, folder, dependencies, cwd=tmp_path)
+        )
+        return seen
+
+    return look
+
+
+def assert_complete(seen: dict[str, Any]) -> None:
+    assert seen["points"] == {name: f"refattn.backends.{name}:backend" for name in BACKENDS}
+    assert seen["numpy"] == ["numpy"]
+    assert seen["command"] == ["refattn.cli:main"]
+
+
+def pip_install(target: Path, *what: str | Path) -> None:
+    options: list[str | Path] = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", target]
+    run(sys.executable, "-m", "pip", "install", *options, *what, cwd=target.parent)
+
+
+def test_the_link_is_committed_as_a_link() -> None:
+    link = ROOT / "refattn" / "backends"
+    if not link.is_symlink():
+        pytest.skip("a clone without symlinks, or an unpacked sdist")
+    assert os.readlink(link) == "../backends"
+
+
+def test_every_folder_with_python_files_is_a_package() -> None:
+    folders = {p.parent for top in ("refattn", "backends") for p in (ROOT / top).rglob("*.py")}
+    assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["wheel", "wheel of sdist"])
+def test_a_wheel_holds_the_sources_and_nothing_else(clones: Clones, builds: Builds, way: str, kind: str) -> None:
+    names = wheel_names(builds[way, kind])
+    assert names == sources(clones["symlink"])
+    assert {"refattn/__init__.py", "refattn/py.typed", "refattn/backends/__init__.py"} <= names
+    assert {f"refattn/backends/{name}.py" for name in BACKENDS} <= names
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_sdist_holds_the_whole_tree_once(clones: Clones, builds: Builds, way: str) -> None:
+    names = {name for name in sdist_names(builds[way, "sdist"]) if not name.startswith("refattn.egg-info/")}
+    assert names - {"PKG-INFO", "setup.cfg"} == files_under(clones["symlink"])
+
+
+def test_the_metadata_is_the_same_whatever_is_built(builds: Builds) -> None:
+    found = set()
+    for (_, kind), path in builds.items():
+        if kind != "sdist":
+            with zipfile.ZipFile(path) as archive:
+                name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+                found.add(archive.read(name).decode())
+    assert len(found) == 1
+    metadata = email.message_from_string(found.pop())
+    assert metadata["Name"] == "refattn"
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["Requires-Python"] == ">=3.11"
+
+
+def test_all_means_every_extra_but_cupy() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["dev"][0] == "refattn[test]"
+    (everything,) = extras["all"]
+    named = set(everything.removeprefix("refattn[").removesuffix("]").split(","))
+    assert named | {"test"} == set(extras) - {"all", "cupy"}
+
+
+def test_an_installed_wheel_is_imported_from_where_it_was_installed(
+    builds: Builds, look: Callable[[Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    target = tmp_path / "site"
+    pip_install(target, builds["symlink", "wheel"])
+    seen = look(target)
+    assert seen["refattn"] == str(target / "refattn" / "__init__.py")
+    assert seen["backends"] == str(target / "refattn" / "backends" / "__init__.py")
+    assert builds["symlink", "wheel"].name.startswith(f"refattn-{seen['version']}-")
+    assert_complete(seen)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_editable_install_is_the_tree(
+    clones: Clones, look: Callable[[Path], dict[str, Any]], tmp_path: Path, way: str
+) -> None:
+    target, clone = tmp_path / "site", clones[way]
+    pip_install(target, "--editable", clone)
+    seen = look(target)
+    assert seen["refattn"] == str(clone / "refattn" / "__init__.py")
+    assert Path(seen["backends"]).resolve() == clone / "backends" / "__init__.py"
+    assert_complete(seen)
+
+
+def test_a_checkout_is_imported_without_an_install(clones: Clones, look: Callable[[Path], dict[str, Any]]) -> None:
+    seen = look(clones["symlink"])
+    assert seen["refattn"] == str(clones["symlink"] / "refattn" / "__init__.py")
+    assert seen["backends"] == str(clones["symlink"] / "refattn" / "backends" / "__init__.py")

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Checks refattn on a machine with an NVIDIA GPU: certifies the CuPy backend, runs the test suite on it, and times
+# softmax attention there beside PyTorch's. Needs CuPy, array-api-compat, pytest and hypothesis; PyTorch if it is to be
+# timed. Run from the repository's root:  bash tools/gpu_check.sh [PYTHON]
+set -u
+python=${1:-python3}
+export PYTHONPATH=. PYTHONUNBUFFERED=1
+failed=0
+
+echo "== device and versions"
+"$python" - <<'PY' || exit 1
+import importlib.metadata as metadata
+import cupy
+
+properties = cupy.cuda.runtime.getDeviceProperties(0)
+print(properties["name"].decode(), f"{properties['totalGlobalMem'] >> 30} GiB", "CUDA", cupy.cuda.runtime.runtimeGetVersion())
+for name in ("numpy", "array-api-compat", "torch"):
+    try:
+        print(name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        print(name, "not installed")
+print("cupy", cupy.__version__)
+PY
+
+echo "== refattn check --backend cupy"
+"$python" -m refattn check --backend cupy || failed=1
+
+echo "== test suite on CuPy"
+REFATTN_TEST_BACKENDS=cupy "$python" -m pytest -q -p no:cacheprovider tests/mechanisms tests/ops tests/backends tests/test_xp.py || failed=1
+
+echo "== timings"
+"$python" tools/gpu_timings.py || failed=1
+
+exit "$failed"
