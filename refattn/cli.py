@@ -51,7 +51,7 @@ class Commands(click.Group):
         """Run the command; an error becomes a line and an exit code."""
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, GeneratorExit):
+        except click.exceptions.Exit:
             raise
         except BaseException as error:
             if ctx.params["debug"]:
@@ -76,8 +76,6 @@ def _explain(error: BaseException) -> int:
         message = f"{message[:1].lower()}{message[1:]}; see {command} --help"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
-    elif isinstance(error, SystemExit):
-        message = f"foreign code ended the program with exit code {error.code}"
     else:
         message = f"{type(error).__name__}: {error} (refattn --debug shows where)"
     click.echo(f"refattn: error: {' '.join(message.split())}", err=True)
@@ -104,7 +102,7 @@ _json = click.option(
 )
 
 
-@cli.command("list")
+@cli.command("list", short_help="Show the mechanisms.")
 @_json
 def list_command(file: str | None) -> None:
     """Show the mechanisms of the library."""
@@ -116,7 +114,7 @@ def list_command(file: str | None) -> None:
     _deliver(lambda **form: report.mechanisms(records, **form), data, file)
 
 
-@cli.command("backends")
+@cli.command("backends", short_help="Show the array libraries.")
 def backends_command() -> None:
     """Show the array libraries: which can be used here, and why others cannot."""
     from refattn import backends
@@ -126,20 +124,39 @@ def backends_command() -> None:
     _deliver(lambda **form: report.backends(rows, **form))
 
 
-@cli.command("check")
-@click.argument("mechanism", nargs=-1, metavar="[MECHANISM]...")
-@click.option("--backend", "backend_name", default="numpy", metavar="NAME", help="Array library (numpy).")
+@cli.command("check", short_help="Let the reference certify itself.")
+@click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
+@click.option("--backend", default="numpy", metavar="NAME", help="The array library; numpy by default.")
 @_json
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
 @click.pass_context
 def check_command(
-    ctx: click.Context, mechanism: tuple[str, ...], backend_name: str, file: str | None, require_all: bool
+    ctx: click.Context, mechanisms: tuple[str, ...], backend: str, file: str | None, require_all: bool
 ) -> None:
-    """Let the reference certify itself: its laws, forms and gradients; all mechanisms unless some are named."""
-    raise NotImplementedError
+    """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named."""
+    records = [_record(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
+    from refattn import backends
+
+    try:
+        library = backends.get(backend)
+    except (ImportError, TypeError, ValueError) as error:
+        raise Problem(str(error)) from error
+    _check_writable(file)
+    from refattn.verify import report
+    from refattn.verify.check import check
+
+    found = []
+    for record in records:
+        with _progress(f"check {record.name}", "checks") as progress:
+            found.append(check(record, library, require_all=require_all, progress=progress))
+    codes = {one.exit_code for one in found}
+    code = 1 if 1 in codes else NOTHING_RUN if codes == {NOTHING_RUN} or require_all and NOTHING_RUN in codes else 0
+    data = {"checks": [one.to_json() for one in found], "exit_code": code}
+    _deliver(lambda **form: "\n\n".join(report.checked(one, **form) for one in found), data, file)
+    ctx.exit(code)
 
 
-@cli.command("verify")
+@cli.command("verify", short_help="Verify an implementation against the reference.")
 @click.argument("mechanism")
 @click.option(
     "--impl", required=True, metavar="MODULE_OR_FILE:FUNCTION", help="The implementation, such as kernel.py:attend."
@@ -167,21 +184,18 @@ def verify_command(
         if name not in run.DTYPES:
             raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(run.DTYPES)}")
     _check_writable(file)
-    sys.path.append(os.getcwd())  # a module beside the user is found, though no installed one is shadowed by it
+    if "" not in sys.path:
+        sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
+    dtypes = tuple(dict.fromkeys(dtypes)) or run.DTYPES
     # Whatever foreign code prints is kept out of the report.
     with _progress(f"verify {record.name}", "cases") as progress, contextlib.redirect_stdout(sys.stderr):
         try:
             implementation = adapter.load(impl)
+            found = run.verify(record, implementation, label=impl, dtypes=dtypes, grad=grad, progress=progress)
         except adapter.LoadError as error:
             raise Problem(str(error)) from error
-        found = run.verify(
-            record,
-            implementation,
-            label=impl,
-            dtypes=tuple(dict.fromkeys(dtypes)) or run.DTYPES,
-            grad=grad,
-            progress=progress,
-        )
+        except SystemExit as error:
+            raise Problem(f"--impl {impl}: it ended the program (exit code {error.code})") from error
     from refattn.verify import report
 
     _deliver(lambda **form: report.verified(found, record, **form), found.to_json(), file)

@@ -128,13 +128,14 @@ def _disturbances(
         sizes[id] = computed * (mechanism.magnitudes[id](given, traced) if id in mechanism.magnitudes else own)
         if storage and (id in mechanism.stored or id in roundings):
             size = mechanism.stored[id](given, traced) if id in mechanism.stored else own
-            sizes[id] = np.hypot(sizes[id], storage * size)
+            # Below the smallest normal number the spacing no longer shrinks with the value.
+            subnormal = 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits)
+            sizes[id] = np.hypot(sizes[id], np.maximum(storage * np.abs(size), subnormal))
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
 
         def disturb(id: str, name: str, value: Floats, draw: int = draw) -> Floats:
-            words = counter.words(value.size + 1, seed=seed, purpose=f"budget.{id}", step=draw)
-            signs = np.where(words & 1, SIGMA, -SIGMA)
+            signs = SIGMA * _signs(value.size + 1, f"budget.{id}", draw, seed)
             shared = 1.0 + computed * signs[-1]  # a constant of the equation, rounded once
             return value * shared + signs[:-1].reshape(value.shape) * sizes[id]
 
@@ -144,6 +145,13 @@ def _disturbances(
             finite = np.isfinite(value)  # an output that is not finite has no noise
             errors[name].append(np.where(finite, disturbed[name], 0.0) - np.where(finite, value, 0.0))
     return {name: np.stack(draws) for name, draws in errors.items()}
+
+
+def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:
+    """Return +1 or -1, a bit of the counter each."""
+    words = counter.words(count // 32 + 1, seed=seed, purpose=purpose, step=draw)
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little", count=count)
+    return 2.0 * bits - 1.0
 
 
 def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:

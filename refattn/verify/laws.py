@@ -131,13 +131,15 @@ def on_backend(backend: backends.Backend, x: NDArray[Any]) -> Any:
     return backend.from_numpy(fresh)
 
 
-def samples(mechanism: Mechanism) -> tuple[Sample, ...]:
-    """Return the samples: two of one tile, without and with every mask and number, and one of several tiles on NumPy."""
-    return (
-        _sample(mechanism, "plain", (2, 4, 2, 11, 17, 8, 6), {}),
-        _sample(mechanism, "masked", (2, 4, 2, 11, 17, 8, 6), {"scale": 0.5, "softcap": 2.0}, keep=0.6),
-        _sample(mechanism, "long", (1, 2, 1, 140, 530, 8, 6), {}),
-    )
+def samples(mechanism: Mechanism, pools: bool) -> tuple[Sample, ...]:
+    """Return two samples of one tile, without and with mask and numbers, and one of several tiles where tiles are small.
+
+    A backend that pools has small tiles: of at most 256 rows and 512 keys on NumPy.
+    """
+    small = (2, 4, 2, 11, 17, 8, 6)
+    plain = _sample(mechanism, "plain", small, {})
+    masked = _sample(mechanism, "masked", small, {"scale": 0.5, "softcap": 2.0}, keep=0.6)
+    return (plain, masked, _sample(mechanism, "long", (1, 2, 1, 140, 530, 8, 6), {})) if pools else (plain, masked)
 
 
 def _sample(
@@ -160,7 +162,7 @@ def permutation(core: Core, s: Sample) -> float:
     """Keys, values and columns of the mask in another order: d_k and d_v follow, nothing else changes."""
     order = counter.permutation(s.inputs["k"].shape[2], seed=0, purpose="laws.keys")
     expected = _keys(core(s.inputs, s.options, s.upstream), order)
-    return _used(core(_keys(s.inputs, order), s.options, s.upstream), expected, _noise(core, s))
+    return used_share(core(_keys(s.inputs, order), s.options, s.upstream), expected, _noise(core, s))
 
 
 def query_permutation(core: Core, s: Sample) -> float:
@@ -168,7 +170,7 @@ def query_permutation(core: Core, s: Sample) -> float:
     order = counter.permutation(s.inputs["q"].shape[2], seed=0, purpose="laws.queries")
     expected = _queries(core(s.inputs, s.options, s.upstream), order)
     moved = core(_queries(s.inputs, order), s.options, _queries(s.upstream, order))
-    return _used(moved, expected, _noise(core, s))
+    return used_share(moved, expected, _noise(core, s))
 
 
 def linear_in_v(core: Core, s: Sample) -> float:
@@ -179,7 +181,7 @@ def linear_in_v(core: Core, s: Sample) -> float:
     added = {n for n in a if n == "out" or n.startswith("d_")} - {"d_v"}
     whole = core({**s.inputs, "v": parts[0]["v"] + parts[1]["v"]}, s.options, upstream)
     noises = [core.noise(x, s.options, s.upstream) for x in parts]
-    return _used(whole, {n: a[n] + b[n] if n in added else a[n] for n in a}, *noises)
+    return used_share(whole, {n: a[n] + b[n] if n in added else a[n] for n in a}, *noises)
 
 
 def constant_value(core: Core, s: Sample) -> float:
@@ -190,7 +192,7 @@ def constant_value(core: Core, s: Sample) -> float:
     out = np.repeat(value[:, :, :1], x["q"].shape[1] // value.shape[1], axis=1)
     alive = x["mask"].any(axis=-1) if "mask" in x else np.ones(x["q"].shape[:3], dtype=bool)
     expected = {"out": np.where(alive[..., None], out, 0.0), "d_q": np.zeros(x["q"].shape), "d_k": np.zeros(x["k"].shape)}
-    return _used(got, expected, core.noise(x, s.options, upstream))
+    return used_share(got, expected, core.noise(x, s.options, upstream))
 
 
 def key_shift(core: Core, s: Sample) -> float:
@@ -204,7 +206,7 @@ def key_shift(core: Core, s: Sample) -> float:
         c_heads = np.repeat(c, s.inputs["q"].shape[1] // c.shape[1], axis=1)
         expected["lse"] = expected["lse"] + 0.5 * np.sum(s.inputs["q"] * c_heads, axis=-1)
     noises = [core.noise(x, options, upstream) for x in (s.inputs, moved)]
-    return _used(core(moved, options, upstream), expected, *noises)
+    return used_share(core(moved, options, upstream), expected, *noises)
 
 
 def split_and_merge(core: Core, s: Sample) -> float:
@@ -226,7 +228,7 @@ def split_and_merge(core: Core, s: Sample) -> float:
         n: np.concatenate([g[n] for g in gradients], axis=2) if n in ("d_k", "d_v") else gradients[0][n] + gradients[1][n]
         for n in gradients[0]
     }
-    return _used(merged, whole, _noise(core, s))  # the parts sum the same terms as the whole
+    return used_share(merged, whole, _noise(core, s))  # the parts sum the same terms as the whole
 
 
 def padding(core: Core, s: Sample) -> float:
@@ -242,7 +244,7 @@ def padding(core: Core, s: Sample) -> float:
     short = _keys(s.inputs, keep)
     zero = max((_zero(got[n][hidden]) for n in ("d_k", "d_v")))
     noise = core.noise(short, s.options, s.upstream)
-    return max(zero, _used(_keys(got, keep), core(short, s.options, s.upstream), noise))
+    return max(zero, used_share(_keys(got, keep), core(short, s.options, s.upstream), noise))
 
 
 def empty(core: Core, s: Sample) -> float:
@@ -255,7 +257,7 @@ def empty(core: Core, s: Sample) -> float:
     got = core(x, s.options, _raised(s.upstream, **dict.fromkeys(s.upstream, dead)))
     lse = 0.0 if "lse" not in got or np.all(got["lse"][dead] == -math.inf) else math.inf
     zero = max(_zero(got["out"][dead]), _zero(got["d_q"][dead]))
-    return max(lse, zero, _same_bits(got, core(x, s.options, s.upstream)))
+    return max(lse, zero, same_bits(got, core(x, s.options, s.upstream)))
 
 
 def causal(core: Core, s: Sample) -> float:
@@ -270,7 +272,7 @@ def causal(core: Core, s: Sample) -> float:
             changed = _raised(s.inputs, q=after, k=unseen, v=unseen)
             a, b = (core(x, {**s.options, "causal": alignment}, upstream) for x in (s.inputs, changed))
             unreached = max(_zero(x[n][unseen]) for x in (a, b) for n in ("d_k", "d_v"))
-            worst = max(worst, unreached, _same_bits(*(_keys(_queries(x, slice(now)), slice(seen)) for x in (a, b))))
+            worst = max(worst, unreached, same_bits(*(_keys(_queries(x, slice(now)), slice(seen)) for x in (a, b))))
     return worst
 
 
@@ -285,7 +287,7 @@ def truncation(core: Core, s: Sample) -> float:
         options = {**s.options, "causal": alignment}
         expected = _keys(_queries(core(s.inputs, options, upstream), rows), columns)
         got = core(short, options, _queries(s.upstream, rows))
-        worst = max(worst, _used(got, expected, core.noise(s.inputs, options, s.upstream)))
+        worst = max(worst, used_share(got, expected, core.noise(s.inputs, options, s.upstream)))
     return worst
 
 
@@ -298,7 +300,7 @@ def causal_mask(core: Core, s: Sample) -> float:
         x = {**s.inputs, "mask": s.inputs.get("mask", True) & past}
         options = {**s.options, "causal": alignment}
         got = core(s.inputs, options, s.upstream)
-        worst = max(worst, _used(got, core(x, s.options, s.upstream), core.noise(s.inputs, options, s.upstream)))
+        worst = max(worst, used_share(got, core(x, s.options, s.upstream), core.noise(s.inputs, options, s.upstream)))
     return worst
 
 
@@ -314,7 +316,7 @@ def independent(core: Core, s: Sample) -> float:
         at = {n: (slice(None),) * axis + (slice(size),) for n, size in own.items()}
         changed = core(_raised(s.inputs, **at), s.options, s.upstream)
         kept = {n: (slice(None),) * axis + (rest,) for n, rest in others.items() if results[n].ndim > 2}
-        worst = max(worst, _same_bits(*({n: x[n][rest] for n, rest in kept.items()} for x in (results, changed))))
+        worst = max(worst, same_bits(*({n: x[n][rest] for n, rest in kept.items()} for x in (results, changed))))
     return worst
 
 
@@ -324,13 +326,13 @@ def workers(core: Core, s: Sample) -> float:
     for n in (1, 2, 3, 7):
         with backends.use_workers(n):
             results.append(core(s.inputs, s.options, s.upstream))
-    return max(_same_bits(results[0], x) for x in results[1:])
+    return max(same_bits(results[0], x) for x in results[1:])
 
 
 def repeatable(core: Core, s: Sample) -> float:
     """The same call gives the same bits, and so does a second backward of one forward."""
     (first, saved), (second, _) = (core.forward(s.inputs, s.options) for _ in range(2))
-    return max(_same_bits(first, second), _same_bits(*(core.backward(saved, s.upstream) for _ in range(2))))
+    return max(same_bits(first, second), same_bits(*(core.backward(saved, s.upstream) for _ in range(2))))
 
 
 LAWS: dict[str, Callable[[Core, Sample], float]] = {
@@ -392,12 +394,13 @@ def _zero(x: NDArray[Any]) -> float:
     return 0.0 if not np.any(x != 0.0) else math.inf
 
 
-def _same_bits(a: Values, b: Values) -> float:
+def same_bits(a: Values, b: Values) -> float:
+    """Return 0 where all arrays of `a` have the bits of those in `b`, otherwise infinity."""
     return 0.0 if all(a[n].dtype == b[n].dtype and a[n].tobytes() == b[n].tobytes() for n in a) else math.inf
 
 
-def _used(got: Values, expected: Values, *noises: Mapping[str, float]) -> float:
-    """Return the largest used share of the allowed error; both sides have the noise where one is given."""
+def used_share(got: Values, expected: Values, *noises: Mapping[str, float]) -> float:
+    """Return the largest used share of the allowed error; where one noise is given, both sides have it."""
     noises = noises if len(noises) > 1 else noises * 2
     worst = 0.0
     for name, wanted in expected.items():

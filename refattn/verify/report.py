@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,18 +65,20 @@ def checked(report: CheckReport, *, width: int = WIDE, colour: bool = False) -> 
     """Return the report of the reference's check of itself: every row, then one line that says the verdict."""
     rows = [(r.section, r.name, r.status, "" if r.share is None else _share(r.share), r.detail) for r in report.rows]
     table = _table(("section", "name", "status", "share", "detail"), rows, width)
-    return _render([table, "", check_closing(report)], width, colour)
+    return _render([table, "", _check_closing(report)], width, colour)
 
 
-def check_closing(report: CheckReport) -> str:
+def _check_closing(report: CheckReport) -> str:
     """Return the verdict of a check in one line."""
-    counts = Counter(row.status for row in report.rows)
+    counts = report.counts()
     verdict = "disagrees" if counts["disagrees"] else "agrees" if counts["agrees"] else "nothing was run"
-    numbers = ", ".join(f"{counts[status]} {words}" for status, words in _CHECK_WORDS.items())
-    return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}"
-
-
-_CHECK_WORDS = {"agrees": "agree", "disagrees": "disagree", "not run": "not run"}
+    numbers = f"{counts['agrees']} checks agree, {counts['disagrees']} disagree, {counts['not run']} not run"
+    shares = [(_size(row.share), row) for row in report.rows if row.share is not None]
+    if not shares:
+        return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}"
+    share, row = max(shares, key=lambda pair: pair[0])
+    worst = f"worst use of the allowed error {_share(share)} ({row.section}: {row.name})"
+    return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}; {worst}"
 
 
 def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour: bool = False) -> str:
@@ -93,13 +94,7 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
         parts += [_LEGEND, ""]
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     if failed:
-        parts.append(f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)")
-        purposes = {case.name: case.purpose for case in mechanism.cases}
-        for outcome in failed:
-            purpose = purposes.get(outcome.case, "")
-            about = f"{outcome.kind}: {purpose}" if purpose else outcome.kind
-            parts.append(Padding(Text(f"{outcome.dtype} {outcome.case} ({about})"), (0, 0, 0, 2)))
-            parts += [Padding(Text(line), (0, 0, 0, 6)) for line in _failures(outcome)]
+        parts += [f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)", *_failures(failed, mechanism)]
         parts.append("")
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     if declined:
@@ -163,31 +158,33 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
     return header, rows
 
 
-def _failures(outcome: Outcome) -> list[str]:
-    """Return what failed in a case, a line for each tensor."""
-    lines = [_one_line(outcome.detail)] if outcome.detail else []
-    for verdict in outcome.verdicts:
-        if verdict.agrees:
-            continue
-        seen = f"got {verdict.got}, expected {verdict.expected}"
-        if verdict.statistic in ("shape", "dtype"):
-            lines.append(f"{verdict.tensor}: {verdict.statistic}: {seen}")
-        elif verdict.statistic == "non-finite":
-            lines.append(f"{verdict.tensor}{_index(verdict)}: non-finite: {seen}")
-        else:
-            lines.append(
-                f"{verdict.tensor}: {_share(verdict.share)} of the allowed error ({verdict.statistic}); "
-                f"worst at {_index(verdict)}: {seen}"
-            )
+def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[RenderableType]:
+    """Return for each case that failed what it is, what it raised, and a line for each tensor that disagrees."""
+    purposes = {case.name: f": {case.purpose}" for case in mechanism.cases if case.purpose}
+    wrong = [[verdict for verdict in outcome.verdicts if not verdict.agrees] for outcome in failed]
+    cells = [[(v.tensor, _share(v.share), v.statistic, _index(v), v.got) for v in verdicts] for verdicts in wrong]
+    widths = [max(map(len, column)) for column in zip(*(row for rows in cells for row in rows), strict=True)]
+    lines: list[RenderableType] = []
+    for outcome, verdicts, rows in zip(failed, wrong, cells, strict=True):
+        lines.append(_indented(2, f"{outcome.dtype} {outcome.case} ({outcome.kind}{purposes.get(outcome.case, '')})"))
+        if outcome.detail:
+            lines.append(_indented(6, outcome.detail))
+        for verdict, row in zip(verdicts, rows, strict=True):
+            tensor, share, by, index, got = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            lines.append(_indented(6, f"{tensor} {share} {by} {index} got {got} expected {verdict.expected}"))
     return lines
+
+
+def _indented(columns: int, text: str) -> Padding:
+    return Padding(Text(_printable(text)), (0, 0, 0, columns))
 
 
 def _decline_rows(declined: Sequence[Outcome]) -> list[tuple[str, ...]]:
     """Return one row for each reason: how many cases, the reason, and the cases by dtype, or some of them."""
     reasons: dict[str, list[Outcome]] = {}
     for outcome in declined:
-        reasons.setdefault(_one_line(str(outcome.detail)), []).append(outcome)
-    rows = []
+        reasons.setdefault(" ".join(_printable(str(outcome.detail)).split()), []).append(outcome)
+    rows: list[tuple[str, ...]] = []
     for reason, outcomes in sorted(reasons.items(), key=lambda item: -len(item[1])):
         dtypes = ", ".join(dict.fromkeys(outcome.dtype for outcome in outcomes))
         cases = list(dict.fromkeys(outcome.case for outcome in outcomes))
@@ -203,11 +200,17 @@ _PROSE = ("title", "source", "note", "detail", "reason", "where", "devices")
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> Table:
     """Return a table; columns of numbers stand to the right, and only columns of prose are broken into lines."""
     rows = list(rows)
-    roomy = _natural(header, rows) + 2 * (len(header) - 1) <= width or any(name in _PROSE for name in header)
-    table = Table(box=_PLAIN, show_edge=False, pad_edge=False, padding=(0, int(roomy), 0, 0), header_style="bold")
+    needed, prose = _natural(header, rows), any(name in _PROSE for name in header)
+    gap = 2 if prose or needed + 2 * (len(header) - 1) <= width else 1
+    whole = prose or needed + gap * (len(header) - 1) <= width
+    table = Table(box=_PLAIN, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0), header_style="bold")
     for name in header:
-        right = "right" if name in _NUMBERS else "left"
-        table.add_column(name, justify=right, no_wrap=name not in _PROSE, overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if name in _NUMBERS else "left",
+            no_wrap=whole and name not in _PROSE,
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
     return table
@@ -258,6 +261,6 @@ def _index(verdict: Verdict) -> str:
     return f"[{','.join(map(str, verdict.index))}]" if verdict.index else ""
 
 
-def _one_line(text: str) -> str:
-    """Return text of foreign code as one printable line."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+def _printable(text: str) -> str:
+    """Return text of foreign code without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text.replace("\n", " "))

@@ -73,7 +73,7 @@ def test_no_false_alarm(dtype: str) -> None:
 @pytest.mark.parametrize("logits", LOGITS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_no_false_alarm_exhaustive(dtype: str, logits: float) -> None:
-    step = int(os.environ.get("REFATTN_SLOW_SAMPLE", "1"))
+    step = 20 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1
     for seed in range(1000, 1000 + SEEDS, step):
         for options in KINDS:
             alarms = {n: s for n, s in _shares(_case(logits, **options), dtype, seed).items() if s > 1.0}
