@@ -194,8 +194,6 @@ def verify_command(
             found = run.verify(record, implementation, label=impl, dtypes=dtypes, grad=grad, progress=progress)
         except adapter.LoadError as error:
             raise Problem(str(error)) from error
-        except SystemExit as error:
-            raise Problem(f"--impl {impl}: it ended the program (exit code {error.code})") from error
     from refattn.verify import report
 
     _deliver(lambda **form: report.verified(found, record, **form), found.to_json(), file)

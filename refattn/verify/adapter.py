@@ -64,14 +64,14 @@ def load(spec: str) -> Any:
         raise
     except ModuleNotFoundError as error:
         raise LoadError(f"--impl {spec}: cannot import {place}: {error}") from error
-    except Exception as error:  # the file may do anything
+    except (Exception, SystemExit) as error:  # the file may do anything
         raise LoadError(f"--impl {spec}: importing {place} raised {type(error).__name__}: {error}") from error
     try:
         found = getattr(module, name)
         implementation = found() if inspect.isclass(found) else found
     except AttributeError:
         raise LoadError(f"--impl {spec}: {place} has no {name!r}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LoadError(f"--impl {spec}: making {name} raised {type(error).__name__}: {error}") from error
     if not callable(implementation) and not hasattr(implementation, "forward"):
         raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
@@ -83,14 +83,13 @@ def _import_file(path: Path) -> Any:
         raise LoadError(f"--impl: there is no file {path}")
     name = f"refattn_implementation_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise LoadError(f"--impl: {path} is no Python file, whose name ends in .py")
+    # Its neighbours can be imported, as when Python runs the file; also later, from inside a function.
+    sys.path.insert(0, str(path.resolve().parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.resolve().parent))  # its neighbours, as when Python runs the file
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.resolve().parent))
+    spec.loader.exec_module(module)
     return module
 
 
@@ -112,6 +111,8 @@ def call(
     arguments = {name: _read_only(x) for name, x in inputs.items()}
     before = {name: x.tobytes() for name, x in arguments.items()}
     extra = dict(options) | ({"dtype": dtype} if _takes_dtype(forward) else {})
+    if dtype == "float64" and "jax" in sys.modules:
+        backends.get("jax").enable_float64()  # otherwise JAX turns float64 into float32 as it comes in
     returned = _guard(lambda: forward(**arguments, **extra))
     if isinstance(returned, Decline):
         return returned
@@ -122,6 +123,8 @@ def call(
     if len(outputs) > 2:
         raise CallError(f"returned a tuple of {len(outputs)}, needs out or (out, lse)")
     result = {name: x for name, x in zip(("out", "lse"), outputs, strict=False) if x is not None}
+    if "out" not in result:
+        raise CallError("returned no output, needs out or (out, lse)")
     if upstream is not None:
         gradients = _gradients(implementation, forward, inputs, extra, dtype, outputs[0], upstream)
         if isinstance(gradients, Decline):
@@ -234,6 +237,6 @@ def _guard(function: Callable[[], Any]) -> Any:
         return function()
     except CallError:
         raise
-    except Exception as error:  # foreign code may raise anything
+    except (Exception, SystemExit) as error:  # foreign code may raise anything, and may even try to end the program
         text = " ".join(str(error).split())
         raise CallError(f"raised {type(error).__name__}: {text[:300]}") from error

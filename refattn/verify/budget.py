@@ -163,7 +163,7 @@ def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
 
 def ratio(error: NDArray[Any], granted: NDArray[Any]) -> Any:
     """error / granted, with 0 / 0 = 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(error == 0.0, 0.0, error / granted)
 
 

@@ -76,7 +76,9 @@ def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict
     pattern = _pattern(values) != _pattern(target)
     if pattern.any():
         index = tuple(int(n) for n in np.argwhere(pattern)[0])
-        return Verdict(tensor, math.inf, "non-finite", index, _number(values[index]), _number(target[index]))
+        return Verdict(
+            tensor, math.inf, "non-finite", index, _number(values[index], stored), _number(target[index], stored)
+        )
     if values.size == 0:
         return Verdict(tensor, 0.0, "element", (), "", "")
     finite = np.isfinite(target)
@@ -86,6 +88,7 @@ def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict
     return _judge(tensor, error, np.maximum(truth.variance[tensor], floor), truth, values, target)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # squares of a very wrong result
 def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, target: Any) -> Verdict:
     errors, granted = rows(tensor, error), rows(tensor, variance)
     row_granted = np.mean(granted, axis=-1)
@@ -102,9 +105,13 @@ def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, ta
         "whole": whole / min(ROW, WHOLE * math.sqrt(1.0 + 8.0 / math.sqrt(count))),
         "bias": bias / max(BIAS, 5.0 / math.sqrt(count), 5.0 * truth.bias[tensor]),
     }
+    shares = {name: math.inf if math.isnan(share) else share for name, share in shares.items()}
     statistic = max(shares, key=lambda name: shares[name])
     index = tuple(int(n) for n in np.unravel_index(int(np.argmax(elements)), error.shape))
-    return Verdict(tensor, shares[statistic], statistic, index, _number(values[index]), _number(target[index]))
+    stored = truth.stored[tensor]
+    return Verdict(
+        tensor, shares[statistic], statistic, index, _number(values[index], stored), _number(target[index], stored)
+    )
 
 
 def _pattern(x: Any) -> Any:
@@ -112,5 +119,6 @@ def _pattern(x: Any) -> Any:
     return np.where(np.isnan(x), 2, np.where(np.isinf(x), np.sign(x), 0))
 
 
-def _number(x: Any) -> str:
-    return f"{float(x):.9g}"
+def _number(x: Any, stored: str) -> str:
+    """Return enough digits to tell neighbouring numbers of the type apart."""
+    return f"{float(x):.{17 if stored == 'float64' else 9}g}"

@@ -33,9 +33,8 @@ _PLAIN = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 _COLOURS = {"agrees": "green", "disagrees": "red", "raises": "red", "not run": "yellow", "declined": "yellow"}
 
 _LEGEND = (
-    "share: the part of the allowed error that was used, in the case that used most of it; 1.00 is the limit. "
-    "by: the statistic that used it (an element, a row, the whole tensor, the bias), or what was wrong before that. "
-    "index, got, expected: its worst element."
+    "share: used part of the allowed error, in the case that used most of it; the limit is 1.00\n"
+    "by: the statistic that used it, or the check that failed; index, got, expected: worst element"
 )
 
 
