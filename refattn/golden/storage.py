@@ -32,10 +32,10 @@ TYPES = {
     "float32": Storage(24, -126, 127),
     "float16": Storage(11, -14, 15),
     "bfloat16": Storage(8, -126, 127),
-    "float8_e4m3": Storage(4, -6, 8),
+    "float8": Storage(4, -6, 8),  # as coarse as E4M3, without its special codes: only to round worse than bfloat16
 }
 
-LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8_e4m3", "bfloat16": "float8_e4m3"}
+LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8", "bfloat16": "float8"}
 """The type that is one step coarser."""
 
 

@@ -99,8 +99,11 @@ def call(
     options: Mapping[str, Any],
     dtype: str,
     upstream: NDArray[Any] | None = None,
+    outputs: tuple[str, ...] = ("out", "lse"),
 ) -> Result | Decline:
     """Run an implementation on one case, with gradients where `upstream` is given.
+
+    `outputs` are the names of what it may return: the first alone, or a tuple of as many as it has.
 
     Raises
     ------
@@ -119,14 +122,15 @@ def call(
     changed = [name for name, x in arguments.items() if x.tobytes() != before[name]]
     if changed:
         raise CallError(f"changed its inputs: {', '.join(changed)}")
-    outputs = returned if isinstance(returned, tuple) else (returned,)
-    if len(outputs) > 2:
-        raise CallError(f"returned a tuple of {len(outputs)}, needs out or (out, lse)")
-    result = {name: x for name, x in zip(("out", "lse"), outputs, strict=False) if x is not None}
-    if "out" not in result:
-        raise CallError("returned no output, needs out or (out, lse)")
+    given = returned if isinstance(returned, tuple) else (returned,)
+    needs = f"needs {outputs[0]} or ({', '.join(outputs)})"
+    if len(given) > len(outputs):
+        raise CallError(f"returned a tuple of {len(given)}, {needs}")
+    result = {name: x for name, x in zip(outputs, given, strict=False) if x is not None}
+    if outputs[0] not in result:
+        raise CallError(f"returned no output, {needs}")
     if upstream is not None:
-        gradients = _gradients(implementation, forward, inputs, extra, dtype, outputs[0], upstream)
+        gradients = _gradients(implementation, forward, inputs, extra, dtype, given[0], upstream)
         if isinstance(gradients, Decline):
             return gradients
         result |= {f"d_{name}": x for name, x in gradients.items()}
@@ -143,14 +147,16 @@ def _gradients(
     out: Any,
     upstream: NDArray[Any],
 ) -> dict[str, Any] | Decline:
-    """Return the gradients of q, k and v: by its own backward, or by the library that its output is of."""
+    """Return the gradients of its arrays: by its own backward, or by the library that its output is of."""
     if hasattr(implementation, "backward"):
         found = _guard(lambda: implementation.backward(_read_only(upstream)))
         if isinstance(found, (Decline, dict)):
             return found
-        if isinstance(found, tuple) and len(found) == 3:
-            return dict(zip("qkv", found, strict=True))
-        raise CallError(f"backward returned {type(found).__name__}, needs a dict or (d_q, d_k, d_v)")
+        names = learned(inputs)
+        if isinstance(found, tuple) and len(found) == len(names):
+            return dict(zip(names, found, strict=True))
+        listed = ", ".join(f"d_{name}" for name in names)
+        raise CallError(f"backward returned {type(found).__name__}, needs a dict or ({listed})")
     framework = getattr(forward, "framework", None) or type(out).__module__.partition(".")[0]
     if framework == "torch":
         return _guard(lambda: _torch_gradients(forward, inputs, extra, dtype, upstream))
@@ -175,9 +181,9 @@ def _torch_gradients(
     out = out[0] if isinstance(out, tuple) else out
     if not out.requires_grad:
         return Decline("no gradients: torch says that the output depends on no input")
-    learned = {name: x for name, x in tensors.items() if x.requires_grad}
-    found = torch.autograd.grad(out, list(learned.values()), torch.tensor(upstream, dtype=out.dtype))
-    return dict(zip(learned, found, strict=True))
+    names = learned(inputs)
+    found = torch.autograd.grad(out, [tensors[name] for name in names], torch.tensor(upstream, dtype=out.dtype))
+    return dict(zip(names, found, strict=True))
 
 
 def _jax_gradients(
@@ -186,15 +192,20 @@ def _jax_gradients(
     import jax
     import jax.numpy as jnp
 
-    masks = {name: jnp.asarray(x) for name, x in inputs.items() if x.dtype == np.bool_}
-    learned = {name: jnp.asarray(x, dtype=dtype) for name, x in inputs.items() if x.dtype != np.bool_}
+    names = learned(inputs)
+    masks = {name: jnp.asarray(x) for name, x in inputs.items() if name not in names}
 
     def run(*values: Any) -> Any:
-        out = forward(**dict(zip(learned, values, strict=True)), **masks, **extra)
+        out = forward(**dict(zip(names, values, strict=True)), **masks, **extra)
         return out[0] if isinstance(out, tuple) else out
 
-    out, pull = jax.vjp(run, *learned.values())
-    return dict(zip(learned, pull(jnp.asarray(upstream, dtype=out.dtype)), strict=True))
+    out, pull = jax.vjp(run, *(jnp.asarray(inputs[name], dtype=dtype) for name in names))
+    return dict(zip(names, pull(jnp.asarray(upstream, dtype=out.dtype)), strict=True))
+
+
+def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Return the names of the inputs that have a gradient: all but masks."""
+    return tuple(name for name, x in inputs.items() if x.dtype != np.bool_)
 
 
 def to_host(name: str, x: Any) -> NDArray[Any]:

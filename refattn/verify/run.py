@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.adapter import CallError, Decline, Result, call
+from refattn.verify.adapter import CallError, Decline, Result, call, learned
 from refattn.verify.budget import Truth, truth
 from refattn.verify.compare import Verdict, compare
 
@@ -92,13 +92,15 @@ def verify_case(
     extra = tuple(getattr(getattr(implementation, "forward", implementation), "roundings", ()))
     case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, roundings=extra)
     try:
-        result = call(implementation, case_truth.inputs, case.options, dtype, case_truth.upstream)
+        outputs = ("out", *mechanism.outputs)
+        result = call(implementation, case_truth.inputs, case.options, dtype, case_truth.upstream, outputs)
         if isinstance(result, Decline):
             return Outcome(case.name, case.kind, dtype, "declined", result.reason)
         verdicts = judge(result, case_truth)
     except CallError as error:
         return Outcome(case.name, case.kind, dtype, "raises", str(error))
-    missing = [name for name in ("d_q", "d_k", "d_v") if grad and name not in result.tensors]
+    needed = [f"d_{name}" for name in learned(case_truth.inputs)] if grad else []
+    missing = [name for name in needed if name not in result.tensors]
     if missing:
         return Outcome(case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", verdicts)
     status = "agrees" if all(verdict.agrees for verdict in verdicts) else "disagrees"
