@@ -3,41 +3,68 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from refattn.ops.masks import Causal
-from refattn.xp import Array, Namespace, concrete, device, dtype_name, is_array, is_bool, is_floating, namespace
+from refattn.xp import (
+    Array,
+    Namespace,
+    concrete,
+    device,
+    dtype_name,
+    is_array,
+    is_bool,
+    is_floating,
+    namespace,
+)
 
 
-def check_arrays(**arrays: Array | None) -> Namespace:
+def check_arrays(**arrays: Array) -> Namespace:
     """Return the namespace of the arrays; raise where they are no arrays, or of several libraries or devices."""
-    given = {name: x for name, x in arrays.items() if x is not None}
-    for name, x in given.items():
+    for name, x in arrays.items():
         if not is_array(x):
             raise TypeError(f"{name}: got {type(x).__name__}, needs an array of NumPy, CuPy, PyTorch, JAX, ...")
-    libraries = {name: type(x).__module__.partition(".")[0] for name, x in given.items()}
     try:
-        xp = namespace(*given.values())
+        xp = namespace(*arrays.values())
     except TypeError:
-        listed = ", ".join(f"{name} of {library}" for name, library in libraries.items())
-        raise TypeError(f"got arrays of several libraries ({listed}), needs one library") from None
-    devices = {name: str(device(x)) for name, x in given.items()}
+        libraries = {name: type(x).__module__.partition(".")[0] for name, x in arrays.items()}
+        raise TypeError(f"got arrays of several libraries ({_listed(libraries)}), needs one library") from None
+    devices = {name: str(device(x)) for name, x in arrays.items()}
     if len(set(devices.values())) > 1:
-        listed = ", ".join(f"{name} on {place}" for name, place in devices.items())
-        raise ValueError(f"got arrays on several devices ({listed}), needs one device")
+        raise ValueError(f"got arrays on several devices ({_listed(devices)}), needs one device")
     return xp
+
+
+def _listed(kinds: Mapping[str, str]) -> str:
+    """Return "q: torch; k, v: numpy" for the library, device or dtype of each array."""
+    names = {kind: ", ".join(name for name in kinds if kinds[name] == kind) for kind in kinds.values()}
+    return "; ".join(f"{listed}: {kind}" for kind, listed in names.items())
+
+
+def check_floating(**arrays: Array) -> None:
+    """Raise where the arrays are not floating, or of several dtypes."""
+    for name, x in arrays.items():
+        if not is_floating(x):
+            raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs float64, float32, float16 or bfloat16")
+    dtypes = {name: dtype_name(x) for name, x in arrays.items()}
+    if len(set(dtypes.values())) > 1:
+        raise TypeError(f"got arrays of several dtypes ({_listed(dtypes)}), needs one dtype")
+
+
+def check_is(name: str, value: Any, kind: type) -> None:
+    """Raise where `value` is no instance of `kind`."""
+    if not isinstance(value, kind):
+        home = "" if kind.__module__ == "builtins" else f" of {kind.__module__}"
+        raise TypeError(f"{name}: got {type(value).__name__}, needs a {kind.__qualname__}{home}")
 
 
 def check_qkv(q: Array, k: Array, v: Array) -> None:
     """Raise where q (b, h, i, d), k (b, g, j, d) and v (b, g, j, e) do not fit together."""
+    check_floating(q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not is_floating(x):
-            raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs float64, float32, float16 or bfloat16")
         if len(x.shape) != 4:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, needs 4 axes (batch, heads, tokens, width)")
-    names = [dtype_name(x) for x in (q, k, v)]
-    if len(set(names)) > 1:
-        raise TypeError(f"q, k, v: got dtypes {', '.join(names)}, needs one dtype for all three")
     b, h, _, d = q.shape
     if k.shape[0] != b or k.shape[3] != d:
         raise ValueError(f"k: got shape {tuple(k.shape)}, needs ({b}, heads, keys, {d}) to fit q {tuple(q.shape)}")
@@ -50,16 +77,17 @@ def check_qkv(q: Array, k: Array, v: Array) -> None:
         raise ValueError(f"k: got {g} heads, needs a number that divides the {h} heads of q")
 
 
-def check_mask(mask: Array | None, shape: tuple[int, int, int, int]) -> Array | None:
+def check_mask(mask: Array | None, shape: tuple[int, int, int, int], name: str = "mask") -> Array | None:
     """Return the mask with four axes; raise where it is not boolean or not broadcastable to `shape`."""
     if mask is None:
         return None
     if not is_bool(mask):
-        raise TypeError(f"mask: got dtype {dtype_name(mask)}, needs bool (True = may attend)")
+        raise TypeError(f"{name}: got dtype {dtype_name(mask)}, needs bool (True = may attend)")
     got = tuple(mask.shape)
     full = (1,) * (4 - len(got)) + got
     if len(got) > 4 or any(size not in (1, needed) for size, needed in zip(full, shape, strict=True)):
-        raise ValueError(f"mask: got shape {got}, needs one that broadcasts to (batch, heads, queries, keys) = {shape}")
+        needs = f"one that broadcasts to (batch, heads, queries, keys) = {shape}"
+        raise ValueError(f"{name}: got shape {got}, needs {needs}")
     return namespace(mask).reshape(mask, full)
 
 
@@ -91,7 +119,6 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> None:
 def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:
     """Raise where an upstream gradient is not a floating array of the shape of what it is the gradient of."""
     check_arrays(**{name: gradient, "the output": like})
-    if not is_floating(gradient):
-        raise TypeError(f"{name}: got dtype {dtype_name(gradient)}, needs a floating dtype")
+    check_floating(**{name: gradient})
     if tuple(gradient.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(gradient.shape)}, needs {tuple(shape)}")

@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations, tree
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.context import Context
-from refattn.xp import Array, all_finite
+from refattn.xp import Array, all_finite, dtype_name, is_bool
 
 Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
 
@@ -64,9 +65,10 @@ class Case:
 class Block:
     """A mechanism as one step of a dynamical system, made from the module that computes it.
 
-    The module has `Config`, `Params`, `State` and the functions ``init``, ``start``, ``start_backward``, ``read``,
-    ``read_backward``, ``forward`` and ``backward``. What holds for every block is checked here, once: the context's
-    fields are ones that the mechanism reads, and all arrays that come in are finite.
+    The module has `Config`, `Params`, `State`, `Saved` and the functions ``init``, ``start``, ``start_backward``,
+    ``read``, ``read_backward``, ``forward`` and ``backward``. What holds for every block is checked here, once: the
+    context's fields are ones that the mechanism reads, and all arrays that come in are finite and of one library,
+    device and dtype. Shapes are for the module to check.
     """
 
     def __init__(self, module: ModuleType, title: str, reads: tuple[str, ...]) -> None:
@@ -80,11 +82,14 @@ class Block:
 
         `like` gives the array library, the dtype and the device.
         """
+        check_is("config", config, self.Config)
+        check_arrays(like=like)
+        check_floating(like=like)
         return self.module.init(config, seed=seed, like=like, layer=layer)
 
     def start(self, params: Any, x: Array, context: Context) -> Any:
         """Return the state that the first block of a stack receives for tokens x (b, n, width)."""
-        self._check(context, x=x)
+        self._check_context(context, params, x=x)
         return self.module.start(params, x, context)
 
     def start_backward(self, params: Any, d_state: Any) -> tuple[Array, Any]:
@@ -111,20 +116,44 @@ class Block:
 
         Raises
         ------
+        TypeError
+            Where an argument is of another class, or arrays are of several libraries or dtypes.
         ValueError
-            Where the context has a field that the mechanism does not read, a shape does not fit, or an array that
-            comes in has an element that is not finite.
+            Where the context has a field that the mechanism does not read, a shape or a device does not fit, or an
+            array that comes in has an element that is not finite.
         """
-        self._check(context, params=params, state=state)
+        self._check_context(context, params, state=state)
         return equations.active(self.module).forward(params, state, context)
 
     def backward(self, params: Any, saved: Any, d_state: Any) -> tuple[Any, Any, dict[str, Array]]:
         """Return the gradients (d_state, d_params, d_context); the last by field name of the context."""
+        check_is("saved", saved, self.module.Saved)
+        self._check(params, d_state=d_state)
         return equations.active(self.module).backward(params, saved, d_state)
 
-    def _check(self, context: Context, **given: Any) -> None:
+    def _check_context(self, context: Context, params: Any, **given: Any) -> None:
+        check_is("context", context, Context)
         context.check_reads(self.title, self.reads)
-        for name, leaf in tree.flatten({**given, "memory": context.memory}).items():
+        names = ("memory", "mask", "key_mask", "memory_mask")
+        memory, *masks = ({f"context.{name}": x} if (x := getattr(context, name)) is not None else {} for name in names)
+        self._check(params, **given, **memory)
+        for mask in masks:
+            check_arrays(params=next(iter(tree.flatten(params).values())), **mask)
+            for name, x in mask.items():
+                if not is_bool(x):
+                    raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs bool")
+
+    def _check(self, params: Any, **given: Any) -> None:
+        """Raise where `params` or a state is of another class, or not all arrays are finite and of one kind."""
+        check_is("params", params, self.module.Params)
+        leaves = tree.flatten({"params": params})
+        for name, value in given.items():
+            if name.endswith("state"):
+                check_is(name, value, self.module.State)
+            leaves |= tree.flatten({name: value}) if name.endswith("state") else {name: value}
+        check_arrays(**leaves)
+        check_floating(**leaves)
+        for name, leaf in leaves.items():
             if all_finite(leaf) is False:
                 raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
 

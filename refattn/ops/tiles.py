@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
 from refattn import equations
+from refattn.backends import use_workers
 from refattn.xp import Array, backend, namespace
 
 Result = TypeVar("Result")
@@ -104,8 +106,8 @@ def plan(q: Array, k: Array) -> Plan:
 def run(like: Array, task: Callable[[Tile], Result], tiles: Sequence[Tile]) -> list[Result]:
     """Return the results of `task` for all tiles in order, on the workers of the backend of `like`.
 
-    Under a hook of the equation engine the tiles run one after the other, so that a trace has one order.
+    Under a hook of the equation engine the tiles run one after the other, so that a trace has one order; but as tasks
+    of the backend all the same, which gives them the same bits.
     """
-    if equations.is_active():
-        return [task(tile) for tile in tiles]
-    return list(backend(like).map(task, tiles))
+    with use_workers(1) if equations.is_active() else nullcontext():
+        return list(backend(like).map(task, tiles))

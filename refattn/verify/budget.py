@@ -128,8 +128,8 @@ def _disturbances(
         sizes[id] = computed * (mechanism.magnitudes[id](given, traced) if id in mechanism.magnitudes else own)
         if storage and (id in mechanism.stored or id in roundings):
             size = mechanism.stored[id](given, traced) if id in mechanism.stored else own
-            # Below the smallest normal number the spacing no longer shrinks with the value.
-            subnormal = 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits)
+            # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
+            subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
             sizes[id] = np.hypot(sizes[id], np.maximum(storage * np.abs(size), subnormal))
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):

@@ -25,7 +25,7 @@ from refattn import backends, counter, tree
 from refattn.golden.inputs import make
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.laws import on_backend
+from refattn.verify.probe import on_backend
 from refattn.xp import Array, backend, namespace
 
 Floats = NDArray[np.float64]
@@ -129,7 +129,7 @@ def _finite(x: Array) -> Array:
 
 
 def largest_error(got: Mapping[str, Floats], expected: Mapping[str, Floats]) -> tuple[float, str]:
-    """Return the largest relative error of all leaves, infinite where a leaf is missing or of a wrong shape, and where."""
+    """Return the largest relative error and its leaf; infinite where one is missing, misshapen or not finite."""
     overall = max((float(np.max(np.abs(x), initial=0.0)) for x in expected.values()), default=0.0)
     worst = (0.0, "")
     for name, wanted in expected.items():

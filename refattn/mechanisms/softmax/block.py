@@ -26,12 +26,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn import counter
+from refattn import counter, tree
+from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_mask, check_number
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.softmax import core
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
-from refattn.xp import Array, backend, device, is_bool, namespace
+from refattn.xp import Array, backend, device, namespace
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Config:
             raise ValueError(f"kv_heads: got {self.kv_heads}, needs a divisor of the {self.heads} heads")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}, or a head_width")
+        for name in ("bias", "residual"):
+            check_is(name, getattr(self, name), bool)
+        for name in ("scale", "softcap"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), positive=name == "softcap")
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -122,6 +128,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     def weight(name: str, rows: int, columns: int) -> Array:
         draw = counter.uniform((rows, columns), seed=seed, purpose=f"softmax.{name}", layer=layer)
         values = (2.0 * draw - 1.0) * math.sqrt(3.0 / rows)
+        values = values if backend(like).float64() else values.astype("float32")
         return xp.astype(backend(like).from_numpy(values, device=device(like)), like.dtype)
 
     def bias(size: int) -> Array | None:
@@ -133,9 +140,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def start(params: Params, x: Array, context: Context) -> State:
     """Return the state of tokens x (b, i, m)."""
-    width = params.config.width
-    if len(x.shape) != 3 or x.shape[2] != width:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, needs (batch, tokens, {width})")
+    _check_tokens("x", x, params.config.width)
     return State(x)
 
 
@@ -157,6 +162,8 @@ def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
     config, x = params.config, state.x
+    _check_tokens("state.x", x, config.width)
+    _check_params(params)
     h, g, _, _ = config.sizes
     y = x if context.memory is None else _check_memory(context.memory, x)  # (b, j, m) untagged: whose keys are attended
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [SM.10]
@@ -182,6 +189,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     config, x = params.config, saved.x
     h, g, _, _ = config.sizes
     y = x if saved.memory is None else saved.memory  # (b, j, m) untagged: as in the forward
+    check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m) untagged: it came in
     # forward: out = joined @ w_o + b_o
     d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # untagged: the first is dSM.13
@@ -211,13 +219,30 @@ def _mask(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
     name, padding = "key_mask", context.key_mask
     if context.memory is not None:
         name, padding = "memory_mask", context.memory_mask
+    mask = check_mask(context.mask, shape, "context.mask")  # untagged: with four axes
     if padding is None:
-        return context.mask
-    if not is_bool(padding) or tuple(padding.shape) != (b, keys):
-        got = f"{tuple(padding.shape)} of {padding.dtype}"
-        raise ValueError(f"context.{name}: got {got}, needs booleans of shape {(b, keys)} (True = a token)")
+        return mask
+    if tuple(padding.shape) != (b, keys):
+        raise ValueError(f"context.{name}: got shape {tuple(padding.shape)}, needs {(b, keys)} (True = a token)")
     columns = padding[:, None, None, :]  # (b, 1, 1, j) untagged: for all heads and queries
-    return columns if context.mask is None else context.mask & columns
+    return columns if mask is None else mask & columns
+
+
+def _check_tokens(name: str, x: Array, width: int) -> None:
+    check_arrays(**{name: x})
+    if len(x.shape) != 3 or x.shape[2] != width:
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, needs (batch, tokens, {width})")
+
+
+def _check_params(params: Params) -> None:
+    (h, g, d, e), m = params.config.sizes, params.config.width
+    needs: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
+    if params.config.bias:
+        needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
+    shapes = {name: tuple(x.shape) for name, x in tree.flatten(params).items()}
+    for name in {**needs, **shapes}:
+        if shapes.get(name) != needs.get(name):
+            raise ValueError(f"params.{name}: got shape {shapes.get(name)}, its configuration needs {needs.get(name)}")
 
 
 def _check_memory(memory: Array, x: Array) -> Array:

@@ -107,7 +107,7 @@ def forward(
     array([[1.  , 0.  ],
            [0.33, 0.67]])
     """
-    xp = check_arrays(q=q, k=k, v=v, mask=mask)
+    xp = check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
     check_qkv(q, k, v)
     shape = (*q.shape[:3], k.shape[2])
     mask = check_mask(mask, shape)

@@ -73,10 +73,10 @@ def forward(
                 for c in range(e):
                     value["SM.8"][b, h, i, c] = math.fsum(value["SM.7"][b, h, i, j] * v[b, g, j, c] for j in attended)
                 value["SM.9"][b, h, i] = top + math.log(total)
-    # Where an option is not given its equation is not computed.
+    # Where an option is not given its equation is not computed; a causal mask that hides nothing is none.
     if softcap is None:
         del value["SM.2"]
-    if mask is None and causal is False:
+    if mask is None and not np.any(value["SM.3"] == -math.inf):
         del value["SM.3"]
     return value
 
