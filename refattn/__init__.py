@@ -10,18 +10,20 @@ Every mechanism is array-API code with hand-written forward and backward passes,
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
+
+from refattn.mechanisms import registry as _registry
 
 __version__ = "0.1.0"
 
-__all__ = ["Context", "Decline", "__version__", "list_mechanisms", "mechanism", "softmax", "trace"]
-
 if TYPE_CHECKING:
-    from refattn.equations import trace
-    from refattn.mechanisms import softmax
-    from refattn.mechanisms.context import Context
-    from refattn.mechanisms.registry import list_mechanisms, mechanism
-    from refattn.verify.adapter import Decline
+    # `as` says that these are meant to be imported from here.
+    from refattn.equations import trace as trace
+    from refattn.mechanisms.context import Context as Context
+    from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
+    from refattn.mechanisms.registry import mechanism as mechanism
+    from refattn.verify.adapter import Decline as Decline
 
 # Where a public name lives; it is imported when it is first used, so that `import refattn` stays quick.
 _HOMES = {
@@ -32,20 +34,16 @@ _HOMES = {
     "trace": "refattn.equations",
 }
 
+__all__ = sorted(["__version__", *_HOMES, *_registry.list_mechanisms()])
+
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    from refattn.mechanisms import registry
-
-    if name in registry.list_mechanisms():
-        return registry.room(name)
+    if name in _registry.list_mechanisms():
+        return _registry.room(name)
     raise AttributeError(f"module 'refattn' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    from refattn.mechanisms import registry
-
-    return sorted({*__all__, *registry.list_mechanisms()})
+    return list(__all__)

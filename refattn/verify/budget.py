@@ -151,7 +151,7 @@ def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:
     """Return +1 or -1, a bit of the counter each."""
     words = counter.words(count // 32 + 1, seed=seed, purpose=purpose, step=draw)
     bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little", count=count)
-    return 2.0 * bits - 1.0
+    return 2.0 * bits.astype(np.float64) - 1.0
 
 
 def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:

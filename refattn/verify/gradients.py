@@ -44,7 +44,7 @@ STENCIL = (3.0 / 4.0, -3.0 / 20.0, 1.0 / 60.0)
 
 CONFIGS: tuple[dict[str, Any], ...] = (
     {"width": 4, "heads": 2},
-    {"width": 4, "heads": 4, "kv_heads": 2, "head_width": 2, "value_width": 3}
+    {"width": 4, "heads": 2, "kv_heads": 1, "head_width": 2, "value_width": 3}
     | {"bias": True, "residual": False, "scale": 0.5, "softcap": 2.0},
 )
 """Configurations of blocks; of each, the fields that a block has."""
@@ -218,7 +218,7 @@ def block_subjects(mechanism: Mechanism) -> Iterator[Subject]:
 
 def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: str) -> Subject:
     block = mechanism.block
-    b, n, keys = 2, 4, 3 if "memory" in context else 4
+    b, n, keys = 2, 3, 2 if "memory" in context else 3
     normal = {"x": (b, n, config.width), "memory": (b, keys, config.width)}
     x, memory = (counter.normal(shape, seed=0, purpose=f"gradients.{what}") for what, shape in normal.items())
     shapes = {"mask": (n, keys), "key_mask": (b, n), "memory_mask": (b, keys)}

@@ -17,7 +17,7 @@ from refattn.verify.budget import bias_of, rounded, truth
 RECORD = ra.mechanism("softmax")
 CASES = [case for case in RECORD.cases if "long" not in case.name]
 
-pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="longdouble is float64 here")
+pytestmark = pytest.mark.skipif(float(np.finfo(np.longdouble).eps) > 1e-18, reason="longdouble is float64 here")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -91,6 +91,7 @@ def test_truth_and_inputs_are_reproducible() -> None:
         assert np.array_equal(rounded(first, name), rounded(second, name), equal_nan=True)
     assert np.array_equal(make("softmax", case, "bfloat16")["q"], first.inputs["q"])
     shape = first.values["out"].shape
+    assert first.upstream is not None
     assert np.array_equal(make_upstream("softmax", case, "out", shape, "bfloat16"), first.upstream)
 
 

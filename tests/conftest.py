@@ -1,0 +1,166 @@
+"""Fixtures and settings that all tests share: the array libraries, what a run may not skip, and Hypothesis.
+
+Environment variables::
+
+    REFATTN_TEST_BACKENDS=numpy,torch    run the tests over libraries on these alone
+    REFATTN_REQUIRE=torch,onnxruntime    stop where one of these cannot be imported, in place of skipping its tests
+    CI=true                              the same Hypothesis examples in every run
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from numpy.typing import NDArray
+
+# JAX reads these when it is imported, which only happens after this file.
+os.environ.setdefault("JAX_ENABLE_X64", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from refattn import backends  # noqa: E402
+
+settings.register_profile("refattn", deadline=None)
+settings.register_profile("refattn-ci", deadline=None, derandomize=True, database=None)
+
+
+class Library(enum.Enum):
+    """An array library, in a manner of use."""
+
+    NUMPY = "numpy"
+    NUMPY_READONLY = "numpy-readonly"
+    STRICT = "strict"
+    STRICTEST = "strictest"
+    TORCH = "torch"
+    JAX = "jax"
+    CUPY = "cupy"
+
+    @property
+    def backend(self) -> backends.Backend:
+        """The backend of refattn that this library is used through."""
+        return backends.get({"numpy-readonly": "numpy", "strictest": "strict"}.get(self.value, self.value))
+
+    @property
+    def package(self) -> str:
+        """The module to import."""
+        backend: Any = self.backend  # those of refattn itself have more than the protocol asks for
+        return str(backend.package)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """One library as the tests use it: the fixture `backend`."""
+
+    library: Library
+
+    def __str__(self) -> str:
+        return self.library.value
+
+    @property
+    def owner(self) -> backends.Backend:
+        return self.library.backend
+
+    @property
+    def xp(self) -> ModuleType:
+        return self.owner.namespace()
+
+    def has(self, dtype: str) -> bool:
+        """Tell whether the library has a dtype of this name."""
+        return hasattr(self.xp, dtype)
+
+    def array(self, x: Any, dtype: str | None = None) -> Any:
+        """Return a host array as one of this library, in the dtype of this name (None: its own)."""
+        host = np.array(x)
+        if dtype is not None and dtype != "bfloat16":
+            host = host.astype(dtype)
+        made = self.owner.from_numpy(host)
+        if dtype == "bfloat16":
+            made = backends.of(made).namespace().asarray(made, dtype=self.xp.bfloat16)
+        if self.library is Library.NUMPY_READONLY:
+            made.flags.writeable = False
+        return made
+
+    def host(self, x: Any) -> NDArray[Any]:
+        """Return an array of this library as a NumPy array."""
+        return self.owner.to_numpy(x)
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _chosen() -> list[Library]:
+    """The libraries to run on: those that were asked for, or all that are installed."""
+    names = [name.strip() for name in os.environ.get("REFATTN_TEST_BACKENDS", "").split(",") if name.strip()]
+    known = {library.value: library for library in Library}
+    if unknown := [name for name in names if name not in known]:
+        raise pytest.UsageError(f"REFATTN_TEST_BACKENDS: got {', '.join(unknown)}, needs some of {', '.join(known)}")
+    return [known[name] for name in names] or [library for library in Library if _installed(library.package)]
+
+
+def _required() -> list[str]:
+    return [name.strip() for name in os.environ.get("REFATTN_REQUIRE", "").split(",") if name.strip()]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("refattn-ci" if os.environ.get("CI") else "refattn")
+    for kind in ("skip", "xfail"):
+        config.addinivalue_line(
+            "markers", f"{kind}_xp_backend(library, reason=...): {kind} the test on the library of this name"
+        )
+    _chosen()
+    if missing := [name for name in _required() if not _installed(name)]:
+        raise pytest.UsageError(f"REFATTN_REQUIRE asks for {', '.join(missing)}, which cannot be imported here")
+
+
+def pytest_report_header() -> str:
+    chosen = _chosen()
+    left_out = [library.value for library in Library if library not in chosen]
+    return f"array libraries: {', '.join(library.value for library in chosen)}; not: {', '.join(left_out) or 'none'}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        chosen = _chosen()
+        ids = [library.value for library in chosen]
+        metafunc.parametrize("backend", chosen, ids=ids, indirect=True, scope="module")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        library = callspec.params.get("backend") if callspec is not None else None
+        for kind in ("skip", "xfail"):
+            for marker in item.iter_markers(f"{kind}_xp_backend"):
+                if isinstance(library, Library) and library.value in marker.args:
+                    item.add_marker(getattr(pytest.mark, kind)(reason=marker.kwargs["reason"]))
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest) -> Iterator[Arrays]:
+    """Each array library in turn; one that cannot be used is skipped, or fails where REFATTN_REQUIRE names it."""
+    arrays = Arrays(request.param)
+    reason = arrays.owner.why_unavailable()
+    if reason is not None:
+        (pytest.fail if arrays.owner.name in _required() else pytest.skip)(reason)
+    arrays.owner.enable_float64()
+    if arrays.library is not Library.STRICTEST:
+        yield arrays
+        return
+    strict: Any = arrays.xp
+    with strict.ArrayAPIStrictFlags(boolean_indexing=False, data_dependent_shapes=False):
+        yield arrays
+
+
+@pytest.fixture(scope="module")
+def xp(backend: Arrays) -> ModuleType:
+    """The array API namespace of `backend`."""
+    return backend.xp

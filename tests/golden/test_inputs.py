@@ -1,0 +1,107 @@
+"""Designed inputs: reproducible, independent of each other and of their order, and exact in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import counter
+from refattn.golden import inputs
+from refattn.golden.storage import round_to
+from refattn.mechanisms.record import Case, Input
+
+CASES = [(name, case) for name in ra.list_mechanisms() for case in ra.mechanism(name).cases]
+IDS = [f"{name}-{case.name}" for name, case in CASES]
+
+
+def bits(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: (x.shape, x.dtype.name, x.tobytes()) for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize(("mechanism", "case"), CASES, ids=IDS)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_every_case_of_every_mechanism(mechanism: str, case: Case, dtype: str) -> None:
+    made = inputs.make(mechanism, case, dtype)
+    assert {name: x.shape for name, x in made.items()} == {name: given.shape for name, given in case.inputs.items()}
+    for name, x in made.items():
+        if case.inputs[name].design == "mask":
+            assert x.dtype == bool
+            continue
+        assert x.dtype == ("float32" if dtype == "bfloat16" else dtype)
+        assert np.all(np.isfinite(x)) and np.array_equal(round_to(x.astype("float64"), dtype), x)
+    assert bits(inputs.make(mechanism, case, dtype)) == bits(made)
+
+
+@pytest.mark.parametrize(("mechanism", "case"), CASES, ids=IDS)
+def test_they_are_exact_in_float32(mechanism: str, case: Case) -> None:
+    """So float32 and float64 are given the same numbers."""
+    wide, narrow = inputs.make(mechanism, case, "float64"), inputs.make(mechanism, case, "float32")
+    assert all(np.array_equal(wide[name], narrow[name]) for name in wide)
+
+
+@pytest.mark.parametrize(("mechanism", "case"), CASES, ids=IDS)
+def test_the_core_runs_on_them(mechanism: str, case: Case) -> None:
+    core = ra.mechanism(mechanism).core
+    assert core is not None
+    out, saved = core.forward(**inputs.make(mechanism, case, "float32"), **case.options)
+    d_out = inputs.make_upstream(mechanism, case, "out", out.shape, "float32")
+    gradients = core.backward(saved, d_out)
+    assert np.all(np.isfinite(out)) and all(np.all(np.isfinite(g)) for g in gradients.values())
+
+
+def test_they_do_not_depend_on_the_order() -> None:
+    case = ra.mechanism("softmax").case("mask-full")
+    whole = inputs.make("softmax", case, "float64")
+    backwards = dataclasses.replace(case, inputs=dict(reversed(list(case.inputs.items()))))
+    assert bits(inputs.make("softmax", backwards, "float64")) == {n: bits(whole)[n] for n in reversed(whole)}
+    for name, given in case.inputs.items():
+        alone = inputs.make("softmax", dataclasses.replace(case, inputs={name: given}), "float64")
+        assert bits(alone)[name] == bits(whole)[name]
+
+
+def test_each_array_has_its_own_numbers() -> None:
+    shape = (1, 2, 8, 8)
+    case = Case("a", "plain", {name: Input(shape) for name in ("q", "k", "v")})
+    other = dataclasses.replace(case, name="b")
+    found = [
+        *inputs.make("softmax", case, "float64").values(),
+        *inputs.make("softmax", other, "float64").values(),
+        *inputs.make("other", case, "float64").values(),
+        *inputs.make("softmax", case, "float64", seed=1).values(),
+        *(inputs.make_upstream("softmax", case, name, shape, "float64") for name in ("out", "lse")),
+    ]
+    assert len({x.tobytes() for x in found}) == len(found) == 14
+
+
+def test_a_longer_array_begins_with_the_shorter_one() -> None:
+    long, short = (inputs.make("m", Case("c", "", {"q": Input((n, 3))}), "float64")["q"] for n in (9, 4))
+    assert np.array_equal(long[:4], short)
+
+
+def test_designs_are_what_they_say() -> None:
+    q = inputs.make("m", Case("c", "", {"q": Input((50, 50), "normal", {"scale": 4.0})}), "float64")["q"]
+    assert np.array_equal(q, 4.0 * counter.normal((50, 50), seed=0, purpose="m.c.q"))
+    assert 3.8 < q.std() < 4.2 and abs(q.mean()) < 0.3 and np.all(np.abs(q) <= 12.0)
+    for keep in (0.0, 0.3, 1.0):
+        mask = inputs.make("m", Case("c", "", {"mask": Input((50, 50), "mask", {"keep": keep})}), "float64")["mask"]
+        assert abs(mask.mean() - keep) < 0.04
+    upstream = inputs.make_upstream("m", Case("c", "", {}), "out", (4, 5), "float16")
+    assert np.array_equal(upstream, counter.normal((4, 5), seed=0, purpose="m.c.d_out").astype("float16"))
+
+
+def test_an_unknown_design() -> None:
+    with pytest.raises(KeyError, match="fractal"):
+        inputs.make("m", Case("c", "", {"q": Input((2,), "fractal")}), "float64")
+
+
+def test_these_numbers_are_fixed_for_good() -> None:
+    """Vectors and results of others rest on them."""
+    made = inputs.make("softmax", ra.mechanism("softmax").case("tiny"), "float32")
+    assert made["q"].ravel()[:3].tolist() == [-0.8516693115234375, 0.8285675048828125, 0.3908233642578125]
+    found = {name: zlib.crc32(x.astype("<f4").tobytes()) for name, x in made.items()}
+    assert found == {"q": 1423285535, "k": 1497602556, "v": 2855528378}

@@ -1,0 +1,70 @@
+"""Runs of softmax that together reach every line with a tag, for tests/test_equation_ids.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refattn import Context, counter, mechanism
+
+Make = Callable[[Any], Any]
+Run = tuple[Mapping[str, int], Callable[[], None]]
+
+
+def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+
+    `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
+    """
+    alone = {**sizes, "j": sizes["i"]}
+    core = partial(_core, make=make, form=form)
+    block = partial(_block, make=make)
+    return [
+        (sizes, partial(core, sizes, full=True)),
+        (sizes, partial(core, sizes, full=False)),
+        (sizes, partial(core, sizes, full=False, logits=1e3)),  # so large that the tiled form needs the maximum
+        (sizes, partial(block, sizes, full=True)),
+        (alone, partial(block, alone, full=False)),
+    ]
+
+
+def _draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=7, purpose=name)
+
+
+def _mask(name: str, *shape: int) -> Any:
+    return counter.uniform(shape, seed=7, purpose=name) < 0.8
+
+
+def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, logits: float = 1.0) -> None:
+    b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
+    record = mechanism("softmax")
+    assert record.core is not None
+    options: dict[str, Any] = {}
+    if full:
+        options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "scale": 0.3, "softcap": 2.0}
+        assert set(record.defaults) == {*options, "form"}
+    q, k, v = make(_draw("q", b, h, i, d) * logits), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
+    _, saved = record.core.forward(q, k, v, form=form, **options)
+    record.core.backward(saved, make(_draw("d_out", b, h, i, e)), make(_draw("d_lse", b, h, i)) if full else None)
+
+
+def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
+    b, h, g, i, j, d, e, m = (sizes[letter] for letter in "bhgijdem")
+    block = mechanism("softmax").block
+    options = {"bias": True, "scale": 0.3, "softcap": 2.0} if full else {"residual": False}
+    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
+    x = make(np.asarray(_draw("x", b, i, m)))
+    context = Context()
+    if full:
+        padding = make(_mask("padding", b, j))
+        memory = make(_draw("memory", b, j, m))
+        mask = make(_mask("mask", b, h, i, j))
+        context = Context(mask=mask, causal=True, memory=memory, memory_mask=padding)
+    params = block.init(config, seed=7, like=x)
+    state, saved = block.forward(params, block.start(params, x, context), context)
+    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, i, m)))
+    block.backward(params, saved, d_state)

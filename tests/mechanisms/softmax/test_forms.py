@@ -1,0 +1,348 @@
+"""All evaluations of softmax attention agree: the definition, tiles of any size, and scalar loops, on every library."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import refattn as ra
+from refattn import counter
+from refattn.mechanisms.softmax import dense, loops, tiled
+from tests.mechanisms.softmax.calls import (
+    CAUSAL,
+    FIXED,
+    Call,
+    as_stored,
+    assert_close,
+    assert_same_bits,
+    bounds,
+    calls,
+    cut,
+    make,
+    run,
+)
+
+cuts = st.tuples(*(st.integers(1, 5) for _ in range(2)), *(st.integers(1, 2) for _ in range(2)))
+LONG = make(1, 2, 1, 300, 520, 8, 6, mask=(300, 520), causal=True, logits=4.0)
+
+
+# --- the forms agree
+
+
+@settings(max_examples=300)
+@given(calls(), cuts, st.sampled_from(["float64", "float32"]))
+@example(make(1, 2, 1, 3, 4, 2, 0), (2, 2, 1, 1), "float64")
+@example(make(1, 1, 1, 9, 3, 2, 2, causal=True), (2, 2, 1, 1), "float32")
+@example(make(1, 1, 1, 3, 3, 2, 2, scale=0.0), (2, 2, 1, 1), "float32")
+def test_tiled_is_dense(call: Call, sizes: tuple[int, ...], dtype: str) -> None:
+    call = as_stored(call, dtype)
+    truth, allowed = run(call), bounds(call, dtype)
+    assert_close(run(call, "dense", dtype=dtype), truth, allowed)
+    with cut(*sizes):
+        assert_close(run(call, "tiled", dtype=dtype), truth, allowed)
+
+
+@settings(max_examples=60)
+@given(calls(smallest=1, longest=5), cuts)
+def test_a_cut_is_covered_by_its_tiles(call: Call, sizes: tuple[int, ...]) -> None:
+    """The values that the tiled form claims for SM.1 are those of the dense form, each exactly once."""
+    plain = call.but(causal=False)
+    with ra.trace() as whole:
+        run(plain, "dense")
+    with cut(*sizes), ra.trace() as t:
+        run(plain, "tiled")
+    backward = len(t.passes("SM.1")) // 2
+    parts = np.concatenate([np.ravel(part) for part in t.passes("SM.1")[:backward]])
+    assert parts.size == whole["SM.1"].size
+    np.testing.assert_allclose(np.sort(parts), np.sort(np.ravel(whole["SM.1"])), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 1.3}], ids=["plain", "softcap"])
+def test_tiled_is_dense_with_the_real_cut(options: dict[str, Any], dtype: str) -> None:
+    call = as_stored(LONG.but(**options), dtype)
+    assert_close(run(call, "tiled", dtype=dtype), run(call), bounds(call, dtype))
+
+
+def values_of_loops(call: Call) -> dict[str, Any]:
+    forward = loops.forward(call.q, call.k, call.v, **call.options)
+    return {**forward, **loops.backward(call.q, call.k, call.v, call.d_out, call.d_lse, **call.options)}
+
+
+def claims(call: Call, module: Any, form: str, backend: Any = None) -> dict[str, Any]:
+    """The traced values of the core by id: of the last pass, which in tiles of everything is the whole."""
+    with ra.trace() as t:
+        run(call, form, backend)
+    fetch = np.asarray if backend is None else backend.host
+    return {id: fetch(t.passes(id)[-1]) for id in t.variables}
+
+
+@settings(max_examples=100)
+@given(calls(smallest=1, longest=4))
+def test_dense_is_loops_id_by_id(call: Call) -> None:
+    expected, found = values_of_loops(call), claims(call, dense, "dense")
+    if "SM.3" not in found and "SM.3" in expected:  # a causal mask that hides nothing is none
+        assert call.allowed.all()
+        del expected["SM.3"]
+    assert set(found) == set(expected)
+    compare(found, expected, call)
+
+
+@settings(max_examples=60)
+@given(calls(smallest=1, longest=4))
+def test_tiles_are_loops_id_by_id(call: Call) -> None:
+    expected = values_of_loops(call)
+    plane = call.q.shape[:3]
+    with cut(9, 9, 9, 9):  # one tile holds everything
+        found = claims(call, tiled, "tiled")
+    if "SM.1" not in found:  # no query may attend any key, so no tile was computed
+        assert not call.allowed.any()
+        return
+    # The maximum is another one (or none), and so is what is counted from it.
+    for id in ("SM.4", "SM.5", "SM.6", "SM.8"):
+        del found[id]
+    columns = found["SM.1"].shape[-1]
+    assert columns == call.k.shape[2] or not call.allowed[..., columns:].any()
+    for id in ("SM.1", "SM.2", "SM.3", "SM.7", "dSM.7", "dSM.1"):
+        if id in found:
+            found[id], expected[id] = found[id].reshape(*plane, columns), expected[id][..., :columns]
+    found["SM.9"], found["dSM.q"] = found["SM.9"].reshape(plane), found["dSM.q"].reshape(call.q.shape)
+    for id, whole in (("dSM.k", call.k), ("dSM.v", call.v)):
+        missing = whole.shape[2] - columns
+        found[id] = np.pad(found[id], ((0, 0), (0, 0), (0, missing), (0, 0)))
+    compare(found, {id: expected[id] for id in found}, call)
+
+
+def compare(found: dict[str, Any], expected: dict[str, Any], call: Call) -> None:
+    """Both are float64: what they sum has the size of the largest value that any of them has."""
+    for id, value in expected.items():
+        a, b = np.asarray(found[id]), np.asarray(value)
+        assert a.shape == b.shape, id
+        if id == "SM.4":
+            a, b = (np.where(call.allowed.any(axis=-1, keepdims=True), x, 0.0) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11 * (1.0 + call.q.size), err_msg=id)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("name", FIXED)
+def test_every_library_gives_the_same(name: str, form: str, dtype: str, backend: Any) -> None:
+    if not backend.has(dtype):
+        pytest.skip(f"no {dtype} here")
+    call = as_stored(FIXED[name], dtype)
+    found = run(call, form, backend, dtype)
+    assert_close(found, run(call), bounds(call, dtype))
+    for key, value in found.items():
+        assert value.dtype == ("float32" if dtype == "bfloat16" or (dtype, key) == ("float16", "lse") else dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_results_are_of_the_kind_that_came_in(form: str, dtype: str, backend: Any) -> None:
+    if not backend.has(dtype):
+        pytest.skip(f"no {dtype} here")
+    call = make(1, 2, 1, 3, 4, 2, 5)
+    q, k, v, d_out = (backend.array(x, dtype) for x in (call.q, call.k, call.v, call.d_out))
+    out, saved = ra.softmax.forward(q, k, v, scale=0.5, form=form)
+    gradients = ra.softmax.backward(saved, d_out)
+    for value in (out, *gradients.values()):
+        assert backend.owner.owns(value) and value.dtype == q.dtype
+    wide = dtype if dtype in ("float64", "float32") else "float32"
+    assert backend.owner.owns(saved.lse) and saved.lse.dtype == backend.array(0.0, wide).dtype
+    assert [tuple(gradients[name].shape) for name in "qkv"] == [tuple(x.shape) for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("form", ["auto", "dense", "tiled"])
+@pytest.mark.parametrize("sizes", [
+    (0, 2, 1, 3, 4, 2, 5), (2, 0, 0, 3, 4, 2, 5), (2, 0, 2, 3, 4, 2, 5), (2, 2, 1, 0, 4, 2, 5), (2, 2, 1, 3, 0, 2, 5),
+    (2, 2, 1, 3, 4, 2, 0), (1, 1, 1, 1, 1, 1, 1),
+])  # fmt: skip
+def test_sizes_of_zero_and_one(sizes: tuple[int, ...], form: str, backend: Any) -> None:
+    call = make(*sizes, causal=True, softcap=2.0, scale=0.3)
+    found, expected = run(call, form, backend), run(call)
+    assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}
+    assert_close(found, expected, bounds(call))
+    if sizes[4] == 0:
+        assert not np.any(found["out"]) and np.all(found["lse"] == -math.inf)
+    if sizes == (1,) * 7:
+        np.testing.assert_array_equal(found["out"], call.v)
+
+
+def test_the_choice_of_a_form() -> None:
+    def form(i: int, j: int, **options: Any) -> str:
+        x = np.zeros((1, 1, max(i, j), 1))
+        return str(ra.softmax.forward(x[:, :, :i], x[:, :, :j], x[:, :, :j], **options)[1].form)
+
+    assert form(128, 128) == "dense" and form(128, 129) == "tiled" and form(1, 128 * 128 + 1) == "tiled"
+    assert form(2, 2, form="tiled") == "tiled" and form(300, 300, form="dense") == "dense"
+    assert form(0, 5, form="tiled") == "dense"
+    with ra.trace() as t:
+        assert form(128, 129) == "dense"
+    assert t["SM.1"].shape == (1, 1, 128, 129)
+
+
+# --- queries that may attend nothing
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_an_empty_row_is_zero_and_pulls_on_nothing(form: str, dtype: str, backend: Any) -> None:
+    mask = np.ones((5, 4), dtype=bool)
+    mask[1], mask[3, :3] = False, False
+    call = make(1, 2, 1, 5, 4, 3, 2, scale=0.4, softcap=2.0).but(mask=mask)
+    call.d_lse[:, :, 1] = math.nan
+    call.d_out[:, :, 1] = 1e30
+    with cut(2, 3):
+        found = run(call, form, backend, dtype)
+    assert not np.any(found["out"][:, :, 1]) and not np.any(found["q"][:, :, 1])
+    assert np.all(found["lse"][:, :, 1] == -math.inf)
+    assert all(np.all(np.isfinite(value)) for name, value in found.items() if name != "lse")
+    rest = [0, 2, 3, 4]
+    kept = Call(call.q[:, :, rest], call.k, call.v, call.d_out[:, :, rest], call.d_lse[:, :, rest], call.options)
+    without = run(kept.but(mask=mask[rest]), form, backend, dtype)
+    for name in ("k", "v", "scale", "softcap"):
+        np.testing.assert_allclose(found[name], without[name], rtol=0, atol=1e-5 if dtype == "float32" else 1e-13)
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("causal", CAUSAL)
+def test_more_queries_than_keys(form: str, causal: Any) -> None:
+    call = make(1, 2, 2, 11, 3, 2, 2, causal=causal)
+    with cut(4, 2):
+        found = run(call, form)
+    empty = 8 if causal in (True, "bottom_right") else 0
+    assert np.all(found["lse"][:, :, :empty] == -math.inf) and np.all(np.isfinite(found["lse"][:, :, empty:]))
+    assert not np.any(found["out"][:, :, :empty]) and not np.any(found["q"][:, :, :empty])
+    if causal:
+        first = {"top_left": 0}.get(causal, 8)
+        np.testing.assert_array_equal(found["out"][:, :, first], call.v[:, :, 0])
+
+
+@pytest.mark.parametrize("queries", [600, 40])
+def test_blocks_of_empty_rows_are_silent(queries: int) -> None:
+    call = make(1, 1, 1, queries, 10, 2, 2, causal=True, softcap=1.0)
+    assert_close(run(call, "tiled"), run(call), bounds(call))
+
+
+# --- the tiled form: memory, and the choice to do without a maximum
+
+
+def peak(n: int, **options: Any) -> int:
+    q, k, v, d_out = (counter.normal((1, 1, n, 8), seed=0, purpose=name).astype("float32") for name in "qkvo")
+    tracemalloc.start()
+    try:
+        out, saved = ra.softmax.forward(q, k, v, **options, form="tiled")
+        ra.softmax.backward(saved, d_out)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 5.0}], ids=["plain", "causal"])
+def test_memory_is_linear_in_the_length(options: dict[str, Any]) -> None:
+    small, large = peak(2048, **options), peak(4096, **options)
+    assert large < 4096 * 4096 * 4 / 8
+    # A few tiles for each worker do not grow; what does grow are some tens of arrays (n, 8).
+    assert large - small < 2048 * (8 * 4) * 60
+    assert ra.softmax.forward(*(np.zeros((1, 1, 4096, 8), "float32"),) * 3)[1].form == "tiled"
+
+
+def rows_are_safe(call: Call, dtype: str) -> Any:
+    """Which rows do without a maximum: those whose first SM.4 is 0."""
+    with ra.trace() as t, cut(1000, 1000, 9, 9):
+        run(call, "tiled", dtype=dtype)
+    return np.reshape(t["SM.4"], call.q.shape[:3]) == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_row_has_the_same_bits_whatever_its_neighbours_need(dtype: str, causal: bool) -> None:
+    call = as_stored(make(2, 2, 1, 12, 15, 4, 3, causal=causal), dtype)
+    assert rows_are_safe(call, dtype).all()
+    loud = Call(call.q.copy(), call.k, call.v, call.d_out, call.d_lse, call.options)
+    loud.q[:, :, 5] *= 2.0**12
+    safe = rows_are_safe(loud, dtype)
+    others = [row for row in range(12) if row != 5]
+    assert safe[:, :, others].all() and not safe[:, :, 5].any()
+    with cut(12, 4):
+        plain, mixed = run(call, "tiled", dtype=dtype), run(loud, "tiled", dtype=dtype)
+    for name in ("out", "lse", "q"):
+        assert_same_bits({name: plain[name][:, :, others]}, {name: mixed[name][:, :, others]})
+    assert_close(mixed, run(loud), bounds(loud, dtype))
+
+
+def scores_call(scores: Any, v: Any, dtype: str, **options: Any) -> Call:
+    """One query whose scores are given: q = 1, k = scores."""
+    k = np.asarray(scores, dtype=dtype).astype("float64").reshape(1, 1, -1, 1)
+    v = np.asarray(v, dtype=dtype).astype("float64").reshape(1, 1, k.shape[2], -1)
+    ones = np.ones((1, 1, 1, 1))
+    return Call(ones, k, v, np.ones((1, 1, 1, v.shape[3])), ones[..., 0], {"scale": 1.0, **options})
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 60.0), ("float64", 600.0)])
+@pytest.mark.parametrize("value", [1.0, 1e-12, 1e-30, 1e30, 0.0])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("part", [0.25, 0.9, 0.999999, 1.0, 1.000001, 1.3])
+def test_no_score_near_the_limit_loses_digits(sign: float, part: float, value: float, dtype: str, limit: float) -> None:
+    for scores, v in (
+        ([sign * limit * part] * 5, [value] * 5),
+        ([sign * limit * part, 0.0, 1.0], [value, 1.0, value]),
+        ([sign * limit * part, 0.0, -sign * limit * part], [[value, 1.0], [1.0, value], [value, value]]),
+    ):
+        for options in ({}, {"softcap": limit * 2.0}, {"softcap": limit * part}):
+            call = scores_call(scores, v, dtype, **options)
+            with np.errstate(under="ignore"):  # weights that are as good as 0
+                truth, found = run(call), run(call, "tiled", dtype=dtype)
+            # The error of each score goes through the exponential; everything else is a few units of rounding.
+            near = 64.0 * limit * float(np.finfo(dtype).eps)
+            np.testing.assert_allclose(found["out"], truth["out"], rtol=near, atol=float(np.finfo(dtype).tiny))
+            np.testing.assert_allclose(found["lse"], truth["lse"], rtol=near)
+
+
+def test_masked_or_mixed_values_do_not_hide_small_ones() -> None:
+    """The largest value says nothing of what underflows: the smallest counts, and it may stand in another column."""
+    mask = np.asarray([[False, True, True]])
+    masked = scores_call([-59.0] * 3, [1.0, 1e-30, 1e-30], "float32", mask=mask)
+    mixed = scores_call([-59.0] * 3, [[1.0, 1e-30]] * 3, "float32")
+    for call in (masked, mixed):
+        np.testing.assert_allclose(run(call, "tiled", dtype="float32")["out"], run(call)["out"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 3.0}, {"scale": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    ("q", "k"), [(1e30, 1e-30), (1e30, 0.0), (0.0, 1e38), (1e-30, 1e30), (3e38, 1e-38), (1e-45, 1e38)]
+)
+def test_huge_numbers_with_a_finite_result(q: float, k: float, options: dict[str, Any], form: str) -> None:
+    call = make(1, 1, 1, 5, 5, 2, 2, **options)
+    signs = Call(np.sign(call.q) * q, np.sign(call.k) * k, call.v * 1e30, call.d_out * 1e-6, None, options)
+    call = as_stored(signs, "float32")
+    q32, k32, v32 = (x.astype("float32") for x in (call.q, call.k, call.v))
+    out, saved = ra.softmax.forward(q32, k32, v32, **options, form=form)  # a warning is an error here
+    truth = run(call)
+    assert_close({"out": out, "lse": saved.lse}, {n: truth[n] for n in ("out", "lse")}, bounds(call, "float32"))
+
+
+def test_tiny_queries_are_not_lost_from_the_bound() -> None:
+    """The squares of 1e-24 underflow; with a large scale the scores are huge all the same."""
+    call = make(1, 1, 1, 5, 6, 2, 2, scale=1e12)
+    call = as_stored(Call(call.q * 1e-24, call.k * 5e18, call.v, call.d_out, None, call.options), "float32")
+    assert not rows_are_safe(call, "float32").any()
+    found = run(call, "tiled", dtype="float32")
+    assert np.all(np.isfinite(found["out"])) and np.all(np.isfinite(found["lse"]))
+
+
+def test_norms_that_overflow_though_the_scores_do_not() -> None:
+    q, k = np.asarray([[1e30, 0.0]] * 3), np.asarray([[0.0, 1e30]] * 4)
+    v = counter.normal((1, 1, 4, 2), seed=0, purpose="v")
+    call = as_stored(Call(q[None, None], k[None, None], v, np.ones((1, 1, 3, 2)), None, {}), "float32")
+    found = run(call, "tiled", dtype="float32")
+    np.testing.assert_allclose(
+        found["out"], np.broadcast_to(call.v.mean(axis=2, keepdims=True), (1, 1, 3, 2)), rtol=1e-5
+    )

@@ -1,0 +1,109 @@
+"""Under jax.jit, where values are not known while the code runs, and eagerly, where they are: the same results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import tree
+from refattn.mechanisms.softmax.block import State
+from tests.conftest import Arrays, Library
+from tests.mechanisms.softmax.calls import FIXED, Call, assert_close, bounds, cut, make, run
+
+jax = pytest.importorskip("jax")
+CALLS = {
+    **FIXED,
+    "large": make(1, 2, 1, 6, 8, 3, 2, logits=1000.0, causal=True),
+    "empty rows": make(1, 2, 2, 6, 3, 3, 2, causal=True, softcap=1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def arrays() -> Any:
+    made = Arrays(Library.JAX)
+    made.owner.enable_float64()
+    return made
+
+
+def limits(call: Call) -> dict[str, Any]:
+    """Both are off by what `bounds` grants; XLA's exp and tanh are good to a few units."""
+    return {name: 8.0 * x for name, x in bounds(call).items()}
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled(name: str, form: str, arrays: Any) -> None:
+    call = CALLS[name]
+    with cut(4, 3, 2, 2):
+        assert_close(run(call, form, arrays), run(call), limits(call))
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_eager(form: str, arrays: Any) -> None:
+    call = CALLS["keys"]
+    assert_close(run(call, form, arrays, eager=True), run(call), limits(call))
+
+
+def test_numbers_may_be_traced(arrays: Any) -> None:
+    """The scale and the soft-cap are values like others: one compilation serves them all."""
+    call = make(1, 2, 1, 4, 5, 3, 2)
+    compiled = []
+
+    @jax.jit
+    def attend(q: Any, k: Any, v: Any, d_out: Any, scale: Any, softcap: Any) -> Any:
+        compiled.append(1)
+        out, saved = ra.softmax.forward(q, k, v, scale=scale, softcap=softcap, form="tiled")
+        return out, ra.softmax.backward(saved, d_out)
+
+    given = [arrays.array(x) for x in (call.q, call.k, call.v, call.d_out)]
+    for scale, softcap in ((0.3, 2.0), (-40.0, 500.0)):
+        out, gradients = attend(*given, arrays.array(scale), arrays.array(softcap))
+        exact = Call(call.q, call.k, call.v, call.d_out, None, {"scale": scale, "softcap": softcap})
+        expected = run(exact)
+        del expected["lse"]
+        found = {"out": out, **gradients}
+        assert_close({n: arrays.host(found[n]) for n in expected}, expected, {n: limits(exact)[n] for n in expected})
+    assert len(compiled) == 1
+
+
+def test_a_shape_is_compiled_once(arrays: Any) -> None:
+    compiled = []
+
+    @jax.jit
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        compiled.append(1)
+        return ra.softmax.forward(q, k, v, causal=True, form="tiled")[0]
+
+    for seed in range(3):
+        call = make(1, 1, 1, 4, 4, 2, 2, seed=seed, logits=10.0**seed, causal=True)
+        found = arrays.host(attend(*(arrays.array(x) for x in (call.q, call.k, call.v))))
+        np.testing.assert_allclose(found, run(call)["out"], atol=1e-11)
+    assert len(compiled) == 1
+
+
+def test_wrong_shapes_raise_while_it_is_compiled(arrays: Any) -> None:
+    x = arrays.array(np.zeros((1, 2, 3, 4)))
+    with pytest.raises(ValueError, match=r"v: got shape \(1, 2, 2, 4\), needs \(1, 2, 3\) \+ \(width,\) to fit k"):
+        jax.jit(ra.softmax.forward)(x, x, x[:, :, :2])
+
+
+def test_a_block(arrays: Any) -> None:
+    block = ra.mechanism("softmax").block
+    config = block.Config(width=4, heads=2, bias=True, softcap=3.0)
+    x = np.linspace(-1.0, 1.0, 24).reshape(2, 3, 4)
+    params = block.init(config, like=x)
+
+    def step(leaves: Any, x: Any) -> Any:
+        given = tree.unflatten(params, leaves)
+        state, saved = block.forward(given, block.start(given, x, ra.Context()), ra.Context(causal=True))
+        d_state, d_params, _ = block.backward(given, saved, State(x))
+        return state.x, d_state.x, tree.flatten(d_params)
+
+    expected = step(tree.flatten(params), x)
+    leaves = {name: arrays.array(w) for name, w in tree.flatten(params).items()}
+    found = jax.jit(step)(leaves, arrays.array(x))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(arrays.host(a), b, rtol=1e-11, atol=1e-13)

@@ -1,0 +1,203 @@
+"""What may import what: the arrows of the design page, read from the text of every file."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import refattn as ra
+
+ROOT = Path(__file__).parents[1]
+
+BASE = {"xp", "tree", "equations", "counter", "backends"}
+RECORDS = {"mechanisms.registry", "mechanisms.record", "mechanisms.context"}
+
+# Part of refattn -> the parts that it may import, beside itself.
+ARROWS: dict[str, set[str]] = {
+    "backends": set(),
+    "counter": set(),
+    "xp": {"backends"},
+    "tree": {"xp"},
+    "equations": {"xp"},
+    "ops": BASE,
+    "mechanisms": BASE | {"ops"},
+    "model": BASE | {"ops", "mechanisms"},
+    "train": BASE | {"ops", "model"} | RECORDS,
+    "analysis": BASE | {"ops", "mechanisms"},
+    "golden": BASE | RECORDS,
+    "verify": BASE | RECORDS | {"ops", "golden"},
+    "bridges": BASE | RECORDS,
+    "cli": BASE | RECORDS | {"ops", "model", "train", "analysis", "golden", "verify", "bridges"},
+    "__main__": {"cli"},
+}
+
+# Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
+# top of the file. What is not listed may be imported nowhere.
+HOST = ("counter.py", "golden/", "verify/", "train/data.py", "train/checkpoint.py", "bridges.py", "*/loops.py")
+LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
+    "numpy": (("backends/", *HOST), True),
+    "torch": (("backends/torch.py", "verify/", "bridges.py"), False),
+    "jax": (("backends/jax.py", "verify/", "bridges.py"), False),
+    "cupy": (("backends/cupy.py",), False),
+    "array_api_compat": (("xp.py", "backends/"), True),
+    "array_api_extra": (("xp.py",), True),
+    "array_api_strict": (("backends/strict.py",), False),
+    "scipy": (("analysis/", "ops/solve.py"), True),
+    "mpmath": (("verify/",), False),
+    "matplotlib": (("analysis/",), False),
+    "safetensors": (("golden/", "train/checkpoint.py", "cli.py"), True),
+    "threadpoolctl": (("backends/",), False),
+    "click": (("cli.py",), True),
+    "rich": (("cli.py", "verify/report.py"), True),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    file: str  # under refattn/
+    line: int
+    module: str
+    inside: bool  # a function
+    typing: bool  # under `if TYPE_CHECKING`
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.module}"
+
+
+def part_of(file: str) -> str:
+    return file.partition("/")[0].removesuffix(".py")
+
+
+def imports_of(file: str, text: str, modules: set[str]) -> Iterator[Import]:
+    """All imports of a file; `from package import module` counts as the module where there is one."""
+    tree = ast.parse(text)
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+    inside = {id(node) for function in functions for node in ast.walk(function)}
+    guards = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING")]
+    typing = {id(node) for guard in guards for statement in guard.body for node in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file}:{node.lineno}: a relative import"
+            within = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules else str(node.module) for name in within]
+        else:
+            continue
+        for name in names:
+            yield Import(file, node.lineno, name, id(node) in inside, id(node) in typing)
+
+
+def violation(found: Import, rooms: tuple[str, ...]) -> str | None:
+    """Say what is wrong with an import, or None."""
+    root, _, target = found.module.partition(".")
+    if root in sys.stdlib_module_names:
+        return None
+    if root != "refattn":
+        if root not in LIBRARIES:
+            return f"{found}: a library that refattn does not list"
+        places, top = LIBRARIES[root]
+        if not any(_in(found.file, place) for place in places):
+            return f"{found}: not in {', '.join(places)}"
+        return None if top or found.inside or found.typing else f"{found}: only inside a function"
+    part, target_part = part_of(found.file), target.partition(".")[0]
+    if part == "cli" and not target:
+        return None  # the public face, like any user
+    if part == "__init__":
+        light = target == "mechanisms.registry"  # a list of names, and nothing behind it
+        return None if found.inside or found.typing or light else f"{found}: the public face is lazy"
+    for room in rooms:
+        if target.split(".")[:2] == ["mechanisms", room] and not found.file.startswith(f"mechanisms/{room}/"):
+            return f"{found}: tools know a mechanism by its record"
+    own = target_part == part and target_part
+    allowed = any(target == name or target.startswith(f"{name}.") for name in ARROWS.get(part, set()))
+    return None if own or allowed else f"{found}: {part} may import {', '.join(sorted(ARROWS.get(part, set())))}"
+
+
+def _in(file: str, place: str) -> bool:
+    if place.startswith("*"):
+        return file.endswith(place[1:])
+    return file.startswith(place) if place.endswith("/") else file == place
+
+
+def files() -> dict[str, str]:
+    """Path under refattn/ -> text, for the library and for backends/, which is imported as refattn.backends."""
+    found = {}
+    for top, prefix in ((ROOT / "refattn", ""), (ROOT / "backends", "backends/")):
+        for path in sorted(top.rglob("*.py")):
+            name = path.relative_to(top).as_posix()
+            if not (prefix == "" and name.startswith("backends/")):
+                found[prefix + name] = path.read_text()
+    return found
+
+
+def modules() -> set[str]:
+    names = {f"refattn.{name.removesuffix('.py').replace('/', '.')}" for name in files()}
+    return {name.removesuffix(".__init__") for name in names}
+
+
+def test_arrows() -> None:
+    assert len(files()) > 30
+    known = modules()
+    found = [item for name, text in files().items() for item in imports_of(name, text, known)]
+    assert [problem for item in found if (problem := violation(item, ra.list_mechanisms()))] == []
+    assert {item.module for item in found if item.module.startswith("refattn")} <= known
+
+
+def test_every_part_has_its_arrows() -> None:
+    assert {part_of(name) for name in files()} <= {*ARROWS, "__init__"}
+
+
+def test_only_the_registry_names_a_mechanism() -> None:
+    allowed = {"mechanisms/registry.py": ra.list_mechanisms(), "__init__.py": ra.list_mechanisms()}
+    found = []
+    for name, text in files().items():
+        for node in ast.walk(ast.parse(text)):
+            own = name.split("/")[1] if name.startswith("mechanisms/") else ""
+            if isinstance(node, ast.Constant) and node.value in ra.list_mechanisms():
+                if node.value != own and node.value not in allowed.get(name, ()):
+                    found.append(f"{name}:{node.lineno}: {node.value!r}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("xp.py", "from refattn import tree", "xp may import backends"),
+        ("xp.py", "from refattn import backends", None),
+        ("tree.py", "from refattn.xp import Array", None),
+        ("counter.py", "import refattn.xp", "counter may import"),
+        ("ops/heads.py", "from refattn.mechanisms.context import Context", "ops may import"),
+        ("ops/heads.py", "from refattn.ops import linear", None),
+        ("ops/heads.py", "def f():\n    import numpy", "not in backends/"),
+        ("ops/heads.py", "import scipy.linalg", "not in analysis/"),
+        ("mechanisms/registry.py", "from refattn.mechanisms import softmax", "by its record"),
+        ("mechanisms/softmax/core.py", "from refattn.mechanisms.softmax import dense", None),
+        ("mechanisms/softmax/loops.py", "import numpy as np", None),
+        ("mechanisms/softmax/dense.py", "import numpy as np", "not in backends/"),
+        ("mechanisms/softmax/dense.py", "def f():\n    import torch", "not in backends/torch.py"),
+        ("mechanisms/softmax/block.py", "from refattn.verify import budget", "mechanisms may import"),
+        ("golden/inputs.py", "from refattn.mechanisms.softmax.cases import CASES", "by its record"),
+        ("golden/inputs.py", "from refattn.mechanisms.arguments import check_mask", "golden may import"),
+        ("golden/inputs.py", "from refattn.mechanisms.record import Case", None),
+        ("verify/run.py", "import torch", "only inside a function"),
+        ("verify/run.py", "def f():\n    import torch", None),
+        ("verify/run.py", "from refattn import cli", "verify may import"),
+        ("cli.py", "from refattn.verify import run", None),
+        ("cli.py", "from refattn.mechanisms.softmax import core", "by its record"),
+        ("cli.py", "import pandas", "does not list"),
+        ("backends/numpy.py", "from refattn.xp import Array", "backends may import"),
+        ("backends/numpy.py", "from refattn.backends import pool", None),
+        ("__init__.py", "from refattn.equations import trace", "the public face is lazy"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from refattn.mechanisms import softmax", None),
+    ],
+)
+def test_a_wrong_arrow_is_found(file: str, text: str, problem: str | None) -> None:
+    (item,) = imports_of(file, text, modules())
+    found = violation(item, ("softmax",))
+    assert found is None if problem is None else found is not None and problem in found

@@ -1,0 +1,231 @@
+"""What the pages say is there: links, commands, names and paths exist, and examples give what they show.
+
+What does not exist yet may be named on a line that says "planned".
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import refattn as ra
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Found(NamedTuple):
+    """A piece of a page, with the line that it stands on."""
+
+    page: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {self.text}"
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def find(page: str, text: str, pattern: str) -> Iterator[Found]:
+    """Yield the first group of each match whose line does not say "planned"."""
+    lines = text.splitlines()
+    for match in re.finditer(pattern, text, re.MULTILINE):
+        number = text.count("\n", 0, match.start(1))
+        if "planned" not in lines[number].lower():
+            yield Found(page, number + 1, match[1])
+
+
+def on_pages(pattern: str) -> list[Found]:
+    return [found for page in PAGES for found in find(name_of(page), page.read_text(encoding="utf-8"), pattern)]
+
+
+# --- links and paths
+
+
+def test_there_are_pages() -> None:
+    assert {"README.md", "CONTRIBUTING.md", "docs/design.md", "docs/notation.md"} <= {name_of(page) for page in PAGES}
+
+
+def test_relative_links_lead_somewhere() -> None:
+    links = [found for found in on_pages(r"\]\(([^)\s]+)\)") if not re.match(r"[a-z]+:|#", found.text)]
+    assert links
+    assert [str(x) for x in links if not (ROOT / x.page).parent.joinpath(x.text.partition("#")[0]).exists()] == []
+
+
+def test_paths_in_code_exist() -> None:
+    folders = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."]
+    paths = on_pages(rf"`((?:{'|'.join(map(re.escape, folders))})/[\w./]*)(?::\w+)?`")
+    assert paths
+    # NAME stands for one that the reader chooses.
+    assert [str(found) for found in paths if "NAME" not in found.text and not (ROOT / found.text).exists()] == []
+
+
+# --- names
+
+
+def exists(name: str) -> bool:
+    """Tell whether a dotted name leads from refattn to a module or an attribute."""
+    value: object = ra
+    path = "refattn"
+    for part in name.split(".")[1:]:
+        path = f"{path}.{part}"
+        if hasattr(value, part):
+            value = getattr(value, part)
+        elif getattr(value, "__path__", None) is not None and importlib.util.find_spec(path) is not None:
+            value = importlib.import_module(path)
+        else:
+            return False
+    return True
+
+
+def test_public_names_exist() -> None:
+    names = on_pages(r"\b((?:ra|(?<=`)refattn)\.[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+    assert {"ra.trace", "ra.softmax.forward"} <= {found.text for found in names}
+    assert [str(found) for found in names if not exists(found.text)] == []
+
+
+def test_names_that_do_not_exist_are_found() -> None:
+    assert exists("ra.softmax.backward") and exists("refattn.verify.budget.truth") and exists("refattn.backends.get")
+    assert not exists("ra.hardmax") and not exists("refattn.xp.zeroes") and not exists("refattn.mechanisms.hardmax")
+    text = "`refattn.backends`, `ra.hardmax`\nplanned: `ra.higher`\n"
+    assert [found.text for found in find("page", text, r"\b(ra\.\w+)")] == ["ra.hardmax"]
+
+
+# --- commands
+
+
+def commands() -> list[Found]:
+    """Every command line of refattn: in backquotes, or as a line of a block."""
+    found = on_pages(r"`refattn ([a-z-][^`\n]*)`")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in FENCE.finditer(text):
+            above = text.count("\n", 0, block.start(2))
+            lines = find(name_of(page), block[2], r"^(?:\$ )?(?:[\w./-]*/)?refattn ([a-z-][^#|\n]*)")
+            found += [line._replace(line=line.line + above) for line in lines]
+    return found
+
+
+def command_problem(line: str) -> str | None:
+    """Say what is wrong with the arguments of a command line, or None."""
+    from click.testing import CliRunner
+
+    from refattn.cli import cli
+
+    words = line.split()
+    start = next((n for n, word in enumerate(words) if not word.startswith("-")), len(words))
+    command = cli if start == len(words) else cli.commands.get(words[start])
+    if command is None:
+        return f"no command {words[start]}"
+    shown = CliRunner().invoke(cli, [*words[start : start + 1], "--help"])
+    if shown.exit_code:
+        return f"--help exits with {shown.exit_code}"
+    asked = (("refattn", cli, words[:start]), (words[start] if words[start:] else "", command, words[start:]))
+    for name, place, part in asked:
+        known = {option for parameter in place.params for option in parameter.opts} | {"--help"}
+        if unknown := set(re.findall(r"--[a-z][a-z0-9-]*", " ".join(part))) - known:
+            return f"{name} has no {', '.join(sorted(unknown))}"
+    return None
+
+
+@pytest.fixture
+def _with_cli() -> None:
+    pytest.importorskip("refattn.cli")
+
+
+@pytest.mark.usefixtures("_with_cli")
+def test_commands_exist() -> None:
+    found = commands()
+    assert {"check", "verify"} <= {x.text.split()[0] for x in found}
+    assert [f"{x}: {problem}" for x in found if (problem := command_problem(x.text)) is not None] == []
+
+
+@pytest.mark.usefixtures("_with_cli")
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("check softmax --json out.json", None),
+        ("--debug check", None),
+        ("--version", None),
+        ("verify MECHANISM --impl FILE:FUNCTION [--grad] [--dtype NAME]...", None),
+        ("fly", "no command fly"),
+        ("check --fast softmax", "check has no --fast"),
+        ("--quiet check", "refattn has no --quiet"),
+    ],
+)
+def test_a_wrong_command_is_found(line: str, problem: str | None) -> None:
+    assert command_problem(line) == problem
+
+
+# --- examples
+
+
+def examples() -> list[doctest.DocTest]:
+    """Every docstring and every block of a page that has an example, to be run on its own.
+
+    They are read from the text: doctest's own search passes over what a decorator has wrapped.
+    """
+    parser = doctest.DocTestParser()
+    found = []
+    files = [
+        path
+        for top in ("refattn", "backends")
+        for path in (ROOT / top).rglob("*.py")
+        if "refattn/backends" not in str(path)
+    ]
+    for path in sorted(files):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text, line = ast.get_docstring(node) or "", getattr(node, "lineno", 1)
+                found.append(parser.get_doctest(text, {}, f"{name_of(path)}:{line}", str(path), line))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            line = text.count("\n", 0, match.start(2)) + 1
+            found.append(parser.get_doctest(match[2], {}, f"{name_of(page)}:{line}", str(page), line))
+    return [each for each in found if each.examples]
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+def test_examples_give_what_they_show(example: doctest.DocTest) -> None:
+    told: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(example, out=told.append)
+    assert result.attempted and not result.failed, "".join(told)
+
+
+def test_examples_are_found() -> None:
+    names = [example.name.partition(":")[0] for example in examples()]
+    assert {"refattn/equations.py", "refattn/mechanisms/softmax/core.py", "docs/design.md"} <= set(names)
+
+
+# --- the text of all files
+
+
+def test_no_file_names_a_place_on_one_machine() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no git repository")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    places = ("/" + "work/", "../" + "shared")
+    found = []
+    for path in (ROOT / name for name in listed.split("\0") if name):
+        if not path.is_file() or b"\0" in (data := path.read_bytes()):
+            continue
+        text = data.decode("utf-8", "replace")
+        found += [f"{name_of(path)}: {place}" for place in places if place in text]
+    assert found == []

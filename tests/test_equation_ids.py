@@ -1,0 +1,339 @@
+"""Every equation has one id in all places, and the comments of a file tell the truth about its arrays.
+
+For all mechanisms: the ids of the docstrings are those of the tags, each computed on exactly one line, and those of the
+trace. Every other array that a tagged file assigns says why it is no equation, and the axes in comments hold for the
+arrays that the code really makes.
+
+What it needs of a mechanism is `tests/mechanisms/NAME/exercise.py`: calls that reach every line with a tag.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import math
+import pkgutil
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import backends, equations
+from refattn.mechanisms import registry
+from refattn.xp import is_array
+
+Run = tuple[Mapping[str, int], Callable[[], object]]
+
+NOTATION = Path(__file__).parents[1] / "docs" / "notation.md"
+
+# No two sizes are the same, neither are two products such as h*d and g*e; h is g*r.
+SIZES = {"b": 5, "h": 6, "g": 3, "r": 2, "i": 7, "j": 11, "d": 4, "e": 10, "m": 9, "n": 13}
+
+
+def letters() -> dict[str, str]:
+    """The table of docs/notation.md."""
+    return dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", NOTATION.read_text(), re.MULTILINE))
+
+
+# --- what can be read from the text of modules
+
+
+def id_problems(modules: Sequence[ModuleType], traced: Iterable[str]) -> list[str]:
+    """Say where docstrings, tags and the trace have different ids, and which ids are not computed on one line."""
+    declared = Counter(id for module in modules for id in equations.declared(module))
+    tags = [tag for module in modules for tag in equations.tags(module)]
+    claimed = Counter(tag.id for tag in tags if tag.claims)
+    named = {id for tag in tags for id in (tag.id, tag.last) if id}
+    ran = set(traced)
+    found = [f"{id} is declared {times} times" for id, times in declared.items() if times > 1]
+    found += [f"{id} is declared and computed on {claimed[id]} lines" for id in declared if claimed[id] != 1]
+    found += [f"{id} is tagged and not declared" for id in sorted(named - set(declared))]
+    found += [f"{id} is declared and not in the trace" for id in declared if id not in ran]
+    found += [f"{id} is in the trace and not declared" for id in sorted(ran - set(declared))]
+    return found
+
+
+# --- what running a module tells
+
+
+class Observer(ast.NodeTransformer):
+    """Rewrites every ``target = value`` as ``target = __see__(line, kind, value)``."""
+
+    def _see(self, line: int, kind: str, value: ast.expr) -> ast.expr:
+        call = ast.Call(ast.Name("__see__", ast.Load()), [ast.Constant(line), ast.Constant(kind), value], [])
+        return ast.fix_missing_locations(ast.copy_location(call, value))
+
+    def _kind(self, target: ast.expr, value: ast.expr) -> str:
+        if isinstance(target, ast.Name):
+            return "name"
+        # Taking apart what has a name already makes no array.
+        parts = (ast.Name, ast.Attribute, ast.Tuple, ast.Starred, ast.Constant, ast.expr_context)
+        return "taken apart" if all(isinstance(node, parts) for node in ast.walk(value)) else "several"
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        node.value = self._see(node.lineno, self._kind(node.targets[0], node.value), node.value)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        self.generic_visit(node)
+        if node.value is not None:
+            node.value = self._see(node.lineno, self._kind(node.target, node.value), node.value)
+        return node
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
+        self.generic_visit(node)
+        node.value = self._see(node.lineno, "name", node.value)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        self.generic_visit(node)
+        read = ast.parse(ast.unparse(node.target), mode="eval").body
+        after = ast.Expr(self._see(node.lineno, "name", ast.copy_location(read, node)))
+        return [node, ast.fix_missing_locations(ast.copy_location(after, node))]
+
+
+class Watch:
+    """The arrays that each line of some modules assigned while it was in force."""
+
+    def __init__(self, modules: Iterable[ModuleType]) -> None:
+        self.copies: dict[ModuleType, SimpleNamespace] = {}
+        self.arrays: dict[tuple[str, int], list[Any]] = {}
+        self.new: dict[tuple[str, int], list[Any]] = {}
+        for module in modules:
+            tree = Observer().visit(ast.parse(inspect.getsource(module)))
+            tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+            scope = {**vars(module), "__see__": self._seer(module.__name__)}
+            exec(compile(tree, str(module.__file__), "exec", 0x1000000, dont_inherit=True), scope)
+            self.copies[module] = SimpleNamespace(**scope)
+
+    def _seer(self, module: str) -> Callable[[int, str, Any], Any]:
+        def see(line: int, kind: str, value: Any) -> Any:
+            arrays = [x for x in (value if isinstance(value, tuple) else (value,)) if is_array(x)]
+            if arrays and not isinstance(value, tuple):
+                self.arrays.setdefault((module, line), []).append(value)
+            if arrays and kind != "taken apart" and (kind == "several" or not isinstance(value, tuple)):
+                self.new.setdefault((module, line), []).extend(arrays)
+            return value
+
+        return see
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        with mock.patch.object(equations, "active", lambda module: self.copies.get(module, module)):
+            yield
+
+
+def size_of(axis: str, sizes: Mapping[str, int]) -> int:
+    """The size of one axis of a comment: a letter, a number or a product of such."""
+    return math.prod(int(factor) if factor.isdigit() else sizes[factor] for factor in axis.split("*"))
+
+
+def line_problems(modules: Sequence[ModuleType], runs: Iterable[Run], *, only_axes: bool = False) -> list[str]:
+    """Say which arrays have neither a tag nor a reason, which axes are not as said, and which tags were not reached."""
+    tags = {(module.__name__, tag.line): tag for module in modules for tag in equations.tags(module)}
+    found, reached = set(), set()
+    for sizes, run in runs:
+        watch = Watch(modules)
+        with watch.in_force():
+            run()
+        reached |= set(watch.arrays) | set(watch.new)
+        for place, values in watch.arrays.items():
+            tag = tags.get(place)
+            if tag is None or tag.axes is None:
+                continue
+            if unknown := [a for a in re.findall(r"[a-z]+", " ".join(tag.axes)) if a not in letters()]:
+                found.add(f"{place[0]}:{place[1]}: {', '.join(unknown)} is not in docs/notation.md")
+                continue
+            needs = tuple(size_of(axis, sizes) for axis in tag.axes)
+            for value in values:
+                if tuple(value.shape) != needs:
+                    said = ", ".join(tag.axes)
+                    found.add(f"{place[0]}:{place[1]}: {tag.name} has shape {tuple(value.shape)}, ({said}) is {needs}")
+        if not only_axes:
+            found |= {
+                f"{module}:{line}: an array without a tag or a reason" for module, line in set(watch.new) - set(tags)
+            }
+    found |= {f"{module}:{line}: the tag was not reached" for module, line in set(tags) - reached}
+    return sorted(found)
+
+
+# --- all mechanisms
+
+
+def exercise(name: str, form: str, make: Callable[[Any], Any] = np.asarray) -> list[Run]:
+    runs: list[Run] = importlib.import_module(f"tests.mechanisms.{name}.exercise").runs(SIZES, make, form)
+    return runs
+
+
+def trace_of(runs: Iterable[Run]) -> equations.Trace:
+    with equations.trace() as traced:
+        for _, run in runs:
+            run()
+    return traced
+
+
+def other_tagged(mechanism: str) -> list[ModuleType]:
+    """The modules of a room with tags that are not the definition: its other forms."""
+    room = registry.room(mechanism)
+    names = [f"{room.__name__}.{found.name}" for found in pkgutil.iter_modules(room.__path__)]
+    modules = [importlib.import_module(name) for name in names]
+    defining = ra.mechanism(mechanism).tagged
+    return [module for module in modules if equations.tags(module) and module not in defining]
+
+
+def test_sizes_can_be_told_apart() -> None:
+    products = [x * y for a, x in SIZES.items() for b, y in SIZES.items() if (a, b) in {("h", "d"), ("h", "e")}]
+    products += [SIZES["g"] * SIZES[x] for x in "de"]
+    sizes = [1, *SIZES.values(), *products]
+    assert len(set(sizes)) == len(sizes)
+    assert set(SIZES) | {"in", "out"} == set(letters())
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_ids_are_the_same_everywhere(name: str) -> None:
+    record = ra.mechanism(name)
+    traced = trace_of(exercise(name, record.forms[0]))
+    assert id_problems(record.tagged, traced.variables) == []
+    assert list(record.equations) == [id for module in record.tagged for id in equations.declared(module)]
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_every_array_is_an_equation_or_has_a_reason_and_axes_hold(name: str) -> None:
+    record = ra.mechanism(name)
+    assert line_problems(record.tagged, exercise(name, record.forms[0])) == []
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_other_forms_use_declared_ids_and_their_axes_hold(name: str) -> None:
+    record = ra.mechanism(name)
+    modules = other_tagged(name)
+    named = {id for module in modules for tag in equations.tags(module) for id in (tag.id, tag.last) if id}
+    assert named <= set(record.equations)
+    # A library without a pool of threads has all heads in one tile.
+    make = backends.get("strict").from_numpy
+    problems = [line_problems(modules, exercise(name, form, make), only_axes=True) for form in record.forms[1:]]
+    missed = [{p for p in found if p.endswith("not reached")} for found in problems]
+    assert [p for found in problems for p in found if not p.endswith("not reached")] == []
+    assert not missed or set.intersection(*missed) == set()
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_the_trace_holds_what_ran(name: str) -> None:
+    record = ra.mechanism(name)
+    for form in record.forms:
+        traced = trace_of(exercise(name, form)[:1])
+        assert set(traced.variables) <= set(record.equations)
+        for id in traced.variables:
+            assert all(is_array(value) for value in traced.passes(id))
+
+
+# --- the checks themselves must be able to fail
+
+
+def module_of(folder: Path, text: str) -> ModuleType:
+    path = folder / "small.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GOOD = '''"""Small.
+
+    [T.1]  y = 2 x
+    [T.2]  z = y + 1
+"""
+
+def forward(x, flag=True):
+    (b, h) = x.shape
+    first, = (x,)
+    y = 2.0 * x  # (b, h) [T.1]
+    if flag:
+        z = (
+            y + 1.0
+        )  # (b, h) [T.2]
+    flat = z.reshape(-1)  # (b*h) untagged: a view
+    total = z.sum(keepdims=True)  # (1, 1) untagged: for the test
+    one = z.sum()  # () untagged: for the test
+    pair = {"z": z}
+    pair["y"] = y
+    return z
+'''
+
+
+def problems_of(folder: Path, text: str) -> list[str]:
+    module = module_of(folder, text)
+
+    def run() -> object:
+        return equations.active(module).forward(np.ones((SIZES["b"], SIZES["h"])))
+
+    with equations.trace() as traced:
+        run()
+    return id_problems([module], traced.variables) + line_problems([module], [(SIZES, run)])
+
+
+def test_a_good_module_has_no_problem(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("  # (b, h) [T.1]", "", "T.1 is declared and computed on 0 lines"),
+        ("  # (b, h) [T.1]", "", "T.1 is declared and not in the trace"),
+        ("  # (b, h) [T.1]", "", r"small:10: an array without a tag or a reason"),
+        ("  # (b, h) [T.1]", "  # (b, h)", r"small:10: an array without a tag or a reason"),
+        ("(1, 1) untagged: for the test", "(1, 1) untagged:", r"small:16: an array without a tag or a reason"),
+        ("(b*h) untagged: a view", "(b*h) [T.1]", "T.1 is declared and computed on 2 lines"),
+        ("    [T.2]  z = y + 1\n", "", "T.2 is tagged and not declared"),
+        ("    [T.2]  z = y + 1\n", "", "T.2 is in the trace and not declared"),
+        ("[T.2]  z = y + 1\n", "[T.2]  z = y + 1\n    [T.3]  nothing\n", "T.3 is declared and computed on 0 lines"),
+        ("(b, h) [T.1]", "(h, b) [T.1]", r"small:10: y has shape \(5, 6\), \(h, b\) is \(6, 5\)"),
+        ("(b, h) [T.2]", "(b, h, 1) [T.2]", r"small:12: z has shape \(5, 6\), \(b, h, 1\) is \(5, 6, 1\)"),
+        ("(b*h) untagged", "(b*g) untagged", r"small:15: flat has shape \(30,\), \(b\*g\) is \(15,\)"),
+        ("() untagged", "(1) untagged", r"small:17: one has shape \(\), \(1\) is \(1,\)"),
+        ("(1, 1) untagged", "(1, q) untagged", r"small:16: q is not in docs/notation.md"),
+        ("first, = (x,)", "first, = (x * 2.0,)", r"small:9: an array without a tag or a reason"),
+        ('pair["y"] = y', 'pair["y"] = y + 1.0', r"small:19: an array without a tag or a reason"),
+        ('pair["y"] = y', "y += 1.0", r"small:19: an array without a tag or a reason"),
+        ('pair["y"] = y', "(w := y * 1.0)", r"small:19: an array without a tag or a reason"),
+        ("    if flag:", "    z = x  # (b, h) untagged: so far\n    if x is None:", "the tag was not reached"),
+    ],
+)
+def test_a_wrong_module_is_found_out(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    assert GOOD.count(old) == 1
+    found = problems_of(tmp_path, GOOD.replace(old, new))
+    assert any(re.search(problem, each) for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f(x):\n    a, b = x, x  # (b) [T.1]\n", r"small:2: a tagged line assigns to one name"),
+        ("def f(x):\n    a = b = x  # (b) [T.1]\n", r"small:2: a tagged line assigns to one name"),
+        ("def f(x):\n    a[0] = x  # (b) [T.1]\n", r"small:2: a tagged line assigns to one name"),
+        ("def f(x):\n    # (b) [T.1]\n    a = x\n", r"small:2: a tag stands on a line that ends no assignment"),
+        ("def f(x):\n    return x  # [T.1]\n", r"small:2: a tag stands on a line that ends no assignment"),
+    ],
+)
+def test_a_misplaced_tag_raises(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        equations.tags(module_of(tmp_path, text))
+
+
+def test_an_id_is_declared_once(tmp_path: Path) -> None:
+    module = module_of(tmp_path, '"""\n[T.1]  a = b\n[T.1]  a = c\n"""\n')
+    with pytest.raises(ValueError, match=r"small: the docstring declares T.1 twice"):
+        equations.declared(module)

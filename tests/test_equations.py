@@ -1,0 +1,487 @@
+"""The engine: a hooked copy computes the same bits, points at the real lines, and touches nothing outside its block."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import linecache
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+import refattn as ra
+from refattn import counter, equations
+from refattn.mechanisms.softmax import dense, tiled
+from refattn.ops import tiles
+
+SHAPES = {"q": (2, 4, 9, 3), "k": (2, 2, 14, 3), "v": (2, 2, 14, 5), "d_out": (2, 4, 9, 5), "d_lse": (2, 4, 9)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "masks": {"mask": np.arange(14) % 5 != 2, "causal": True},
+    "all": {"mask": np.arange(14) % 5 != 2, "causal": True, "scale": 0.7, "softcap": 1.5},
+}
+
+LARGE = 3000.0  # with queries of this size no bound is small enough to do without the maximum
+
+
+def draw(name: str, dtype: str = "float64", scale: float = 1.0) -> Any:
+    return (counter.normal(SHAPES[name], seed=3, purpose=name) * scale).astype(dtype)
+
+
+def attend(form: str, options: str = "all", dtype: str = "float64", scale: float = 1.0) -> dict[str, Any]:
+    """One forward and backward; results by name."""
+    inputs = draw("q", dtype, scale), draw("k", dtype), draw("v", dtype)
+    given = {n: x.reshape(1, 1, 1, 14) if n == "mask" else x for n, x in OPTIONS[options].items()}
+    out, saved = ra.softmax.forward(*inputs, **given, form=form)
+    return {
+        "out": out,
+        "lse": saved.lse,
+        **ra.softmax.backward(saved, draw("d_out", dtype), draw("d_lse", dtype)),
+    }
+
+
+def assert_same_bits(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        a, b = np.asarray(first[name]), np.asarray(second[name])
+        assert (a.shape, a.dtype, a.tobytes()) == (b.shape, b.dtype, b.tobytes()), name
+
+
+def same(id: str, name: str, value: Any) -> Any:
+    return value
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Callable[[str], ModuleType]:
+    """Make a module of a text."""
+
+    def make(text: str) -> ModuleType:
+        path = tmp_path / "small.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("small", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return make
+
+
+@pytest.fixture
+def many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut even small planes into several blocks of rows and columns."""
+    whole = tiles.plan
+
+    def plan(q: Any, k: Any) -> Any:
+        cut = whole(q, k)
+        rows = tuple(
+            tiles.Tile(tile.batch, tile.heads, (start, min(start + 4, q.shape[2])))
+            for tile in cut.heads
+            for start in range(0, q.shape[2], 4)
+        )
+        return tiles.Plan(cut.heads, rows, 5)
+
+    monkeypatch.setattr(tiled, "plan", plan)
+
+
+# --- the same bits, and the real lines
+
+
+@pytest.mark.usefixtures("many_tiles")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_an_identity_hook_changes_no_bit(form: str, options: str, dtype: str) -> None:
+    for scale in (1.0, LARGE):  # with and without rows that need their maximum
+        plain = attend(form, options, dtype, scale)
+        with equations.apply(same):
+            assert_same_bits(attend(form, options, dtype, scale), plain)
+        with equations.trace() as t:
+            assert_same_bits(attend(form, options, dtype, scale), plain)
+        assert t["SM.1"].shape[-1] == (14 if form == "dense" else 5)
+
+
+def test_an_identity_hook_changes_no_bit_of_large_products() -> None:
+    """BLAS with several threads may give other bits than with one, which is what tiles are computed with."""
+    lengths = {"q": 300, "k": 600, "v": 600}
+    q, k, v = (counter.normal((1, 2, n, 64), seed=0, purpose=p).astype("float32") for p, n in lengths.items())
+    with threadpoolctl.threadpool_limits(4, user_api="blas"):
+        for form in ("dense", "tiled"):
+            results = []
+            for hook in (None, same):
+                with contextlib.nullcontext() if hook is None else equations.apply(hook):
+                    out, saved = ra.softmax.forward(q, k, v, form=form)
+                    results.append({"out": out, **ra.softmax.backward(saved, out)})
+            assert_same_bits(*results)
+
+
+def test_an_identity_hook_changes_no_bit_of_a_block() -> None:
+    block = ra.mechanism("softmax").block
+    x = counter.normal((2, 5, 8), seed=1, purpose="x")
+    params = block.init(block.Config(width=8, heads=4, kv_heads=2, bias=True), like=x)
+
+    def run() -> dict[str, Any]:
+        state, saved = block.forward(params, block.start(params, x, ra.Context()), ra.Context(causal=True))
+        d_state, d_params, _ = block.backward(params, saved, state)
+        return {"x": state.x, "d_x": d_state.x, "w_q": d_params.w_q, "w_o": d_params.w_o, "b_v": d_params.b_v}
+
+    plain = run()
+    with equations.apply(same):
+        assert_same_bits(run(), plain)
+
+
+@pytest.mark.parametrize("module", [dense, tiled])
+def test_a_copy_points_at_the_real_file_and_lines(module: ModuleType) -> None:
+    copy = equations.hooked(module, same)
+    for name, function in inspect.getmembers(module, inspect.isfunction):
+        if function.__module__ != module.__name__:
+            assert getattr(copy, name) is function
+            continue
+        twin = getattr(copy, name)
+        assert twin is not function
+        assert twin.__code__.co_filename == module.__file__ == inspect.getsourcefile(twin)
+        assert inspect.getsource(twin) == inspect.getsource(function)
+        assert inspect.getdoc(twin) == inspect.getdoc(function)
+        assert inspect.signature(twin) == inspect.signature(function)
+        lines = {line for _, _, line in function.__code__.co_lines() if line}
+        assert {line for _, _, line in twin.__code__.co_lines() if line} == lines
+
+
+@pytest.mark.parametrize("form", [dense, tiled])
+def test_tracebacks_show_the_line_that_failed(form: ModuleType) -> None:
+    name = form.__name__.rpartition(".")[2]
+    for tag in [tag for tag in equations.tags(form) if tag.claims]:
+
+        def fail(id: str, variable: str, value: Any, tag: equations.Tag = tag) -> Any:
+            if (id, variable) == (tag.id, tag.name):
+                raise ZeroDivisionError(id)
+            return value
+
+        with pytest.raises(ZeroDivisionError) as caught, equations.apply(fail):
+            attend(name)
+            attend(name, "masks", scale=LARGE)
+        frames = [frame for frame in traceback.extract_tb(caught.tb) if frame.filename == form.__file__]
+        twins = {t.line for t in equations.tags(form) if (t.id, t.name) == (tag.id, tag.name)}
+        assert frames[-1].lineno is not None
+        first = linecache.getline(str(form.__file__), frames[-1].lineno)
+        assert frames[-1].lineno in twins
+        assert first.strip().startswith(f"{tag.name} = ") and tag.id in first
+        assert frames[-1].line == first.strip()
+
+
+def test_an_error_in_the_code_itself_is_at_its_line() -> None:
+    line = next(tag.line for tag in equations.tags(dense) if tag.id == "SM.8")
+    with pytest.raises(ValueError, match="matmul") as caught, equations.mutate("SM.7", lambda w: w[..., :-1]):
+        attend("dense")
+    assert [frame.lineno for frame in traceback.extract_tb(caught.tb) if frame.filename == dense.__file__] == [line]
+
+
+def test_a_copy_is_built_in_no_time() -> None:
+    best = float("inf")
+    for _ in range(5):
+        equations._code.cache_clear()
+        equations._tagged_nodes.cache_clear()
+        start = time.perf_counter()
+        equations.hooked(dense, same)
+        best = min(best, time.perf_counter() - start)
+    assert best < 0.02
+
+
+# --- what is hooked
+
+
+def test_only_claims_are_hooked(small: Callable[[str], ModuleType]) -> None:
+    module = small(
+        "def f(x, deep=True):\n"
+        "    a = x + 1.0  # (b) [T.1]\n"
+        "    b: object = a * (\n        2.0\n    )  # (b) [T.2]\n"
+        "    c = b - 1.0  # (b) [T.3-T.5]\n"
+        "    c += 1.0  # (b) [T.3]\n"
+        "    d = c  # (b) untagged: the same\n"
+        "    if deep:\n        for _ in range(2):\n            d = d / 2.0  # (b) [dT.x]\n"
+        "    return d\n"
+        "class Other:\n    pass\n"
+    )
+    seen: list[tuple[str, str]] = []
+
+    def note(id: str, name: str, value: Any) -> Any:
+        seen.append((id, name))
+        return value
+
+    x = np.asarray([1.0, 2.0])
+    copy = equations.hooked(module, note)
+    assert copy.f(x).tolist() == module.f(x).tolist()
+    assert seen == [("T.1", "a"), ("T.2", "b"), ("dT.x", "d"), ("dT.x", "d")]
+    assert copy.Other is module.Other
+    found = [(t.id, t.last, t.name, t.axes, t.reason, t.line, t.claims) for t in equations.tags(module)]
+    assert found == [
+        ("T.1", "", "a", ("b",), "", 2, True),
+        ("T.2", "", "b", ("b",), "", 3, True),
+        ("T.3", "T.5", "c", ("b",), "", 6, False),
+        ("T.3", "", "c", ("b",), "", 7, False),
+        ("", "", "d", ("b",), "the same", 8, False),
+        ("dT.x", "", "d", ("b",), "", 11, True),
+    ]
+
+
+def test_the_declared_equations() -> None:
+    found = equations.declared(dense)
+    assert list(found)[:3] == ["SM.1", "SM.2", "SM.3"]
+    assert found["SM.1"] == "s_ij = scale q_i . k_j"
+    assert found["dSM.q"] == "dq_i = scale sum_j ds_ij k_j"
+    assert equations.declared(ModuleType("empty")) == {}
+
+
+# --- nesting, leaving, and other threads
+
+
+def test_the_inner_hook_acts_first() -> None:
+    order = []
+
+    def named(name: str) -> equations.Hook:
+        def hook(id: str, variable: str, value: Any) -> Any:
+            order.append((name, id))
+            return value
+
+        return hook
+
+    with equations.apply(named("outer")), equations.apply(named("middle")), equations.apply(named("inner")):
+        attend("dense", "none")
+    assert order[:4] == [("inner", "SM.1"), ("middle", "SM.1"), ("outer", "SM.1"), ("inner", "SM.4")]
+
+
+def test_an_outer_trace_sees_what_an_inner_hook_made() -> None:
+    with ra.trace() as outer, equations.mutate("SM.1", lambda s: 0.0 * s), ra.trace() as inner:
+        attend("dense", "none")
+    assert np.all(outer["SM.1"] == 0.0)
+    assert not np.all(inner["SM.1"] == 0.0)
+    assert np.allclose(outer["SM.7"], 1.0 / 14.0)
+
+
+def test_leaving_a_block_puts_the_outer_hook_back() -> None:
+    assert not equations.is_active()
+    with ra.trace() as t:
+        with pytest.raises(ZeroDivisionError), equations.mutate("SM.8", lambda o: 1 / 0):
+            attend("dense")
+        assert equations.is_active()
+        before = len(t)
+        attend("dense")
+        assert len(t) > before
+    assert not equations.is_active()
+    assert equations.active(dense) is dense
+    ran = len(t)
+    attend("dense")
+    assert len(t) == ran
+
+
+def test_a_hook_that_raises_leaves_nothing_behind() -> None:
+    plain = attend("tiled")
+
+    def fail(id: str, name: str, value: Any) -> Any:
+        raise KeyError(id)
+
+    for form in ("dense", "tiled"):
+        with pytest.raises(KeyError), equations.apply(fail):
+            attend(form)
+    assert not equations.is_active()
+    assert_same_bits(attend("tiled"), plain)
+
+
+@pytest.mark.parametrize("module", [dense, tiled])
+def test_the_module_stays_as_it_is(module: ModuleType) -> None:
+    before = {name: id(value) for name, value in vars(module).items()}
+    with equations.mutate("SM.1", lambda s: s + 1.0), ra.trace():
+        attend("dense")
+        attend("tiled")
+        copy = equations.active(module)
+        assert copy is equations.active(module)
+        assert copy.Saved is module.Saved
+    assert {name: id(value) for name, value in vars(module).items()} == before
+
+
+@pytest.mark.usefixtures("many_tiles")
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_threads_trace_at_the_same_time(form: str) -> None:
+    alone = {}
+    for factor in range(1, 5):
+        with ra.trace() as t:
+            attend(form, scale=float(factor))
+        alone[factor] = {key: value.copy() for key, value in t.items()}
+    start, found, errors = threading.Barrier(4), {}, []
+
+    def work(factor: int) -> None:
+        try:
+            start.wait(timeout=30)
+            for _ in range(3):
+                with ra.trace() as t:
+                    attend(form, scale=float(factor))
+                found[factor] = dict(t)
+        except BaseException as error:  # shown below, in the thread of the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(factor,)) for factor in alone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for factor, expected in alone.items():
+        assert_same_bits(found[factor], expected)
+
+
+def test_a_hook_stays_in_its_thread() -> None:
+    results: list[Any] = []
+
+    def work() -> None:
+        results.append((equations.is_active(), attend("dense")))
+
+    plain = attend("dense")
+    with ra.trace() as t, equations.mutate("SM.1", lambda s: s + 1.0):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(t) == 0
+    active, found = results[0]
+    assert not active
+    assert_same_bits(found, plain)
+
+
+@pytest.mark.usefixtures("many_tiles")
+def test_tiles_run_one_after_the_other_under_a_trace() -> None:
+    threads, order = set(), []
+
+    def note(id: str, name: str, value: Any) -> Any:
+        threads.add(threading.get_ident())
+        order.append((id, value.shape))
+        return value
+
+    with equations.apply(note):
+        attend("tiled")
+    first, order = order, []
+    with equations.apply(note):
+        attend("tiled")
+    assert threads == {threading.get_ident()}
+    assert len(first) > 100 and first != [] and order == first
+
+
+# --- the trace
+
+
+def test_a_trace_numbers_the_passes() -> None:
+    with ra.trace() as t:
+        first = attend("dense", "none")["out"]
+        second = attend("dense", "none", scale=2.0)["out"]
+        attend("dense", "none", scale=3.0)
+    assert np.array_equal(t["SM.8"], first)
+    assert np.array_equal(t["SM.8[0]"], first)
+    assert np.array_equal(t["SM.8[1]"], second)
+    assert len(t.passes("SM.8")) == 3
+    assert np.array_equal(t.passes("SM.8")[2], t["SM.8[2]"])
+    assert t.passes("SM.2") == ()
+    assert t.variables["SM.8"] == "out"
+    assert t.variables["dSM.q"] == "d_q"
+
+
+def test_a_trace_is_a_mapping() -> None:
+    with ra.trace() as t:
+        out, _ = ra.softmax.forward(draw("q"), draw("k"), draw("v"))
+    assert list(t) == ["SM.1", "SM.4", "SM.5", "SM.6", "SM.7", "SM.8", "SM.9"]
+    assert len(t) == 7
+    assert "SM.8" in t and "SM.8[0]" in t and "SM.8[1]" not in t and "SM.2" not in t
+    assert dict(t)["SM.8"] is t["SM.8"]
+    assert t.get("SM.2") is None
+    with pytest.raises(KeyError) as caught:
+        t["SM.2"]
+    assert "SM.2: no such equation ran; these did: SM.1, SM.4, SM.5, SM.6, SM.7, SM.8, SM.9" in str(caught.value)
+    with ra.trace() as empty:
+        pass
+    with pytest.raises(KeyError, match="SM.1: no such equation ran; these did: none"):
+        empty["SM.1"]
+
+
+def test_a_trace_holds_copies() -> None:
+    saved: Any
+    with ra.trace() as t:
+        out, saved = ra.softmax.forward(draw("q"), draw("k"), draw("v"), form="dense")
+    kept = t["SM.8"].copy()
+    assert not np.shares_memory(t["SM.8"], out)
+    assert not np.shares_memory(t["SM.7"], saved.inner.weights)
+    out[...] = 7.0
+    assert np.array_equal(t["SM.8"], kept)
+    t["SM.7"][...] = 7.0
+    assert not np.any(saved.inner.weights == 7.0)
+
+
+def test_a_trace_works_over_libraries(backend: Any) -> None:
+    arrays = [backend.array(draw(name)) for name in ("q", "k", "v")]
+    with ra.trace() as t:
+        out, saved = ra.softmax.forward(*arrays, form="dense")
+        ra.softmax.backward(saved, backend.array(draw("d_out")))
+    assert backend.owner.owns(t["SM.1"])
+    assert np.array_equal(backend.host(t["SM.8"]), backend.host(out))
+    assert tuple(t["dSM.q"].shape) == SHAPES["q"]
+
+
+# --- substitution, mutation, rounding
+
+
+def test_a_substituted_tensor_is_used() -> None:
+    weights = np.abs(counter.normal((2, 4, 9, 14), seed=5, purpose="weights"))
+    with equations.substitute({"SM.7": weights}):
+        found = attend("dense", "none")
+    v = np.repeat(draw("v"), 2, axis=1)
+    assert np.array_equal(found["out"], weights @ v)
+    d_v = (np.swapaxes(weights, 2, 3) @ draw("d_out")).reshape(2, 2, 2, 14, 5).sum(axis=2)
+    np.testing.assert_allclose(found["v"], d_v, rtol=1e-13, atol=1e-15)
+
+
+def test_its_own_values_substituted_change_nothing() -> None:
+    with ra.trace() as t:
+        plain = attend("dense")
+    with equations.substitute(dict(t)):
+        assert_same_bits(attend("dense"), plain)
+
+
+def test_a_substituted_tensor_of_another_shape_is_named() -> None:
+    text = r"SM\.6 \(total\): got shape \(2, 4, 9\), needs \(2, 4, 9, 1\)"
+    with pytest.raises(ValueError, match=text), equations.substitute({"SM.6": np.ones((2, 4, 9))}):
+        attend("dense")
+
+
+@pytest.mark.parametrize("id", [tag.id for tag in equations.tags(dense) if tag.claims])
+def test_every_equation_can_be_mutated(id: str) -> None:
+    plain = attend("dense")
+    with ra.trace() as t, equations.mutate(id, lambda x: x * 1.02):
+        found = attend("dense")
+    with ra.trace() as before:
+        attend("dense")
+    np.testing.assert_array_equal(t[id], before[id] * 1.02)
+    changed = [name for name in plain if not np.allclose(found[name], plain[name], rtol=1e-6, atol=1e-9)]
+    # The maximum cancels in exact arithmetic; everything else shows.
+    assert bool(changed) == (id != "SM.4")
+    if id.startswith("d"):
+        assert not {"out", "lse"} & set(changed)
+
+
+def test_rounding_acts_on_the_named_equations_alone() -> None:
+    calls = []
+
+    def round_to(value: Any, dtype: str) -> Any:
+        calls.append(dtype)
+        return value.astype(dtype).astype(value.dtype)
+
+    with ra.trace() as t, equations.rounding({"SM.7": "float32", "dSM.1": "float16"}, round_to):
+        attend("dense")
+    assert calls == ["float32", "float16"]
+    for id, dtype in (("SM.7", "float32"), ("dSM.1", "float16")):
+        assert np.array_equal(t[id], t[id].astype(dtype).astype("float64"))
+    assert not np.array_equal(t["SM.5"], t["SM.5"].astype("float32").astype("float64"))

@@ -1,0 +1,131 @@
+"""The names that users' scripts rely on."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.softmax.core import Saved
+
+
+def small() -> tuple[Any, Any, Any]:
+    return np.ones((1, 2, 3, 4)), np.ones((1, 1, 5, 4)), np.ones((1, 1, 5, 6))
+
+
+def test_the_mechanisms() -> None:
+    assert "softmax" in ra.list_mechanisms()
+    for name in ra.list_mechanisms():
+        record = ra.mechanism(name)
+        assert isinstance(record, Mechanism)
+        assert record.name == name
+        assert record is ra.mechanism(name)
+        assert getattr(ra, name) is importlib.import_module(f"refattn.mechanisms.{name}")
+        assert getattr(ra, name).record is record
+        assert repr(record) == f"<Mechanism {name}: {record.title}>"
+        assert record.case("tiny").name == "tiny"
+        assert record.title and record.source and record.equations and record.reads
+        assert len({case.name for case in record.cases}) == len(record.cases)
+
+
+def test_all_and_dir() -> None:
+    expected = {"Context", "Decline", "__version__", "list_mechanisms", "mechanism", "trace", *ra.list_mechanisms()}
+    assert set(ra.__all__) == expected
+    assert list(ra.__all__) == sorted(ra.__all__)
+    assert dir(ra) == sorted(expected)
+    for name in ra.__all__:
+        assert getattr(ra, name) is getattr(ra, name)
+    names: dict[str, Any] = {}
+    exec("from refattn import *", names)
+    assert expected <= set(names)
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", ra.__version__)
+
+
+def test_a_function_never_shares_its_name_with_a_subpackage() -> None:
+    package = Path(str(ra.__file__)).parent
+    files = {path.stem for path in package.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert not files & (set(ra.__all__) - {"__version__"})
+
+
+def test_an_unknown_attribute() -> None:
+    with pytest.raises(AttributeError, match="module 'refattn' has no attribute 'hardmax'"):
+        ra.hardmax  # noqa: B018
+    assert not hasattr(ra, "hardmax")
+    with pytest.raises(ImportError, match="cannot import name 'hardmax'"):
+        from refattn import hardmax  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["hardmax", "Softmax", "", None, 3])
+def test_an_unknown_mechanism(name: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"mechanism: got {name!r}, needs one of softmax")):
+        ra.mechanism(name)
+
+
+def test_an_unknown_case() -> None:
+    with pytest.raises(ValueError, match="case: got 'huge', needs one of tiny, plain"):
+        ra.mechanism("softmax").case("huge")
+
+
+def test_softmax_takes_the_arguments_of_the_design() -> None:
+    parameters = inspect.signature(ra.softmax.forward).parameters
+    assert list(parameters) == ["q", "k", "v", "mask", "causal", "scale", "softcap", "form"]
+    assert [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY] == list(parameters)[3:]
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    assert defaults == {"mask": None, "causal": False, "scale": None, "softcap": None, "form": "auto"}
+    assert defaults == ra.mechanism("softmax").defaults
+    parameters = inspect.signature(ra.softmax.backward).parameters
+    assert list(parameters) == ["saved", "d_out", "d_lse"]
+    assert parameters["d_lse"].default is None
+
+
+def test_softmax_returns_what_the_design_says() -> None:
+    result = ra.softmax.forward(*small())
+    assert isinstance(result, tuple) and len(result) == 2
+    out, saved = result
+    assert out.shape == (1, 2, 3, 6)
+    assert isinstance(saved, Saved) and isinstance(saved, ra.softmax.Saved)
+    assert saved.lse.shape == (1, 2, 3) and saved.form == "dense"
+    with pytest.raises(AttributeError):
+        saved.form = "tiled"  # type: ignore[misc]
+    assert list(ra.softmax.backward(saved, out)) == ["q", "k", "v"]
+    _, saved = ra.softmax.forward(*small(), scale=0.5, softcap=3.0, form="tiled")
+    gradients = ra.softmax.backward(saved, out)
+    assert list(gradients) == ["q", "k", "v", "scale", "softcap"]
+    assert [np.shape(x) for x in gradients.values()] == [(1, 2, 3, 4), (1, 1, 5, 4), (1, 1, 5, 6), (), ()]
+
+
+def test_a_trace_shows_forward_and_backward() -> None:
+    with ra.trace() as t:
+        out, saved = ra.softmax.forward(*small())
+        ra.softmax.backward(saved, out)
+    assert t["SM.1"].shape == (1, 2, 3, 5)
+    assert t["dSM.q"].shape == (1, 2, 3, 4)
+
+
+def test_a_block_as_the_design_shows_it() -> None:
+    m = ra.mechanism("softmax")
+    x, context = np.ones((2, 3, 8)), ra.Context(causal=True)
+    params = m.block.init(m.block.Config(width=8, heads=2), seed=0, like=x)
+    state = m.block.start(params, x, context)
+    state, saved = m.block.forward(params, state, context)
+    assert m.block.read(params, state).shape == x.shape
+    d_state, d_params = m.block.read_backward(params, state, x)
+    assert d_params is None
+    d_state, d_params, d_context = m.block.backward(params, saved, d_state)
+    assert d_params.w_q.shape == params.w_q.shape and d_context == {}
+    d_x, _ = m.block.start_backward(params, d_state)
+    assert d_x.shape == x.shape
+
+
+def test_a_decline_has_a_reason() -> None:
+    assert "no float8" in str(ra.Decline("no float8"))
