@@ -90,19 +90,19 @@ class Block:
     def start(self, params: Any, x: Array, context: Context) -> Any:
         """Return the state that the first block of a stack receives for tokens x (b, n, width)."""
         self._check_context(context, params, x=x)
-        return self.module.start(params, x, context)
+        return equations.active(self.module).start(params, x, context)
 
     def start_backward(self, params: Any, d_state: Any) -> tuple[Array, Any]:
         """Return (d_x, d_params) of `start`."""
-        return self.module.start_backward(params, d_state)
+        return equations.active(self.module).start_backward(params, d_state)
 
     def read(self, params: Any, state: Any) -> Array:
         """Return the tokens (b, n, width) that a state stands for."""
-        return self.module.read(params, state)
+        return equations.active(self.module).read(params, state)
 
     def read_backward(self, params: Any, state: Any, d_x: Array) -> tuple[Any, Any]:
         """Return (d_state, d_params) of `read`."""
-        return self.module.read_backward(params, state, d_x)
+        return equations.active(self.module).read_backward(params, state, d_x)
 
     def forward(self, params: Any, state: Any, context: Context) -> tuple[Any, Any]:
         """Advance the state by one step.

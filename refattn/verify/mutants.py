@@ -60,7 +60,8 @@ def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
 
 
 def _core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
-    return (tag for tag in equations.tags(mechanism.tagged[0]) if tag.claims)
+    core = (module for module in mechanism.tagged if module is not mechanism.block.module)
+    return (tag for module in core for tag in equations.tags(module) if tag.claims)
 
 
 def _applies(kind: str, axes: tuple[str, ...]) -> bool:

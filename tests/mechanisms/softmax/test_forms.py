@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -305,6 +306,15 @@ def test_no_score_near_the_limit_loses_digits(sign: float, part: float, value: f
             np.testing.assert_allclose(found["lse"], truth["lse"], rtol=near)
 
 
+def test_a_value_of_zero_is_no_small_value() -> None:
+    """Nothing underflows in a product with 0, so that zeros (padding, say) cost nothing."""
+    call = make(1, 1, 1, 5, 6, 2, 3)
+    call.v[:, :, 2], call.v[..., 1] = 0.0, 0.0
+    assert rows_are_safe(call, "float32").all()
+    tiny = replace(call, v=np.where(call.v == 0.0, 1e-38, call.v))
+    assert not rows_are_safe(tiny, "float32").any()
+
+
 def test_masked_or_mixed_values_do_not_hide_small_ones() -> None:
     """The largest value says nothing of what underflows: the smallest counts, and it may stand in another column."""
     mask = np.asarray([[False, True, True]])
@@ -332,7 +342,7 @@ def test_huge_numbers_with_a_finite_result(q: float, k: float, options: dict[str
 def test_tiny_queries_are_not_lost_from_the_bound() -> None:
     """The squares of 1e-24 underflow; with a large scale the scores are huge all the same."""
     call = make(1, 1, 1, 5, 6, 2, 2, scale=1e12)
-    call = as_stored(Call(call.q * 1e-24, call.k * 5e18, call.v, call.d_out, None, call.options), "float32")
+    call = as_stored(Call(call.q * 1e-24, call.k * 1e18, call.v, call.d_out, None, call.options), "float32")
     assert not rows_are_safe(call, "float32").any()
     found = run(call, "tiled", dtype="float32")
     assert np.all(np.isfinite(found["out"])) and np.all(np.isfinite(found["lse"]))
