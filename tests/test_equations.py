@@ -190,9 +190,9 @@ def test_a_copy_is_built_in_no_time() -> None:
     for _ in range(5):
         equations._code.cache_clear()
         equations._tagged_nodes.cache_clear()
-        start = time.perf_counter()
+        start = time.thread_time()  # what the other processes of the machine do does not count
         equations.hooked(dense, same)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     assert best < 0.02
 
 

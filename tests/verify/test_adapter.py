@@ -66,9 +66,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path, source: str | None, name:
     assert words in str(raised.value) and str(file) in str(raised.value)
 
 
-def test_neighbours_of_a_file_are_found_also_when_it_is_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighbours_of_a_file_are_found_also_when_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -99,9 +99,15 @@ FIXED = {
 
 
 def run(
-    call: Call, form: str = "dense", backend: Any = None, dtype: str = "float64", *, eager: bool = False
+    call: Call,
+    form: str = "dense",
+    backend: Any = None,
+    dtype: str = "float64",
+    *,
+    eager: bool = False,
+    fetch: bool = True,
 ) -> dict[str, Any]:
-    """Forward and backward; results by name, on the host.
+    """Forward and backward; results by name, on the host or, without `fetch`, as they come.
 
     JAX is given both as one compiled function, unless `eager`: that takes ten times as long.
     """
@@ -123,9 +129,11 @@ def run(
         import jax
 
         results = jax.jit(evaluate)(arrays, mask)
-        return {name: backend.host(x) for name, x in results.items()}
-    fetch = np.asarray if backend is None else backend.host
-    return {name: fetch(x) for name, x in evaluate(arrays, mask).items()}
+    else:
+        results = evaluate(arrays, mask)
+    if not fetch:
+        return results
+    return {name: np.asarray(x) if backend is None else backend.host(x) for name, x in results.items()}
 
 
 def as_stored(call: Call, dtype: str) -> Call:

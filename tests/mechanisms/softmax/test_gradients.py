@@ -143,6 +143,8 @@ def test_jax_differentiates_the_dense_form() -> None:
 
 @pytest.mark.parametrize("form", ["dense", "tiled"])
 def test_numbers_and_arrays_have_the_same_gradients(form: str, backend: Any) -> None:
+    if str(backend) == "jax" and form == "tiled":
+        pytest.skip("JAX compiles every operation of every tile")
     call = make(1, 2, 1, 4, 5, 3, 2, scale=-0.6, softcap=1.7)
     q, k, v, d_out, d_lse = (backend.array(getattr(call, name)) for name in NAMES)
     results = []
@@ -211,6 +213,8 @@ def test_low_precision_upstream_gradients(dtype: str, form: str, backend: Any) -
 @pytest.mark.parametrize("form", ["dense", "tiled"])
 def test_backward_reads_only_what_was_saved(form: str, backend: Any) -> None:
     """Twice the same bits, in any order, and nothing that came in is written to."""
+    if str(backend) == "jax" and form == "tiled":
+        pytest.skip("JAX compiles every operation of every tile")
     call = make(1, 2, 1, 5, 4, 3, 2, mask=(5, 4), softcap=2.0)
     q, k, v, d_out, d_lse = (backend.array(getattr(call, name)) for name in NAMES)
     mask = backend.array(call.options["mask"])
