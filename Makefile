@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 
 # The reference certifies itself; then a production kernel is verified against it.
 check: $(VENV)/.with-onnx
-	$(BIN)/refattn check softmax
+	$(BIN)/refattn check
 	$(BIN)/refattn verify softmax --impl examples/onnxruntime_attention.py:attend
 
 # The workers share the cores, so each is held to one thread; nothing outside this line sees the setting.

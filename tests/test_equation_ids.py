@@ -337,3 +337,8 @@ def test_an_id_is_declared_once(tmp_path: Path) -> None:
     module = module_of(tmp_path, '"""\n[T.1]  a = b\n[T.1]  a = c\n"""\n')
     with pytest.raises(ValueError, match=r"small: the docstring declares T.1 twice"):
         equations.declared(module)
+
+
+def test_mechanisms_share_no_id() -> None:
+    ids = [id for name in ra.list_mechanisms() for id in ra.mechanism(name).equations]
+    assert len(ids) == len(set(ids))

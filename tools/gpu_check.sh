@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks refattn on a machine with an NVIDIA GPU: certifies the CuPy backend, runs the test suite on it, and times
-# softmax attention there beside PyTorch's. Needs CuPy, array-api-compat, pytest and hypothesis; PyTorch if it is to be
-# timed. Run from the repository's root:  bash tools/gpu_check.sh [PYTHON]
+# softmax attention there beside PyTorch's. Needs CuPy, what refattn and its tests need (array-api-compat, click,
+# rich, threadpoolctl, pytest, hypothesis), and PyTorch if it is to be timed. Run from the repository's root:  bash tools/gpu_check.sh [PYTHON]
 set -u
 python=${1:-python3}
 export PYTHONPATH=. PYTHONUNBUFFERED=1

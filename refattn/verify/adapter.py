@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,11 @@ def load(spec: str) -> Any:
         raise LoadError(f"--impl {spec}: cannot import {place}: {error}") from error
     except (Exception, SystemExit) as error:  # the file may do anything
         raise LoadError(f"--impl {spec}: importing {place} raised {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        raise LoadError(f"--impl {spec}: {place} has no {name!r}")
+    found = getattr(module, name)
     try:
-        found = getattr(module, name)
         implementation = found() if inspect.isclass(found) else found
-    except AttributeError:
-        raise LoadError(f"--impl {spec}: {place} has no {name!r}") from None
     except (Exception, SystemExit) as error:
         raise LoadError(f"--impl {spec}: making {name} raised {type(error).__name__}: {error}") from error
     if not callable(implementation) and not hasattr(implementation, "forward"):
@@ -119,9 +119,6 @@ def call(
     returned = _guard(lambda: forward(**arguments, **extra))
     if isinstance(returned, Decline):
         return returned
-    changed = [name for name, x in arguments.items() if x.tobytes() != before[name]]
-    if changed:
-        raise CallError(f"changed its inputs: {', '.join(changed)}")
     given = returned if isinstance(returned, tuple) else (returned,)
     needs = f"needs {outputs[0]} or ({', '.join(outputs)})"
     if len(given) > len(outputs):
@@ -134,6 +131,9 @@ def call(
         if isinstance(gradients, Decline):
             return gradients
         result |= {f"d_{name}": x for name, x in gradients.items()}
+    changed = [name for name, x in arguments.items() if x.tobytes() != before[name]]
+    if changed:
+        raise CallError(f"changed its inputs: {', '.join(changed)}")
     dtypes = {name: _dtype(name, x) for name, x in result.items()}
     return Result({name: to_host(name, x) for name, x in result.items()}, dtypes)
 
@@ -201,6 +201,21 @@ def _jax_gradients(
 
     out, pull = jax.vjp(run, *(jnp.asarray(inputs[name], dtype=dtype) for name in names))
     return dict(zip(names, pull(jnp.asarray(upstream, dtype=out.dtype)), strict=True))
+
+
+def roundings(implementation: Any, equations: Iterable[str]) -> tuple[str, ...]:
+    """Return the equations that an implementation declares to round, beside those that every kernel rounds.
+
+    Raises
+    ------
+    LoadError
+        Where its attribute `roundings` is no tuple or list of ids of `equations`.
+    """
+    declared = getattr(getattr(implementation, "forward", implementation), "roundings", ())
+    known = tuple(equations)
+    if not isinstance(declared, (tuple, list)) or not all(id in known for id in declared):
+        raise LoadError(f"--impl: its roundings are {declared!r}, needs a tuple of ids such as {known[0]}")
+    return tuple(declared)
 
 
 def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:

@@ -118,33 +118,53 @@ def _disturbances(
 ) -> dict[str, Floats]:
     """Return what rounding errors in every equation do to each result: one more axis in front, for the draws."""
     computed = TYPES["float64" if dtype == "float64" else "float32"].unit
-    storage = TYPES[dtype].unit if dtype in ("float16", "bfloat16") else 0.0
     if unknown := [id for id in roundings if id not in mechanism.equations]:
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
     given = {**inputs, **case.options, "d_out": upstream}
-    sizes = {}
-    for id, value in traced.items():
-        own = np.where(np.isfinite(value), np.abs(value), 0.0)
-        sizes[id] = computed * (mechanism.magnitudes[id](given, traced) if id in mechanism.magnitudes else own)
-        if storage and (id in mechanism.stored or id in roundings):
-            size = mechanism.stored[id](given, traced) if id in mechanism.stored else own
-            # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
-            subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
-            sizes[id] = np.hypot(sizes[id], np.maximum(storage * np.abs(size), subnormal))
+    sizes = rounding_sizes(mechanism, given, traced, computed)
+    for id in {*mechanism.stored, *roundings} & set(sizes) if dtype in ("float16", "bfloat16") else ():
+        size = np.abs(mechanism.stored[id](given, traced) if id in mechanism.stored else traced[id])
+        # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
+        subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
+        sizes[id] = np.hypot(sizes[id], np.maximum(TYPES[dtype].unit * finite(size), subnormal))
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
-
-        def disturb(id: str, name: str, value: Floats, draw: int = draw) -> Floats:
-            signs = SIGMA * _signs(value.size + 1, f"budget.{id}", draw, seed)
-            shared = 1.0 + computed * signs[-1]  # a constant of the equation, rounded once
-            return value * shared + signs[:-1].reshape(value.shape) * sizes[id]
-
-        with equations.apply(disturb):
+        with equations.apply(disturbance(sizes, computed, draw, seed)):
             disturbed = evaluate(mechanism, inputs, case.options, upstream)
         for name, value in values.items():
-            finite = np.isfinite(value)  # an output that is not finite has no noise
-            errors[name].append(np.where(finite, disturbed[name], 0.0) - np.where(finite, value, 0.0))
+            # An output that is not finite has no noise.
+            errors[name].append(np.where(np.isfinite(value), finite(disturbed[name]) - finite(value), 0.0))
     return {name: np.stack(draws) for name, draws in errors.items()}
+
+
+def rounding_sizes(
+    mechanism: Mechanism, given: Mapping[str, Any], traced: Mapping[str, Any], unit: float
+) -> dict[str, Floats]:
+    """Return by equation id the size of its rounding error: `unit` times what the record says that it is relative to.
+
+    `given` holds the arguments of the call and upstream gradients, `traced` the value of every equation.
+    """
+    sizes = {}
+    for id, value in traced.items():
+        terms = mechanism.magnitudes[id](given, traced) if id in mechanism.magnitudes else np.abs(value)
+        sizes[id] = unit * finite(terms)
+    return sizes
+
+
+def disturbance(sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0) -> equations.Hook:
+    """Return a hook that adds to each equation a random error of its size: one draw of what rounding may do."""
+
+    def hook(id: str, name: str, value: Floats) -> Floats:
+        signs = SIGMA * _signs(value.size + 1, f"budget.{id}", draw, seed)
+        shared = 1.0 + unit * signs[-1]  # a constant of the equation, rounded once
+        return value * shared + signs[:-1].reshape(value.shape) * sizes[id]
+
+    return hook
+
+
+def finite(x: Any) -> Floats:
+    """Return x with 0 in place of what is not finite."""
+    return np.where(np.isfinite(x), x, 0.0)
 
 
 def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from refattn import backends, counter
 from refattn.ops.masks import Causal, causal_offset
-from refattn.verify.probe import Core, Sample, Values, finite, same_bits, used_share
+from refattn.verify.budget import finite
+from refattn.verify.probe import Core, Sample, Values, same_bits, used_share
 
 HUGE = 1e6
 """What is added to numbers that must not matter."""

@@ -1,11 +1,10 @@
 """A core as a function of host arrays, samples to call it with, and the error that rounding may cause there.
 
 Allowed errors are derived. What rounding does to a result is measured on the dense form in float64: the value of every
-equation is disturbed by random errors of the size ``unit roundoff * size of the terms that it sums``, as the record
-tells (scale * sum_d |q_d k_d| for a score, through whose exponential it reaches all that follows), forward and
-backward. The largest root mean square of the effect on an element of a result is its noise. Two sides of an equality
-have this noise each, and `ELEMENT` times the root of the sum of their squares is allowed. The noise is linear in the
-unit roundoff, hence measured once in units of it.
+equation is disturbed by random errors of the size of its rounding, forward and backward, as for the budgets of foreign
+implementations (`refattn.verify.budget`). The largest root mean square of the effect on an element of a result is its
+noise. Two sides of an equality have this noise each, and `ELEMENT` times the root of the sum of their squares is
+allowed. The noise is linear in the unit roundoff, hence measured once in units of it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn import backends, counter, equations
+from refattn import backends, equations
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import TYPES
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.budget import SIGMA
+from refattn.verify.budget import disturbance, finite, rounding_sizes
 from refattn.verify.compare import ELEMENT
 
 Values = dict[str, NDArray[Any]]
@@ -94,19 +93,10 @@ def _measure(mechanism: Mechanism, inputs: Values, options: Mapping[str, Any], u
     with equations.trace() as traced:
         exact = dense(inputs, options, upstream)
     exact |= traced
-    sizes = {}
-    for id, value in traced.items():
-        terms = mechanism.magnitudes.get(id, lambda given, values, own=value: np.abs(own))
-        sizes[id] = unit * finite(terms({**inputs, **options, **upstream}, traced))
+    sizes = rounding_sizes(mechanism, {**inputs, **options, **upstream}, traced, unit)
     squares = {name: np.zeros(value.shape) for name, value in exact.items()}
     for draw in range(DRAWS):
-
-        def disturb(id: str, name: str, value: Any, draw: int = draw) -> Any:
-            words = counter.words(value.size // 32 + 1, seed=0, purpose=f"noise.{id}", step=draw)
-            signs = 2.0 * np.unpackbits(words.view(np.uint8), count=value.size) - 1.0
-            return value + SIGMA * signs.reshape(value.shape) * sizes[id]
-
-        with equations.trace() as disturbed, equations.apply(disturb):
+        with equations.trace() as disturbed, equations.apply(disturbance(sizes, unit, draw)):
             results = dense(inputs, options, upstream)
         for name, value in (results | dict(disturbed)).items():
             squares[name] += (finite(value) - finite(exact[name])) ** 2
@@ -144,17 +134,9 @@ def same_bits(a: Values, b: Values) -> float:
     return 0.0 if same else math.inf
 
 
-def finite(x: Any) -> NDArray[Any]:
-    """Return x with 0 in place of what is not finite."""
-    return np.where(np.isfinite(x), x, 0.0)
-
-
 @dataclass(frozen=True)
 class Sample:
-    """Arguments of a core, on the host in float64: inputs, numbers, and upstream gradients of all outputs.
-
-    Elements are multiples of 2^-16 below 4, so that their sums are exact in float32 too.
-    """
+    """Arguments of a core, on the host in float64: inputs, numbers, and upstream gradients of all outputs."""
 
     name: str
     inputs: Values

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.adapter import CallError, Decline, Result, call, learned
+from refattn.verify.adapter import CallError, Decline, Result, call, learned, roundings
 from refattn.verify.budget import Truth, truth
 from refattn.verify.compare import Verdict, compare
 
@@ -89,8 +89,8 @@ def verify_case(
     mechanism: Mechanism, implementation: Any, case: Case, dtype: str, *, grad: bool = False, seed: int = 0
 ) -> Outcome:
     """Run and judge one case in one dtype."""
-    extra = tuple(getattr(getattr(implementation, "forward", implementation), "roundings", ()))
-    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, roundings=extra)
+    declared = roundings(implementation, mechanism.equations)
+    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, roundings=declared)
     try:
         outputs = ("out", *mechanism.outputs)
         result = call(implementation, case_truth.inputs, case.options, dtype, case_truth.upstream, outputs)

@@ -69,6 +69,11 @@ class Scope:
         return gradients.core_subjects(self.mechanism, self.cases)
 
     @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes to run in; of a library that compiles float64 alone, for `_jit` runs both."""
+        return DTYPES[:1] if self.compiles else DTYPES
+
+    @property
     def long(self) -> tuple[int, int] | None:
         """Numbers of queries and keys that take several tiles; None where that takes too long.
 
@@ -103,7 +108,7 @@ def tasks(scope: Scope) -> Iterator[Task]:
     """Yield all tasks of a check; a mechanism without a core has those of its block and its equations."""
     mechanism = scope.mechanism
     if mechanism.core is not None:
-        for dtype, form in itertools.product(DTYPES, mechanism.forms):
+        for dtype, form in itertools.product(scope.dtypes, mechanism.forms):
             yield Task("forms", f"{form}, {dtype}", partial(_form, scope, form, dtype))
         if scope.owner.name == "jax":
             for form in mechanism.forms:
@@ -202,8 +207,7 @@ def _law(scope: Scope, name: str) -> Found:
     def hold(form: str, dtype: str, s: Sample) -> Found:
         return LAWS[name](scope.core(form, dtype), s), f"{form}, {dtype}"
 
-    dtypes = DTYPES[:1] if scope.compiles else DTYPES
-    parts = itertools.product(law_samples(scope.mechanism, scope.long), scope.mechanism.forms, dtypes)
+    parts = itertools.product(law_samples(scope.mechanism, scope.long), scope.mechanism.forms, scope.dtypes)
     return _worst((f"sample {s.name}", partial(hold, form, dtype, s)) for s, form, dtype in parts)
 
 

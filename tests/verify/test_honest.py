@@ -61,12 +61,18 @@ def _shares(case: Case, dtype: str, seed: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_no_false_alarm(dtype: str) -> None:
+def test_no_false_alarm(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     # Each seed meets another pair of logits and options; 24 pairs come round eight times.
+    judged = 0
+    alarms: dict[str, float] = {}
     for seed in range(SEEDS):
         shares = _shares(_case(LOGITS[seed % 4], **KINDS[seed // 4 % 6]), dtype, seed)
-        alarms = {name: share for name, share in shares.items() if share > 1.0}
-        assert not alarms, (seed, alarms)
+        judged += len(shares)
+        alarms |= {f"seed {seed}, {name}": share for name, share in shares.items() if share > 1.0}
+    with capsys.disabled():
+        print(f"\n{dtype}: {len(alarms)} of {judged} honest tensors rejected, {SEEDS} seeds, {len(KERNELS)} kernels")
+    assert judged == SEEDS * len(KERNELS) * 5
+    assert not alarms
 
 
 @pytest.mark.slow

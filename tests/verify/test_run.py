@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from refattn.verify.adapter import LoadError
 from refattn.verify.compare import Verdict
 from refattn.verify.run import DTYPES, Outcome, Report, verify, verify_case
 
@@ -195,5 +196,5 @@ def test_declared_roundings_are_granted() -> None:
     rough.roundings = ("SM.1",)  # type: ignore[attr-defined]
     assert verify_case(RECORD, rough, case, "float16").status == "agrees"
     rough.roundings = ("SM.77",)  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="roundings: got SM.77, needs ids of softmax"):
+    with pytest.raises(LoadError, match=r"roundings are \('SM.77',\), needs a tuple of ids such as SM.1"):
         verify_case(RECORD, rough, case, "float16")

@@ -130,9 +130,9 @@ def test_forward(form: str) -> None:
 
 def test_unknown_and_missing_arguments() -> None:
     for call in (
-        lambda: ra.softmax.forward(**good(), dropout=0.1),  # type: ignore[call-arg]
-        lambda: ra.softmax.forward(zeros(1, 1, 1, 1), zeros(1, 1, 1, 1)),  # type: ignore[call-arg]
-        lambda: ra.softmax.forward(*good().values(), None),  # type: ignore[call-arg]
+        lambda: ra.softmax.forward(**good(), dropout=0.1),
+        lambda: ra.softmax.forward(zeros(1, 1, 1, 1), zeros(1, 1, 1, 1)),
+        lambda: ra.softmax.forward(*good().values(), None),
     ):
         with pytest.raises(TypeError):
             call()

@@ -58,7 +58,7 @@ def test_directional_derivatives(form: str, call: Call, seed: int) -> None:
     direction |= {name: 0.5 for name in ("scale", "softcap") if name in call.options}
     with cut(3, 2):
         gradients = run(call, form)
-        expected = slope(call, form, direction, 2.0**-7)
+        expected = slope(call, form, direction, 2.0**-9)
     found = sum(float(np.sum(gradients[name] * direction[name])) for name in direction)
     size = sum(float(np.sum(np.abs(gradients[name] * direction[name]))) for name in direction)
     assert math.isclose(found, expected, rel_tol=1e-7, abs_tol=1e-7 * (1.0 + size))

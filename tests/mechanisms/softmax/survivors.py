@@ -1,0 +1,28 @@
+"""The mutants of softmax attention that verification cannot catch, and why, by storage type."""
+
+from __future__ import annotations
+
+from refattn.verify.mutants import KINDS
+
+SHIFT = "softmax does not depend on the number that is subtracted from all scores of a row"
+SURVIVORS = {
+    "float32": {
+        **{f"SM.4 {kind}": SHIFT for kind in KINDS if kind != "last key dropped"},
+        "output truncated": "a float32 kernel computes in the type that it stores: there is nothing to cut off",
+    },
+    "bfloat16": {
+        **{f"SM.4 {kind}": SHIFT for kind in KINDS if kind != "last key dropped"},
+        **{
+            f"{id} rounded one type lower": "the result is stored in bfloat16 right after"
+            for id in ("SM.8", "dSM.q", "dSM.k", "dSM.v", "dSM.scale", "dSM.softcap")
+        },
+        **{
+            f"{id} rounded one type lower": "its product with the weights is rounded to bfloat16 in any case"
+            for id in ("dSM.7", "dSM.5")
+        },
+        **{
+            f"{id} scaled by 1.02": "one number: 2 % of it is less than the roundings of all weights add up to"
+            for id in ("dSM.scale", "dSM.softcap")
+        },
+    },
+}
