@@ -99,9 +99,8 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 
 def arange(start: int, stop: int, like: Array) -> Array:
-    """Return ``start, ..., stop - 1`` as int64 on the device of `like`."""
-    xp = namespace(like)
-    return xp.arange(start, stop, dtype=xp.int64, device=device(like))
+    """Return ``start, ..., stop - 1`` in the library's own integer type on the device of `like`."""
+    return namespace(like).arange(start, stop, device=device(like))
 
 
 def all_finite(x: Array) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,8 @@ def check_arrays(**arrays: Array) -> Namespace:
     except TypeError:
         libraries = {name: type(x).__module__.partition(".")[0] for name, x in arrays.items()}
         raise TypeError(f"got arrays of several libraries ({_listed(libraries)}), needs one library") from None
-    devices = {name: str(device(x)) for name, x in arrays.items()}
+    # What JAX traces has no device yet.
+    devices = {name: str(place) for name, x in arrays.items() if (place := device(x)) is not None}
     if len(set(devices.values())) > 1:
         raise ValueError(f"got arrays on several devices ({_listed(devices)}), needs one device")
     return xp
@@ -99,21 +101,29 @@ def check_causal(causal: Any) -> Causal:
     raise ValueError(f'causal: got {causal!r}, needs True, False, "top_left" or "bottom_right"')
 
 
-def check_number(name: str, value: Any, *, positive: bool = False) -> None:
-    """Raise where `value` is neither a finite real number nor a floating 0-d array of such."""
+def check_number(name: str, value: Any, *, positive: bool = False) -> float | Array:
+    """Return a finite real number as a float, a floating 0-d array of one as it is; raise where it is neither."""
     needs = "a finite number above 0" if positive else "a finite number"
-    if is_array(value) and not isinstance(value, float):
-        if tuple(value.shape) != () or not is_floating(value):
-            got = f"an array of shape {tuple(value.shape)} and dtype {dtype_name(value)}"
-            raise ValueError(f"{name}: got {got}, needs {needs} or a 0-d float array")
-        xp = namespace(value)
-        bad = concrete(~xp.isfinite(value) | ((value <= 0.0) if positive else ~xp.isfinite(value)))
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: got {type(value).__name__}, needs {needs}")
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: got bool, needs {needs}")
+    if isinstance(value, numbers.Real):
+        try:
+            number: float | Array = float(value)  # NumPy's numbers would widen float32
+        except OverflowError:
+            number = math.inf
+        bad: bool | None = not math.isfinite(number) or (positive and number <= 0.0)
+    elif is_array(value):
+        if tuple(value.shape) != ():
+            raise ValueError(f"{name}: got an array of shape {tuple(value.shape)}, needs {needs} or a 0-d float array")
+        if not is_floating(value):
+            raise TypeError(f"{name}: got an array of dtype {dtype_name(value)}, needs {needs} or a 0-d float array")
+        number, outside = value, ~namespace(value).isfinite(value)
+        bad = concrete(outside | (value <= 0.0) if positive else outside)
     else:
-        bad = not math.isfinite(value) or (positive and value <= 0)
+        raise TypeError(f"{name}: got {type(value).__name__}, needs {needs}")
     if bad:
         raise ValueError(f"{name}: got {value}, needs {needs}")
+    return number
 
 
 def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:

@@ -94,14 +94,17 @@ class Block:
 
     def start_backward(self, params: Any, d_state: Any) -> tuple[Array, Any]:
         """Return (d_x, d_params) of `start`."""
+        self._check(params, d_state=d_state)
         return equations.active(self.module).start_backward(params, d_state)
 
     def read(self, params: Any, state: Any) -> Array:
         """Return the tokens (b, n, width) that a state stands for."""
+        self._check(params, state=state)
         return equations.active(self.module).read(params, state)
 
     def read_backward(self, params: Any, state: Any, d_x: Array) -> tuple[Any, Any]:
         """Return (d_state, d_params) of `read`."""
+        self._check(params, state=state, d_x=d_x)
         return equations.active(self.module).read_backward(params, state, d_x)
 
     def forward(self, params: Any, state: Any, context: Context) -> tuple[Any, Any]:

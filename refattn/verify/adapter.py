@@ -2,8 +2,8 @@
 
 An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
 ``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
-any library, ``(out, lse)``, or `Decline`. It may carry two attributes: ``framework`` ("torch" or "jax": it takes
-tensors of that library too and is differentiated by it) and ``roundings`` (ids of equations whose values it rounds to
+any library, ``(out, lse)``, or `Decline`. It may carry two attributes: ``framework`` ("torch" or "jax": it is given
+tensors of that library, not NumPy arrays) and ``roundings`` (ids of equations whose values it rounds to
 float16 or bfloat16 beside those that every kernel rounds).
 """
 
@@ -41,10 +41,12 @@ class CallError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What one call returned, on the host: tensors by name, and the dtypes that they came in."""
+    """What one call returned, on the host: tensors by name, the dtypes that they came in, and why gradients are missing
+    where they were asked."""
 
     tensors: dict[str, NDArray[Any]]
     dtypes: dict[str, str]
+    declined: str = ""
 
 
 def load(spec: str) -> Any:
@@ -111,11 +113,14 @@ def call(
         Where it raises, changes its inputs, or returns anything but arrays, (out, lse) or `Decline`.
     """
     forward = getattr(implementation, "forward", implementation)
-    arguments = {name: _read_only(x) for name, x in inputs.items()}
-    before = {name: x.tobytes() for name, x in arguments.items()}
+    framework = getattr(forward, "framework", None)
+    if dtype == "bfloat16" and not (framework or _takes_dtype(forward)):
+        return Decline("it takes no dtype=, and so cannot be told that its float32 arrays stand for bfloat16")
     extra = dict(options) | ({"dtype": dtype} if _takes_dtype(forward) else {})
     if dtype == "float64" and "jax" in sys.modules:
         backends.get("jax").enable_float64()  # otherwise JAX turns float64 into float32 as it comes in
+    arguments = {name: _given(x, framework, dtype) for name, x in inputs.items()}
+    before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
     returned = _guard(lambda: forward(**arguments, **extra))
     if isinstance(returned, Decline):
         return returned
@@ -126,16 +131,31 @@ def call(
     result = {name: x for name, x in zip(outputs, given, strict=False) if x is not None}
     if outputs[0] not in result:
         raise CallError(f"returned no output, {needs}")
+    declined = ""
     if upstream is not None:
         gradients = _gradients(implementation, forward, inputs, extra, dtype, given[0], upstream)
         if isinstance(gradients, Decline):
-            return gradients
-        result |= {f"d_{name}": x for name, x in gradients.items()}
-    changed = [name for name, x in arguments.items() if x.tobytes() != before[name]]
+            declined = gradients.reason
+        else:
+            result |= {f"d_{name}": x for name, x in gradients.items()}
+    changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]
     if changed:
         raise CallError(f"changed its inputs: {', '.join(changed)}")
     dtypes = {name: _dtype(name, x) for name, x in result.items()}
-    return Result({name: to_host(name, x) for name, x in result.items()}, dtypes)
+    return Result({name: to_host(name, x) for name, x in result.items()}, dtypes, declined)
+
+
+def _given(x: NDArray[Any], framework: str | None, dtype: str) -> Any:
+    """Return a fresh copy of an input: a read-only NumPy array, or a tensor of the library that was named."""
+    if framework == "torch":
+        import torch
+
+        return torch.tensor(x) if x.dtype == np.bool_ else torch.tensor(x, dtype=getattr(torch, dtype))
+    if framework == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(x) if x.dtype == np.bool_ else jnp.asarray(x, dtype=dtype)
+    return _read_only(x)
 
 
 def _gradients(
@@ -157,10 +177,10 @@ def _gradients(
             return dict(zip(names, found, strict=True))
         listed = ", ".join(f"d_{name}" for name in names)
         raise CallError(f"backward returned {type(found).__name__}, needs a dict or ({listed})")
-    framework = getattr(forward, "framework", None) or type(out).__module__.partition(".")[0]
-    if framework == "torch":
+    library = type(out).__module__.partition(".")[0]
+    if library == "torch":
         return _guard(lambda: _torch_gradients(forward, inputs, extra, dtype, upstream))
-    if framework in ("jax", "jaxlib"):
+    if library in ("jax", "jaxlib"):
         return _guard(lambda: _jax_gradients(forward, inputs, extra, dtype, upstream))
     return Decline("no gradients: it has no backward, and is no function of torch or jax")
 
@@ -170,18 +190,14 @@ def _torch_gradients(
 ) -> dict[str, Any] | Decline:
     import torch
 
-    kind = getattr(torch, dtype)
-    tensors = {
-        name: torch.tensor(x) if x.dtype == np.bool_ else torch.tensor(x, dtype=kind, requires_grad=True)
-        for name, x in inputs.items()
-    }
+    names = learned(inputs)
+    tensors = {name: _given(x, "torch", dtype).requires_grad_(name in names) for name, x in inputs.items()}
     out = forward(**tensors, **extra)
     if isinstance(out, Decline):
         return out
     out = out[0] if isinstance(out, tuple) else out
     if not out.requires_grad:
         return Decline("no gradients: torch says that the output depends on no input")
-    names = learned(inputs)
     found = torch.autograd.grad(out, [tensors[name] for name in names], torch.tensor(upstream, dtype=out.dtype))
     return dict(zip(names, found, strict=True))
 
@@ -193,13 +209,13 @@ def _jax_gradients(
     import jax.numpy as jnp
 
     names = learned(inputs)
-    masks = {name: jnp.asarray(x) for name, x in inputs.items() if name not in names}
+    arrays = {name: _given(x, "jax", dtype) for name, x in inputs.items()}
 
     def run(*values: Any) -> Any:
-        out = forward(**dict(zip(names, values, strict=True)), **masks, **extra)
+        out = forward(**{**arrays, **dict(zip(names, values, strict=True))}, **extra)
         return out[0] if isinstance(out, tuple) else out
 
-    out, pull = jax.vjp(run, *(jnp.asarray(inputs[name], dtype=dtype) for name in names))
+    out, pull = jax.vjp(run, *(arrays[name] for name in names))
     return dict(zip(names, pull(jnp.asarray(upstream, dtype=out.dtype)), strict=True))
 
 

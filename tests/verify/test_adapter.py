@@ -140,8 +140,13 @@ def test_arrays_of_any_library(backend: Any, kind: str) -> None:
 
 def test_bfloat16_of_torch_is_known_by_its_name() -> None:
     torch = pytest.importorskip("torch")
-    result = called(lambda q, k, v: torch.tensor(OUT).to(torch.bfloat16), "bfloat16")
+    result = called(lambda q, k, v, dtype: torch.tensor(OUT).to(torch.bfloat16), "bfloat16")
     assert result.dtypes["out"] == "bfloat16" and result.tensors["out"].dtype == np.float32
+
+
+def test_who_cannot_be_told_of_bfloat16_declines() -> None:
+    declined = call(lambda q, k, v: q, INPUTS, {}, "bfloat16")
+    assert isinstance(declined, ra.Decline) and "takes no dtype=" in declined.reason
 
 
 def test_declining() -> None:
@@ -223,12 +228,13 @@ def test_a_backward_that_raises_or_declines() -> None:
 
     with pytest.raises(CallError, match="raised RuntimeError: not yet"):
         call(Pair(fail), INPUTS, {}, "float32", OUT)
-    assert call(Pair(lambda g: ra.Decline("later")), INPUTS, {}, "float32", OUT) == ra.Decline("later")
+    result = called(Pair(lambda g: ra.Decline("later")), upstream=OUT)
+    assert result.declined == "later" and list(result.tensors) == ["out"]
 
 
 def test_a_function_of_numpy_has_no_gradients() -> None:
-    declined = call(lambda q, k, v: q + k + v, INPUTS, {}, "float32", OUT)
-    assert isinstance(declined, ra.Decline) and "no gradients" in declined.reason
+    result = called(lambda q, k, v: q + k + v, upstream=OUT)
+    assert "no gradients" in result.declined and list(result.tensors) == ["out"]
 
 
 def test_no_gradients_unless_asked() -> None:
@@ -243,10 +249,11 @@ def test_torch_differentiates(dtype: str) -> None:
         q, k, v = (x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in (q, k, v))
         return (q + 2.0 * k) * v, None
 
+    attend.framework = "torch"  # type: ignore[attr-defined]
     inputs = {name: x.astype("float32" if dtype == "bfloat16" else dtype) for name, x in INPUTS.items()}
     result = call(attend, inputs | {"mask": MASK}, {}, dtype, np.ones(OUT.shape, np.float32))
     assert isinstance(result, Result)
-    assert {result.dtypes[name] for name in ("d_q", "d_k", "d_v")} == {dtype}
+    assert {result.dtypes[name] for name in ("out", "d_q", "d_k", "d_v")} == {dtype}
     tolerance = {"float16": 2e-3, "bfloat16": 2e-2}.get(dtype, 1e-6)
     np.testing.assert_allclose(result.tensors["d_k"], 2.0 * INPUTS["v"], rtol=tolerance)
     np.testing.assert_allclose(result.tensors["d_v"], INPUTS["q"] + 2.0 * INPUTS["k"], rtol=tolerance, atol=tolerance)
@@ -254,8 +261,7 @@ def test_torch_differentiates(dtype: str) -> None:
 
 def test_torch_says_that_nothing_can_be_differentiated() -> None:
     torch = pytest.importorskip("torch")
-    declined = call(lambda q, k, v: torch.tensor(OUT), INPUTS, {}, "float32", OUT)
-    assert isinstance(declined, ra.Decline) and "depends on no input" in declined.reason
+    assert "depends on no input" in called(lambda q, k, v: torch.tensor(OUT), upstream=OUT).declined
 
 
 def test_torch_raises_in_its_backward() -> None:
@@ -289,6 +295,6 @@ def test_who_takes_numpy_and_computes_in_torch_says_so() -> None:
             return q + k + v
         return torch.add(q + k, v)
 
-    assert isinstance(call(attend, INPUTS, {}, "float32", OUT), ra.Decline)
+    assert called(attend, upstream=OUT).declined
     attend.framework = "torch"  # type: ignore[attr-defined]
     np.testing.assert_array_equal(called(attend, upstream=OUT).tensors["d_v"], OUT)

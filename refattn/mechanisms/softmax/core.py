@@ -115,10 +115,8 @@ def forward(
     numbers: dict[str, Any] = {"scale": scale, "softcap": softcap}
     given = tuple(name for name, value in numbers.items() if value is not None)
     for name in given:
-        check_number(name, numbers[name], positive=name == "softcap")
-        if isinstance(numbers[name], float):
-            numbers[name] = float(numbers[name])  # NumPy's float64 is one too, and would widen float32
-        elif is_array(numbers[name]):
+        numbers[name] = check_number(name, numbers[name], positive=name == "softcap")
+        if is_array(numbers[name]):
             check_arrays(q=q, **{name: numbers[name]})
             numbers[name] = xp.astype(numbers[name], raised(q).dtype)
     chosen = _form(form, shape)

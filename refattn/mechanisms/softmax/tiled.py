@@ -6,7 +6,8 @@ tag; their values are tiles. The backward computes the exponentials again from l
 
     exp(m_ij - lse_i) = p_ij / z_i = w_ij
 
-so that forward and backward hold tiles and outputs alone. Memory is linear in the lengths.
+so that forward and backward hold tiles and outputs alone. Memory is linear in the lengths. Because the division comes
+last, values beyond the largest float divided by the number of keys may overflow here, and not in the dense form.
 
 Rows whose scores are provably small (see `bound`) take 0 for their maximum, and where all rows of a block are such rows
 no maximum is computed. A row gives the same bits whether or not its neighbours need theirs.
@@ -191,7 +192,7 @@ def _backward_heads(
     gradients = {"q": xp.concat(d_q, axis=3), "k": xp.concat(d_k, axis=2), "v": xp.concat(d_v, axis=2)}
     gradients["scale"] = sum_wide(xp.stack(d_scale))
     if softcap is not None:
-        gradients["softcap"] = sum_wide(xp.stack(d_softcap)) if d_softcap else zeros((), k)
+        gradients["softcap"] = sum_wide(xp.stack(d_softcap))
     return gradients
 
 
