@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -107,3 +110,29 @@ def test_a_block(arrays: Any) -> None:
     found = jax.jit(step)(leaves, arrays.array(x))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(arrays.host(a), b, rtol=1e-11, atol=1e-13)
+
+
+def test_a_block_compiles_around_its_parameters(arrays: Any) -> None:
+    block = ra.mechanism("softmax").block
+    x = arrays.xp.asarray(np.linspace(-1.0, 1.0, 24).reshape(1, 3, 8))
+    params = block.init(block.Config(width=8, heads=2), seed=0, like=x)
+
+    def step(x: Any) -> Any:
+        context = ra.Context(causal=True)
+        return block.forward(params, block.start(params, x, context), context)[0].x
+
+    np.testing.assert_allclose(jax.jit(step)(x), step(x), rtol=1e-12, atol=1e-14)
+
+
+def test_without_float64_nothing_warns() -> None:
+    code = """
+import warnings; warnings.simplefilter("error")
+import jax, jax.numpy as jnp, refattn as ra
+q = jnp.ones((1, 2, 5, 4))
+for form in ("dense", "tiled"):
+    out = jax.jit(lambda q: ra.softmax.forward(q, q, q, causal=True, form=form)[0])(q)
+    assert out.dtype == jnp.float32
+"""
+    environment = {name: x for name, x in os.environ.items() if name != "JAX_ENABLE_X64"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
