@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.compare import Verdict
 from refattn.verify.run import Outcome, Report
 
@@ -161,18 +161,27 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
 def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[RenderableType]:
     """Return for each case that failed what it is, what it raised, and a line for each tensor that disagrees."""
     purposes = {case.name: f": {case.purpose}" for case in mechanism.cases if case.purpose}
+    calls = {case.name: _call(case) for case in mechanism.cases}
     wrong = [[verdict for verdict in outcome.verdicts if not verdict.agrees] for outcome in failed]
     cells = [[(v.tensor, _share(v.share), v.statistic, _index(v), v.got) for v in verdicts] for verdicts in wrong]
     widths = [max(map(len, column)) for column in zip(*(row for rows in cells for row in rows), strict=True)]
     lines: list[RenderableType] = []
     for outcome, verdicts, rows in zip(failed, wrong, cells, strict=True):
         lines.append(_indented(2, f"{outcome.dtype} {outcome.case} ({outcome.kind}{purposes.get(outcome.case, '')})"))
+        if outcome.case in calls:
+            lines.append(_indented(6, calls[outcome.case]))
         if outcome.detail:
             lines.append(_indented(6, outcome.detail))
         for verdict, row in zip(verdicts, rows, strict=True):
             tensor, share, by, index, got = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             lines.append(_indented(6, f"{tensor} {share} {by} {index} got {got} expected {verdict.expected}"))
     return lines
+
+
+def _call(case: Case) -> str:
+    """Return the arguments of a case in a line: "q (2, 4, 37, 16), ..., causal=True"."""
+    arrays = (f"{name} {given.shape}" for name, given in case.inputs.items())
+    return ", ".join((*arrays, *(f"{name}={value!r}" for name, value in case.options.items())))
 
 
 def _indented(columns: int, text: str) -> Padding:
@@ -249,7 +258,7 @@ def _share(share: float) -> str:
         return "inf"
     if share > 1.0:
         share = math.ceil(share * 100.0 - 1e-9) / 100.0
-    return f"{share:.2f}" if share < 1000.0 else f"{share:.1e}"
+    return f"{share:.2f}" if share < 1000.0 else ">1000"  # how much more tells nothing
 
 
 def _size(share: float) -> float:
