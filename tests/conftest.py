@@ -164,3 +164,13 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Arrays]:
 def xp(backend: Arrays) -> ModuleType:
     """The array API namespace of `backend`."""
     return backend.xp
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the rates that tests recorded: what verification catches, and what it rejects wrongly."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    rates = [value for report in reports for name, value in report.user_properties if name == "rate"]
+    if rates:
+        terminalreporter.section("rates of verification")
+        for rate in rates:
+            terminalreporter.write_line(rate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -28,15 +29,14 @@ def survivors_of(name: str, dtype: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_mutants_are_caught(dtype: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mutants_are_caught(dtype: str, name: str, record_property: Callable[[str, object], None]) -> None:
     fates = census(ra.mechanism(name), dtype)
     expected = survivors_of(name, dtype)
     counts = Counter(fate.status for fate in fates)
     survivors = {str(fate.mutant): fate.status for fate in fates if fate.status != "caught"}
-    with capsys.disabled():
-        print(f"\n{name}, {dtype}: {counts['caught']} of {len(fates)} mutants caught; {dict(counts)}")
-        for mutant, status in survivors.items():
-            print(f"  {status}: {mutant}: {expected.get(mutant, 'NO REASON KNOWN')}")
+    record_property("rate", f"{name}, {dtype}: {counts['caught']} of {len(fates)} mutants caught; {dict(counts)}")
+    for mutant, status in survivors.items():
+        record_property("rate", f"  {status}: {mutant}: {expected.get(mutant, 'NO REASON KNOWN')}")
     assert counts["missed"] == 0
     assert set(survivors) == set(expected)
     assert dtype != "float32" or set(survivors.values()) == {"equivalent"}
