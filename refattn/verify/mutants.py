@@ -55,7 +55,7 @@ FAULTS = ("output truncated", "one NaN")
 
 def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
     """Return all mutants of a mechanism's core: equations times kinds, faults, and the record's conventions."""
-    engine = (Mutant(tag.id, kind) for tag in _core_tags(mechanism) for kind in KINDS if _applies(kind, tag.axes or ()))
+    engine = (Mutant(tag.id, kind) for tag in _core_tags(mechanism) for kind in KINDS if applies(kind, tag.axes or ()))
     return (*engine, *(Mutant("", name) for name in (*FAULTS, *mechanism.conventions)))
 
 
@@ -64,7 +64,8 @@ def _core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
     return (tag for module in core for tag in equations.tags(module) if tag.claims)
 
 
-def _applies(kind: str, axes: tuple[str, ...]) -> bool:
+def applies(kind: str, axes: tuple[str, ...]) -> bool:
+    """Tell whether a value with these axes can be wrong in this way."""
     needed = {
         "heads swapped": {"h", "g"},
         "last key dropped": {"j"},
@@ -74,7 +75,7 @@ def _applies(kind: str, axes: tuple[str, ...]) -> bool:
     return kind not in needed or bool(needed[kind] & set(axes))
 
 
-def _change(kind: str, axes: tuple[str, ...], lower: str) -> Change:
+def changed_by(kind: str, axes: tuple[str, ...], lower: str) -> Change:
     """Return what a kind of mutation does to a value with these axes."""
 
     def axis(letters: str) -> int:
@@ -135,7 +136,7 @@ def _mutation(mechanism: Mechanism, dtype: str, mutant: Mutant) -> AbstractConte
     tag = next(tag for tag in _core_tags(mechanism) if tag.id == mutant.id)
     # Declared is the storage type where a kernel rounds to it, otherwise the type that it computes in.
     low = dtype in ("float16", "bfloat16") and mutant.id not in mechanism.stored
-    return equations.mutate(mutant.id, _change(mutant.kind, tag.axes or (), dtype if low else LOWER[dtype]))
+    return equations.mutate(mutant.id, changed_by(mutant.kind, tag.axes or (), dtype if low else LOWER[dtype]))
 
 
 def _store(tensors: dict[str, Any], truth: Truth, mutant: Mutant | None) -> Result:

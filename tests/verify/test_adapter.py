@@ -232,6 +232,21 @@ def test_a_backward_that_raises_or_declines() -> None:
     assert result.declined == "later" and list(result.tensors) == ["out"]
 
 
+def test_a_backward_that_changes_the_inputs_is_refused() -> None:
+    class Careless(Pair):
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            self.q = q
+            return super().forward(q, k, v)
+
+        def backward(self, d_out: Any) -> Any:
+            self.q.flags.writeable = True
+            self.q += 1.0
+            return super().backward(d_out)
+
+    with pytest.raises(CallError, match="changed its inputs: q"):
+        call(Careless(), INPUTS, {}, "float32", OUT)
+
+
 def test_a_function_of_numpy_has_no_gradients() -> None:
     result = called(lambda q, k, v: q + k + v, upstream=OUT)
     assert "no gradients" in result.declined and list(result.tensors) == ["out"]

@@ -62,6 +62,18 @@ def test_gradients_and_lse_are_judged_where_they_are_given() -> None:
         assert all(verdict.share <= 1.0 for verdict in outcome.verdicts)
 
 
+def test_outputs_are_judged_where_gradients_are_declined() -> None:
+    right = verify(RECORD, reference, dtypes=["float32"], grad=True)
+    assert set(statuses(right)) == {"declined"} and right.exit_code == 3
+    assert all(verdict.tensor == "out" and verdict.agrees for o in right.outcomes for verdict in o.verdicts)
+
+    def wrong(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return 1.02 * reference(q, k, v, **options)
+
+    found = verify(RECORD, wrong, dtypes=["float32"], grad=True)
+    assert set(statuses(found)) == {"disagrees"} and found.exit_code == 1
+
+
 def test_a_gradient_that_is_wrong_or_missing_fails() -> None:
     class Wrong(Reference):
         def backward(self, d_out: Any) -> Any:

@@ -2,7 +2,8 @@
 
 By Cauchy and Schwarz |s_ij| <= scale |q_i| max_j |k_j|, and a soft-cap bounds the score too. The maximum is over the
 keys that the causal mask lets row i attend. The choice is made row by row and reads no other row and no key of the
-future, so that what comes later cannot change even the last bit of what came before.
+future, so that what comes later cannot change even the last bit of what came before. An explicit mask is not looked at:
+a hidden key of huge norm costs its rows the short cut, and may thereby change their last bits.
 
 A row with bound B over n keys and values of size V is safe where n exp(B) max(1, V) stays below a quarter of the
 largest float, so that no sum overflows, where B is at most `LARGEST_BOUND`, and where exp(-B) u, with u the smallest

@@ -355,3 +355,11 @@ def test_norms_that_overflow_though_the_scores_do_not() -> None:
     np.testing.assert_allclose(
         found["out"], np.broadcast_to(call.v.mean(axis=2, keepdims=True), (1, 1, 3, 2)), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("number", [2, np.int64(2), np.float32(2.0), np.float64(2.0)], ids=lambda x: type(x).__name__)
+def test_any_real_number_is_a_scale_and_a_softcap(number: Any) -> None:
+    x = np.linspace(-1.0, 1.0, 24, dtype=np.float32).reshape(1, 1, 6, 4)
+    out, _ = ra.softmax.forward(x, x, x, scale=number, softcap=number)
+    expected, _ = ra.softmax.forward(x, x, x, scale=2.0, softcap=2.0)
+    assert out.dtype == np.float32 and np.array_equal(out, expected)
