@@ -59,6 +59,9 @@ class Backend(Protocol):
     def concrete(self, value: Any) -> bool | None:
         """Return the truth of a condition, or None while the library traces and values are not known."""
 
+    def erf(self, x: Array) -> Array:
+        """Return the error function, which the standard lacks, of each element."""
+
     def synchronize(self) -> None:
         """Wait until all work that was started is done."""
 
@@ -131,6 +134,12 @@ class BaseBackend:
 
     def concrete(self, value: Any) -> bool | None:
         return bool(value)
+
+    def erf(self, x: Array) -> Array:
+        from scipy.special import erf
+
+        host: Any = self  # a subclass has what the protocol asks for
+        return host.from_numpy(np.asarray(erf(host.to_numpy(x))), device=x.device)
 
     def synchronize(self) -> None:
         pass

@@ -48,6 +48,11 @@ class CupyBackend(BaseBackend):
         with x.device:
             return widened(self.library().asnumpy(x))
 
+    def erf(self, x: Array) -> Array:
+        from cupyx.scipy.special import erf
+
+        return erf(x)
+
     def synchronize(self) -> None:
         cupy = self.library()
         for i in range(self._count()):

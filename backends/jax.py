@@ -49,6 +49,11 @@ class JaxBackend(BaseBackend):
     def concrete(self, value: Any) -> bool | None:
         return None if isinstance(value, self.library().core.Tracer) else bool(value)
 
+    def erf(self, x: Array) -> Array:
+        import jax.scipy.special
+
+        return jax.scipy.special.erf(x)
+
     def synchronize(self) -> None:
         jax = self.library()
         jax.effects_barrier()

@@ -50,6 +50,9 @@ class TorchBackend(BaseBackend):
             return None
         return bool(value)
 
+    def erf(self, x: Array) -> Array:
+        return self.library().erf(x)
+
     def synchronize(self) -> None:
         torch = self.library()
         if torch.cuda.is_initialized():

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from refattn import equations, tree
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
-from refattn.mechanisms.context import Context
-from refattn.xp import Array, all_finite, dtype_name, is_bool
+from refattn import equations
+from refattn.mechanisms.block import Block, Stream
+from refattn.xp import Array
 
 Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
 
@@ -62,105 +61,6 @@ class Case:
     purpose: str = ""
 
 
-class Block:
-    """A mechanism as one step of a dynamical system, made from the module that computes it.
-
-    The module has `Config`, `Params`, `State`, `Saved` and the functions ``init``, ``start``, ``start_backward``,
-    ``read``, ``read_backward``, ``forward`` and ``backward``. What holds for every block is checked here, once: the
-    context's fields are ones that the mechanism reads, and all arrays that come in are finite and of one library,
-    device and dtype. Shapes are for the module to check.
-    """
-
-    def __init__(self, module: ModuleType, title: str, reads: tuple[str, ...]) -> None:
-        self.module = module
-        self.title = title
-        self.reads = reads
-        self.Config = module.Config
-
-    def init(self, config: Any, *, seed: int = 0, like: Array, layer: int = 0) -> Any:
-        """Return fresh parameters: a pure function of the configuration, the seed and the layer.
-
-        `like` gives the array library, the dtype and the device.
-        """
-        check_is("config", config, self.Config)
-        check_arrays(like=like)
-        check_floating(like=like)
-        return self.module.init(config, seed=seed, like=like, layer=layer)
-
-    def start(self, params: Any, x: Array, context: Context) -> Any:
-        """Return the state that the first block of a stack receives for tokens x (b, n, width)."""
-        self._check_context(context, params, x=x)
-        return equations.active(self.module).start(params, x, context)
-
-    def start_backward(self, params: Any, d_state: Any) -> tuple[Array, Any]:
-        """Return (d_x, d_params) of `start`."""
-        self._check(params, d_state=d_state)
-        return equations.active(self.module).start_backward(params, d_state)
-
-    def read(self, params: Any, state: Any) -> Array:
-        """Return the tokens (b, n, width) that a state stands for."""
-        self._check(params, state=state)
-        return equations.active(self.module).read(params, state)
-
-    def read_backward(self, params: Any, state: Any, d_x: Array) -> tuple[Any, Any]:
-        """Return (d_state, d_params) of `read`."""
-        self._check(params, state=state, d_x=d_x)
-        return equations.active(self.module).read_backward(params, state, d_x)
-
-    def forward(self, params: Any, state: Any, context: Context) -> tuple[Any, Any]:
-        """Advance the state by one step.
-
-        Returns
-        -------
-        state
-            The next state.
-        saved
-            What `backward` reads.
-
-        Raises
-        ------
-        TypeError
-            Where an argument is of another class, or arrays are of several libraries or dtypes.
-        ValueError
-            Where the context has a field that the mechanism does not read, a shape or a device does not fit, or an
-            array that comes in has an element that is not finite.
-        """
-        self._check_context(context, params, state=state)
-        return equations.active(self.module).forward(params, state, context)
-
-    def backward(self, params: Any, saved: Any, d_state: Any) -> tuple[Any, Any, dict[str, Array]]:
-        """Return the gradients (d_state, d_params, d_context); the last by field name of the context."""
-        check_is("saved", saved, self.module.Saved)
-        self._check(params, d_state=d_state)
-        return equations.active(self.module).backward(params, saved, d_state)
-
-    def _check_context(self, context: Context, params: Any, **given: Any) -> None:
-        check_is("context", context, Context)
-        context.check_reads(self.title, self.reads)
-        names = ("memory", "mask", "key_mask", "memory_mask")
-        memory, *masks = ({f"context.{name}": x} if (x := getattr(context, name)) is not None else {} for name in names)
-        self._check(params, **given, **memory)
-        for mask in masks:
-            check_arrays(params=next(iter(tree.flatten(params).values())), **mask)
-            for name, x in mask.items():
-                if not is_bool(x):
-                    raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs bool")
-
-    def _check(self, params: Any, **given: Any) -> None:
-        """Raise where `params` or a state is of another class, or not all arrays are finite and of one kind."""
-        check_is("params", params, self.module.Params)
-        leaves = tree.flatten({"params": params})
-        for name, value in given.items():
-            if name.endswith("state"):
-                check_is(name, value, self.module.State)
-            leaves |= tree.flatten({name: value}) if name.endswith("state") else {name: value}
-        check_arrays(**leaves)
-        check_floating(**leaves)
-        for name, leaf in leaves.items():
-            if all_finite(leaf) is False:
-                raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
-
-
 @dataclass(frozen=True, eq=False)
 class Mechanism:
     """The record of a mechanism.
@@ -197,7 +97,12 @@ class Mechanism:
         Plausible wrong readings by name: functions with the core's signature that return (out, *outputs).
     outputs
         Fields of the core's `saved` that are outputs beside `out`.
-    stream, grow, diagnostics
+    brings
+        What the block brings to a layer itself: "norm" (its own norms and residual; otherwise a model gives it
+        normalised tokens and adds the result), "mlp" (it contains or replaces the MLP sublayer).
+    stream
+        Decoding token by token; None where the mechanism has to compute everything again.
+    grow, diagnostics
         Further abilities, None where the mechanism has none.
     """
 
@@ -217,7 +122,8 @@ class Mechanism:
     stored: Mapping[str, Magnitude] = field(default_factory=dict)
     conventions: Mapping[str, Callable[..., tuple[Array, ...]]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
-    stream: Any = None
+    brings: tuple[str, ...] = ()
+    stream: Stream | None = None
     grow: Any = None
     diagnostics: Any = None
 

@@ -82,14 +82,20 @@ class Plan:
 def plan(q: Array, k: Array) -> Plan:
     """Cut the plane of q (b, h, i, d) and k (b, g, j, d), all sizes at least 1."""
     b, h, queries, _ = q.shape
-    groups = k.shape[1]
+    groups, keys = k.shape[1:3]
     owner = backend(q)
     elements = owner.tile_bytes // (4 if "32" in str(q.dtype) else 8)
-    # A pool wants many tasks that fit a cache; one device wants few large products over all heads at once.
-    batch_step, head_step = (1, 1) if owner.pools else (b, groups)
-    together = batch_step * head_step * (h // groups)
-    rows = min(ROWS, max(32, ROWS // together)) if owner.pools else max(32, math.isqrt(elements // together))
-    columns = max(32, elements // (together * rows))
+    if not owner.pools:
+        # One device wants few large products over all heads at once.
+        batch_step, head_step = b, groups
+        rows = max(32, math.isqrt(elements // (b * h)))
+    else:
+        # A pool wants many tasks that fit a cache. Where a tile of one head does not fill it, a task has several heads,
+        # and fewer rows, so that a causal mask leaves out more.
+        short = max(queries, keys) <= ROWS
+        rows = max(32, (ROWS // 2 if short else ROWS) // (h // groups))
+        batch_step, head_step = 1, min(groups, max(1, elements // (h // groups * rows * keys))) if short else 1
+    columns = max(32, elements // (batch_step * head_step * (h // groups) * rows))
     heads = tuple(
         Tile(slice(n, min(n + batch_step, b)), slice(g, min(g + head_step, groups)), (0, queries))
         for n in range(0, b, batch_step)

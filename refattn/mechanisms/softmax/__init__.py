@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from refattn.mechanisms.record import Block, Mechanism
+from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import block as _block
 from refattn.mechanisms.softmax import core as _core
 from refattn.mechanisms.softmax import dense as _dense
 from refattn.mechanisms.softmax import loops as _loops
+from refattn.mechanisms.softmax import stream as _stream
 from refattn.mechanisms.softmax.cases import CASES as _CASES
 from refattn.mechanisms.softmax.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.softmax.core import Saved, backward, forward
@@ -17,6 +19,7 @@ __all__ = ["Saved", "backward", "forward", "record"]
 
 _TITLE = "Softmax attention"
 _READS = ("mask", "key_mask", "causal", "memory", "memory_mask")
+_BLOCK = Block(_block, _TITLE, _READS)
 
 record = Mechanism(
     name="softmax",
@@ -28,7 +31,7 @@ record = Mechanism(
     defaults={"mask": None, "causal": False, "scale": None, "softcap": None, "form": "auto"},
     reads=_READS,
     core=_core,
-    block=Block(_block, _TITLE, _READS),
+    block=_BLOCK,
     cases=_CASES,
     laws=(
         "permutation",
@@ -50,4 +53,5 @@ record = Mechanism(
     stored=_STORED,
     conventions=_CONVENTIONS,
     outputs=("lse",),
+    stream=Stream(_stream, _BLOCK),
 )

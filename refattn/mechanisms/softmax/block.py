@@ -161,19 +161,32 @@ def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    config, x = params.config, state.x
-    _check_tokens("state.x", x, config.width)
+    x = state.x  # (b, i, m) untagged: it came in
+    _check_tokens("state.x", x, params.config.width)
     _check_params(params)
-    h, g, _, _ = config.sizes
     y = x if context.memory is None else _check_memory(context.memory, x)  # (b, j, m) untagged: whose keys are attended
-    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [SM.10]
+    keys, values = keys_and_values(params, y)  # untagged: tagged in the function
+    result, joined, core_saved = attend(params, x, keys, values, context)  # untagged: tagged in the function
+    return State(result), Saved(x, context.memory, joined, core_saved)
+
+
+def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
+    """Return the keys (b, g, j, d) and values (b, g, j, e) of tokens y (b, j, m)."""
+    _, g, _, _ = params.config.sizes
     keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [SM.11]
     values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [SM.12]
+    return keys, values
+
+
+def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Array, core.Saved]:
+    """Return (result, joined, saved) of tokens x (b, i, m) that attend the keys and values."""
+    config, h = params.config, params.config.heads
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [SM.10]
     attended, core_saved = core.forward(
         queries,
         keys,
         values,
-        mask=_mask(context, (x.shape[0], h, x.shape[1], y.shape[1])),
+        mask=_mask(context, (x.shape[0], h, x.shape[1], keys.shape[2])),
         causal=context.causal,
         scale=config.scale,
         softcap=config.softcap,
@@ -181,7 +194,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     joined = merge_heads(attended)  # (b, i, h*e) [SM.13]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m) untagged: SM.14 without its residual
     result = x + out if config.residual else out  # (b, i, m) [SM.14]
-    return State(result), Saved(x, context.memory, joined, core_saved)
+    return result, joined, core_saved
 
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 
-from refattn.ops.masks import allowed_pairs
-from refattn.xp import Array, max_last, namespace, zeros
+from refattn.xp import Array, arange, max_last, namespace, zeros
 
 LARGEST_BOUND = {"float32": 60.0, "float64": 600.0}
 """Up to these scores exp(-s) is far from underflow."""
@@ -33,21 +32,18 @@ def safe_rows(
 ) -> Array:
     """Tell for each row (b, g, r, i, 1) whether exp of its scores is safe without a maximum.
 
-    `norms`, `sizes` and `least` (b, g, 1, 1, j) are the norm of each key and what `value_range` tells of each value.
+    `norms`, `sizes` and `least` (b, g, 1, 1, j + 1) are the `first_largest` of the norms of the keys and of what
+    `value_range` tells of the values.
     """
     xp = namespace(q)
-    keys = norms.shape[-1]
-    # The keys that every row may attend, then those that only later rows may: each row looks at its own past alone.
-    shared = keys if offset is None else min(max(rows[0] + offset + 1, 0), keys)
-    stop = keys if offset is None else min(max(rows[1] + offset, 0), keys)
-    past = allowed_pairs(None, offset, rows, (shared, stop), q) if shared < stop else None
-
-    def largest_of(x: Array, floor: float) -> Array:
-        found = xp.maximum(max_last(x[..., :shared]), zeros((*x.shape[:-1], 1), x) + floor)
-        return found if past is None else xp.maximum(found, max_last(xp.where(past, x[..., shared:stop], floor)))
-
-    own, reach = row_norms(q)[..., None], largest_of(norms, 0.0)
-    size, smallest = largest_of(sizes, 0.0), -largest_of(-least, -math.inf)
+    keys = norms.shape[-1] - 1
+    # How many keys each row may attend, as far as the causal mask goes: it looks at its own past alone.
+    if offset is None:
+        seen = arange(keys, keys + 1, q)
+    else:
+        seen = xp.clip(arange(rows[0] + offset + 1, rows[1] + offset + 1, q), 0, keys)
+    reach, size, smallest = (xp.take(x, seen, axis=-1)[..., 0, :, None] for x in (norms, sizes, least))
+    own, smallest = row_norms(q)[..., None], -smallest
     finfo = xp.finfo(q.dtype)
     known = (own < math.inf) & (reach < math.inf)
     bound = abs(scale) * xp.where(known, own, 0.0) * xp.where(known, reach, 0.0)
@@ -62,10 +58,22 @@ def safe_rows(
 
 
 def value_range(v: Array) -> tuple[Array, Array]:
-    """Return the largest and the smallest size that is not 0 of the elements of each value v (..., e)."""
+    """Return the largest size of the elements of each value v (..., e), and minus the smallest that is not 0."""
     xp = namespace(v)
     size = xp.abs(v)
-    return max_last(size)[..., 0], -max_last(xp.where(size == 0.0, -math.inf, -size))[..., 0]
+    return max_last(size)[..., 0], max_last(xp.where(size == 0.0, -math.inf, -size))[..., 0]
+
+
+def first_largest(x: Array, floor: float) -> Array:
+    """Return the largest of `floor` and the first c elements of x (..., j), for c from 0 to j."""
+    xp = namespace(x)
+    found = xp.concat([zeros((*x.shape[:-1], 1), x) + floor, x], axis=-1)
+    reach = 1  # an entry is the largest of this many
+    while reach < found.shape[-1]:
+        later = xp.maximum(found[..., reach:], found[..., :-reach])
+        found = xp.concat([found[..., :reach], later], axis=-1)
+        reach *= 2
+    return found
 
 
 def row_norms(x: Array) -> Array:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refattn.mechanisms.softmax.bound import row_norms, safe_rows, value_range
+from refattn.mechanisms.softmax.bound import first_largest, row_norms, safe_rows, value_range
 from refattn.ops.masks import allowed_pairs
 from refattn.ops.tiles import Tile, plan, run
 from refattn.xp import Array, concrete, max_last, namespace, sum_wide, zeros
@@ -58,14 +58,14 @@ def forward(
     (b, h, queries, _), groups = q.shape, k.shape[1]
     grid = plan(q, k)
     q_grouped, mask_grouped = _group(q, groups), _group_mask(mask, groups)
-    norms = row_norms(k)[:, :, None, None, :]  # (b, g, 1, 1, j)
-    sizes, least = (x[:, :, None, None, :] for x in value_range(v))  # (b, g, 1, 1, j)
+    facts = ((row_norms(k), 0.0), *zip(value_range(v), (0.0, -math.inf), strict=True))
+    norms, sizes, least = (first_largest(x, floor)[:, :, None, None, :] for x, floor in facts)  # (b, g, 1, 1, j + 1)
 
     def task(tile: Tile) -> tuple[Array, Array]:
         rows_mask = None if mask_grouped is None else tile.of(mask_grouped)
         rows, k_heads, v_heads = tile.of_rows(q_grouped), tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
-        facts = tile.of(norms), tile.of(sizes), tile.of(least)
-        safe = safe_rows(rows, *facts, offset, tile.rows, scale, softcap)
+        largest = tile.of(norms), tile.of(sizes), tile.of(least)
+        safe = safe_rows(rows, *largest, offset, tile.rows, scale, softcap)
         return _forward_rows(rows, k_heads, v_heads, safe, rows_mask, offset, tile.rows, grid.columns, scale, softcap)
 
     parts = run(q, task, grid.rows)

@@ -1,0 +1,152 @@
+"""A mechanism as one step of a dynamical system, and as one that is given its tokens one after the other."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from refattn import equations, tree
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
+from refattn.mechanisms.context import Context
+from refattn.xp import Array, all_finite, dtype_name, is_bool
+
+
+class Block:
+    """A mechanism as one step of a dynamical system, made from the module that computes it.
+
+    The module has `Config`, `Params`, `State`, `Saved` and the functions ``init``, ``start``, ``start_backward``,
+    ``read``, ``read_backward``, ``forward`` and ``backward``. What holds for every block is checked here, once: the
+    context's fields are ones that the mechanism reads, and all arrays that come in are finite and of one library,
+    device and dtype. Shapes are for the module to check.
+    """
+
+    def __init__(self, module: ModuleType, title: str, reads: tuple[str, ...]) -> None:
+        self.module = module
+        self.title = title
+        self.reads = reads
+        self.Config = module.Config
+
+    def init(self, config: Any, *, seed: int = 0, like: Array, layer: int = 0) -> Any:
+        """Return fresh parameters: a pure function of the configuration, the seed and the layer.
+
+        `like` gives the array library, the dtype and the device.
+        """
+        check_is("config", config, self.Config)
+        check_arrays(like=like)
+        check_floating(like=like)
+        return self.module.init(config, seed=seed, like=like, layer=layer)
+
+    def start(self, params: Any, x: Array, context: Context) -> Any:
+        """Return the state that the first block of a stack receives for tokens x (b, n, width)."""
+        self._check_context(context, params, x=x)
+        return equations.active(self.module).start(params, x, context)
+
+    def start_backward(self, params: Any, d_state: Any) -> tuple[Array, Any]:
+        """Return (d_x, d_params) of `start`."""
+        self._check(params, d_state=d_state)
+        return equations.active(self.module).start_backward(params, d_state)
+
+    def read(self, params: Any, state: Any) -> Array:
+        """Return the tokens (b, n, width) that a state stands for."""
+        self._check(params, state=state)
+        return equations.active(self.module).read(params, state)
+
+    def read_backward(self, params: Any, state: Any, d_x: Array) -> tuple[Any, Any]:
+        """Return (d_state, d_params) of `read`."""
+        self._check(params, state=state, d_x=d_x)
+        return equations.active(self.module).read_backward(params, state, d_x)
+
+    def forward(self, params: Any, state: Any, context: Context) -> tuple[Any, Any]:
+        """Advance the state by one step.
+
+        Returns
+        -------
+        state
+            The next state.
+        saved
+            What `backward` reads.
+
+        Raises
+        ------
+        TypeError
+            Where an argument is of another class, or arrays are of several libraries or dtypes.
+        ValueError
+            Where the context has a field that the mechanism does not read, a shape or a device does not fit, or an
+            array that comes in has an element that is not finite.
+        """
+        self.check_step(context, params, state)
+        return equations.active(self.module).forward(params, state, context)
+
+    def backward(self, params: Any, saved: Any, d_state: Any) -> tuple[Any, Any, dict[str, Array]]:
+        """Return the gradients (d_state, d_params, d_context); the last by field name of the context."""
+        check_is("saved", saved, self.module.Saved)
+        self._check(params, d_state=d_state)
+        return equations.active(self.module).backward(params, saved, d_state)
+
+    def check_step(self, context: Context, params: Any, state: Any) -> None:
+        """Raise where the context, the parameters or the state are none that `forward` takes."""
+        self._check_context(context, params, state=state)
+
+    def _check_context(self, context: Context, params: Any, **given: Any) -> None:
+        check_is("context", context, Context)
+        context.check_reads(self.title, self.reads)
+        names = ("memory", "mask", "key_mask", "memory_mask")
+        memory, *masks = ({f"context.{name}": x} if (x := getattr(context, name)) is not None else {} for name in names)
+        self._check(params, **given, **memory)
+        for mask in masks:
+            check_arrays(params=next(iter(tree.flatten(params).values())), **mask)
+            for name, x in mask.items():
+                if not is_bool(x):
+                    raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs bool")
+
+    def _check(self, params: Any, **given: Any) -> None:
+        """Raise where `params` or a state is of another class, or not all arrays are finite and of one kind."""
+        check_is("params", params, self.module.Params)
+        leaves = tree.flatten({"params": params})
+        for name, value in given.items():
+            if name.endswith("state"):
+                check_is(name, value, self.module.State)
+            leaves |= tree.flatten({name: value}) if name.endswith("state") else {name: value}
+        check_arrays(**leaves)
+        check_floating(**leaves)
+        for name, leaf in leaves.items():
+            if all_finite(leaf) is False:
+                raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
+
+
+class Stream:
+    """A block that is given a few tokens at a time, made from the module that computes it.
+
+    The module has `Cache`, a tree of arrays, and the functions ``start``, ``prefill`` and ``step``. Given all tokens in
+    turn it returns what the block with ``causal=True`` returns for all of them at once.
+    """
+
+    def __init__(self, module: ModuleType, block: Block) -> None:
+        self.module = module
+        self.block = block
+
+    def start(self, params: Any, batch: int) -> Any:
+        """Return the cache before the first token, for `batch` sequences."""
+        check_is("params", params, self.block.module.Params)
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise ValueError(f"batch: got {batch!r}, needs a whole number of at least 1")
+        return self.module.start(params, batch)
+
+    def prefill(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
+        """Return the next state of some new tokens (b, n, width), and the cache with them."""
+        self._check(params, cache, state, context)
+        return equations.active(self.module).prefill(params, cache, state, context)
+
+    def step(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
+        """Return the next state of one new token (b, 1, width), and the cache with it."""
+        self._check(params, cache, state, context)
+        if state.x.shape[1] != 1:
+            raise ValueError(f"state.x: got {state.x.shape[1]} tokens, needs 1")
+        return equations.active(self.module).step(params, cache, state, context)
+
+    def _check(self, params: Any, cache: Any, state: Any, context: Context) -> None:
+        check_is("cache", cache, self.module.Cache)
+        check_is("context", context, Context)
+        if context.causal is not True:
+            raise ValueError(f"context.causal: got {context.causal!r}, needs True: a stream cannot see the future")
+        self.block.check_step(context, params, state)

@@ -1,0 +1,85 @@
+"""A small causal transformer of any mechanism's blocks, forward and backward by hand."""
+
+from __future__ import annotations
+
+from refattn import equations
+from refattn.mechanisms.arguments import check_gradient, check_is
+from refattn.model import network
+from refattn.model.network import Saved
+from refattn.model.params import Config, Params, init
+from refattn.xp import Array, concrete, dtype_name, namespace
+
+__all__ = ["Config", "Params", "Saved", "backward", "forward", "init"]
+
+
+def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[Array, Saved]:
+    """Logits of the token that follows each token.
+
+    Parameters
+    ----------
+    params
+        Of `init`.
+    tokens
+        (b, n) integers from 0 to vocabulary - 1, n at most the context.
+    training
+        What the blocks' context says.
+
+    Returns
+    -------
+    logits : Array
+        (b, n, t): those at position i depend on the tokens up to i.
+    saved : Saved
+        What `backward` reads.
+
+    Raises
+    ------
+    TypeError
+        Where an argument is of a wrong type or dtype.
+    ValueError
+        Where there are no tokens or more than a context, or a token is outside of the vocabulary.
+
+    Notes
+    -----
+    Equations LM.1 to LM.7, written out in `refattn.model.network`.
+    """
+    check_tokens(params, tokens)
+    return equations.active(network).forward(params.config.record, params, tokens, training)
+
+
+def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
+    """Gradients of a loss with respect to all parameters, as a tree of their structure.
+
+    Parameters
+    ----------
+    params, saved
+        The parameters that `forward` was given, and what it returned.
+    d_logits
+        (b, n, t): gradient of the loss with respect to the logits.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the gradient is of a wrong type or shape.
+
+    Notes
+    -----
+    Equations dLM.1 to dLM.token_embedding of `refattn.model.network`.
+    """
+    check_is("params", params, Params)
+    check_is("saved", saved, Saved)
+    check_gradient("d_logits", d_logits, (*saved.tokens.shape, params.token_embedding.shape[0]), params.token_embedding)
+    return equations.active(network).backward(params.config.record, params, saved, d_logits)
+
+
+def check_tokens(params: Params, tokens: Array) -> None:
+    """Raise where tokens are none that the model can read."""
+    check_is("params", params, Params)
+    namespace(params.token_embedding, tokens)
+    if not dtype_name(tokens).startswith(("int", "uint")):
+        raise TypeError(f"tokens: got dtype {dtype_name(tokens)}, needs an integer type")
+    vocabulary, context = params.token_embedding.shape[0], params.position_embedding.shape[0]
+    if len(tokens.shape) != 2 or not 1 <= tokens.shape[1] <= context:
+        raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needs (batch, 1 to {context})")
+    xp = namespace(tokens)
+    if concrete(xp.any((tokens < 0) | (tokens >= vocabulary))):
+        raise ValueError(f"tokens: got one outside of 0 to {vocabulary - 1}")

@@ -1,0 +1,181 @@
+"""A causal language model over a stack of any mechanism's blocks.
+
+Equations (a layer is one pass of LM.2 to LM.5)::
+
+    [LM.1]  x_n = E[token_n] + P[n]
+    [LM.2]  u = norm_1(x)                   not where the block brings a norm of its own: then u = x
+    [LM.3]  x' = x + a                      a what the block makes of u; with a norm of its own: x' = a
+    [LM.4]  w = norm_2(x')                  LM.4 and LM.5 not where the block stands in place of the MLP
+    [LM.5]  x'' = x' + mlp(w)
+    [LM.6]  y = norm(x)
+    [LM.7]  z_nt = y_n . E_t
+
+Adjoints, for given dz::
+
+    [dLM.7]  dy = dz E
+    [dLM.6]  dx = adjoint of norm at dy
+    [dLM.5]  dw = adjoint of the MLP at dx''
+    [dLM.4]  dx' = dx'' + adjoint of norm_2 at dw
+    [dLM.3]  du = adjoint of the block at dx'
+    [dLM.2]  dx = dx' + adjoint of norm_1 at du
+    [dLM.position_embedding]  dP_n = sum_b dx_bn
+    [dLM.token_embedding]  dE = dz^T y + sum of dx_n in the row of token_n
+
+The state of the stack is the block's own (x, and where it has one a velocity or a history); norms and MLPs act on x.
+
+Axes: b batch, n token, m width, t token of the vocabulary.
+
+Source: Radford et al. 2019 (Language models are unsupervised multitask learners), section 2.3: norms before the
+sublayers and one after the last; Press, Wolf 2017 (arXiv:1608.05859): the head shares the embedding's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.record import Mechanism
+from refattn.model.params import Layer, Norm, Params
+from refattn import tree
+from refattn.ops import embedding, layer_norm, mlp
+from refattn.xp import Array, namespace, zeros
+
+Step = Callable[[int, Layer, Any], tuple[Any, Any]]
+"""What a block makes of a state: (index of the layer, its parameters, state) -> (next state, what it saved)."""
+
+
+@dataclass(frozen=True)
+class LayerSaved:
+    """What the backward of a layer reads."""
+
+    norm_1: layer_norm.Saved | None
+    block: Any
+    norm_2: layer_norm.Saved | None
+    mlp: mlp.Saved | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the model reads."""
+
+    tokens: Array  # (b, n)
+    layers: tuple[LayerSaved, ...]
+    state: Any
+    norm: layer_norm.Saved
+    y: Array  # (b, n, m)
+
+
+def forward(record: Mechanism, params: Params, tokens: Array, training: bool) -> tuple[Array, Saved]:
+    """Return the logits (b, n, t) of the tokens (b, n), and what `backward` reads."""
+
+    def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
+        return record.block.forward(layer.block, state, Context(causal=True, training=training, layer=index))
+
+    return run(record, params, tokens, 0, Context(causal=True, training=training), step)
+
+
+def run(
+    record: Mechanism, params: Params, tokens: Array, first: int, context: Context, step: Step
+) -> tuple[Array, Saved]:
+    """Return the logits (b, n, t) of tokens at the positions `first`, `first` + 1, ..., with `step` for the blocks."""
+    xp = namespace(params.token_embedding, tokens)
+    blocks = [layer.block for layer in params.layers]
+    rows = params.position_embedding[first : first + tokens.shape[1], ...]  # (n, m) untagged: part of P
+    x = embedding.embedding_forward(params.token_embedding, tokens) + rows  # (b, n, m) [LM.1]
+    state = record.block.start(blocks[0], x, context)
+    layers = []
+    for index, layer in enumerate(params.layers):
+        state, saved = _layer(params, layer, state, index, step)
+        layers.append(saved)
+    last = record.block.read(blocks[-1], state)  # (b, n, m) untagged: x of LM.6
+    y, norm = _norm(params.norm, last)  # untagged: the first is LM.6
+    normed = y  # (b, n, m) [LM.6]
+    logits = normed @ xp.matrix_transpose(params.token_embedding)  # (b, n, t) [LM.7]
+    return logits, Saved(tokens, tuple(layers), state, norm, normed)
+
+
+def _layer(params: Params, layer: Layer, state: Any, index: int, step: Step) -> tuple[Any, LayerSaved]:
+    """Advance the state by one layer."""
+    before = state.x  # (b, n, m) untagged: x of LM.2
+    norm_1 = norm_2 = mlp_saved = None
+    if layer.norm_1 is None:
+        state, block = step(index, layer, state)
+        x = state.x  # (b, n, m) untagged: LM.3 of a block with a norm of its own
+    else:
+        u, norm_1 = _norm(layer.norm_1, before)  # untagged: the first is LM.2
+        inner = u  # (b, n, m) [LM.2]
+        state, block = step(index, layer, replace(state, x=inner))
+        x = before + state.x  # (b, n, m) [LM.3]
+    if layer.mlp is not None and layer.norm_2 is not None:
+        w, norm_2 = _norm(layer.norm_2, x)  # untagged: the first is LM.4
+        outer = w  # (b, n, m) [LM.4]
+        out, mlp_saved = mlp.mlp_forward(layer.mlp, outer, params.config.gelu)  # untagged: part of LM.5
+        x = x + out  # (b, n, m) [LM.5]
+    return replace(state, x=x), LayerSaved(norm_1, block, norm_2, mlp_saved)
+
+
+def backward(record: Mechanism, params: Params, saved: Saved, d_logits: Array) -> Params:
+    """Return the gradients of all parameters for a given gradient of the logits (b, n, t)."""
+    xp = namespace(params.token_embedding, d_logits)
+    blocks = [layer.block for layer in params.layers]
+    # forward: logits = normed @ token_embedding^T
+    d_normed = d_logits @ params.token_embedding  # (b, n, m) [dLM.7]
+    rows, logit_rows = (xp.reshape(a, (-1, a.shape[-1])) for a in (saved.y, d_logits))  # untagged: all tokens in a row
+    d_head = xp.matrix_transpose(logit_rows) @ rows  # (t, m) untagged: part of dLM.token_embedding
+    # forward: normed = norm(last)
+    d_last, d_norm = _norm_backward(saved.norm, d_normed)  # untagged: the first is dLM.6
+    d_read = d_last  # (b, n, m) [dLM.6]
+    d_state, d_block = record.block.read_backward(blocks[-1], saved.state, d_read)
+    layers: list[Layer] = []
+    for layer, layer_saved in zip(reversed(params.layers), reversed(saved.layers), strict=True):
+        d_state, d_layer = _layer_backward(record, params, layer, layer_saved, d_state)
+        layers.insert(0, d_layer)
+    layers[-1] = replace(layers[-1], block=_sum(layers[-1].block, d_block))
+    d_x, d_block = record.block.start_backward(blocks[0], d_state)  # untagged: the first is the gradient of LM.1
+    layers[0] = replace(layers[0], block=_sum(layers[0].block, d_block))
+    # forward: x = embedding(token_embedding, tokens) + position_embedding[:n]
+    unused = zeros((params.config.context - d_x.shape[1], d_x.shape[2]), d_x)  # untagged: positions without a token
+    d_positions = xp.concat([xp.sum(d_x, axis=0), unused], axis=0)  # [dLM.position_embedding]
+    d_rows = embedding.embedding_backward(params.token_embedding, saved.tokens, d_x)  # (t, m) untagged: the other part
+    d_tokens = d_head + d_rows  # (t, m) [dLM.token_embedding]
+    return Params(params.config, d_tokens, d_positions, tuple(layers), d_norm)
+
+
+def _layer_backward(
+    record: Mechanism, params: Params, layer: Layer, saved: LayerSaved, d_state: Any
+) -> tuple[Any, Layer]:
+    """Return the gradients of the state that came in and of the parameters of one layer."""
+    d_x = d_state.x  # (b, n, m) untagged: it came in
+    d_norm_1 = d_norm_2 = d_mlp = None
+    if saved.mlp is not None and saved.norm_2 is not None and layer.mlp is not None:
+        # forward: x = x + mlp(outer)
+        d_w, d_mlp = mlp.mlp_backward(layer.mlp, saved.mlp, d_x, params.config.gelu)  # untagged: the first is dLM.5
+        d_outer = d_w  # (b, n, m) [dLM.5]
+        # forward: outer = norm_2(x)
+        d_through, d_norm_2 = _norm_backward(saved.norm_2, d_outer)  # untagged: part of dLM.4
+        d_x = d_x + d_through  # (b, n, m) [dLM.4]
+    # forward: state = block(state with inner in place of x)
+    d_state, d_block, _ = record.block.backward(layer.block, saved.block, replace(d_state, x=d_x))
+    if saved.norm_1 is not None:
+        d_inner = d_state.x  # (b, n, m) [dLM.3]
+        # forward: inner = norm_1(before); x = before + state.x
+        d_through, d_norm_1 = _norm_backward(saved.norm_1, d_inner)  # untagged: part of dLM.2
+        d_before = d_x + d_through  # (b, n, m) [dLM.2]
+        d_state = replace(d_state, x=d_before)
+    return d_state, Layer(d_norm_1, d_block, d_norm_2, d_mlp)
+
+
+def _norm(norm: Norm, x: Array) -> tuple[Array, layer_norm.Saved]:
+    return layer_norm.layer_norm_forward(x, norm.gain, norm.bias)
+
+
+def _norm_backward(saved: layer_norm.Saved, d_y: Array) -> tuple[Array, Norm]:
+    d_x, d_gain, d_bias = layer_norm.layer_norm_backward(saved, d_y)  # untagged: tagged where it is called
+    return d_x, Norm(d_gain, d_bias)
+
+
+def _sum(gradient: Any, further: Any) -> Any:
+    """Add the gradient of parameters that `start` or `read` use; None where they use none."""
+    return gradient if further is None else tree.map_leaves(lambda a, b: a + b, gradient, further)

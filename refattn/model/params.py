@@ -1,0 +1,171 @@
+"""The configuration of a model, its parameters, and how they start."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from refattn import counter
+from refattn.mechanisms import registry
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
+from refattn.mechanisms.record import Mechanism
+from refattn.ops import mlp
+from refattn.xp import Array, backend, device, namespace
+
+OWN = ("width", "heads", "residual", "layer", "layers")
+"""Fields of a block's configuration that the model fills in, where the block has them."""
+
+SPREAD = 0.02
+"""Standard deviation of fresh embeddings: small beside what the sublayers add, and as a head nearly uniform."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Static choices of a model.
+
+    Attributes
+    ----------
+    mechanism
+        Name of the mechanism of the blocks.
+    vocabulary
+        Number of different tokens: 256 for bytes.
+    context
+        The most tokens of a sequence.
+    width, heads, layers
+        Width of the tokens, heads of a block, number of layers.
+    mlp
+        Whether each block is followed by an MLP; None: unless the block brings or replaces it.
+    mlp_ratio, gelu
+        Width of the MLP in widths of the model; "tanh" or "exact".
+    options
+        Further fields of the block's configuration.
+    """
+
+    mechanism: str
+    vocabulary: int = 256
+    context: int = 256
+    width: int = 128
+    heads: int = 4
+    layers: int = 4
+    mlp: bool | None = None
+    mlp_ratio: int = 4
+    gelu: str = "tanh"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in registry.list_mechanisms():
+            needs = ", ".join(registry.list_mechanisms())
+            raise ValueError(f"mechanism: got {self.mechanism!r}, needs one of {needs}")
+        for name in ("vocabulary", "context", "width", "heads", "layers", "mlp_ratio"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
+        if self.mlp is not None:
+            check_is("mlp", self.mlp, bool)
+        if self.gelu not in mlp.GELU:
+            raise ValueError(f"gelu: got {self.gelu!r}, needs one of {', '.join(mlp.GELU)}")
+        if "causal" not in self.record.reads:
+            raise ValueError(f"mechanism: got {self.mechanism!r}, which cannot be causal, needs one that can")
+        check_is("options", self.options, Mapping)
+        known = [f.name for f in dataclasses.fields(self.record.block.Config) if f.name not in OWN]
+        if unknown := [name for name in self.options if name not in known]:
+            raise ValueError(f"options: got {', '.join(map(repr, unknown))}, {self.mechanism} has {', '.join(known)}")
+        for layer in range(self.layers):
+            self.block(layer)  # which checks the rest
+
+    @property
+    def record(self) -> Mechanism:
+        """The record of the mechanism."""
+        return registry.mechanism(self.mechanism)
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether layers have an MLP sublayer."""
+        return "mlp" not in self.record.brings if self.mlp is None else self.mlp
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether layers normalise what their block receives, and add what it gives."""
+        return "norm" not in self.record.brings
+
+    def block(self, layer: int) -> Any:
+        """Return the configuration of the block of a layer."""
+        kind = self.record.block.Config
+        own = {"width": self.width, "heads": self.heads, "layer": layer, "layers": self.layers}
+        if self.has_norm:
+            own["residual"] = False
+        known = {f.name for f in dataclasses.fields(kind)}
+        return kind(**{name: value for name, value in own.items() if name in known}, **self.options)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Gain and bias of a layer normalisation."""
+
+    gain: Array  # (m,)
+    bias: Array  # (m,)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parameters of a layer; None for what it does not have."""
+
+    norm_1: Norm | None
+    block: Any
+    norm_2: Norm | None
+    mlp: mlp.Params | None
+
+
+@dataclass(frozen=True)
+class Params:
+    """Parameters of a model, named ``layers.0.block.w_q`` and so on by `refattn.tree`."""
+
+    config: Config
+    token_embedding: Array  # (t, m)
+    position_embedding: Array  # (context, m)
+    layers: tuple[Layer, ...]
+    norm: Norm
+
+
+def init(config: Config, *, seed: int = 0, like: Array) -> Params:
+    """Return fresh parameters: a pure function of the configuration and the seed.
+
+    `like` gives the array library, the dtype and the device. Weights have variance 1 / inputs, the last of an MLP
+    1 / (inputs * 2 * layers), so that the sum over the layers keeps its size; gains are 1 and biases 0.
+    """
+    check_is("config", config, Config)
+    check_arrays(like=like)
+    check_floating(like=like)
+    xp, m, wide = namespace(like), config.width, config.mlp_ratio * config.width
+
+    def drawn(name: str, rows: int, columns: int, spread: float, layer: int = 0) -> Array:
+        values = counter.uniform((rows, columns), seed=seed, purpose=f"model.{name}", layer=layer)
+        values = (2.0 * values - 1.0) * (math.sqrt(3.0) * spread)
+        values = values if backend(like).float64() else values.astype("float32")
+        return xp.astype(backend(like).from_numpy(values, device=device(like)), like.dtype)
+
+    def full(size: int, value: float) -> Array:
+        return xp.full((size,), value, dtype=like.dtype, device=device(like))
+
+    def norm() -> Norm:
+        return Norm(full(m, 1.0), full(m, 0.0))
+
+    def feed_forward(layer: int) -> mlp.Params:
+        w_in = drawn("w_in", m, wide, m**-0.5, layer)
+        w_out = drawn("w_out", wide, m, (2 * config.layers * wide) ** -0.5, layer)
+        return mlp.Params(w_in, full(wide, 0.0), w_out, full(m, 0.0))
+
+    layers = tuple(
+        Layer(
+            norm() if config.has_norm else None,
+            config.record.block.init(config.block(layer), seed=seed, like=like, layer=layer),
+            norm() if config.has_mlp else None,
+            feed_forward(layer) if config.has_mlp else None,
+        )
+        for layer in range(config.layers)
+    )
+    tokens = drawn("token_embedding", config.vocabulary, m, SPREAD)
+    return Params(config, tokens, drawn("position_embedding", config.context, m, SPREAD), layers, norm())

@@ -1,0 +1,30 @@
+"""Embedding: row t of a table stands for token t.
+
+Tokens are compared with 0, 1, ..., size - 1 instead of being used as indices: one matrix product then adds up the rows
+of the gradient, in an order that does not change from run to run.
+"""
+
+from __future__ import annotations
+
+from refattn.xp import Array, arange, namespace
+
+
+def one_hot(tokens: Array, size: int, like: Array) -> Array:
+    """(...,) integers -> (..., size): 1 where the last index is the token, otherwise 0, in the dtype of `like`."""
+    xp = namespace(tokens, like)
+    hot = tokens[..., None] == xp.astype(arange(0, size, like), tokens.dtype)
+    return xp.astype(hot, like.dtype)
+
+
+def embedding_forward(table: Array, tokens: Array) -> Array:
+    """(t, m), (b, n) -> (b, n, m)."""
+    xp = namespace(table, tokens)
+    return xp.reshape(xp.take(table, xp.reshape(tokens, (-1,)), axis=0), (*tokens.shape, table.shape[1]))
+
+
+def embedding_backward(table: Array, tokens: Array, d_x: Array) -> Array:
+    """Return the gradient with respect to the table (t, m)."""
+    xp = namespace(table, tokens)
+    hot = one_hot(xp.reshape(tokens, (-1,)), table.shape[0], table)  # (b*n, t)
+    # forward: x = hot @ table
+    return xp.matrix_transpose(hot) @ xp.reshape(d_x, (-1, d_x.shape[-1]))

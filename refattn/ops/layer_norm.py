@@ -1,0 +1,53 @@
+"""Layer normalisation over the last axis: mean 0, variance 1, then an optional gain and bias.
+
+    y = (x - mean x) r gain + bias,   r = 1 / sqrt(var x + eps),   var with division by the width m
+
+The parts of the gradient along 1 and along the normalised x are removed, because y does not change in these directions::
+
+    dx = r (g - mean g - n mean(g n)),   n = (x - mean x) r,   g = dy gain
+
+which holds for eps > 0 as well. Source: Ba, Kiros, Hinton 2016 (arXiv:1607.06450), equation 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    normalised: Array  # (..., m)
+    inverse: Array  # (..., 1): r
+    gain: Array | None  # (m,)
+
+
+def layer_norm_forward(
+    x: Array, gain: Array | None = None, bias: Array | None = None, eps: float = 1e-5
+) -> tuple[Array, Saved]:
+    """Return (y, saved) for x (..., m), and a gain and a bias (m,) that are 1 and 0 where they are None."""
+    xp = namespace(x)
+    centred = x - xp.mean(x, axis=-1, keepdims=True)
+    inverse = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    normalised = centred * inverse
+    y = normalised if gain is None else normalised * gain
+    return y if bias is None else y + bias, Saved(normalised, inverse, gain)
+
+
+def layer_norm_backward(saved: Saved, d_y: Array) -> tuple[Array, Array, Array]:
+    """Return the gradients with respect to x, the gain and the bias; the last two are asked for by who has them."""
+    normalised = saved.normalised
+    xp = namespace(normalised)
+    axes = tuple(range(len(d_y.shape) - 1))
+    product = d_y * normalised
+    # forward: y = normalised * gain + bias
+    d_gain = xp.sum(product, axis=axes)
+    d_bias = xp.sum(d_y, axis=axes)
+    d_normalised, product = (d_y, product) if saved.gain is None else (d_y * saved.gain, product * saved.gain)
+    # forward: normalised = (x - mean(x)) * inverse
+    along_one = xp.mean(d_normalised, axis=-1, keepdims=True)
+    along_x = xp.mean(product, axis=-1, keepdims=True)
+    return (d_normalised - along_one - normalised * along_x) * saved.inverse, d_gain, d_bias

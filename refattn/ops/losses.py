@@ -1,0 +1,48 @@
+"""Losses: cross entropy of the next token, and the mean of squared differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.ops.embedding import one_hot
+from refattn.xp import Array, max_last, namespace, sum_wide
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the cross entropy reads."""
+
+    probabilities: Array  # (..., t)
+    hot: Array  # (..., t)
+
+
+def cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, Saved]:
+    """Return the loss of each token in nats, log(sum_t exp(logits_t)) - logits_target, and what the backward reads.
+
+    `logits` are (..., t), `targets` (...,) whole numbers from 0 to t - 1, and the losses (...,).
+    """
+    xp = namespace(logits, targets)
+    shifted = logits - max_last(logits)
+    exponentials = xp.exp(shifted)
+    total = xp.sum(exponentials, axis=-1, keepdims=True)
+    hot = one_hot(targets, logits.shape[-1], logits)
+    losses = xp.log(total[..., 0]) - xp.sum(hot * shifted, axis=-1)
+    return losses, Saved(exponentials / total, hot)
+
+
+def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:
+    """Return the gradient with respect to the logits."""
+    # forward: losses = log(sum(exp(logits))) - logits[target]
+    return (saved.probabilities - saved.hot) * d_losses[..., None]
+
+
+def mse_forward(x: Array, target: Array) -> tuple[Array, Array]:
+    """Return the mean of the squares of ``x - target``, an array without axes, and the difference for the backward."""
+    difference = x - target
+    return sum_wide(difference * difference) / difference.size, difference
+
+
+def mse_backward(difference: Array, d_loss: Array) -> Array:
+    """Return the gradient with respect to x; that of the target is its negative."""
+    # forward: loss = mean((x - target)^2)
+    return difference * (2.0 / difference.size) * d_loss

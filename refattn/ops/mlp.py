@@ -1,0 +1,54 @@
+"""The feed-forward sublayer: y = gelu(x w_in + b_in) w_out + b_out, applied to each token.
+
+Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 2, with GELU in place of the maximum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.ops import activations
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array
+
+GELU = {
+    "tanh": (activations.gelu_tanh_forward, activations.gelu_tanh_backward),
+    "exact": (activations.gelu_exact_forward, activations.gelu_exact_backward),
+}
+
+
+@dataclass(frozen=True)
+class Params:
+    """Weights (in, out) and biases."""
+
+    w_in: Array  # (m, in)
+    b_in: Array  # (in,)
+    w_out: Array  # (in, m)
+    b_out: Array  # (m,)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    x: Array  # (b, n, m)
+    hidden: Array  # (b, n, in)
+    active: Array  # (b, n, in)
+
+
+def mlp_forward(params: Params, x: Array, gelu: str = "tanh") -> tuple[Array, Saved]:
+    """Return (y, saved), y (b, n, m)."""
+    hidden = linear_forward(x, params.w_in, params.b_in)
+    active = GELU[gelu][0](hidden)
+    return linear_forward(active, params.w_out, params.b_out), Saved(x, hidden, active)
+
+
+def mlp_backward(params: Params, saved: Saved, d_y: Array, gelu: str = "tanh") -> tuple[Array, Params]:
+    """Return the gradients with respect to x and the parameters."""
+    # forward: y = active @ w_out + b_out
+    d_active, d_w_out, d_b_out = linear_backward(saved.active, params.w_out, d_y)
+    # forward: active = gelu(hidden)
+    d_hidden = GELU[gelu][1](saved.hidden, d_active)
+    # forward: hidden = x @ w_in + b_in
+    d_x, d_w_in, d_b_in = linear_backward(saved.x, params.w_in, d_hidden)
+    return d_x, Params(d_w_in, d_b_in, d_w_out, d_b_out)
