@@ -38,7 +38,8 @@ ARROWS: dict[str, set[str]] = {
 
 # Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
 # top of the file. What is not listed may be imported nowhere.
-HOST = ("counter.py", "golden/", "verify/", "train/data.py", "train/checkpoint.py", "bridges.py", "*/loops.py")
+TRAINING = ("train/baselines.py", "train/checkpoint.py", "train/data.py")
+HOST = ("counter.py", "golden/", "verify/", *TRAINING, "bridges.py", "*/loops.py")
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", *HOST), True),
     "torch": (("backends/torch.py", "verify/", "bridges.py"), False),

@@ -1,0 +1,1 @@
+"""Training by hand-written gradients: data, optimiser, schedule, checkpoints and metrics."""

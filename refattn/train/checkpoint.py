@@ -1,0 +1,258 @@
+"""Checkpoints that survive a kill, a full disk and a damaged file: safetensors and JSON, never pickle. Host side.
+
+A checkpoint is two files, ``step-00000200.safetensors`` with the arrays and ``step-00000200.json``, which tells the
+step, facts of the caller's, and the size and SHA-256 of the other file; last comes a digest of its own content. Each is
+written to a temporary file beside it, brought to the disk, and then renamed, the JSON after the arrays. **The JSON's
+appearance is the commit**: arrays without it are no checkpoint. Only then older checkpoints are removed.
+
+Equal arrays and facts give equal bytes: names are sorted and no time is kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from refattn.train.arguments import check_whole
+
+FORMAT = 1
+
+_NAME = re.compile(r"step-(\d{8,})\.(json|safetensors)(\.part)?")
+
+
+class CheckpointError(OSError):
+    """A checkpoint cannot be written, or there are checkpoints and none is whole."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What `save` was given.
+
+    Attributes
+    ----------
+    step
+        The step.
+    arrays
+        NumPy arrays by name.
+    facts
+        What JSON made of the facts: tuples are lists, keys are texts.
+    """
+
+    step: int
+    arrays: dict[str, NDArray[Any]]
+    facts: dict[str, Any]
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file that is there in full or not at all, whatever happens meanwhile; one that was there is replaced.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be written; the file that was there is untouched then, or already replaced.
+    """
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        try:
+            with open(part, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def save(
+    folder: str | os.PathLike[str],
+    step: int,
+    arrays: Mapping[str, NDArray[Any]],
+    facts: Mapping[str, Any],
+    keep: int = 2,
+) -> None:
+    """Write a checkpoint, then remove all older ones but the newest `keep` - 1.
+
+    Parameters
+    ----------
+    folder
+        Where; it is made where it is missing.
+    step
+        From 0. A checkpoint of the same step is replaced.
+    arrays
+        NumPy arrays by name, of real numbers or booleans, of any shape.
+    facts
+        Whatever JSON holds, without NaN and infinity.
+    keep
+        How many checkpoints stay, with the new one. Those of later steps are not counted and not touched.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where an array or a fact is one that the files cannot hold.
+    CheckpointError
+        Where a file cannot be written or removed; the earlier checkpoints are untouched, or the new one is whole.
+    """
+    folder = Path(folder)
+    step, keep = check_whole("step", step, 0), check_whole("keep", keep, 1)
+    tensors = _tensor_bytes(arrays)
+    try:
+        plain = json.loads(json.dumps(dict(facts), allow_nan=False))  # as it will be read: the digest is of that
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"facts: got what JSON cannot hold: {error}") from error
+    sha256 = hashlib.sha256(tensors).hexdigest()
+    content = {"format": FORMAT, "step": step, "facts": plain, "bytes": len(tensors), "sha256": sha256}
+    text = json.dumps(content | {"digest": _digest(content)}, sort_keys=True, indent=1) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(_path(folder, step, "safetensors"), tensors)
+        write_atomically(_path(folder, step, "json"), text.encode())
+    except OSError as error:
+        raise CheckpointError(f"{_told(error, folder)}; the earlier checkpoints are untouched") from error
+    try:
+        _remove_old(folder, step, keep)
+    except OSError as error:
+        raise CheckpointError(f"{_told(error, folder)}; the checkpoint of step {step} is written") from error
+
+
+def newest(folder: str | os.PathLike[str], warn: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole, or None where there is none at all.
+
+    Parameters
+    ----------
+    folder
+        Where to look; it may be missing.
+    warn
+        Is told one line for each checkpoint that is passed over: the file, and what is wrong with it.
+
+    Raises
+    ------
+    CheckpointError
+        Where there are checkpoints, and none is whole.
+    """
+    folder = Path(folder)
+    steps = _steps(folder)
+    for step in reversed(steps):
+        try:
+            return _read(folder, step)
+        except _BrokenError as error:
+            warn(str(error))
+    if steps:
+        names = ", ".join(_path(folder, step, "json").name for step in steps)
+        raise CheckpointError(f"{folder}: none of the checkpoints is whole: {names}")
+    return None
+
+
+class _BrokenError(Exception):
+    """A checkpoint is not whole; the text names the file and says why."""
+
+
+def _read(folder: Path, step: int) -> Checkpoint:
+    path = _path(folder, step, "json")
+    data = _read_bytes(path)
+    try:
+        content = json.loads(data)
+        digest = content.pop("digest")
+        sound = digest == _digest(content)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _BrokenError(f"{path}: is no JSON of a checkpoint ({len(data)} bytes)") from None
+    if not sound:
+        raise _BrokenError(f"{path}: its bytes do not match the digest")
+    if content["format"] != FORMAT:
+        raise _BrokenError(f"{path}: has format {content['format']}, this version reads {FORMAT}")
+    if content["step"] != step:
+        raise _BrokenError(f"{path}: is of step {content['step']}")
+    path = _path(folder, step, "safetensors")
+    data = _read_bytes(path)
+    if len(data) < content["bytes"]:
+        raise _BrokenError(f"{path}: truncated: {len(data)} bytes of {content['bytes']}")
+    if hashlib.sha256(data).hexdigest() != content["sha256"]:
+        raise _BrokenError(f"{path}: its bytes do not match the digest")
+    return Checkpoint(step, safetensors.numpy.load(data), content["facts"])
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _BrokenError(f"{path}: {error.strerror or error}") from None
+
+
+def _remove_old(folder: Path, step: int, keep: int) -> None:
+    """Remove checkpoints before `step` but the newest `keep` - 1, then what belongs to no checkpoint."""
+    steps = _steps(folder)
+    earlier = [n for n in steps if n < step]
+    for n in earlier[: max(0, len(earlier) - (keep - 1))]:
+        _path(folder, n, "json").unlink()  # first, so that no JSON is without its arrays
+        steps.remove(n)
+    for name in os.listdir(folder):
+        found = _NAME.fullmatch(name)
+        if found and (found[3] or int(found[1]) not in steps):
+            (folder / name).unlink()
+
+
+def _steps(folder: Path) -> list[int]:
+    """Return the steps of all checkpoints, whole or not, in order."""
+    try:
+        found = [_NAME.fullmatch(name) for name in os.listdir(folder)]
+    except FileNotFoundError:
+        return []
+    steps = {int(match[1]) for match in found if match and match[2] == "json" and not match[3]}
+    return sorted(step for step in steps if _path(folder, step, "json").exists())
+
+
+def _path(folder: Path, step: int, kind: str) -> Path:
+    return folder / f"step-{step:08d}.{kind}"
+
+
+def _tensor_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    plain = {}
+    for name in sorted(arrays):
+        x = arrays[name]
+        if not isinstance(x, np.ndarray | np.generic):
+            raise TypeError(f"arrays: got {type(x).__name__} for {name!r}, needs a NumPy array")
+        if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
+            raise TypeError(f"arrays: got dtype {x.dtype} for {name!r}, needs booleans or numbers of at most 64 bits")
+        if name == "__metadata__":
+            raise ValueError(f"arrays: got the name {name!r}, which safetensors uses itself")
+        # safetensors writes the memory as it lies, whatever the strides say.
+        plain[name] = np.asarray(x, dtype=x.dtype.newbyteorder("<"), order="C")
+    return safetensors.numpy.save(plain)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that does this only for files
+            raise
+    finally:
+        os.close(handle)
+
+
+def _told(error: OSError, folder: Path) -> str:
+    return f"{error.filename or folder}: {error.strerror or error}"

@@ -1,0 +1,104 @@
+"""The record of a run: ``metrics.jsonl``, one JSON object in each line, each with its step. Host side."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from refattn.train.arguments import check_whole
+from refattn.train.checkpoint import write_atomically
+
+
+class Metrics:
+    """Appends lines to a file, each by one write, so that a run that is killed leaves at most its last line broken.
+
+    Before a run goes on, `cut` brings the file into order. Use it in a ``with`` block, or `close` it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = Path(path).open("ab", buffering=0)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append one line.
+
+        Parameters
+        ----------
+        row
+            What JSON holds, with ``"step"``, a whole number. Numbers that are not finite become null, which is all
+            that JSON has for them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Where there is no step, or a value is one that JSON does not have.
+        OSError
+            Where the line cannot be written.
+        """
+        if "step" not in row:
+            raise ValueError(f"row: got the keys {', '.join(map(repr, row)) or 'none'}, needs 'step' among them")
+        check_whole("row['step']", row["step"], 0)
+        line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+        if (written := self._file.write(line)) != len(line):  # what is left of a full disk
+            raise OSError(f"{self._file.name}: wrote {written} of {len(line)} bytes")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the lines in order, without a broken last one.
+
+    Raises
+    ------
+    FileNotFoundError
+        Where there is no file.
+    ValueError
+        Where another line is broken.
+    """
+    rows = []
+    lines = Path(path).read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            check_whole("step", row["step"], 0)
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}: line {number} is no JSON object with a step: {error}") from error
+        rows.append(row)
+    return rows
+
+
+def cut(path: str | os.PathLike[str], step: int) -> None:
+    """Keep the lines of steps up to `step`, so that a run that goes on from there has each step once.
+
+    A broken last line goes too. The file is replaced at once or not at all; where there is none, none is made.
+    """
+    check_whole("step", step, 0)
+    if Path(path).exists():
+        rows = [row for row in read(path) if row["step"] <= step]
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

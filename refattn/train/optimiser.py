@@ -1,0 +1,311 @@
+"""AdamW and the clipping of gradients, for any tree of arrays of any library.
+
+For a parameter p with gradient g, at its step number t, with the rate a, the decay w and the moments m and v::
+
+    m' = beta1 m + (1 - beta1) g
+    v' = beta2 v + (1 - beta2) g^2
+    p' = (1 - a w) p - a (m' / (1 - beta1^t)) / (sqrt(v' / (1 - beta2^t)) + epsilon)
+
+Source: Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2. There the decay is not multiplied by the rate
+alone; here it is, as in ``torch.optim.AdamW``, with which the tests compare.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from refattn import tree
+from refattn.train.arguments import check_real, check_whole
+from refattn.xp import Array, backend, concrete, dtype_name, namespace, zeros
+
+T = TypeVar("T")
+
+PIECE = 2**20
+"""Elements of the largest piece that is updated at once: its temporaries are given back and used again."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Leaves that are treated alike.
+
+    Attributes
+    ----------
+    pattern
+        What the name of a leaf looks like: ``*`` stands for any text, dots included (see `fnmatch`).
+    weight_decay
+        The decay w of these leaves.
+    rate
+        A factor on the learning rate.
+    axes
+        Only leaves with at least so many axes.
+    """
+
+    pattern: str
+    weight_decay: float = 0.0
+    rate: float = 1.0
+    axes: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise TypeError(f"pattern: got {type(self.pattern).__name__}, needs a text")
+        check_real("weight_decay", self.weight_decay, 0.0)
+        check_real("rate", self.rate, 0.0)
+        check_whole("axes", self.axes, 0)
+
+    def has(self, name: str, leaf: Array) -> bool:
+        """Tell whether a leaf belongs here."""
+        return len(leaf.shape) >= self.axes and fnmatchcase(name, self.pattern)
+
+
+def default_groups(weight_decay: float = 0.1) -> tuple[Group, ...]:
+    """Return the usual groups: decay on the weights of linear maps and on nothing else.
+
+    A linear map can grow without bound to sharpen a prediction, and decay holds it. The gain of a norm and a bias do
+    not multiply the features with each other; decay would only pull them from the value that fits. The row of an
+    embedding gets a gradient when its token occurs, but decay at every step, which would wipe out rare tokens.
+    """
+    return (
+        Group("*embedding"),
+        Group("*norm*"),
+        Group("*b_*"),
+        Group("*", weight_decay, axes=2),
+        Group("*"),
+    )
+
+
+@dataclass(frozen=True)
+class AdamWState:
+    """What AdamW remembers: a tree, all of whose parts are arrays.
+
+    Attributes
+    ----------
+    first, second
+        Trees like the parameters: the moments m and v.
+    count
+        A tree like the parameters, each leaf an array that broadcasts against the parameter: the number t of steps
+        that were made. `start` makes it one number for each leaf; where columns of a weight are newer than others, it
+        may have one for each column.
+    """
+
+    first: Any
+    second: Any
+    count: Any
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW; its methods are pure functions of their arguments.
+
+    Attributes
+    ----------
+    learning_rate
+        The rate where `update` is given none.
+    beta1, beta2, epsilon
+        As above.
+    groups
+        For each leaf the first one that has it counts.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where a number is of another type or out of its range.
+    """
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    groups: Sequence[Group] = field(default_factory=default_groups)
+
+    def __post_init__(self) -> None:
+        check_real("learning_rate", self.learning_rate, 0.0)
+        check_real("epsilon", self.epsilon, 0.0, above=True)
+        for name in ("beta1", "beta2"):
+            if check_real(name, getattr(self, name), 0.0, 1.0) == 1.0:
+                raise ValueError(f"{name}: got 1.0, needs a number below 1")
+
+    def group_of(self, name: str, leaf: Array) -> Group:
+        """Return the group of a leaf; ValueError where it has none."""
+        for group in self.groups:
+            if group.has(name, leaf):
+                return group
+        patterns = ", ".join(repr(group.pattern) for group in self.groups) or "none at all"
+        raise ValueError(f"groups: none has the parameter {name!r} of shape {tuple(leaf.shape)}; got {patterns}")
+
+    def start(self, params: Any) -> AdamWState:
+        """Return the state before the first step.
+
+        Raises
+        ------
+        TypeError
+            Where a parameter is neither float32 nor float64.
+        ValueError
+            Where a parameter belongs to no group.
+        """
+        for name, leaf in tree.flatten(params).items():
+            if dtype_name(leaf) not in ("float32", "float64"):
+                raise TypeError(f"params: got {name!r} of dtype {dtype_name(leaf)}, needs float32 or float64")
+            self.group_of(name, leaf)
+        moments = tree.zeros_like(params)
+        return AdamWState(moments, moments, tree.map_leaves(lambda p: zeros((), p), params))
+
+    def update(self, state: AdamWState, params: T, gradients: Any, rate: float | None = None) -> tuple[T, AdamWState]:
+        """Return the parameters and the state after one step.
+
+        The leaves are the tasks of their backend, the large ones in pieces: the cut depends on their shapes alone, so
+        any number of workers gives the same bits.
+
+        Parameters
+        ----------
+        state
+            From `start` or the step before.
+        params, gradients
+            Trees with leaves of the same names and shapes.
+        rate
+            The learning rate of this step, such as a schedule gives; None: `learning_rate`.
+
+        Raises
+        ------
+        ValueError
+            Where the names or shapes of the trees differ, or a parameter belongs to no group.
+        """
+        rate = self.learning_rate if rate is None else check_real("rate", rate, 0.0)
+        p, m, v, t = (tree.flatten(part) for part in (params, state.first, state.second, state.count))
+        g = tree.flatten(gradients)
+        _check_alike(p, {"gradients": g, "state.first": m, "state.second": v, "state.count": t})
+        groups = {name: self.group_of(name, leaf) for name, leaf in p.items()}
+        t = {name: count + 1.0 for name, count in t.items()}
+
+        def step(name: str, part: Any) -> tuple[Array, Array, Array]:
+            count = t[name]
+            if count.shape and count.shape[0] != 1:
+                count = count[part]
+            p_part, g_part, m_part, v_part = (x[name][part] for x in (p, g, m, v))
+            return self._equations(p_part, g_part, m_part, v_part, count, rate, groups[name])
+
+        stepped = _by_pieces(p, step, lambda parts: tuple(map(_joined, zip(*parts, strict=True))))
+        new_p, new_m, new_v = ({name: parts[i] for name, parts in stepped.items()} for i in range(3))
+        moments = tree.unflatten(state.first, new_m), tree.unflatten(state.second, new_v)
+        return tree.unflatten(params, new_p), AdamWState(*moments, tree.unflatten(state.count, t))
+
+    def _equations(
+        self, p: Array, g: Array, m: Array, v: Array, t: Array, rate: float, group: Group
+    ) -> tuple[Array, Array, Array]:
+        xp = namespace(p, g)
+        rate = rate * group.rate
+        m = self.beta1 * m + (1.0 - self.beta1) * g
+        v = self.beta2 * v + (1.0 - self.beta2) * (g * g)
+        # 1 - beta^t, without the rounding error of a difference
+        mean, square = m / -xp.expm1(t * _log(self.beta1)), v / -xp.expm1(t * _log(self.beta2))
+        p = (1.0 - rate * group.weight_decay) * p - rate * (mean / (xp.sqrt(square) + self.epsilon))
+        return p, m, v
+
+
+def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
+    """Return the gradients, scaled down where their norm is above `limit`, and the norm that they had.
+
+    The norm is that of all elements of all leaves together. Above the limit they are multiplied by
+    ``limit / (norm + 1e-6)``, as in ``torch.nn.utils.clip_grad_norm_``. A norm that is not finite scales nothing: what
+    to do then is for the caller to decide.
+
+    Parameters
+    ----------
+    gradients
+        A tree with at least one array.
+    limit
+        The largest norm, above 0; None: no limit.
+
+    Returns
+    -------
+    gradients
+        A tree like the one given; the same arrays where nothing is scaled.
+    norm
+        A 0-d array, accumulated in float64 where the backend has it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the limit is no number above 0, or the tree has no array.
+    """
+    if limit is not None:
+        limit = check_real("limit", limit, 0.0, above=True)
+    leaves = tree.flatten(gradients)
+    if not leaves:
+        raise ValueError("gradients: got a tree without arrays, needs at least one")
+    xp = namespace(*leaves.values())
+    squares = _by_pieces(leaves, lambda name, part: _squares(leaves[name][part]), _sum)
+    norm = xp.sqrt(_sum(list(squares.values())))
+    if limit is None:
+        return gradients, norm
+    factor = limit / (norm + 1e-6)
+    scales = xp.isfinite(norm) & (factor < 1.0)
+    if concrete(scales) is False:
+        return gradients, norm
+    factor = xp.where(scales, factor, xp.ones_like(factor))
+    scaled = _by_pieces(leaves, lambda name, part: leaves[name][part] * xp.astype(factor, leaves[name].dtype), _joined)
+    return tree.unflatten(gradients, scaled), norm
+
+
+def _by_pieces(
+    leaves: Mapping[str, Array], function: Callable[[str, Any], Any], join: Callable[[list[Any]], Any]
+) -> dict[str, Any]:
+    """Return ``join([function(name, part), ...])`` for the parts of each leaf, computed by the workers of the backend.
+
+    A part is what a leaf is indexed with: all of it, or on a pool of threads a block of rows of a large leaf.
+    """
+    if not leaves:
+        return {}
+    owner = backend(next(iter(leaves.values())))
+    parts: dict[str, list[Any]] = {}
+    for name, leaf in leaves.items():
+        parts[name] = [(...,)]
+        if owner.pools and (size := math.prod(leaf.shape)) > PIECE:
+            rows = leaf.shape[0]
+            height = max(1, PIECE * rows // size)
+            parts[name] = [(slice(n, min(n + height, rows)), ...) for n in range(0, rows, height)]
+    tasks = [(name, part) for name, found in parts.items() for part in found]
+    done = iter(owner.map(lambda task: function(*task), tasks))
+    results = [[next(done) for _ in found] for found in parts.values()]
+    return dict(zip(leaves, owner.map(join, results), strict=True))
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else namespace(*parts).concat(list(parts), axis=0)
+
+
+def _sum(parts: Sequence[Array]) -> Array:
+    return functools.reduce(operator.add, parts)
+
+
+def _squares(x: Array) -> Array:
+    """Return the sum of the squares of all elements, in float64 where there is one."""
+    xp = namespace(x)
+    wide = xp.astype(x, xp.float64) if backend(x).float64() else x
+    return xp.sum(wide * wide)
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta else -math.inf
+
+
+def _check_alike(params: Mapping[str, Array], others: Mapping[str, Mapping[str, Array]]) -> None:
+    """Raise where the leaves of another tree have other names, shapes or dtypes; counts have to broadcast only."""
+    for argument, leaves in others.items():
+        if different := sorted(params.keys() ^ leaves.keys()):
+            name = different[0]
+            what = f"lacks {name!r}" if name in params else f"has the unknown {name!r}"
+            raise ValueError(f"{argument}: {what}; needs exactly the {len(params)} names of params")
+        for name, leaf in leaves.items():
+            got, needed = tuple(leaf.shape), tuple(params[name].shape)
+            counts = argument == "state.count" and (not got or len(got) == len(needed))
+            if got != needed and not (counts and all(n in (1, m) for n, m in zip(got, needed, strict=False))):
+                raise ValueError(f"{argument}: got {name!r} of shape {got}, needs {needed} as in params")
+            if dtype_name(leaf) != dtype_name(params[name]):
+                dtypes = f"got {name!r} of dtype {dtype_name(leaf)}, needs {dtype_name(params[name])} as in params"
+                raise TypeError(f"{argument}: {dtypes}")
