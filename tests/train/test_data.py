@@ -1,0 +1,361 @@
+"""Texts: how they are found and split, batches as pure functions, and windows that score each byte once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refattn.train import data
+from refattn.train.data import Counts, Text
+
+NOBODY = 65534
+
+
+def array(text: bytes) -> Any:
+    return np.frombuffer(text, dtype=np.uint8)
+
+
+def is_held_out(name: str) -> bool:
+    return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) % 10 == 0
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Obey file modes, which root does not."""
+    if os.geteuid() != 0:
+        yield
+        return
+    try:
+        os.seteuid(NOBODY)
+    except PermissionError as error:
+        pytest.skip(f"this root may not become another user: {error}")
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users reach, which `tmp_path` is not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+# --- the standard library
+
+
+@pytest.fixture(scope="module")
+def stdlib() -> Text:
+    return data.load("stdlib")
+
+
+def test_the_standard_library_is_source_text(stdlib: Text) -> None:
+    assert len(stdlib.train) > 3_000_000 and len(stdlib.heldout) > 200_000
+    assert b"class OrderedDict" in stdlib.train.tobytes() + stdlib.heldout.tobytes()
+    assert 0.04 < len(stdlib.heldout) / len(stdlib.train) < 0.25
+    assert stdlib.files.train > 8 * stdlib.files.heldout / 2 > 0
+    assert stdlib.files.unreadable == 0
+    assert 0 not in stdlib.train and 0 not in stdlib.heldout
+
+
+def test_loading_again_gives_the_same(stdlib: Text) -> None:
+    again = data.load("stdlib")
+    assert again.fingerprint == stdlib.fingerprint
+    assert np.array_equal(again.train, stdlib.train) and np.array_equal(again.heldout, stdlib.heldout)
+    assert again.files == stdlib.files
+
+
+def test_the_standard_library_of_every_installation_is_the_same(
+    stdlib: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other packages, tests, machines and optional parts bring is left out."""
+    library = tmp_path / "lib"
+    plain = {"os.py": "import sys\n", "json/__init__.py": "loads\n", "email/mime/text.py": "mime\n"}
+    plain |= {f"module{n}.py": f"x = {n}\n" for n in range(40)}
+    extra = {
+        *("site-packages/numpy/linalg.py", "dist-packages/apt.py", "test/test_os.py", "json/tests/test_x.py"),
+        *("idlelib/run.py", "tkinter/ttk.py", "turtle.py", "ensurepip/__main__.py", "lib2to3/main.py"),
+        *("_sysconfigdata__linux_x86_64-linux-gnu.py", "config-3.11-x86_64/python-config.py", "sitecustomize.py"),
+        *("__pycache__/os.cpython-311.pyc", "__pycache__/left.py", "LICENSE.txt", "lib-dynload/math.so"),
+    }
+    monkeypatch.setattr(data.sysconfig, "get_path", lambda name: {"stdlib": str(library)}[name])
+    texts = []
+    for names in (plain, plain | {name: "not this\n" for name in extra}):
+        for name, content in names.items():
+            path = library / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        texts.append(data.load("stdlib"))
+    assert texts[0].fingerprint == texts[1].fingerprint
+    assert texts[0].files == texts[1].files
+    assert texts[1].files.train + texts[1].files.heldout == len(plain)
+
+
+def test_a_python_without_source_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
+    with pytest.raises(FileNotFoundError, match="^data: got 'stdlib', but this Python has no folder .*; needs a path"):
+        data.load("stdlib")
+
+
+# --- files and folders
+
+
+def make(folder: Path, count: int = 40) -> dict[str, bytes]:
+    contents = {f"part {n % 3}/{n}.txt": f"text {n}\n".encode() * (n % 5) for n in range(count)}
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return contents
+
+
+def test_a_folder_is_split_by_the_names_of_its_files(tmp_path: Path) -> None:
+    contents = make(tmp_path)
+    text = data.load(tmp_path)
+    names = sorted(contents)
+    assert text.train.tobytes() == b"".join(contents[name] for name in names if not is_held_out(name))
+    assert text.heldout.tobytes() == b"".join(contents[name] for name in names if is_held_out(name))
+    heldout = sum(map(is_held_out, names))
+    assert text.files == Counts(train=len(names) - heldout, heldout=heldout)
+    assert text.source == str(tmp_path)
+
+
+def test_a_file_stays_on_its_side(tmp_path: Path) -> None:
+    make(tmp_path)
+    before = data.load(tmp_path)
+    for n in range(100, 130):
+        (tmp_path / f"{n}.md").write_text(f"new {n}\n")
+    after = data.load(tmp_path)
+    for part in ("train", "heldout"):
+        lines = {name: getattr(text, part).tobytes().splitlines() for name, text in (("b", before), ("a", after))}
+        assert [line for line in lines["a"] if not line.startswith(b"new")] == lines["b"]
+
+
+def test_the_split_is_about_one_in_ten() -> None:
+    names = [f"folder/{n}.py" for n in range(5000)]
+    assert 0.085 < sum(map(data._is_held_out, names)) / 5000 < 0.115
+    assert [data._is_held_out(name) for name in names] == [is_held_out(name) for name in names]
+
+
+def test_a_file_is_cut_at_its_last_tenth(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(256)) * 4)
+    text = data.load(str(path))
+    assert len(text.heldout) == 102
+    assert text.train.tobytes() + text.heldout.tobytes() == path.read_bytes()
+    assert text.files == Counts(train=1)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_folder_with_one_side_is_cut_at_its_last_tenth(tmp_path: Path, chosen: bool) -> None:
+    names = [name for name in (f"{n}.txt" for n in range(100)) if is_held_out(name) is chosen][:3]
+    for name in names:
+        (tmp_path / name).write_text(name * 10)
+    text = data.load(tmp_path)
+    joined = "".join(name * 10 for name in sorted(names)).encode()
+    assert text.train.tobytes() + text.heldout.tobytes() == joined
+    assert len(text.heldout) == len(joined) // 10
+    assert text.files == Counts(train=3)
+
+
+def test_a_side_with_nothing_but_empty_files_counts_as_empty(tmp_path: Path) -> None:
+    heldout = next(name for name in (f"{n}.txt" for n in range(100)) if is_held_out(name))
+    (tmp_path / heldout).touch()
+    (tmp_path / "1.txt").write_text("x" * 50)
+    assert not is_held_out("1.txt")
+    text = data.load(tmp_path)
+    assert (len(text.train), len(text.heldout)) == (45, 5)
+
+
+def test_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
+    contents = make(tmp_path)
+    plain = data.load(tmp_path)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "part 1" / "archive").write_bytes(b"PK\0")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "part 1" / "up").symlink_to("..")
+    os.mkfifo(tmp_path / "pipe")
+    text = data.load(tmp_path)
+    assert text.fingerprint == plain.fingerprint
+    assert text.files == dataclasses.replace(plain.files, binary=2, unreadable=2)
+    assert text.files.train + text.files.heldout == len(contents)
+
+
+def test_links_to_files_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("linked text\n" * 10)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "elsewhere")
+    assert data.load(tmp_path / "folder").train.tobytes().startswith(b"linked text")
+
+
+def test_names_that_are_no_unicode(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    try:
+        Path(os.fsdecode(name)).write_text("text\n" * 10)
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    assert data.load(tmp_path).files.train == 1
+
+
+def test_what_may_not_be_read_is_counted(open_folder: Path) -> None:
+    contents = make(open_folder)
+    secret, closed = open_folder / "secret.txt", open_folder / "closed"
+    secret.write_text("secret")
+    closed.mkdir()
+    (closed / "inside.txt").write_text("inside")
+    for path in (secret, closed):
+        path.chmod(0)
+    try:
+        with without_privileges():
+            text = data.load(open_folder)
+            with pytest.raises(ValueError, match=r"closed' with no text in it \(0 empty files, 0 binary, 1 not readable"):
+                data.load(closed)
+            with pytest.raises(PermissionError, match=r"^data: got .*secret.txt': Permission denied; needs a file"):
+                data.load(secret)
+    finally:
+        closed.chmod(0o755)
+    assert text.files.unreadable == 2
+    assert text.files.train + text.files.heldout == len(contents)
+
+
+def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"^data: got .*absent': No such file or directory; needs 'stdlib', a"):
+        data.load(tmp_path / "absent")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match=r"^data: got .*loop': .*; needs 'stdlib', a file or a folder"):
+        data.load(tmp_path / "loop")
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match=r"^data: got .*empty', which is empty; needs a file with text"):
+        data.load(tmp_path / "empty")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"^data: got .*pipe', which is neither a file nor a folder; needs"):
+        data.load(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "binary").write_bytes(b"\0")
+    (tmp_path / "folder" / "empty").touch()
+    with pytest.raises(ValueError, match=r"folder' with no text in it \(1 empty files, 1 binary, 0 not readable"):
+        data.load(tmp_path / "folder")
+
+
+def test_the_fingerprint_tells_texts_and_places_of_the_cut_apart() -> None:
+    seen = {data._text("x", *parts, Counts()).fingerprint for parts in [(b"ab", b"c"), (b"a", b"bc"), (b"ab", b"d")]}
+    assert len(seen) == 3 and all(len(digest) == 64 for digest in seen)
+    assert data._text("y", b"ab", b"c", Counts(binary=1)).fingerprint in seen
+
+
+def test_texts_cannot_be_written_to(stdlib: Text) -> None:
+    for part in (stdlib.train, stdlib.heldout):
+        assert part.dtype == np.uint8 and part.ndim == 1
+        with pytest.raises(ValueError):
+            part[0] = 1
+
+
+def test_texts_that_are_too_short() -> None:
+    text = data._text("a/path", b"x" * 9, b"y" * 5, Counts())
+    data.check_length(text, 4)
+    with pytest.raises(ValueError) as caught:
+        data.check_length(text, 5)
+    assert str(caught.value) == "data: got 5 bytes in the heldout part of 'a/path', needs at least 6 for a context of 5"
+    with pytest.raises(ValueError, match="^data: got 9 bytes in the train part of 'a/path', needs at least 10 for"):
+        data.check_length(text, 9)
+    with pytest.raises(ValueError, match="^context: got 0, needs a whole number of at least 1"):
+        data.check_length(text, 0)
+
+
+# --- batches
+
+
+@given(
+    length=st.integers(2, 300),
+    size=st.integers(1, 5),
+    seed=st.integers(0, 2**64 - 1),
+    step=st.integers(0, 2**32 - 1),
+    draw=st.data(),
+)
+def test_a_batch_is_cut_from_the_text(length: int, size: int, seed: int, step: int, draw: Any) -> None:
+    context = draw.draw(st.integers(1, length - 1))
+    part = (np.arange(length) * 7 % 251).astype(np.uint8)
+    inputs, targets = data.batch(part, size=size, context=context, seed=seed, step=step)
+    assert inputs.shape == targets.shape == (size, context)
+    assert inputs.dtype == targets.dtype == np.int64
+    assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+    text = part.tobytes()
+    for row, last in zip(inputs, targets[:, -1], strict=True):
+        assert bytes([*row, last]) in text
+    again = data.batch(part, size=size, context=context, seed=seed, step=step)
+    assert np.array_equal(inputs, again[0]) and np.array_equal(targets, again[1])
+
+
+def test_batches_differ_by_step_and_seed() -> None:
+    part = array(bytes(range(256)) * 8)
+    draws = [data.batch(part, size=8, context=4, seed=seed, step=step)[0] for seed in range(3) for step in range(3)]
+    assert len({draw.tobytes() for draw in draws}) == 9
+
+
+def test_every_start_is_equally_likely() -> None:
+    """A text of 20 bytes has 17 windows of 3 and a target; each is drawn about 1000 times."""
+    part = array(bytes(range(20)))
+    starts = [data.batch(part, size=100, context=3, seed=5, step=step)[0][:, 0] for step in range(170)]
+    counts = np.bincount(np.concatenate(starts), minlength=17)
+    assert len(counts) == 17
+    assert np.sum((counts - 1000.0) ** 2 / 1000.0) < 39.3  # chi square with 16 degrees of freedom, p = 0.001
+
+
+def test_the_whole_of_a_shortest_text_is_its_only_window() -> None:
+    inputs, targets = data.batch(array(b"abcd"), size=2, context=3, seed=0, step=0)
+    assert inputs.tolist() == [[97, 98, 99]] * 2 and targets.tolist() == [[98, 99, 100]] * 2
+    with pytest.raises(ValueError, match="^part: got 3 bytes, needs at least 4 for a context of 3"):
+        data.batch(array(b"abc"), size=2, context=3, seed=0, step=0)
+
+
+# --- windows
+
+
+@given(
+    length=st.integers(0, 200),
+    context=st.integers(1, 30),
+    size=st.integers(1, 6),
+    limit=st.none() | st.integers(1, 250),
+)
+def test_each_byte_after_the_first_is_scored_once(length: int, context: int, size: int, limit: int | None) -> None:
+    part = np.arange(length, dtype=np.uint8)  # each byte is its own place
+    scored, before = [], []
+    for inputs, targets in data.windows(part, context=context, size=size, limit=limit):
+        assert inputs.shape == targets.shape and inputs.dtype == targets.dtype == np.int64
+        assert 1 <= inputs.shape[0] <= size and 1 <= inputs.shape[1] <= context
+        assert np.array_equal(inputs + 1, targets)
+        scored += targets.reshape(-1).tolist()
+        before += inputs[:, 0].tolist()
+    last = max(0, length - 1) if limit is None else min(max(0, length - 1), limit)
+    assert scored == list(range(1, last + 1))
+    assert before == list(range(0, last, context))
+
+
+def test_windows_come_in_full_batches() -> None:
+    shapes = [inputs.shape for inputs, _ in data.windows(np.zeros(108, dtype=np.uint8), context=10, size=4)]
+    assert shapes == [(4, 10), (4, 10), (2, 10), (1, 7)]
+
+
+def test_wrong_sizes_are_refused_at_once() -> None:
+    part = array(b"abcdef")
+    for name in ("context", "size", "limit"):
+        arguments: dict[str, Any] = {"context": 2, "size": 1, "limit": 3} | {name: 0}
+        with pytest.raises(ValueError, match=f"^{name}: got 0, needs a whole number of at least 1"):
+            data.windows(part, **arguments)
+    for name in ("context", "size"):
+        arguments = {"context": 2, "size": 1, "seed": 0, "step": 0} | {name: 0}
+        with pytest.raises(ValueError, match=f"^{name}: got 0, needs a whole number of at least 1"):
+            data.batch(part, **arguments)

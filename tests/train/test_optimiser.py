@@ -1,0 +1,445 @@
+"""AdamW and clipping: against torch, on all libraries, for any number of workers, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refattn import counter, tree
+from refattn.backends import use_workers
+from refattn.train import optimiser
+from refattn.train.optimiser import AdamW, AdamWState, Group, clip, default_groups
+from refattn.train.schedule import WarmupCosine
+
+SHAPES = {
+    "token_embedding": (7, 4),
+    "layers.0.block.w_q": (4, 6),
+    "layers.0.block.b_q": (6,),
+    "layers.0.norm_1.gain": (4,),
+    "layers.0.scale": (),
+    "final_norm.gain": (4,),
+}
+GROUPS = (Group("*embedding", rate=0.5), Group("*.w_*", weight_decay=0.3), Group("layers.*", 0.05, 2.0), Group("*"))
+
+
+def nested(leaves: dict[str, Any]) -> dict[str, Any]:
+    """A tree whose arrays have these names."""
+    made: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *path, last = name.split(".")
+        here = made
+        for part in path:
+            here = here.setdefault(part, {})
+        here[last] = leaf
+    return made
+
+
+def numbers(seed: int, step: int = 0, shapes: dict[str, tuple[int, ...]] = SHAPES) -> dict[str, Any]:
+    return {name: counter.normal(shape, seed=seed, purpose=name, step=step) for name, shape in shapes.items()}
+
+
+def frozen(leaves: dict[str, Any]) -> dict[str, Any]:
+    """The same, and writing to them raises."""
+    for leaf in leaves.values():
+        leaf.flags.writeable = False
+    return nested(leaves)
+
+
+# --- torch
+
+
+def test_fifty_steps_are_those_of_torch() -> None:
+    """AdamW in groups, the norm, the clipping and the schedule together, in float64."""
+    torch = pytest.importorskip("torch")
+    schedule = WarmupCosine(peak=2e-2, warmup=10, steps=50)
+    adam = AdamW(1.0, beta1=0.8, beta2=0.97, epsilon=1e-7, groups=GROUPS)
+    params: Any = frozen(numbers(0))
+    state = adam.start(params)
+
+    theirs = {name: torch.tensor(x, requires_grad=True) for name, x in tree.flatten(params).items()}
+    settings = [
+        {
+            "params": [leaf],
+            "lr": (group := adam.group_of(name, leaf)).rate,
+            "weight_decay": group.weight_decay,
+        }
+        for name, leaf in theirs.items()
+    ]
+    torch_adam = torch.optim.AdamW(settings, betas=(0.8, 0.97), eps=1e-7)
+    torch_rate = torch.optim.lr_scheduler.LambdaLR(torch_adam, lambda n: schedule(n + 1))
+    clipped = 0
+    for step in range(1, 51):
+        gradients = numbers(1, step)
+        for name, leaf in theirs.items():
+            leaf.grad = torch.tensor(gradients[name])
+        limit = 7.0 if step % 2 else 100.0
+        torch_norm = torch.nn.utils.clip_grad_norm_(list(theirs.values()), limit)
+        torch_adam.step()
+        torch_rate.step()
+
+        scaled, norm = clip(frozen(gradients), limit)
+        clipped += float(norm) > limit
+        params, state = adam.update(state, params, scaled, schedule(step))
+        assert float(norm) == pytest.approx(float(torch_norm), rel=1e-12)
+        for name, leaf in tree.flatten(params).items():
+            np.testing.assert_allclose(leaf, theirs[name].detach().numpy(), rtol=1e-12, atol=1e-13, err_msg=name)
+    assert 10 < clipped < 40
+    for name, leaf in theirs.items():
+        kept = torch_adam.state[leaf]
+        np.testing.assert_allclose(tree.flatten(state.first)[name], kept["exp_avg"].numpy(), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(tree.flatten(state.second)[name], kept["exp_avg_sq"].numpy(), rtol=1e-12, atol=1e-14)
+        assert float(tree.flatten(state.count)[name]) == 50.0
+
+
+# --- by hand
+
+
+def test_one_step_by_hand() -> None:
+    """The first step moves each element by the rate against the sign of its gradient; the decay comes on top."""
+    adam = AdamW(0.01, epsilon=1e-12, groups=(Group("w", 0.1), Group("b")))
+    params = {"w": np.asarray([[2.0, -4.0]]), "b": np.asarray([3.0])}
+    state = adam.start(params)
+    moved, state = adam.update(state, params, {"w": np.asarray([[5.0, -1e-3]]), "b": np.asarray([-7.0])})
+    np.testing.assert_allclose(moved["w"], [[2.0 * 0.999 - 0.01, -4.0 * 0.999 + 0.01]], rtol=1e-9)
+    np.testing.assert_allclose(moved["b"], [3.01], rtol=1e-9)
+    np.testing.assert_allclose(state.first["w"], [[0.5, -1e-4]], rtol=1e-12)
+    np.testing.assert_allclose(state.second["b"], [0.05 * 49.0], rtol=1e-12)
+    assert state.count["w"] == state.count["b"] == 1.0
+
+
+def test_no_gradient_is_decay_alone() -> None:
+    adam = AdamW(0.1, groups=(Group("*", 0.5),))
+    params = {"w": np.asarray([2.0, -3.0])}
+    moved, _ = adam.update(adam.start(params), params, {"w": np.zeros(2)})
+    assert np.array_equal(moved["w"], params["w"] * 0.95)
+
+
+def test_without_moments_it_is_the_sign_of_the_gradient() -> None:
+    adam = AdamW(0.1, beta1=0.0, beta2=0.0, epsilon=1e-12, groups=(Group("*"),))
+    params, gradients = {"w": np.zeros(3)}, {"w": np.asarray([1.0, -2.0, 5.0])}
+    moved, state = adam.update(adam.start(params), params, gradients)
+    np.testing.assert_allclose(moved["w"], [-0.1, 0.1, -0.1], rtol=1e-9)
+    moved, _ = adam.update(state, moved, gradients)
+    np.testing.assert_allclose(moved["w"], [-0.2, 0.2, -0.2], rtol=1e-9)
+
+
+def test_a_rate_of_zero_changes_moments_alone() -> None:
+    adam = AdamW(0.1)
+    params = nested(numbers(0))
+    moved, state = adam.update(adam.start(params), params, nested(numbers(1)), 0.0)
+    assert all(np.array_equal(x, y) for x, y in zip(*map(_leaves, (moved, params)), strict=True))
+    assert np.any(state.first["token_embedding"] != 0.0)
+
+
+def _leaves(params: Any) -> list[Any]:
+    return list(tree.flatten(params).values())
+
+
+@given(scale=st.integers(-20, 20), seed=st.integers(0, 100))
+def test_the_scale_of_the_gradients_does_not_matter(scale: int, seed: int) -> None:
+    adam = AdamW(0.01, epsilon=1e-300)
+    results = []
+    for factor in (1.0, 2.0**scale):
+        params: Any = nested(numbers(seed))
+        state = adam.start(params)
+        for step in range(3):
+            gradients = {name: factor * x for name, x in numbers(seed + 1, step).items()}
+            params, state = adam.update(state, params, nested(gradients))
+        results.append(params)
+    for x, y in zip(*map(_leaves, results), strict=True):
+        assert np.array_equal(x, y)
+
+
+def test_columns_may_have_counts_of_their_own() -> None:
+    """Columns that are new to the optimiser move like those of a leaf that is new as a whole."""
+    adam = AdamW(0.01, groups=(Group("*", 0.1),))
+    old, new = {"w": np.ones((3, 2))}, {"w": np.full((3, 4), 2.0)}
+    old_state = adam.start(old)
+    for step in range(5):
+        old, old_state = adam.update(old_state, old, {"w": counter.normal((3, 2), seed=1, purpose="old", step=step)})
+    new_state = adam.start(new)
+
+    def beside(a: Any, b: Any) -> dict[str, Any]:
+        return {"w": np.concat([np.broadcast_to(x["w"], (x["w"].shape[0], n)) for x, n in ((a, 2), (b, 4))], axis=1)}
+
+    counts = [{"w": np.reshape(s.count["w"], (1, 1))} for s in (old_state, new_state)]
+    state = AdamWState(
+        beside(old_state.first, new_state.first), beside(old_state.second, new_state.second), beside(*counts)
+    )
+    assert state.count["w"].tolist() == [[5.0, 5.0, 0.0, 0.0, 0.0, 0.0]]
+    params = beside(old, new)
+    for step in range(4):
+        gradients = {"w": counter.normal((3, 6), seed=2, purpose="both", step=step)}
+        params, state = adam.update(state, params, gradients)
+        old, old_state = adam.update(old_state, old, {"w": gradients["w"][:, :2]})
+        new, new_state = adam.update(new_state, new, {"w": gradients["w"][:, 2:]})
+    assert np.array_equal(params["w"], beside(old, new)["w"])
+    assert state.count["w"].tolist() == [[9.0, 9.0, 4.0, 4.0, 4.0, 4.0]]
+
+
+# --- libraries, dtypes, workers
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_every_library_takes_the_same_steps(backend: Any, dtype: str) -> None:
+    adam = AdamW(0.02, groups=GROUPS)
+    runs = []
+    for array in (lambda x: backend.array(x, dtype), lambda x: np.asarray(x, dtype=dtype)):
+        params: Any = nested({name: array(x) for name, x in numbers(0).items()})
+        state = adam.start(params)
+        for step in range(5):
+            gradients = nested({name: array(x) for name, x in numbers(1, step).items()})
+            gradients, norm = clip(gradients, 6.0)
+            params, state = adam.update(state, params, gradients)
+        runs.append(tree.flatten({"params": params, "state": state, "norm": norm}))
+    assert list(runs[0]) == list(runs[1]) and len(runs[0]) == 4 * len(SHAPES) + 1
+    for name, leaf in runs[0].items():
+        if name != "norm":
+            assert type(backend.owner.to_numpy(leaf)) is np.ndarray or leaf.shape == ()
+            assert str(leaf.dtype).rpartition(".")[2] == dtype, name
+        limit = 1e-13 if dtype == "float64" else 1e-5
+        np.testing.assert_allclose(backend.host(leaf), runs[1][name], rtol=limit, atol=limit, err_msg=name)
+
+
+def large() -> tuple[Any, Any]:
+    """A leaf of several pieces whose last one is smaller, one of a single row, and small ones."""
+    shapes = {"w": (1100, 1024), "wide": (1, 2**20 + 1), "long": (2**20 + 3,), "b_q": (5,), "scale": ()}
+    made = []
+    for seed in (0, 1):
+        draws = numbers(seed, shapes=dict.fromkeys(shapes, (1000,)))
+        leaves = {name: np.resize(draws[name], shape).astype(np.float32) for name, shape in shapes.items()}
+        made.append(frozen(leaves))
+    return made[0], made[1]
+
+
+def test_any_number_of_workers_gives_the_same_bits() -> None:
+    params, gradients = large()
+    adam = AdamW(0.01, groups=(Group("w", 0.1), Group("*")))
+    results = []
+    for count in (1, 2, 3, 8):
+        with use_workers(count):
+            clipped, norm = clip(gradients, 1.0)
+            moved, state = adam.update(adam.start(params), params, clipped)
+            moved, state = adam.update(state, moved, gradients)
+            results.append([*_leaves(moved), *_leaves(state), norm])
+    for other in results[1:]:
+        for x, y in zip(results[0], other, strict=True):
+            assert x.dtype == y.dtype and x.shape == y.shape and np.array_equal(x, y)
+
+
+def test_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves that are cut move exactly as those that are not; columns' and rows' own counts too."""
+    params, gradients = large()
+    adam = AdamW(0.01, groups=(Group("w", 0.1), Group("*")))
+    start = adam.start(params)
+    rows = np.arange(1100, dtype=np.float32).reshape(1100, 1)
+    columns = np.arange(2**20 + 1, dtype=np.float32).reshape(1, -1)
+    start = replace(start, count=start.count | {"w": rows, "wide": columns})
+    results = []
+    for size in (optimiser.PIECE, 2**40):
+        monkeypatch.setattr(optimiser, "PIECE", size)
+        results.append(adam.update(start, params, gradients))
+    for x, y in zip(*map(_leaves, results), strict=True):
+        assert np.array_equal(x, y)
+    norms = []
+    for size in (1000, 2**40):
+        monkeypatch.setattr(optimiser, "PIECE", size)
+        norms.append(float(clip(gradients, None)[1]))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-14)
+
+
+def test_nothing_is_written_to() -> None:
+    adam = AdamW(0.1)
+    params, gradients = frozen(numbers(0)), frozen(numbers(1))
+    _, state = adam.update(adam.start(params), params, gradients)
+    before = {name: np.array(x) for name, x in tree.flatten(state).items()}
+    adam.update(state, params, clip(gradients, 1e-3)[0])
+    for name, x in tree.flatten(state).items():
+        assert np.array_equal(x, before[name])
+
+
+@dataclass(frozen=True)
+class Params:
+    config: str
+    w: Any
+    b: Any | None = None
+
+
+def test_trees_of_dataclasses_and_states_that_go_through_names() -> None:
+    adam = AdamW(0.1)
+    params = (Params("first", np.ones((2, 2))), Params("second", np.ones((2, 2)), np.ones(2)))
+    moved, state = adam.update(adam.start(params), params, params)
+    assert isinstance(moved[1], Params) and moved[1].config == "second" and moved[0].b is None
+    names = list(tree.flatten(state))
+    assert names[:3] == ["first.0.w", "first.1.w", "first.1.b"] and names[-1] == "count.1.b" and len(names) == 9
+    restored = tree.unflatten(adam.start(params), tree.flatten(state))
+    for x, y in zip(*(map(_leaves, (adam.update(s, moved, params) for s in (state, restored)))), strict=True):
+        assert np.array_equal(x, y)
+
+
+# --- groups
+
+
+def test_the_default_groups() -> None:
+    adam = AdamW(0.1, groups=default_groups(0.3))
+    decay = {
+        **{"token_embedding": 0.0, "position_embedding": 0.0, "layers.0.block.w_q": 0.3, "layers.0.block.b_q": 0.0},
+        **{"layers.11.mlp.w_in": 0.3, "layers.11.mlp.b_in": 0.0, "layers.0.norm_1.gain": 0.0, "final_norm.gain": 0.0},
+        **{"layers.0.block.norm.gain": 0.0, "layers.0.block.scale": 0.0, "layers.0.block.damping": 0.0, "head": 0.3},
+    }
+    shapes = {name: (4, 4) for name in decay} | {"layers.0.block.scale": (), "layers.0.block.damping": (4,)}
+    found = {name: adam.group_of(name, np.ones(shape)).weight_decay for name, shape in shapes.items()}
+    assert found == decay
+    assert AdamW(0.1).group_of("w", np.ones((2, 2))).weight_decay == 0.1
+
+
+def test_the_first_group_counts() -> None:
+    adam = AdamW(0.1, groups=(Group("a*", 0.1), Group("ab", 0.2), Group("*", 0.3)))
+    leaf = np.ones(2)
+    assert [adam.group_of(name, leaf).weight_decay for name in ("a", "ab", "b")] == [0.1, 0.1, 0.3]
+
+
+def test_a_leaf_without_a_group_is_named() -> None:
+    adam = AdamW(0.1, groups=(Group("w"), Group("*", axes=2)))
+    params = {"w": np.ones(2), "layers": ({"b_q": np.ones(3)},)}
+    text = r"^groups: none has the parameter 'layers.0.b_q' of shape \(3,\); got 'w', '\*'$"
+    with pytest.raises(ValueError, match=text):
+        adam.start(params)
+    state = AdamW(0.1).start(params)
+    with pytest.raises(ValueError, match=text):
+        adam.update(state, params, params)
+    with pytest.raises(ValueError, match="got none at all"):
+        AdamW(0.1, groups=()).start(params)
+
+
+# --- clipping
+
+
+@given(seed=st.integers(0, 1000), limit=st.floats(1e-3, 1e3))
+def test_clipping_bounds_the_norm_and_keeps_the_direction(seed: int, limit: float) -> None:
+    leaves = numbers(seed)
+    scaled, norm = clip(nested(leaves), limit)
+    flat, scaled_flat = (np.concatenate([np.ravel(x) for x in parts]) for parts in (leaves.values(), _leaves(scaled)))
+    assert float(norm) == pytest.approx(np.linalg.norm(flat), rel=1e-13)
+    assert np.linalg.norm(scaled_flat) <= limit * (1.0 + 1e-13) or np.array_equal(flat, scaled_flat)
+    assert np.linalg.norm(scaled_flat) == pytest.approx(min(limit, float(norm)), rel=2e-6 / min(limit, 1.0))
+    np.testing.assert_allclose(scaled_flat * float(norm), flat * np.linalg.norm(scaled_flat), rtol=1e-12)
+
+
+@pytest.mark.parametrize("limit", [None, 100.0])
+def test_small_gradients_are_left_alone(limit: float | None) -> None:
+    gradients = nested(numbers(0))
+    same, norm = clip(gradients, limit)
+    assert all(x is y for x, y in zip(_leaves(same), _leaves(gradients), strict=True))
+    assert 0.0 < float(norm) < 100.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_norm_that_is_not_finite_scales_nothing(backend: Any, bad: float) -> None:
+    gradients = {"a": backend.array([1.0, 2.0], "float32"), "b": backend.array([[bad], [1.0]], "float32")}
+    same, norm = clip(gradients, 0.5)
+    assert not math.isfinite(float(norm))
+    assert backend.host(same["a"]).tolist() == [1.0, 2.0]
+    assert backend.host(same["b"])[1, 0] == 1.0
+
+
+def test_the_norm_is_accumulated_in_float64(backend: Any) -> None:
+    """In float32 the squares of these would be infinite, and 0."""
+    for value in (1e25, 1e-30):
+        _, norm = clip({"a": backend.array([3.0 * value, 4.0 * value], "float32")}, None)
+        assert float(norm) == pytest.approx(5.0 * value, rel=1e-6)
+
+
+def test_zero_gradients_and_empty_leaves(backend: Any) -> None:
+    params = {"none": backend.array(np.zeros((0, 3))), "some": backend.array(np.ones(2))}
+    gradients = tree.zeros_like(params)
+    same, norm = clip(gradients, 1.0)
+    assert float(norm) == 0.0
+    adam = AdamW(0.1, groups=(Group("*"),))
+    moved, _ = adam.update(adam.start(params), params, same)
+    assert tuple(moved["none"].shape) == (0, 3)
+    assert backend.host(moved["some"]).tolist() == [1.0, 1.0]
+
+
+def test_under_jit_it_is_the_same() -> None:
+    jax = pytest.importorskip("jax")
+    adam = AdamW(0.05, groups=GROUPS)
+    params = nested({name: jax.numpy.asarray(x) for name, x in numbers(0).items()})
+    gradients = nested({name: jax.numpy.asarray(x) for name, x in numbers(1).items()})
+    template = adam.start(params)
+
+    def step(leaves: Any, params: Any, gradients: Any, limit: float) -> Any:
+        scaled, norm = clip(gradients, limit)
+        moved, state = adam.update(tree.unflatten(template, leaves), params, scaled)
+        return moved, tree.flatten(state), norm
+
+    for limit in (1.0, 1e3):
+        arguments = tree.flatten(template), params, gradients
+        jitted = jax.jit(step, static_argnums=3)(*arguments, limit)
+        for x, y in zip(jax.tree.leaves(jitted), jax.tree.leaves(step(*arguments, limit)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-13, atol=1e-14)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"learning_rate": -1.0}, ValueError, "learning_rate: got -1.0, needs a finite number from 0"),
+        ({"learning_rate": "fast"}, TypeError, "learning_rate: got 'fast' of type str, needs a finite number"),
+        ({"beta1": 1.0}, ValueError, "beta1: got 1.0, needs a number below 1"),
+        ({"beta2": 1.5}, ValueError, "beta2: got 1.5, needs a finite number from 0 to 1"),
+        ({"epsilon": 0.0}, ValueError, "epsilon: got 0.0, needs a finite number above 0"),
+    ],
+)
+def test_wrong_settings(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        AdamW(**{"learning_rate": 0.1} | arguments)
+    assert text in str(caught.value)
+
+
+def test_wrong_groups() -> None:
+    with pytest.raises(ValueError, match="^weight_decay: got -0.1, needs a finite number from 0"):
+        Group("*", -0.1)
+    with pytest.raises(ValueError, match="^rate: got nan, needs a finite number from 0"):
+        Group("*", rate=math.nan)
+    with pytest.raises(TypeError, match="^pattern: got int, needs a text"):
+        Group(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^axes: got -1, needs a whole number"):
+        Group("*", axes=-1)
+
+
+def test_trees_that_do_not_fit() -> None:
+    adam = AdamW(0.1)
+    params = {"a": np.ones((2, 3)), "b": np.ones(2)}
+    state = adam.start(params)
+    with pytest.raises(ValueError, match="^gradients: lacks 'b'; needs exactly the 2 names of params"):
+        adam.update(state, params, {"a": params["a"]})
+    with pytest.raises(ValueError, match="^gradients: has the unknown 'c'; needs exactly the 2 names"):
+        adam.update(state, params, params | {"c": params["a"]})
+    with pytest.raises(ValueError, match=r"^gradients: got 'b' of shape \(1,\), needs \(2,\) as in params"):
+        adam.update(state, params, params | {"b": np.ones(1)})
+    with pytest.raises(TypeError, match="^gradients: got 'b' of dtype float32, needs float64 as in params"):
+        adam.update(state, params, params | {"b": np.ones(2, dtype=np.float32)})
+    with pytest.raises(ValueError, match=r"^state.count: got 'a' of shape \(3,\), needs \(2, 3\) as in params"):
+        adam.update(replace(state, count=state.count | {"a": np.ones(3)}), params, params)
+    with pytest.raises(ValueError, match=r"^state.first: got 'a' of shape \(2, 2\), needs \(2, 3\) as in params"):
+        adam.update(replace(state, first=state.first | {"a": np.ones((2, 2))}), params, params)
+    with pytest.raises(ValueError, match="^rate: got inf, needs a finite number from 0"):
+        adam.update(state, params, params, math.inf)
+    with pytest.raises(TypeError, match="^params: got 'a' of dtype float16, needs float32 or float64"):
+        adam.start({"a": np.ones(2, dtype=np.float16)})
+
+
+def test_wrong_limits() -> None:
+    with pytest.raises(ValueError, match="^limit: got 0.0, needs a finite number above 0"):
+        clip({"a": np.ones(2)}, 0.0)
+    with pytest.raises(ValueError, match="^gradients: got a tree without arrays"):
+        clip({}, 1.0)
