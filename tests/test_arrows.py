@@ -52,10 +52,10 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "scipy": (("backends/", "analysis/", "ops/solve.py"), True),
     "mpmath": (("verify/",), False),
     "matplotlib": (("analysis/",), False),
-    "safetensors": (("golden/", "train/checkpoint.py", "cli.py"), True),
+    "safetensors": (("golden/", "train/checkpoint.py", "cli/"), True),
     "threadpoolctl": (("backends/",), False),
-    "click": (("cli.py",), True),
-    "rich": (("cli.py", "verify/report.py"), True),
+    "click": (("cli/",), True),
+    "rich": (("cli/", "verify/report.py"), True),
 }
 
 
@@ -190,9 +190,9 @@ def test_only_the_registry_names_a_mechanism() -> None:
         ("verify/run.py", "import torch", "only inside a function"),
         ("verify/run.py", "def f():\n    import torch", None),
         ("verify/run.py", "from refattn import cli", "verify may import"),
-        ("cli.py", "from refattn.verify import run", None),
-        ("cli.py", "from refattn.mechanisms.softmax import core", "by its record"),
-        ("cli.py", "import pandas", "does not list"),
+        ("cli/trace.py", "from refattn.verify import run", None),
+        ("cli/trace.py", "from refattn.mechanisms.softmax import core", "by its record"),
+        ("cli/trace.py", "import pandas", "does not list"),
         ("backends/numpy.py", "from refattn.xp import Array", "backends may import"),
         ("backends/numpy.py", "from refattn.backends import pool", None),
         ("__init__.py", "from refattn.equations import trace", "the public face is lazy"),

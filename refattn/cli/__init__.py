@@ -1,0 +1,93 @@
+"""The command line: parse, call, print.
+
+Exit codes: 0 all that ran agree; 1 something disagrees, raises or has the wrong shape; 2 bad usage or input; 3 nothing
+was run; 130 interrupted. What is asked for goes to standard output; progress and errors go to standard error.
+
+A command is a small file here; what it needs is imported inside its function, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import click
+
+import refattn
+from refattn.cli.arguments import BAD_INPUT
+from refattn.cli.certify import check, verify
+from refattn.cli.inspect import backends, list_
+
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """A group of commands that says every error in one line, and its traceback only with ``--debug``."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run, print and exit."""
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(*args, **extra)
+        except (click.ClickException, click.Abort, OSError) as error:  # in what stands before the command
+            code = _explain(error)
+        sys.exit(code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error becomes a line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except click.exceptions.Exit:
+            raise
+        except BaseException as error:
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            ctx.exit(_explain(error))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command of this name; say which there are where there is none."""
+        if args[0] not in self.commands:
+            ctx.fail(f"command: got {args[0]!r}, needs one of {', '.join(self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+def _explain(error: BaseException) -> int:
+    """Print an error as one line; return its exit code."""
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        click.echo("refattn: interrupted", err=True)
+        return INTERRUPTED
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx else "refattn"
+        message = error.format_message().removesuffix(".")
+        message = f"{message[:1].lower()}{message[1:]}; see {command} --help"
+    elif isinstance(error, click.ClickException):
+        message = error.format_message()
+    else:
+        message = f"{type(error).__name__}: {error} (refattn --debug shows where)"
+    click.echo(f"refattn: error: {' '.join(message.split())}", err=True)
+    return BAD_INPUT
+
+
+@click.group(cls=Commands, invoke_without_command=True, context_settings={"max_content_width": 100})
+@click.version_option(refattn.__version__, prog_name="refattn", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """The golden reference for attention: list it, let it check itself, verify other implementations against it.
+
+    Exit codes: 0 all that ran agree; 1 something disagrees, raises or has the wrong shape; 2 bad usage or input; 3
+    nothing was run.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(BAD_INPUT)
+
+
+for _command in (list_, backends, check, verify):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line: the console entry point."""
+    cli(prog_name="refattn")

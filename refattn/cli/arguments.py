@@ -1,0 +1,60 @@
+"""What commands take: options that several of them have, and names that must exist."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from refattn.mechanisms import registry
+
+if TYPE_CHECKING:
+    from refattn.backends import Backend
+    from refattn.mechanisms.record import Mechanism
+
+BAD_INPUT, NOTHING_RUN = 2, 3
+
+json_option = click.option(
+    "--json", "file", metavar="FILE", help="Write the same facts as JSON; - is standard output, without the table."
+)
+
+backend_option = click.option(
+    "--backend", "backend", default="numpy", metavar="NAME", help="The array library; numpy by default."
+)
+
+
+class Problem(click.ClickException):
+    """Something that the user can put right; the message names what was given and what is needed."""
+
+
+def record_of(name: str) -> Mechanism:
+    """Return the record of a mechanism."""
+    if name not in registry.list_mechanisms():
+        raise Problem(f"mechanism: got {name!r}, needs one of {', '.join(registry.list_mechanisms())}")
+    return registry.mechanism(name)
+
+
+def backend_of(name: str) -> Backend:
+    """Return the backend of this name."""
+    from refattn import backends
+
+    try:
+        return backends.get(name)
+    except (ImportError, TypeError, ValueError) as error:
+        raise Problem(str(error)) from error
+
+
+def check_writable(file: str | None, option: str = "--json") -> None:
+    """Fail now, not after a long run, where a file cannot be written."""
+    if file is None or file == "-":
+        return
+    try:
+        existed = os.path.lexists(file)
+        with open(file, "a", encoding="utf-8"):
+            pass
+        if not existed:
+            os.unlink(file)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise Problem(f"{option}: got {file!r}, needs a file that can be written ({why})") from error

@@ -1,0 +1,82 @@
+"""What commands say: the text and the facts that were asked for, and how far a long run has come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from refattn.cli.arguments import Problem
+
+Wrap = Callable[[Iterable[Any]], Iterable[Any]]
+
+
+def deliver(text: Callable[..., str], data: Any = None, file: str | None = None) -> None:
+    """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
+    facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
+    if file == "-":
+        _print(facts.rstrip("\n"))
+    elif file is not None:
+        try:
+            Path(file).write_text(facts, encoding="utf-8")
+        except OSError as error:
+            raise Problem(f"--json: {file!r} cannot be written: {error.strerror}") from error
+    stream = sys.stderr if file == "-" else sys.stdout
+    form: dict[str, Any] = {"colour": _is_terminal(stream)}
+    if stream.isatty():
+        form["width"] = shutil.get_terminal_size().columns
+    _print(text(**form), stream)
+
+
+def progress(what: str, unit: str) -> AbstractContextManager[Wrap]:
+    """Return a context that gives a function to wrap a sequence in: a bar on a terminal, elsewhere a line at times."""
+    return _bar(what) if _is_terminal(sys.stderr) else contextlib.nullcontext(lambda items: _lines(items, what, unit))
+
+
+def _print(text: str, stream: Any = None) -> None:
+    """Print; that nobody reads on (``refattn list | head -1``) is no error, and no character is."""
+    stream = stream or sys.stdout
+    encoding = stream.encoding or "utf-8"
+    try:
+        click.echo(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+    except OSError as error:
+        # What is left in the buffer would be tried, and complained about, once more at the end of the program.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Tell whether escape codes are welcome."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+@contextlib.contextmanager
+def _bar(what: str) -> Iterator[Wrap]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield lambda items: bar.track(list(items), description=what)
+
+
+def _lines(items: Iterable[Any], what: str, unit: str) -> Iterator[Any]:
+    """Pass items on; say at each quarter, and every ten seconds, how many are done."""
+    todo = list(items)
+    said = time.monotonic()
+    for done, item in enumerate(todo, start=1):
+        yield item
+        quarter = 4 * done // len(todo) > 4 * (done - 1) // len(todo)
+        if quarter or time.monotonic() - said > 10.0:
+            said = time.monotonic()
+            click.echo(f"{what}: {done} of {len(todo)} {unit}", err=True)
