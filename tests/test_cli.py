@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -217,7 +218,9 @@ def facts(text: str) -> Any:
 # Help, version, tables
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["verify", "--help"], ["check", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["verify", "--help"], ["check", "--help"], ["trace", "--help"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     heavy = "{'numpy', 'scipy', 'rich', 'torch', 'jax', 'matplotlib', 'onnxruntime', 'array_api_compat', 'asyncio'}"
     code = f"""
@@ -241,7 +244,7 @@ def test_version() -> None:
 def test_without_a_command_the_help_is_shown_and_it_is_an_error() -> None:
     result = run()
     assert result.exit_code == 2 and not result.stdout
-    for command in ("list", "backends", "check", "verify"):
+    for command in ("list", "backends", "check", "verify", "trace"):
         assert command in result.stderr
 
 
@@ -467,11 +470,87 @@ def test_json_says_the_same(few: tuple[str, ...], kernels: Callable[[str], str],
     assert piped.stderr.endswith(plain.stdout)
 
 
+# Trace
+
+
+def test_trace_shows_every_equation(tmp_path: Path) -> None:
+    result = run("trace", "softmax", "--json", tmp_path / "trace.json")
+    assert result.exit_code == 0 and result.stdout.startswith(
+        "Softmax attention: the core, case tiny, float64 on numpy"
+    )
+    data = facts((tmp_path / "trace.json").read_text())
+    assert [one["id"] for one in data["forward"]][:2] == ["SM.1", "SM.4"]
+    for one in (*data["forward"], *data["backward"]):
+        assert f"\n{one['id']}  {re.sub(' {3,}', '   ', one['formula'])}\n" in result.stdout
+        assert f"    {one['file']}:{one['line']}: {one['variable']} = " in result.stdout
+    piped = run("trace", "softmax", "--json", "-")
+    assert facts(piped.stdout) == data and piped.stderr == result.stdout
+
+
+def test_trace_takes_a_case_a_dtype_and_a_backend() -> None:
+    result = run("trace", "softmax", "--case", "causal-tail", "--dtype", "float32", "--backend", "strict")
+    assert result.stdout.startswith("Softmax attention: the core, case causal-tail, float32 on strict")
+    assert "causal = True" in result.stdout.splitlines()
+
+
+def test_trace_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("trace", "softmax", "--block")
+    assert result.stdout.startswith("Softmax attention: the block, one step, float64 on numpy")
+    assert "\nSM.14  " in result.stdout and "\nd_params.w_o (4, 4)\n" in result.stdout
+    record = dataclasses.replace(ra.mechanism("softmax"), core=None)
+    monkeypatch.setattr("refattn.mechanisms.softmax.record", record)
+    assert run("trace", "softmax").stdout == result.stdout
+    assert refused("trace", "softmax", "--case", "tiny").startswith("--case: got 'tiny', needs none")
+
+
+def test_trace_writes_safetensors(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    result = run("trace", "softmax", "--case", "mask-causal", "--safetensors", tmp_path / "trace.safetensors")
+    assert result.exit_code == 0
+    data = facts(run("trace", "softmax", "--case", "mask-causal", "--json", "-").stdout)
+    with safe_open(tmp_path / "trace.safetensors", "numpy") as tensors:
+        metadata = tensors.metadata()
+        for one in (*data["forward"], *data["backward"]):
+            x = tensors.get_tensor(one["id"])
+            assert (list(x.shape), x.dtype.name) == (one["shape"], one["dtype"])
+            assert x.astype(str).tolist() == np.array(one["value"], dtype=np.float64).astype(str).tolist()
+            assert metadata[f"axes {one['id']}"] == ", ".join(one["axes"])
+        assert {"q", "k", "v", "mask", "d_out", "out", "lse", "d_q"} <= set(tensors.keys())
+        assert tensors.get_tensor("mask").dtype == bool
+    expected = {"mechanism": "softmax", "part": "core", "case": "mask-causal", "dtype": "float64"}
+    assert expected | {"version": ra.__version__} == {n: x for n, x in metadata.items() if not n.startswith("axes ")}
+
+
+def test_trace_refuses_what_is_not_there(tmp_path: Path) -> None:
+    assert refused("trace", "relu").startswith("mechanism: got 'relu', needs one of softmax")
+    assert refused("trace", "softmax", "--case", "huge").startswith("--case: got 'huge', needs one of tiny, plain")
+    assert refused("trace", "softmax", "--dtype", "float8") == (
+        "--dtype: got 'float8', needs one of float64, float32, float16, bfloat16"
+    )
+    assert "'abacus'" in refused("trace", "softmax", "--backend", "abacus")
+    line = refused("trace", "softmax", "--case", "tiny", "--block")
+    assert line == "--case: got 'tiny', needs none: the block of softmax is run, which has no cases"
+    assert refused("trace", "softmax", "--safetensors", tmp_path / "no" / "t").startswith("--safetensors: got ")
+    assert refused("trace", "softmax", "--json", tmp_path / "no" / "t").startswith("--json: got ")
+
+
+def test_trace_says_what_a_backend_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refattn.backends.numpy.NumpyBackend.float64", lambda self: False)
+    assert refused("trace", "softmax").startswith("--dtype: got float64, which numpy does not have here")
+    assert run("trace", "softmax", "--dtype", "float32").exit_code == 0
+    monkeypatch.setattr("refattn.backends.numpy.NumpyBackend.why_unavailable", lambda self: "no numbers today")
+    assert refused("trace", "softmax") == "--backend: numpy cannot be used: no numbers today"
+
+
 # Bad input
 
 
 def test_unknown_names() -> None:
-    assert refused("verfy") == "command: got 'verfy', needs one of list, backends, check, verify; see refattn --help"
+    assert (
+        refused("verfy")
+        == "command: got 'verfy', needs one of list, backends, check, verify, trace; see refattn --help"
+    )
     assert "'relu'" in (line := refused("verify", "relu", "--impl", "a:b")) and "softmax" in line
     line = refused("verify", "softmax", "--impl", "a:b", "--dtype", "float8")
     assert "'float8'" in line and "bfloat16" in line

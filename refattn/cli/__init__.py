@@ -18,6 +18,7 @@ import refattn
 from refattn.cli.arguments import BAD_INPUT
 from refattn.cli.certify import check, verify
 from refattn.cli.inspect import backends, list_
+from refattn.cli.trace import trace
 
 INTERRUPTED = 130
 
@@ -84,7 +85,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
         ctx.exit(BAD_INPUT)
 
 
-for _command in (list_, backends, check, verify):
+for _command in (list_, backends, check, verify, trace):
     cli.add_command(_command)
 
 

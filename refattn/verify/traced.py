@@ -1,0 +1,237 @@
+"""A designed case run once under the engine: every equation in the order that it ran, where it stands, and its value.
+
+The core's dense form runs forward and backward on NumPy or another backend; its upstream gradients are random numbers
+of `refattn.counter`. Where a mechanism is no map of q, k and v, or where it is asked for, one step of its block runs
+on a few tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import backends, counter, equations, tree
+from refattn.golden.inputs import make, make_upstream
+from refattn.golden.storage import stored
+from refattn.mechanisms import registry
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.record import Mechanism
+from refattn.xp import Array
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+BLOCK = {"width": 4, "heads": 2, "tokens": 4}
+"""Sizes of a block that is traced, where its configuration has them, and the number of its tokens."""
+
+_ROOT = Path(equations.__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an equation stands.
+
+    Attributes
+    ----------
+    formula
+        As the docstring has it.
+    axes
+        The letters of `docs/notation.md`, one entry per axis; None where the line names none.
+    file, line
+        The line that computes it; the path begins with ``refattn/``.
+    variable
+        The name that the line assigns.
+    code
+        The assignment, without its comment.
+    """
+
+    formula: str
+    axes: tuple[str, ...] | None
+    file: str
+    line: int
+    variable: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One equation as it ran: its id, with the pass where it is not the first, and its value."""
+
+    id: str
+    place: Place
+    value: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One run: what went in, each equation in order, and what came out.
+
+    Attributes
+    ----------
+    case
+        The name of the designed case; "" for a block.
+    arguments
+        Arrays by name, upstream gradients among them.
+    options
+        The other arguments, as they were given.
+    results
+        Outputs ("out", ...) and gradients ("d_q", ...).
+    """
+
+    mechanism: str
+    part: str  # "core" or "block"
+    case: str
+    dtype: str
+    backend: str
+    arguments: dict[str, NDArray[Any]]
+    options: dict[str, Any]
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    results: dict[str, NDArray[Any]]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All equations, forward and then backward."""
+        return self.forward + self.backward
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Return every array: arguments and results by name, equations by id."""
+        return {**self.arguments, **{step.id: step.value for step in self.steps}, **self.results}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as plain data for JSON; numbers that are not finite are "NaN", "Infinity", "-Infinity"."""
+
+        def step(one: Step) -> dict[str, Any]:
+            place = dataclasses.asdict(one.place)
+            return {"id": one.id, **place, **_plain(one.value)}
+
+        return {
+            **{name: getattr(self, name) for name in ("mechanism", "part", "case", "dtype", "backend", "options")},
+            "arguments": {name: _plain(x) for name, x in self.arguments.items()},
+            "forward": [step(one) for one in self.forward],
+            "backward": [step(one) for one in self.backward],
+            "results": {name: _plain(x) for name, x in self.results.items()},
+        }
+
+
+def places(mechanism: Mechanism) -> dict[str, Place]:
+    """Return where each equation of a mechanism stands, by id, in the order of the docstrings."""
+    found = {}
+    for module in mechanism.tagged:
+        lines = inspect.getsource(module).splitlines()
+        file = Path(inspect.getsourcefile(module) or "").relative_to(_ROOT).as_posix()
+        tags = {tag.id: tag for tag in equations.tags(module) if tag.claims}
+        for id, formula in equations.declared(module).items():
+            tag = tags[id]
+            code = _statement(lines, tag.line - 1, id)
+            found[id] = Place(formula, tag.axes, file, tag.line, tag.name, code)
+    return found
+
+
+def _statement(lines: list[str], start: int, id: str) -> str:
+    """Return the lines of an assignment up to its tag, without indentation and comment."""
+    end = next(n for n in range(start, len(lines)) if f"[{id}]" in lines[n])
+    code = [*lines[start:end], lines[end].rpartition("#")[0]]
+    indent = len(code[0]) - len(code[0].lstrip())
+    return "\n".join(line[indent:].rstrip() for line in code)
+
+
+def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend) -> Traced:
+    """Run the dense form of a core, forward and backward, on a designed case."""
+    core, case = mechanism.core, mechanism.case(case_name)
+    assert core is not None
+    inputs = make(mechanism.name, case, dtype)
+    with equations.trace() as traced:
+        given = {name: _placed(backend, x, dtype) for name, x in inputs.items()}
+        out, saved = core.forward(**given, **case.options, form=mechanism.forms[0])
+        count = len(traced)
+        outputs = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
+        upstream = {
+            f"d_{name}": make_upstream(mechanism.name, case, name, tuple(x.shape), dtype) for name, x in outputs.items()
+        }
+        gradients = core.backward(saved, **{name: _placed(backend, x, dtype) for name, x in upstream.items()})
+    results = {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
+    about = (mechanism.name, "core", case.name, dtype, backend.name)
+    return _gather(mechanism, about, {**inputs, **upstream}, dict(case.options), traced, count, results, backend)
+
+
+def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Traced:
+    """Run one step of a block, forward and backward, from tokens to tokens."""
+    block = mechanism.block
+    known = {field.name for field in dataclasses.fields(block.Config)}
+    config = block.Config(**{name: size for name, size in BLOCK.items() if name in known})
+    shape = (1, BLOCK["tokens"], BLOCK["width"])
+    x, d_out = (_normal(f"{mechanism.name}.trace.{name}", shape, dtype) for name in ("x", "d_out"))
+    context = Context()
+    with equations.trace() as traced:
+        tokens = _placed(backend, x, dtype)
+        params = block.init(config, seed=0, like=tokens)
+        state, saved = block.forward(params, block.start(params, tokens, context), context)
+        out = block.read(params, state)
+        count = len(traced)
+        d_state, d_read = block.read_backward(params, state, _placed(backend, d_out, dtype))
+        d_state, d_params, _ = block.backward(params, saved, d_state)
+        d_x, d_start = block.start_backward(params, d_state)
+    gradients = tree.flatten({"d_params": d_params})
+    for extra in (d_read, d_start):
+        for name, more in tree.flatten({"d_params": extra}).items():
+            gradients[name] = gradients[name] + more
+    weights = {name: backend.to_numpy(w) for name, w in tree.flatten({"params": params}).items()}
+    about = (mechanism.name, "block", "", dtype, backend.name)
+    arguments, results = {"x": x, **weights, "d_out": d_out}, {"out": out, "d_x": d_x, **gradients}
+    return _gather(mechanism, about, arguments, {"config": str(config)}, traced, count, results, backend)
+
+
+def _gather(
+    mechanism: Mechanism,
+    about: tuple[str, str, str, str, str],
+    arguments: Mapping[str, NDArray[Any]],
+    options: dict[str, Any],
+    traced: equations.Trace,
+    count: int,
+    results: Mapping[str, Array],
+    backend: backends.Backend,
+) -> Traced:
+    """Bring all arrays to the host and each equation together with its place; the first `count` are the forward's."""
+    known = places(mechanism)
+    if not {*traced.variables} <= {*known}:  # a block may run the core of another mechanism
+        for name in registry.list_mechanisms():
+            known = places(registry.mechanism(name)) | known
+    steps = tuple(Step(id, known[id.partition("[")[0]], _host(backend, x)) for id, x in traced.items())
+    outcome = {name: _host(backend, x) for name, x in results.items()}
+    return Traced(*about, dict(arguments), options, steps[:count], steps[count:], outcome)
+
+
+def _normal(purpose: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    return stored(counter.normal(shape, seed=0, purpose=purpose), dtype)
+
+
+def _placed(backend: backends.Backend, x: NDArray[Any], dtype: str) -> Array:
+    """Return a host array as one of the backend; bfloat16 stays in float32 where the library has none."""
+    made, xp = backend.from_numpy(x), backend.namespace()
+    if dtype == "bfloat16" and x.dtype != np.bool_ and hasattr(xp, "bfloat16"):
+        return xp.asarray(made, dtype=xp.bfloat16)
+    return made
+
+
+def _host(backend: backends.Backend, x: Array) -> NDArray[Any]:
+    return np.asarray(backend.to_numpy(x), order="C")
+
+
+def _plain(x: NDArray[Any]) -> dict[str, Any]:
+    return {"shape": list(x.shape), "dtype": x.dtype.name, "value": _numbers(x.tolist())}
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_numbers(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0.0 else "-Infinity"
+    return value
