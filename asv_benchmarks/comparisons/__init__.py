@@ -1,0 +1,1 @@
+"""One comparison a file: `COMPARISON`, and the factories of its sides."""

@@ -1,0 +1,129 @@
+"""Softmax attention beside PyTorch: its own kernel, and the formula written by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from asv_benchmarks.comparison import Comparison, Side
+from refattn import counter
+
+HEADS, WIDTH = 8, 64
+
+
+def arrays(n: int, dtype: str, heads: int = HEADS, width: int = WIDTH) -> list[Any]:
+    """Return q, k, v and the upstream gradient, (1, heads, n, width) each."""
+    shape = (1, heads, n, width)
+    return [counter.normal(shape, seed=0, purpose=f"softmax.{name}").astype(dtype) for name in ("q", "k", "v", "d_out")]
+
+
+def ours(
+    n: int, dtype: str, run: str, causal: bool = False, heads: int = HEADS, width: int = WIDTH
+) -> Callable[[], Any]:
+    """refattn on NumPy, in the form that it chooses itself."""
+    import refattn as ra
+
+    q, k, v, d_out = arrays(n, dtype, heads, width)
+
+    def forward() -> Any:
+        return ra.softmax.forward(q, k, v, causal=causal)[0]
+
+    def both() -> Any:
+        out, saved = ra.softmax.forward(q, k, v, causal=causal)
+        return out, ra.softmax.backward(saved, d_out)
+
+    return forward if run == "forward" else both
+
+
+def sdpa(
+    n: int, dtype: str, run: str, causal: bool = False, heads: int = HEADS, width: int = WIDTH
+) -> Callable[[], Any]:
+    """torch.nn.functional.scaled_dot_product_attention, and its autograd."""
+    import torch
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return _torch(lambda q, k, v: attend(q, k, v, is_causal=causal), arrays(n, dtype, heads, width), run)
+
+
+def eager(
+    n: int, dtype: str, run: str, causal: bool = False, heads: int = HEADS, width: int = WIDTH
+) -> Callable[[], Any]:
+    """The formula in PyTorch's own operations, as people write it, and autograd."""
+    import torch
+
+    hidden = torch.ones(n, n, dtype=torch.bool).triu(1) if causal else None
+    scale = 1.0 / math.sqrt(width)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ k.transpose(-2, -1) * scale
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
+        return torch.softmax(scores, dim=-1) @ v
+
+    return _torch(attend, arrays(n, dtype, heads, width), run)
+
+
+def _torch(attend: Callable[..., Any], given: list[Any], run: str) -> Callable[[], Any]:
+    import torch
+
+    q, k, v, d_out = (torch.from_numpy(x) for x in given)
+    inputs = [x.requires_grad_(run == "both") for x in (q, k, v)]
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return attend(*inputs)
+
+    def both() -> Any:
+        out = attend(*inputs)
+        return out, torch.autograd.grad(out, inputs, d_out)
+
+    return forward if run == "forward" else both
+
+
+def without_avx512() -> str | None:
+    """Say why OpenBLAS's kernels for AVX-512 cannot run here."""
+    config: Any = np.show_config(mode="dicts")
+    features = config.get("SIMD Extensions", {})
+    found = {*features.get("baseline", ()), *features.get("found", ())}
+    return None if found & {"X86_V4", "AVX512_SKX"} else "this CPU has no AVX-512"
+
+
+def _grid() -> tuple[dict[str, Any], ...]:
+    sizes = [(256, "float32", (False,)), (1024, "float32", (False, True)), (4096, "float32", (False, True))]
+    sizes.append((1024, "float64", (False,)))
+    return tuple(
+        {"n": n, "dtype": dtype, "run": run, "causal": causal}
+        for n, dtype, masks in sizes
+        for run in ("forward", "both")
+        for causal in masks
+    )
+
+
+COMPARISON = Comparison(
+    name="softmax",
+    title="Softmax attention beside PyTorch",
+    text=(
+        f"{HEADS} heads of width {WIDTH}, one batch. *SDPA* is `scaled_dot_product_attention`, *eager* the formula in "
+        "PyTorch's operations. *both* is forward and backward. *AVX-512* is refattn with OpenBLAS told to use its "
+        "kernels for AVX-512 (`OPENBLAS_CORETYPE=SkylakeX`), which it does not choose by itself on every CPU that has "
+        "them."
+    ),
+    sides=(
+        Side("refattn", f"{__name__}:ours", ours=True),
+        Side(
+            "refattn AVX-512",
+            f"{__name__}:ours",
+            ours=True,
+            env={"OPENBLAS_CORETYPE": "SkylakeX"},
+            why_not=without_avx512,
+        ),
+        Side("SDPA", f"{__name__}:sdpa"),
+        Side("eager", f"{__name__}:eager"),
+    ),
+    grid=_grid(),
+    quick=lambda point: point["n"] <= 1024 and not point["causal"],
+    agree=1e-4,  # float32 sums of 4096 terms in different orders
+)

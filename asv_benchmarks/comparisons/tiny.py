@@ -1,0 +1,46 @@
+"""The overhead of a call: arrays so small that next to nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asv_benchmarks.comparison import Comparison, Side
+from asv_benchmarks.comparisons import softmax
+from asv_benchmarks.sides import Plan
+
+N, HEADS, WIDTH = 16, 1, 8
+
+
+def ours(run: str) -> Callable[[], Any]:
+    """refattn on NumPy."""
+    return softmax.ours(N, "float32", run, heads=HEADS, width=WIDTH)
+
+
+def sdpa(run: str) -> Callable[[], Any]:
+    """PyTorch's own kernel."""
+    return softmax.sdpa(N, "float32", run, heads=HEADS, width=WIDTH)
+
+
+def eager(run: str) -> Callable[[], Any]:
+    """The formula in PyTorch's operations."""
+    return softmax.eager(N, "float32", run, heads=HEADS, width=WIDTH)
+
+
+COMPARISON = Comparison(
+    name="tiny",
+    title="The overhead of a call",
+    text=(
+        f"Softmax attention of {N} tokens, one head of width {WIDTH}, float32: what a call costs before it computes "
+        "anything. refattn checks all its arguments, which is part of it."
+    ),
+    sides=(
+        Side("refattn", f"{__name__}:ours", ours=True),
+        Side("SDPA", f"{__name__}:sdpa"),
+        Side("eager", f"{__name__}:eager"),
+    ),
+    grid=({"run": "forward"}, {"run": "both"}),
+    threads=(1,),
+    plan=Plan(rounds=15, round_seconds=0.05),
+    agree=1e-5,
+)

@@ -1,0 +1,233 @@
+"""Side-by-side comparisons with other libraries: the one place where ratios come from.
+
+    python -m asv_benchmarks.peers                      all comparisons
+    python -m asv_benchmarks.peers softmax --quick      one, its smaller points, few rounds: a look, no result
+    python -m asv_benchmarks.peers --out docs/benchmarks
+
+What is compared stands in `asv_benchmarks/comparisons`, how it is timed in `asv_benchmarks/sides.py`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+from asv_benchmarks import machine, report
+from asv_benchmarks.comparison import Comparison, Point, Side, describe, load, names
+from asv_benchmarks.sides import Rounds, SideError, Worker, alternate, closing, held_to
+
+
+@dataclass
+class Timed:
+    """What became of one side at one point: its rounds, or why there are none."""
+
+    rounds: Rounds | None = None
+    peak: int | None = None
+    differs: float | None = None
+    error: str = ""
+    missing: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Row:
+    """One point with a number of threads."""
+
+    point: Point
+    threads: int | None
+    load: tuple[float, float]
+    sides: dict[str, Timed]
+
+    @property
+    def label(self) -> str:
+        """The row in words."""
+        threads = "all threads" if self.threads is None else f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"{describe(self.point)}, {threads}"
+
+
+@dataclass
+class Result:
+    """A comparison that was run."""
+
+    comparison: Comparison
+    command: str
+    started: str
+    machine: dict[str, str]
+    rows: list[Row]
+
+    @property
+    def failed(self) -> list[str]:
+        """What went wrong, a line each; that a side is not available here is nothing wrong."""
+        found = []
+        for row in self.rows:
+            for label, side in row.sides.items():
+                if side.error and not side.missing:
+                    found.append(f"{row.label}: {label}: {side.error}")
+                if side.differs is not None and not side.differs <= (self.comparison.agree or 0.0):
+                    found.append(f"{row.label}: {label} does not compute what the first side does: {side.differs:.1e}")
+        return found
+
+
+def run(
+    comparison: Comparison,
+    *,
+    command: str = "",
+    quick: bool = False,
+    only: str = "",
+    progress: Callable[[Row], None] = lambda row: None,
+) -> Result:
+    """Run a comparison, all its points or the quick or the named ones; `progress` sees each row when it is done."""
+    started = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %z")
+    result = Result(comparison, command, started, machine.describe(), [])
+    for point in comparison.grid:
+        if (quick and not comparison.quick(point)) or only not in describe(point):
+            continue
+        for threads in comparison.threads:
+            result.rows.append(measure(comparison, point, threads))
+            progress(result.rows[-1])
+    return result
+
+
+def measure(comparison: Comparison, point: Point, threads: int | None) -> Row:
+    """Start the sides of one point, time them in alternation, and measure what memory a call takes."""
+    load = machine.load()
+    timed = {side.label: Timed() for side in comparison.sides}
+    workers: dict[str, Worker] = {}
+    with closing(workers), tempfile.TemporaryDirectory() as folder:
+        for side in comparison.sides:
+            try:
+                workers[side.label] = _start(side, threads)
+                timed[side.label].facts = workers[side.label].ask("make", target=side.target, params=dict(point))
+            except SideError as error:
+                timed[side.label] = Timed(error=str(error), missing=error.missing)
+                if side.label in workers:
+                    workers.pop(side.label).close()
+        rounds, errors = alternate(dict(workers), comparison.plan)
+        for label, why in errors.items():
+            timed[label].error = why
+            workers.pop(label).close()
+        for label in rounds:
+            timed[label].rounds = rounds[label]
+            timed[label].peak = workers[label].ask("memory")["bytes"]
+        if comparison.agree is not None:
+            for label, difference in _differences(workers, Path(folder)).items():
+                timed[label].differs = difference
+    return Row(point, threads, (load, machine.load()), timed)
+
+
+def _start(side: Side, threads: int | None) -> Worker:
+    reason = side.why_not()
+    if reason is not None:
+        raise SideError(reason, missing=True)
+    return Worker({**held_to(threads), **side.env})
+
+
+def _differences(workers: dict[str, Worker], folder: Path) -> dict[str, float]:
+    """Return by side the largest difference of its results from those of the first side."""
+    first: list[Any] = []
+    found = {}
+    for n, (label, worker) in enumerate(workers.items()):
+        file = folder / f"{n}.npz"
+        worker.ask("result", file=str(file))
+        with np.load(file) as saved:
+            arrays = [saved[name] for name in saved.files]
+        file.unlink()
+        if n:
+            found[label] = _difference(first, arrays)
+        else:
+            first = arrays
+    return found
+
+
+def _difference(expected: list[Any], got: list[Any]) -> float:
+    """Return the largest difference, relative to the largest element of its array; infinite where shapes differ."""
+    if [x.shape for x in expected] != [x.shape for x in got]:
+        return math.inf
+    sizes = [float(np.max(np.abs(x), initial=0.0)) or 1.0 for x in expected]
+    errors = [float(np.max(np.abs(x - y), initial=0.0)) for x, y in zip(expected, got, strict=True)]
+    return max((error / size for error, size in zip(errors, sizes, strict=True)), default=0.0)
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.argument("chosen", nargs=-1, metavar="[NAME]...")
+@click.option("--quick", is_flag=True, help="Fewer points and rounds: a look, no result.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of each point.")
+@click.option("--threads", multiple=True, metavar="N", help="Numbers of threads; all: each library's own choice.")
+@click.option("--only", default="", metavar="TEXT", help="Only the points whose description has this text in it.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write NAME.md, .json and .svg here.")
+@click.option("--list", "listing", is_flag=True, help="Show the comparisons and their points.")
+def main(
+    chosen: tuple[str, ...],
+    quick: bool,
+    rounds: int | None,
+    threads: tuple[str, ...],
+    only: str,
+    out: Path | None,
+    listing: bool,
+) -> None:
+    """Run comparisons, print their tables and write their reports."""
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    try:
+        comparisons = [load(name) for name in dict.fromkeys(chosen) or names()]
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if listing:
+        for comparison in comparisons:
+            console.print(f"[bold]{comparison.name}[/]: {comparison.title}")
+            for point in comparison.grid:
+                console.print(f"  {describe(point)}", markup=False)
+        return
+    failed: list[str] = []
+    for comparison in comparisons:
+        comparison = _adjusted(comparison, quick, rounds, threads)
+        console.print(f"[bold]{comparison.title}[/]")
+
+        def show(row: Row, comparison: Comparison = comparison) -> None:
+            console.print(f"  {row.label}: {report.in_words(comparison, row)}", markup=False)
+
+        command = " ".join(["python -m asv_benchmarks.peers", comparison.name, *_options(sys.argv[1:], chosen)])
+        result = run(comparison, command=command, quick=quick, only=only, progress=show)
+        if not result.rows:
+            raise click.ClickException(f"--only: got {only!r}, which no point of {comparison.name} has")
+        report.show(result, console)
+        if out is not None:
+            for path in report.write(result, out):
+                console.print(f"wrote {path}", markup=False)
+        failed += result.failed
+    for line in failed:
+        console.print(f"failed: {line}", markup=False)
+    sys.exit(1 if failed else 0)
+
+
+def _adjusted(comparison: Comparison, quick: bool, rounds: int | None, threads: tuple[str, ...]) -> Comparison:
+    """Return the comparison with what the command line asks for."""
+    plan = comparison.plan
+    if quick:
+        plan = replace(plan, rounds=5, seconds=5.0, round_seconds=0.05, warm_seconds=0.1, at_least=3)
+    if rounds is not None:
+        plan = replace(plan, rounds=rounds, seconds=math.inf)
+    numbers = comparison.threads[:1] if quick else comparison.threads
+    if threads:
+        if bad := [text for text in threads if text != "all" and not (text.isdecimal() and int(text))]:
+            raise click.ClickException(f"--threads: got {bad[0]!r}, needs a whole number from 1, or all")
+        numbers = tuple(None if text == "all" else int(text) for text in threads)
+    return replace(comparison, plan=plan, threads=numbers)
+
+
+def _options(arguments: list[str], chosen: tuple[str, ...]) -> list[str]:
+    """Return the command line without the names of comparisons."""
+    return [word for word in arguments if word not in chosen]
+
+
+if __name__ == "__main__":
+    main()

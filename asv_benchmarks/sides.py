@@ -1,0 +1,213 @@
+"""Sides that are timed against each other: each in a process of its own, in rounds that alternate.
+
+Whatever slows the machine down for a while then hits all sides alike, and nothing that one side does to its process
+(threads that linger, memory that is kept) touches another. Results are therefore judged pair by pair: a ratio is that
+of two rounds that follow each other, and what is reported is the median of these ratios with its quartiles.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+THREADS = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
+    "REFATTN_WORKERS",
+)
+"""The environment variables that hold libraries to a number of threads."""
+
+
+class SideError(Exception):
+    """What a side raised, or how its process ended.
+
+    Attributes
+    ----------
+    missing
+        Whether the side is only not available here: a library that is not installed, or nothing to run.
+    """
+
+    def __init__(self, message: str, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+def held_to(threads: int | None) -> dict[str, str]:
+    """Return the environment that holds every library to so many threads; None leaves each as it is."""
+    return {} if threads is None else dict.fromkeys(THREADS, str(threads))
+
+
+class Worker:
+    """A side's process; see `asv_benchmarks.worker` for its commands.
+
+    Parameters
+    ----------
+    env
+        Environment variables beside those of this process.
+    home
+        The folder from which it imports refattn and asv_benchmarks.
+    timeout
+        Seconds that an answer may take.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None, *, home: Path = ROOT, timeout: float = 600.0) -> None:
+        self.timeout = timeout
+        self._errors = tempfile.TemporaryFile()
+        whole = {**os.environ, "PYTHONPATH": str(home), **(env or {})}
+        whole.pop("PYTHONSAFEPATH", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "asv_benchmarks.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=whole,
+            cwd=home,
+        )
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Send a command; return the answer.
+
+        Raises
+        ------
+        SideError
+            Where the side raised, its process ended, or the answer took too long; the last two end it.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+            stdin.flush()
+            ready, _, _ = select.select([stdout], [], [], self.timeout)
+        except BrokenPipeError:
+            ready = [stdout]
+        if not ready:
+            self.close()
+            raise SideError(f"no answer to {do!r} for {self.timeout:.0f} s")
+        line = stdout.readline()
+        if not line:
+            raise SideError(self._ended())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise SideError(answer["error"], answer["missing"])
+        return answer
+
+    def _ended(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"the process ended ({how}){': ' + said[-1] if said else ''}"
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+@contextmanager
+def closing(workers: Mapping[str, Worker]) -> Iterator[None]:
+    """End all processes at the end of the ``with`` block, also those that are added within it."""
+    try:
+        yield
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+@dataclass
+class Rounds:
+    """What a side took in each round, in seconds for each call."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long sides are timed.
+
+    Attributes
+    ----------
+    rounds
+        How many rounds; the time of a side in one round is one number.
+    seconds
+        No new round is begun after so many seconds, once there are `at_least` of them.
+    round_seconds
+        A round is as many calls as take this long, and at least one.
+    warm_seconds
+        How long a side is called before it is timed.
+    """
+
+    rounds: int = 11
+    seconds: float = 30.0
+    round_seconds: float = 0.1
+    warm_seconds: float = 0.3
+    at_least: int = 5
+
+
+def alternate(workers: dict[str, Worker], plan: Plan) -> tuple[dict[str, Rounds], dict[str, str]]:
+    """Time sides that are made, round by round in changing order.
+
+    Returns
+    -------
+    rounds
+        By side, of the sides that never raised: the n-th numbers of all belong to the same round.
+    errors
+        By side, of those that raised.
+    """
+    errors: dict[str, str] = {}
+    calls: dict[str, int] = {}
+    found = {name: Rounds() for name in workers}
+
+    def ask(name: str, do: str, **arguments: Any) -> dict[str, Any] | None:
+        try:
+            return workers[name].ask(do, **arguments)
+        except SideError as error:
+            errors[name] = str(error)
+            return None
+
+    for name in workers:
+        warmed = ask(name, "warm", seconds=plan.warm_seconds)
+        if warmed is not None:
+            calls[name] = max(1, int(plan.round_seconds / max(warmed["wall"], 1e-9)))
+    stop = time.perf_counter() + plan.seconds
+    for n in range(plan.rounds):
+        if n >= plan.at_least and time.perf_counter() > stop:
+            break
+        names = list(workers)
+        order = names if n % 2 == 0 else names[::-1]  # nobody always follows the same neighbour
+        turn = n // 2 % len(names)
+        for name in order[turn:] + order[:turn]:
+            if name in errors:
+                continue
+            timed = ask(name, "round", calls=calls[name])
+            if timed is not None:
+                found[name].wall.append(timed["wall"])
+                found[name].cpu.append(timed["cpu"])
+    return {name: rounds for name, rounds in found.items() if name not in errors}, errors
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def ratios(of: Sequence[float], to: Sequence[float]) -> list[float]:
+    """Return the ratios round by round."""
+    return [a / b for a, b in zip(of, to, strict=True) if b > 0.0]
