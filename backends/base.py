@@ -62,6 +62,9 @@ class Backend(Protocol):
     def erf(self, x: Array) -> Array:
         """Return the error function, which the standard lacks, of each element."""
 
+    def keep_memory(self) -> None:
+        """Let the process keep the memory of freed arrays, where that saves time; for programs, not for libraries."""
+
     def synchronize(self) -> None:
         """Wait until all work that was started is done."""
 
@@ -140,6 +143,9 @@ class BaseBackend:
 
         host: Any = self  # a subclass has what the protocol asks for
         return host.from_numpy(np.asarray(erf(host.to_numpy(x))), device=x.device)
+
+    def keep_memory(self) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass

@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
 
 # Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
 # top of the file. What is not listed may be imported nowhere.
-TRAINING = ("train/baselines.py", "train/checkpoint.py", "train/data.py")
+TRAINING = tuple(f"train/{name}.py" for name in ("baselines", "checkpoint", "data", "loop", "sample"))
 HOST = ("counter.py", "golden/", "verify/", *TRAINING, "bridges.py", "*/loops.py")
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", *HOST), True),
@@ -51,7 +51,7 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "array_api_strict": (("backends/strict.py",), False),
     "scipy": (("backends/", "analysis/", "ops/solve.py"), True),
     "mpmath": (("verify/",), False),
-    "matplotlib": (("analysis/",), False),
+    "matplotlib": (("analysis/", "train/plot.py"), False),
     "safetensors": (("golden/", "train/checkpoint.py", "cli/"), True),
     "threadpoolctl": (("backends/",), False),
     "click": (("cli/",), True),

@@ -15,12 +15,11 @@ from typing import Any
 import click
 
 import refattn
-from refattn.cli.arguments import BAD_INPUT
+from refattn.cli.arguments import BAD_INPUT, INTERRUPTED
 from refattn.cli.certify import check, verify
 from refattn.cli.inspect import backends, list_
 from refattn.cli.trace import trace
-
-INTERRUPTED = 130
+from refattn.cli.train import train
 
 
 class Commands(click.Group):
@@ -85,7 +84,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
         ctx.exit(BAD_INPUT)
 
 
-for _command in (list_, backends, check, verify, trace):
+for _command in (list_, backends, check, verify, trace, train):
     cli.add_command(_command)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from refattn.backends import Backend
     from refattn.mechanisms.record import Mechanism
 
-BAD_INPUT, NOTHING_RUN = 2, 3
+BAD_INPUT, NOTHING_RUN, INTERRUPTED = 2, 3, 130
 
 json_option = click.option(
     "--json", "file", metavar="FILE", help="Write the same facts as JSON; - is standard output, without the table."

@@ -24,25 +24,25 @@ def deliver(text: Callable[..., str], data: Any = None, file: str | None = None)
     """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
     facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
     if file == "-":
-        _print(facts.rstrip("\n"))
+        print_text(facts.rstrip("\n"))
     elif file is not None:
         try:
             Path(file).write_text(facts, encoding="utf-8")
         except OSError as error:
             raise Problem(f"--json: {file!r} cannot be written: {error.strerror}") from error
     stream = sys.stderr if file == "-" else sys.stdout
-    form: dict[str, Any] = {"colour": _is_terminal(stream)}
+    form: dict[str, Any] = {"colour": is_terminal(stream)}
     if stream.isatty():
         form["width"] = shutil.get_terminal_size().columns
-    _print(text(**form), stream)
+    print_text(text(**form), stream)
 
 
 def progress(what: str, unit: str) -> AbstractContextManager[Wrap]:
     """Return a context that gives a function to wrap a sequence in: a bar on a terminal, elsewhere a line at times."""
-    return _bar(what) if _is_terminal(sys.stderr) else contextlib.nullcontext(lambda items: _lines(items, what, unit))
+    return _bar(what) if is_terminal(sys.stderr) else contextlib.nullcontext(lambda items: _lines(items, what, unit))
 
 
-def _print(text: str, stream: Any = None) -> None:
+def print_text(text: str, stream: Any = None) -> None:
     """Print; that nobody reads on (``refattn list | head -1``) is no error, and no character is."""
     stream = stream or sys.stdout
     encoding = stream.encoding or "utf-8"
@@ -55,7 +55,7 @@ def _print(text: str, stream: Any = None) -> None:
             raise
 
 
-def _is_terminal(stream: Any) -> bool:
+def is_terminal(stream: Any) -> bool:
     """Tell whether escape codes are welcome."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 

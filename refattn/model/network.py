@@ -35,10 +35,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from refattn import tree
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Mechanism
 from refattn.model.params import Layer, Norm, Params
-from refattn import tree
 from refattn.ops import embedding, layer_norm, mlp
 from refattn.xp import Array, namespace, zeros
 

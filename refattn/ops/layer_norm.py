@@ -2,7 +2,7 @@
 
     y = (x - mean x) r gain + bias,   r = 1 / sqrt(var x + eps),   var with division by the width m
 
-The parts of the gradient along 1 and along the normalised x are removed, because y does not change in these directions::
+The gradient loses its parts along 1 and along the normalised x, because y does not change in these directions::
 
     dx = r (g - mean g - n mean(g n)),   n = (x - mean x) r,   g = dy gain
 

@@ -221,7 +221,9 @@ def test_what_may_not_be_read_is_counted(open_folder: Path) -> None:
     try:
         with without_privileges():
             text = data.load(open_folder)
-            with pytest.raises(ValueError, match=r"closed' with no text in it \(0 empty files, 0 binary, 1 not readable"):
+            with pytest.raises(
+                ValueError, match=r"closed' with no text in it \(0 empty files, 0 binary, 1 not readable"
+            ):
                 data.load(closed)
             with pytest.raises(PermissionError, match=r"^data: got .*secret.txt': Permission denied; needs a file"):
                 data.load(secret)

@@ -1,0 +1,168 @@
+"""``refattn train``: a small language model of a mechanism's blocks, trained by its hand-written gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from refattn.cli.arguments import INTERRUPTED, Problem, record_of
+from refattn.cli.output import is_terminal, print_text
+
+if TYPE_CHECKING:
+    from refattn.train.loop import Report, Result
+
+
+@click.command(short_help="Train a small language model.")
+@click.argument("mechanism")
+@click.option(
+    "--data", metavar="stdlib|PATH", help="The text: Python's own standard library (default), a file or folder."
+)
+@click.option("--steps", type=int, metavar="N", help="Number of updates.")
+@click.option("--out", metavar="DIR", help="The folder of the run; runs/MECHANISM by default, or the next free name.")
+@click.option("--resume", is_flag=True, help="Go on with the run in the folder, to the bit.")
+@click.option("--backend", metavar="NAME", help="The array library; numpy by default.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting; block.KEY for the block's."
+)
+@click.pass_context
+def train(
+    ctx: click.Context,
+    mechanism: str,
+    data: str | None,
+    steps: int | None,
+    out: str | None,
+    resume: bool,
+    backend: str | None,
+    assignments: tuple[str, ...],
+) -> None:
+    """Train a byte-level language model of MECHANISM's blocks, with hand-written gradients.
+
+    Ctrl-C once finishes the step and saves, twice stops at once; --resume goes on. The settings for --set, with their
+    defaults, stand in config.json of any run.
+    """
+    record_of(mechanism)
+    from refattn.train import folder, loop, settings
+    from refattn.train.checkpoint import CheckpointError
+
+    options = {"data": data, "steps": steps, "backend": backend}
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        given = settings.parse(assignments) | given
+        path = Path(out) if out is not None else _folder(mechanism, resume)
+        stored = folder.stored_settings(path) if resume else None
+        chosen = settings.build(mechanism, settings.merge(stored or {}, given))
+    except (ValueError, TypeError, OSError, folder.RunError) as error:
+        raise Problem(str(error)) from error
+    try:
+        with _report() as report:
+            found = loop.run(chosen, path, report, resume=resume)
+    except (ImportError, ValueError, TypeError, folder.RunError, CheckpointError) as error:
+        raise Problem(str(error)) from error
+    except OSError as error:
+        raise Problem(f"{error.filename or path}: {error.strerror or error}") from error
+    except loop.DivergedError as error:
+        click.echo(f"refattn: error: {error}", err=True)
+        ctx.exit(1)
+    if not found.finished:
+        click.echo(f"stopped after step {found.step} of {chosen.steps}; go on with --resume --out {path}", err=True)
+        ctx.exit(INTERRUPTED)
+    print_text(_told(found))
+
+
+def _folder(mechanism: str, resume: bool) -> Path:
+    """Return runs/MECHANISM, with a number where that is taken; with `resume` the last one that there is."""
+    taken = []
+    number = 1
+    while (path := Path("runs", mechanism if number == 1 else f"{mechanism}-{number}")).exists():
+        taken.append(path)
+        number += 1
+    return taken[-1] if resume and taken else path
+
+
+def _told(found: Result) -> str:
+    """Return the scores as a table, and the sample."""
+    facts = found.facts
+    rows = [
+        (f"model, {facts['parameters']} parameters", facts["heldout_bits"]),
+        ("bigram", facts["bigram_bits"]),
+        ("gzip -9", facts["gzip_bits"]),
+    ]
+    lines = [f"bits per byte of {facts['heldout_bytes']} held-out bytes"]
+    for name, bits in rows:
+        ratio = facts["heldout_bits"] / bits
+        lines.append(
+            f"  {name:<28} {bits:6.3f}" + ("" if name == rows[0][0] else f"   the model has {ratio:.2f} of it")
+        )
+    speed = f"{facts['tokens_per_second']:.0f} tokens/s" if facts["tokens_per_second"] else "no step timed"
+    lines += [
+        f"{facts['step']} steps, {facts['tokens']} tokens, {facts['seconds']:.0f} s, {speed}",
+        f"run: {found.folder}",
+    ]
+    if found.sample:
+        lines += ["", "sample:", found.sample.decode("utf-8", "replace")]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _report() -> Iterator[Report]:
+    """Return a bar on a terminal, elsewhere lines at times."""
+    import sys
+
+    if not is_terminal(sys.stderr):
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = ("train", BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield _Bar(bar)
+
+
+class _Speed:
+    """Tokens per second since this process began to train."""
+
+    def __init__(self) -> None:
+        self.first: tuple[float, int] | None = None
+
+    def of(self, row: Mapping[str, Any]) -> str:
+        first = self.first = self.first or (row["seconds"], row["tokens"])
+        seconds = row["seconds"] - first[0]
+        speed = f"{(row['tokens'] - first[1]) / seconds:.0f} tokens/s" if seconds > 0.0 else ""
+        heldout = f"held out {row['heldout_bits']:.3f} bits/byte" if "heldout_bits" in row else ""
+        return "  ".join(part for part in (f"loss {row['loss']:.4f}", heldout, speed) if part)
+
+
+class _Bar:
+    def __init__(self, bar: Any) -> None:
+        self.bar, self.task, self.speed = bar, None, _Speed()
+
+    def say(self, text: str) -> None:
+        self.bar.console.print(text, markup=False, highlight=False)
+
+    def step(self, row: Mapping[str, Any], steps: int) -> None:
+        told = self.speed.of(row)
+        if self.task is None:
+            self.task = self.bar.add_task(told, total=steps, completed=row["step"])
+        self.bar.update(self.task, completed=row["step"], description=told)
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self.said, self.speed = time.monotonic(), _Speed()
+
+    def say(self, text: str) -> None:
+        click.echo(text, err=True)
+
+    def step(self, row: Mapping[str, Any], steps: int) -> None:
+        """Say a line at the first and the last step, at each score, and every ten seconds."""
+        told = self.speed.of(row)
+        due = row["step"] in (1, steps) or "heldout_bits" in row or time.monotonic() - self.said > 10.0
+        if due:
+            self.said = time.monotonic()
+            click.echo(f"step {row['step']} of {steps}: {told}", err=True)

@@ -1,0 +1,63 @@
+"""The model token by token: logits of the next token from a cache, or from all tokens again where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from refattn import equations
+from refattn.mechanisms.arguments import check_is
+from refattn.mechanisms.context import Context
+from refattn.model import network
+from refattn.model.params import Layer, Params
+from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What is kept of the tokens so far.
+
+    Attributes
+    ----------
+    tokens
+        (b, n): the tokens; only their number is read where the blocks have caches of their own.
+    blocks
+        The cache of each block; None where the mechanism has no stream.
+    """
+
+    tokens: Array | None
+    blocks: tuple[Any, ...] | None
+
+
+def start(params: Params, batch: int) -> Cache:
+    """Return the cache before the first token, for `batch` sequences."""
+    check_is("params", params, Params)
+    stream = params.config.record.stream
+    if stream is None:
+        return Cache(None, None)
+    return Cache(None, tuple(stream.start(layer.block, batch) for layer in params.layers))
+
+
+def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
+    """Return the logits (b, t) after some new tokens (b, n), and the cache with them.
+
+    They equal those of the whole sequence at its last token. ValueError where the sequence becomes longer than the
+    context of the model.
+    """
+    xp = namespace(params.token_embedding, tokens)
+    first = 0 if cache.tokens is None else cache.tokens.shape[1]
+    together = tokens if cache.tokens is None else xp.concat([cache.tokens, tokens], axis=1)
+    if together.shape[1] > params.position_embedding.shape[0]:
+        raise ValueError(f"tokens: got {together.shape[1]} in all, needs at most {params.position_embedding.shape[0]}")
+    record, own = params.config.record, equations.active(network)
+    if cache.blocks is None or record.stream is None:
+        logits, _ = own.forward(record, params, together, False)
+        return logits[:, -1, :], Cache(together, None)
+    advance = record.stream.step if tokens.shape[1] == 1 else record.stream.prefill
+    blocks = cache.blocks
+
+    def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
+        return advance(layer.block, blocks[index], state, Context(causal=True, layer=index))
+
+    logits, saved = own.run(record, params, tokens, first, Context(causal=True), step)
+    return logits[:, -1, :], Cache(together, tuple(layer.block for layer in saved.layers))

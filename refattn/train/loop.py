@@ -1,0 +1,217 @@
+"""The loop: from settings and a folder to a trained model, one step after the other, to the bit.
+
+A step is a pure function of the state before it, the settings and the text: the batch comes from (seed, step), and
+there is no other source of chance. So a run that was stopped anywhere goes on from its last checkpoint and ends with
+the bytes that it would have ended with. Host side, but for what `step` calls.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from refattn import backends, model, tree
+from refattn.train import baselines, checkpoint, data, diagnose, metrics, plot
+from refattn.train.folder import Folder, begin, compare_with_checkpoint
+from refattn.train.interrupt import Stop, interruptible
+from refattn.train.optimiser import AdamWState, clip
+from refattn.train.sample import generate
+from refattn.train.settings import Settings
+from refattn.train.step import loss_and_gradients, score, to_tokens
+from refattn.xp import Array
+
+
+class Report(Protocol):
+    """Who is told how far a run has come."""
+
+    def say(self, text: str) -> None:
+        """Take one line."""
+
+    def step(self, row: Mapping[str, Any], steps: int) -> None:
+        """Take the metrics of a step that is done, of so many."""
+
+
+class DivergedError(Exception):
+    """The numbers of a run stopped being finite; the message says where, and what is saved."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run after `step` updates."""
+
+    step: int
+    params: model.Params
+    moments: AdamWState
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes
+    ----------
+    folder
+        Where it is.
+    step
+        Updates made.
+    finished
+        Whether these are all; False where the user stopped it.
+    facts
+        What ``result.json`` holds; empty where it is not finished.
+    sample
+        The text sample.
+    """
+
+    folder: Path
+    step: int
+    finished: bool
+    facts: dict[str, Any]
+    sample: bytes
+
+
+def run(settings: Settings, path: Path, report: Report, *, resume: bool = False) -> Result:
+    """Train, or with `resume` go on, in a folder.
+
+    Raises
+    ------
+    RunError, ValueError
+        Where the settings, the text or the folder do not allow it.
+    DivergedError
+        Where a loss, a gradient or a parameter is not finite; the last good state is saved.
+    OSError
+        Where something cannot be read or written; what was saved before is untouched.
+    """
+    owner = backends.get(settings.backend)
+    if settings.dtype == "float64":
+        owner.enable_float64()
+    owner.keep_memory()
+    text = data.load(settings.data)
+    data.check_length(text, settings.context)
+    folder = begin(path, settings, text, resume=resume, warn=report.say)
+    state = _load(folder, settings, owner, report) if resume else None
+    state = _fresh(settings, owner) if state is None else state
+    metrics.cut(folder.metrics, state.step)
+    if state.step:
+        report.say(f"going on after step {state.step} of {settings.steps}")
+    with interruptible(report.say) as stop, metrics.Metrics(folder.metrics) as record:
+        while state.step < settings.steps and not stop.requested:
+            state = _advance(state, settings, text, folder, record, report, stop)
+    if state.step < settings.steps:
+        return Result(path, state.step, False, {}, b"")
+    return _finish(state, settings, text, folder, report)
+
+
+def _advance(
+    state: Progress,
+    settings: Settings,
+    text: data.Text,
+    folder: Folder,
+    record: metrics.Metrics,
+    report: Report,
+    stop: Stop,
+) -> Progress:
+    """Make one step, write it down, and save where it is time to."""
+    began = time.perf_counter()
+    new, row = step(state, settings, text)
+    if problem := diagnose.not_finite(row["loss"], row["norm"], new.params):
+        _save(folder, settings, state)
+        batch = _batch(state.params, settings, text, new.step)
+        cause = diagnose.first_not_finite(state.params, *batch, settings.accumulate)
+        raise DivergedError(
+            f"step {new.step}: {problem} is not finite; first: {cause}; the state after step {state.step} is saved"
+        )
+    if new.step % settings.score_every == 0 or new.step == settings.steps:
+        row["heldout_bits"] = score(new.params, text.heldout, max(1, settings.score_bytes // 16))
+    seconds = state.seconds + time.perf_counter() - began
+    new = Progress(new.step, new.params, new.moments, seconds, new.tokens)
+    row["seconds"] = round(seconds, 6)
+    record.append(row)
+    if new.step % settings.checkpoint_every == 0 or new.step == settings.steps or stop.requested:
+        _save(folder, settings, new)
+    report.step(row, settings.steps)
+    return new
+
+
+def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress, dict[str, Any]]:
+    """Return the state after one more update, and what there is to write down of it."""
+    number = state.step + 1
+    batch = _batch(state.params, settings, text, number)
+    rate = settings.schedule(number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # an overflow is told by the loss, with its cause
+        loss, gradients = loss_and_gradients(state.params, *batch, settings.accumulate)
+        clipped, norm = clip(gradients, settings.clip)
+        params, moments = settings.optimiser.update(state.moments, state.params, clipped, rate)
+    tokens = state.tokens + settings.batch * settings.context
+    row = {"step": number, "loss": loss, "rate": rate, "norm": float(norm), "tokens": tokens}
+    return Progress(number, params, moments, state.seconds, tokens), row
+
+
+def _batch(params: model.Params, settings: Settings, text: data.Text, number: int) -> tuple[Array, Array]:
+    """Return the inputs and targets of a step."""
+    drawn = data.batch(text.train, size=settings.batch, context=settings.context, seed=settings.seed, step=number)
+    inputs, targets = (to_tokens(params, x) for x in drawn)
+    return inputs, targets
+
+
+def _fresh(settings: Settings, owner: backends.Backend) -> Progress:
+    like = owner.from_numpy(np.zeros(1, settings.dtype), device=settings.device)
+    params = model.init(settings.model, seed=settings.seed, like=like)
+    return Progress(0, params, settings.optimiser.start(params), 0.0, 0)
+
+
+def _save(folder: Folder, settings: Settings, state: Progress) -> None:
+    leaves = tree.flatten({"params": state.params, "optimiser": state.moments})
+    owner = backends.get(settings.backend)
+    facts = {"settings": settings.to_json(), "tokens": state.tokens}
+    checkpoint.save(folder.checkpoints, state.step, {n: owner.to_numpy(x) for n, x in leaves.items()}, facts)
+
+
+def _load(folder: Folder, settings: Settings, owner: backends.Backend, report: Report) -> Progress | None:
+    """Return the state of the newest checkpoint that is whole; None where there is none at all."""
+    found = checkpoint.newest(folder.checkpoints, report.say)
+    if found is None:
+        return None
+    compare_with_checkpoint(found, settings)
+    fresh = _fresh(settings, owner)
+    leaves = {name: owner.from_numpy(x, device=settings.device) for name, x in found.arrays.items()}
+    whole: Any = tree.unflatten({"params": fresh.params, "optimiser": fresh.moments}, leaves)
+    rows = metrics.read(folder.metrics) if folder.metrics.exists() else []
+    seconds = max((row["seconds"] for row in rows if row["step"] <= found.step), default=0.0)
+    return Progress(found.step, whole["params"], whole["optimiser"], seconds, found.facts["tokens"])
+
+
+def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder, report: Report) -> Result:
+    """Score the model, draw the loss, and write a sample and the result."""
+    report.say("scoring the held-out text")
+    heldout = text.heldout[: settings.score_bytes + 1]
+    facts = {
+        "step": state.step,
+        "tokens": state.tokens,
+        "seconds": round(state.seconds, 3),
+        "tokens_per_second": round(state.tokens / state.seconds, 1) if state.seconds else None,
+        "parameters": sum(math.prod(x.shape) for x in tree.flatten(state.params).values()),
+        "heldout_bytes": len(heldout) - 1,
+        "heldout_bits": score(state.params, heldout),
+        "bigram_bits": baselines.bigram_bits(text.train, heldout),
+        "gzip_bits": baselines.gzip_bits(heldout),
+    }
+    prompt = heldout[: settings.context // 4 + 1].tobytes()
+    made = generate(state.params, prompt, settings.sample_bytes, seed=settings.seed, temperature=settings.temperature)
+    sample = prompt + made
+    folder.write_json("result.json", facts)
+    checkpoint.write_atomically(folder.path / "sample.txt", sample)
+    try:
+        plot.draw_loss(metrics.read(folder.metrics), facts, folder.path / "loss.png")
+    except ImportError:
+        report.say('loss.png is not drawn: pip install "refattn[plot]"')
+    return Result(folder.path, state.step, True, facts, sample)

@@ -1,0 +1,66 @@
+"""Text from a model, byte by byte. Host side: the choice of the next byte, from random numbers of the counter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refattn import counter
+from refattn.mechanisms.arguments import check_is
+from refattn.model import Params, decode
+from refattn.train.arguments import check_real, check_whole
+from refattn.train.step import to_tokens
+from refattn.xp import backend
+
+
+def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, temperature: float = 0.8) -> bytes:
+    """Return `length` bytes that the model continues a prompt with.
+
+    Parameters
+    ----------
+    params
+        Of a model with a vocabulary of 256.
+    prompt
+        At least one byte; where it is longer than the context, its end counts.
+    length
+        How many bytes.
+    seed
+        Of the random choices.
+    temperature
+        Divides the logits: below 1 the likely becomes more likely; 0 takes the most likely byte.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where an argument is of a wrong type or out of its range.
+
+    Notes
+    -----
+    Where the context is full, the model goes on from the last half of it.
+    """
+    check_is("prompt", prompt, bytes)
+    if not prompt:
+        raise ValueError("prompt: got no byte, needs at least one")
+    check_whole("length", length, 0)
+    check_real("temperature", temperature, 0.0)
+    context = params.position_embedding.shape[0]
+    draws = counter.uniform((length,), seed=seed, purpose="sample")
+    text = prompt[-context:]
+    made = b""
+    cache, new = decode.start(params, 1), text
+    for draw in draws:
+        if len(text) > context:
+            text = text[-max(1, context // 2) :]
+            cache, new = decode.start(params, 1), text
+        tokens = to_tokens(params, np.frombuffer(new, dtype=np.uint8)[None, :].astype(np.int64))
+        logits, cache = decode.extend(params, cache, tokens)
+        new = bytes([_choose(backend(logits).to_numpy(logits)[0].astype(np.float64), float(draw), temperature)])
+        made, text = made + new, text + new
+    return made
+
+
+def _choose(logits: np.ndarray, draw: float, temperature: float) -> int:
+    """Return the byte whose part of the interval from 0 to 1 has `draw` in it."""
+    if temperature == 0.0:
+        return int(np.argmax(logits))
+    weights = np.exp((logits - np.max(logits)) / temperature)
+    return int(np.searchsorted(np.cumsum(weights), draw * np.sum(weights), side="right").clip(0, 255))

@@ -1,0 +1,170 @@
+"""The settings of a run: what the command line can change, what a run folder remembers."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from refattn import model
+from refattn.mechanisms.arguments import check_is
+from refattn.train.arguments import check_real, check_whole
+from refattn.train.optimiser import AdamW, default_groups
+from refattn.train.schedule import WarmupCosine
+
+MODEL = ("mechanism", "context", "width", "heads", "layers", "mlp", "mlp_ratio", "gelu")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a run depends on, apart from the text and the versions of the libraries.
+
+    Attributes
+    ----------
+    mechanism, context, width, heads, layers, mlp, mlp_ratio, gelu, block
+        The model, as `refattn.model.Config` describes it; `block` are its options.
+    data
+        "stdlib" or a path.
+    steps
+        Number of updates.
+    batch, accumulate
+        Sequences of an update, and into how many portions they are cut to save memory.
+    learning_rate, warmup, floor
+        The schedule: the highest rate, the steps that lead up to it, and the last rate as a part of the highest.
+    beta1, beta2, epsilon, weight_decay, clip
+        AdamW, and the largest norm of the gradients (None: no limit).
+    seed
+        Of the parameters, the order of the data and the sample.
+    backend, device, dtype
+        The array library, its device (None: its default) and "float32" or "float64".
+    checkpoint_every, score_every
+        Steps from one checkpoint, or one score of the held-out text, to the next.
+    score_bytes
+        How many held-out bytes the last score is of; those on the way are of a sixteenth of them.
+    sample_bytes, temperature
+        Length of the text sample at the end, and how adventurous it is.
+    """
+
+    mechanism: str
+    context: int = 256
+    width: int = 128
+    heads: int = 4
+    layers: int = 4
+    mlp: bool | None = None
+    mlp_ratio: int = 4
+    gelu: str = "tanh"
+    block: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "stdlib"
+    steps: int = 600
+    batch: int = 16
+    accumulate: int = 1
+    learning_rate: float = 3e-3
+    warmup: int = 50
+    floor: float = 0.05
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float | None = 1.0
+    seed: int = 0
+    backend: str = "numpy"
+    device: str | None = None
+    dtype: str = "float32"
+    checkpoint_every: int = 100
+    score_every: int = 100
+    score_bytes: int = 262144
+    sample_bytes: int = 400
+    temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulate", "checkpoint_every", "score_every", "score_bytes"):
+            check_whole(name, getattr(self, name), 1)
+        check_whole("sample_bytes", self.sample_bytes, 0)
+        check_real("temperature", self.temperature, 0.0)
+        check_whole("seed", self.seed, 0)
+        for name in ("data", "backend", "dtype"):
+            check_is(name, getattr(self, name), str)
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype: got {self.dtype!r}, needs float32 or float64")
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate: got {self.accumulate}, needs a divisor of the batch of {self.batch}")
+        if self.clip is not None:
+            check_real("clip", self.clip, 0.0, above=True)
+        self.model, self.schedule, self.optimiser  # noqa: B018 (each checks its own)
+
+    @property
+    def model(self) -> model.Config:
+        """The configuration of the model."""
+        return model.Config(**{name: getattr(self, name) for name in MODEL}, options=self.block)
+
+    @property
+    def schedule(self) -> WarmupCosine:
+        """The learning rate of each step; a run shorter than the warm-up only warms up."""
+        return WarmupCosine(self.learning_rate, min(self.warmup, self.steps - 1), self.steps, self.floor)
+
+    @property
+    def optimiser(self) -> AdamW:
+        """The optimiser."""
+        groups = default_groups(self.weight_decay)
+        return AdamW(self.learning_rate, self.beta1, self.beta2, self.epsilon, groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON has them."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self) | {"block": dict(self.block)}))
+        return plain
+
+
+def parse(assignments: Iterable[str]) -> dict[str, Any]:
+    """Return the values of ``NAME=VALUE`` texts by name; ``block.NAME=VALUE`` go together under ``"block"``.
+
+    A value is read as JSON where it is JSON (``3``, ``1e-3``, ``true``, ``null``), otherwise as a text.
+    """
+    values: dict[str, Any] = {}
+    for text in assignments:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise ValueError(f"--set: got {text!r}, needs NAME=VALUE")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        head, _, option = name.partition(".")
+        if option and head == "block":
+            values.setdefault("block", {})[option] = parsed
+        else:
+            values[name] = parsed
+    return values
+
+
+def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
+    """Return the settings with the given values in place of the defaults; ValueError names one that there is not."""
+    known = [f.name for f in dataclasses.fields(Settings)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ValueError(f"--set: got {name!r}{hint}, needs one of {', '.join(known[1:])}, block.NAME")
+    numbers = {f.name for f in dataclasses.fields(Settings) if str(f.type).startswith("float")}
+    # 1 is as good as 1.0.
+    plain: dict[str, Any] = {n: float(x) if n in numbers and type(x) is int else x for n, x in given.items()}
+    return Settings(mechanism=mechanism, **plain)
+
+
+def merge(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored settings with the given ones in their place, but for the mechanism."""
+    block = {**stored.get("block", {}), **given.get("block", {})}
+    return {name: x for name, x in {**stored, **given}.items() if name not in ("mechanism", "block")} | {"block": block}
+
+
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return the names whose values differ, or that only one has; options of the block as ``block.NAME``."""
+    a, b = _flat(stored), _flat(wanted)
+    return [name for name in {**a, **b} if name not in a or name not in b or a[name] != b[name]]
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    block = {f"block.{name}": value for name, value in values.get("block", {}).items()}
+    return {name: value for name, value in values.items() if name != "block"} | block

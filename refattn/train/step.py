@@ -1,0 +1,110 @@
+"""The loss of a batch with the gradients of all parameters, and the score of a text.
+
+A batch is cut into shards of a few sequences, whose activations fit a cache; the shards of one part run in order and
+add up their gradients, and parts are the tasks of the backend. The cut depends on the shapes and on whether the backend
+works with a pool of threads, never on the number of workers, so that any number of workers gives the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Any
+
+from refattn import model, tree
+from refattn.model import Params
+from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
+from refattn.train import data
+from refattn.xp import Array, backend, device, namespace, sum_wide
+
+SHARD_TOKENS = 512
+"""Tokens of a shard."""
+
+PARTS = 8
+"""Parts of a batch: each holds gradients of its own."""
+
+
+def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate: int = 1) -> tuple[float, Params]:
+    """Return the mean loss of the targets in nats, and its gradients.
+
+    Parameters
+    ----------
+    params
+        The parameters.
+    inputs, targets
+        (b, n) integers: tokens, and the token after each.
+    accumulate
+        Take the sequences in so many portions, one after the other, and add up: the same loss and gradients, with the
+        memory of one portion.
+    """
+    size = inputs.shape[0]
+    if size % accumulate:
+        raise ValueError(f"accumulate: got {accumulate}, needs a divisor of the {size} sequences")
+    weight = 1.0 / math.prod(inputs.shape)
+    portion = size // accumulate
+    loss, gradients = 0.0, None
+    for first in range(0, size, portion):
+        parts = _parts(params, first, first + portion, inputs.shape[1])
+        found = backend(params.token_embedding).map(lambda part: _part(params, inputs, targets, part, weight), parts)
+        for part_loss, part_gradients in found:
+            loss += float(part_loss)
+            gradients = part_gradients if gradients is None else _sum(gradients, part_gradients)
+    assert gradients is not None
+    return loss * weight, gradients
+
+
+def _parts(params: Params, first: int, stop: int, tokens: int) -> list[list[slice]]:
+    """Cut the sequences from `first` to `stop` into parts of shards."""
+    if not backend(params.token_embedding).pools:
+        return [[slice(first, stop)]]
+    rows = max(1, SHARD_TOKENS // tokens)
+    shards = [slice(n, min(n + rows, stop)) for n in range(first, stop, rows)]
+    each = -(-len(shards) // PARTS)
+    return [shards[n : n + each] for n in range(0, len(shards), each)]
+
+
+def _part(params: Params, inputs: Array, targets: Array, shards: list[slice], weight: float) -> tuple[Array, Params]:
+    """Return the sum of the losses of some sequences, and the gradients of `weight` times that sum."""
+    found = (_shard(params, inputs[rows, :], targets[rows, :], weight) for rows in shards)
+    return functools.reduce(lambda a, b: (a[0] + b[0], _sum(a[1], b[1])), found)
+
+
+def _shard(params: Params, inputs: Array, targets: Array, weight: float) -> tuple[Array, Params]:
+    xp = namespace(params.token_embedding, inputs)
+    logits, saved = model.forward(params, inputs, training=True)
+    losses, loss_saved = cross_entropy_forward(logits, targets)
+    # forward: loss = weight * sum(losses)
+    d_losses = xp.full(losses.shape, weight, dtype=losses.dtype, device=device(losses))
+    d_logits = cross_entropy_backward(loss_saved, d_losses)
+    return sum_wide(losses), model.backward(params, saved, d_logits)
+
+
+def _sum(a: Params, b: Params) -> Params:
+    return tree.map_leaves(operator.add, a, b)
+
+
+def score(params: Params, part: data.Bytes, limit: int | None = None) -> float:
+    """Return the bits per byte of a text (uint8): the mean loss of each byte after the first, in bits.
+
+    Each byte is predicted from those before it in its window; windows do not overlap, so that the first bytes of a
+    window are predicted from little. `limit` is the number of bytes to predict; None: all.
+    """
+    context = params.position_embedding.shape[0]
+    owner = backend(params.token_embedding)
+    cuts = data.windows(part, context=context, size=max(1, SHARD_TOKENS // context), limit=limit)
+
+    def loss(window: tuple[Any, Any]) -> tuple[float, int]:
+        inputs, targets = (to_tokens(params, x) for x in window)
+        losses, _ = cross_entropy_forward(model.forward(params, inputs)[0], targets)
+        return float(sum_wide(losses)), math.prod(inputs.shape)
+
+    found = owner.map(loss, cuts)
+    return sum(total for total, _ in found) / sum(count for _, count in found) / math.log(2.0)
+
+
+def to_tokens(params: Params, x: data.Tokens) -> Array:
+    """Return tokens of the host as an array of the parameters' library, on their device."""
+    like = params.token_embedding
+    # int32, because JAX has no other integers unless it is told to.
+    return backend(like).from_numpy(x.astype("int32"), device=device(like))
