@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ def test_the_standard_library_of_every_installation_is_the_same(
         *("_sysconfigdata__linux_x86_64-linux-gnu.py", "config-3.11-x86_64/python-config.py", "sitecustomize.py"),
         *("__pycache__/os.cpython-311.pyc", "__pycache__/left.py", "LICENSE.txt", "lib-dynload/math.so"),
     }
-    monkeypatch.setattr(data.sysconfig, "get_path", lambda name: {"stdlib": str(library)}[name])
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: {"stdlib": str(library)}[name])
     texts = []
     for names in (plain, plain | {name: "not this\n" for name in extra}):
         for name, content in names.items():
@@ -105,7 +106,7 @@ def test_the_standard_library_of_every_installation_is_the_same(
 
 
 def test_a_python_without_source_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data.sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
     with pytest.raises(FileNotFoundError, match="^data: got 'stdlib', but this Python has no folder .*; needs a path"):
         data.load("stdlib")
 

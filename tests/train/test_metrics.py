@@ -1,0 +1,172 @@
+"""Metrics: one line for each step, also after a run was killed and went on from an earlier one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refattn.train import metrics
+from refattn.train.metrics import Metrics, cut, read
+
+
+def write(path: Path, *steps: int) -> None:
+    with Metrics(path) as out:
+        for step in steps:
+            out.append({"step": step, "loss": 1.0 / step})
+
+
+def steps(path: Path) -> list[int]:
+    return [row["step"] for row in read(path)]
+
+
+rows = st.lists(
+    st.dictionaries(
+        st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none() | st.integers()
+    ),
+    max_size=5,
+).map(lambda found: [row | {"step": n} for n, row in enumerate(found)])
+
+
+@given(rows=rows)
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    with Metrics(path) as out:
+        for row in rows:
+            out.append(row)
+    assert read(path) == rows
+    assert len(path.read_bytes().split(b"\n")) == len(rows) + 1
+
+
+def test_each_line_is_there_at_once_and_by_one_write(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    out = Metrics(path)
+    sizes = []
+    for step in (1, 2):
+        out.append({"step": step})
+        sizes.append(path.stat().st_size)
+    assert sizes == [12, 24]
+    written: list[bytes] = []
+
+    class File:
+        name = "x"
+
+        def write(self, data: bytes) -> int:
+            written.append(data)
+            return len(data)
+
+        def close(self) -> None:
+            pass
+
+    out.close()
+    out._file = File()  # type: ignore[assignment]
+    out.append({"step": 3, "text": "two\nlines"})
+    assert written == [b'{"step": 3, "text": "two\\nlines"}\n']
+
+
+def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, *range(1, 8))
+    cut(path, 5)
+    write(path, *range(6, 11))
+    assert steps(path) == list(range(1, 11))
+    cut(path, 0)
+    assert path.read_bytes() == b""
+
+
+@given(step=st.integers(0, 6), lost=st.integers(0, 200))
+def test_a_file_that_was_cut_off_anywhere(tmp_path_factory: pytest.TempPathFactory, step: int, lost: int) -> None:
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    write(path, 1, 2, 3, 4, 5)
+    whole = path.read_bytes()
+    data = whole[: max(0, len(whole) - lost)]
+    path.write_bytes(data)
+    # A line is there as soon as its closing bracket is.
+    there = [n for n in range(1, 6) if n <= data.count(b"}")]
+    assert steps(path) == there
+    cut(path, step)
+    assert steps(path) == [n for n in there if n <= step]
+    write(path, step + 1)
+    assert steps(path)[-1] == step + 1 and path.read_bytes().endswith(b"\n")
+
+
+def test_cutting_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2, 3)
+    before = path.read_bytes()
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            cut(path, 1)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_without_a_file(tmp_path: Path) -> None:
+    cut(tmp_path / "absent", 3)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "absent")
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for broken in ('{"step": 2, "lo', "[]", '{"loss": 1.0}', '{"step": "2"}', "", "\udcff"):
+        lines = ['{"step": 1}', broken, '{"step": 3}', ""]
+        path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+        before = path.read_bytes()
+        for function in (read, lambda path: cut(path, 5)):
+            with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is no JSON object with a step: "):
+                function(path)
+        assert path.read_bytes() == before
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path) as out:
+        out.append({"step": 1, "loss": math.nan, "norms": [math.inf, 1.0], "more": {"x": (-math.inf,)}})
+        out.append({"step": 2, "loss": np.float64(2.0)})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == read(path)
+    assert read(path) == [
+        {"step": 1, "loss": None, "norms": [None, 1.0], "more": {"x": [None]}},
+        {"step": 2, "loss": 2.0},
+    ]
+
+
+def test_lines_that_are_not_written_whole_raise(tmp_path: Path) -> None:
+    out = Metrics(tmp_path / "metrics.jsonl")
+
+    class File:
+        name = "metrics.jsonl"
+
+        def write(self, data: bytes) -> int:
+            return 3
+
+    out.close()
+    out._file = File()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="^metrics.jsonl: wrote 3 of 12 bytes"):
+        out.append({"step": 1})
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path) as out:
+        with pytest.raises(ValueError, match="^row: got the keys 'loss', needs 'step' among them"):
+            out.append({"loss": 1.0})
+        with pytest.raises(TypeError, match=r"^row\['step'\]: got 1.5 of type float, needs a whole number"):
+            out.append({"step": 1.5})
+        with pytest.raises(TypeError, match="float32"):
+            out.append({"step": 1, "loss": np.float32(1.0)})
+    assert path.read_bytes() == b""
+    with pytest.raises(ValueError, match="^step: got -1, needs"):
+        metrics.cut(path, -1)
