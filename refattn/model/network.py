@@ -122,8 +122,9 @@ def backward(record: Mechanism, params: Params, saved: Saved, d_logits: Array) -
     blocks = [layer.block for layer in params.layers]
     # forward: logits = normed @ token_embedding^T
     d_normed = d_logits @ params.token_embedding  # (b, n, m) [dLM.7]
-    rows, logit_rows = (xp.reshape(a, (-1, a.shape[-1])) for a in (saved.y, d_logits))  # untagged: all tokens in a row
-    d_head = xp.matrix_transpose(logit_rows) @ rows  # (t, m) untagged: part of dLM.token_embedding
+    rows = xp.reshape(saved.y, (-1, saved.y.shape[-1]))  # (b*n, m) untagged: y with all tokens in a row
+    d_rows = xp.reshape(d_logits, (-1, d_logits.shape[-1]))  # (b*n, t) untagged: dz with all tokens in a row
+    d_head = xp.matrix_transpose(d_rows) @ rows  # (t, m) untagged: part of dLM.token_embedding
     # forward: normed = norm(last)
     d_last, d_norm = _norm_backward(saved.norm, d_normed)  # untagged: the first is dLM.6
     d_read = d_last  # (b, n, m) [dLM.6]
@@ -138,8 +139,8 @@ def backward(record: Mechanism, params: Params, saved: Saved, d_logits: Array) -
     # forward: x = embedding(token_embedding, tokens) + position_embedding[:n]
     unused = zeros((params.config.context - d_x.shape[1], d_x.shape[2]), d_x)  # untagged: positions without a token
     d_positions = xp.concat([xp.sum(d_x, axis=0), unused], axis=0)  # [dLM.position_embedding]
-    d_rows = embedding.embedding_backward(params.token_embedding, saved.tokens, d_x)  # (t, m) untagged: the other part
-    d_tokens = d_head + d_rows  # (t, m) [dLM.token_embedding]
+    d_input = embedding.embedding_backward(params.token_embedding, saved.tokens, d_x)  # (t, m) untagged: the other part
+    d_tokens = d_head + d_input  # (t, m) [dLM.token_embedding]
     return Params(params.config, d_tokens, d_positions, tuple(layers), d_norm)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from refattn.ops.embedding import one_hot
@@ -39,10 +40,10 @@ def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:
 def mse_forward(x: Array, target: Array) -> tuple[Array, Array]:
     """Return the mean of the squares of ``x - target``, an array without axes, and the difference for the backward."""
     difference = x - target
-    return sum_wide(difference * difference) / difference.size, difference
+    return sum_wide(difference * difference) / math.prod(difference.shape), difference
 
 
 def mse_backward(difference: Array, d_loss: Array) -> Array:
     """Return the gradient with respect to x; that of the target is its negative."""
     # forward: loss = mean((x - target)^2)
-    return difference * (2.0 / difference.size) * d_loss
+    return difference * (2.0 / math.prod(difference.shape)) * d_loss

@@ -1,0 +1,124 @@
+"""Decoding token by token, for all mechanisms that can: it gives what the block gives for all tokens at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refattn as ra
+from refattn import Context, counter, tree
+
+STREAMS = [name for name in ra.list_mechanisms() if ra.mechanism(name).stream is not None]
+WIDTH, HEADS = 12, 2
+
+
+def draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=17, purpose=name)
+
+
+def block_of(name: str) -> tuple[Any, Any]:
+    record = ra.mechanism(name)
+    known = {field.name for field in dataclasses.fields(record.block.Config)}
+    given = {"width": WIDTH, "heads": HEADS, "kv_heads": 1, "bias": True}
+    config = record.block.Config(**{field: value for field, value in given.items() if field in known})
+    return record, record.block.init(config, seed=3, like=np.zeros(1))
+
+
+def at_once(name: str, x: Any) -> Any:
+    record, params = block_of(name)
+    state, _ = record.block.forward(params, record.block.start(params, x, Context(causal=True)), Context(causal=True))
+    return record.block.read(params, state)
+
+
+def in_parts(name: str, x: Any, cuts: list[int], *, through_names: bool = False) -> Any:
+    """The block over x[:, :cuts[0]], x[:, cuts[0]:cuts[1]], ..."""
+    record, params = block_of(name)
+    cache, found = record.stream.start(params, x.shape[0]), []
+    for first, stop in zip([0, *cuts], [*cuts, x.shape[1]], strict=True):
+        if first == stop:
+            continue
+        state = record.block.start(params, x[:, first:stop], Context(causal=True))
+        advance = record.stream.step if stop - first == 1 else record.stream.prefill
+        state, cache = advance(params, cache, state, Context(causal=True))
+        if through_names:
+            cache = tree.unflatten(cache, {n: leaf.copy() for n, leaf in tree.flatten(cache).items()})
+        found.append(record.block.read(params, state))
+    return np.concatenate(found, axis=1)
+
+
+def test_there_are_streams() -> None:
+    assert "softmax" in STREAMS
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@settings(max_examples=25)
+@given(st.integers(1, 3), st.lists(st.integers(0, 20), max_size=5))
+def test_parts_give_the_whole(name: str, batch: int, cuts: list[int]) -> None:
+    x = draw("x", batch, 20, WIDTH)
+    np.testing.assert_allclose(in_parts(name, x, sorted(cuts)), at_once(name, x), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_one_token_after_the_other(name: str) -> None:
+    x = draw("x", 2, 9, WIDTH)
+    np.testing.assert_allclose(in_parts(name, x, list(range(1, 9))), at_once(name, x), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_cache_can_be_saved(name: str) -> None:
+    x = draw("x", 1, 7, WIDTH)
+    assert np.array_equal(in_parts(name, x, [3, 4], through_names=True), in_parts(name, x, [3, 4]))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_cache_is_not_written_to(name: str) -> None:
+    record, params = block_of(name)
+    state = record.block.start(params, draw("x", 1, 4, WIDTH), Context(causal=True))
+    _, cache = record.stream.prefill(params, record.stream.start(params, 1), state, Context(causal=True))
+    before = {n: leaf.copy() for n, leaf in tree.flatten(cache).items()}
+    one = record.block.start(params, draw("one", 1, 1, WIDTH), Context(causal=True))
+    first, _ = record.stream.step(params, cache, one, Context(causal=True))
+    second, _ = record.stream.step(params, cache, one, Context(causal=True))
+    assert np.array_equal(first.x, second.x)
+    assert all(np.array_equal(leaf, before[n]) for n, leaf in tree.flatten(cache).items())
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_on_every_library(name: str, backend: Any) -> None:
+    record, params = block_of(name)
+    x = draw("x", 1, 5, WIDTH)
+    given = tree.map_leaves(backend.array, params)
+    cache, found = record.stream.start(given, 1), []
+    for part in (x[:, :3], x[:, 3:4], x[:, 4:]):
+        state = record.block.start(given, backend.array(part), Context(causal=True))
+        advance = record.stream.step if part.shape[1] == 1 else record.stream.prefill
+        state, cache = advance(given, cache, state, Context(causal=True))
+        found.append(backend.host(state.x))
+    np.testing.assert_allclose(np.concatenate(found, axis=1), at_once(name, x), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_bad_input(name: str) -> None:
+    record, params = block_of(name)
+    cache, state = (
+        record.stream.start(params, 1),
+        record.block.start(params, draw("x", 1, 3, WIDTH), Context(causal=True)),
+    )
+    with pytest.raises(ValueError, match=r"context.causal: got False, needs True: a stream cannot see the future"):
+        record.stream.prefill(params, cache, state, Context())
+    with pytest.raises(ValueError, match=r"state.x: got 3 tokens, needs 1"):
+        record.stream.step(params, cache, state, Context(causal=True))
+    with pytest.raises(ValueError, match=r"batch: got 0, needs a whole number of at least 1"):
+        record.stream.start(params, 0)
+    with pytest.raises(TypeError, match=r"cache: got NoneType, needs a Cache"):
+        record.stream.prefill(params, None, state, Context(causal=True))
+    with pytest.raises(ValueError, match=r"state.x: got an element that is not finite"):
+        record.stream.prefill(params, cache, dataclasses.replace(state, x=state.x * np.nan), Context(causal=True))
+    other = record.block.start(params, draw("x", 2, 3, WIDTH), Context(causal=True))
+    with pytest.raises(ValueError, match=r"state.x: got a batch of 2, the cache is of 1"):
+        record.stream.prefill(params, cache, other, Context(causal=True))
