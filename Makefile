@@ -4,7 +4,7 @@ VENV   ?= .venv
 JOBS   ?= 2
 BIN    := $(VENV)/bin
 
-.PHONY: check test lint clean
+.PHONY: check test lint bench bench-compare bench-publish clean
 
 # The reference certifies itself; then a production kernel is verified against it.
 check: $(VENV)/.with-onnx
@@ -19,6 +19,18 @@ lint: $(VENV)/.with-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy refattn tests
+
+# Runs the benchmarks (float32 on NumPy), stores the results, and says what differs from those stored last on this
+# machine.  make bench ARGS="--profile full"
+bench: $(VENV)/.with-bench
+	$(BIN)/python -m asv_benchmarks run $(ARGS)
+
+# Two commits in alternating rounds, offline; a dot means the files as they are.  make bench-compare BASE=v0.1.0 HEAD=main
+bench-compare: $(VENV)/.with-bench
+	$(BIN)/python -m asv_benchmarks compare $(or $(BASE),HEAD) $(or $(HEAD),.) $(ARGS)
+
+bench-publish: $(VENV)/.with-bench
+	$(BIN)/python -m asv_benchmarks publish
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache docs/_build

@@ -8,6 +8,7 @@ of two rounds that follow each other, and what is reported is the median of thes
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import statistics
@@ -210,4 +211,9 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 def ratios(of: Sequence[float], to: Sequence[float]) -> list[float]:
     """Return the ratios round by round."""
-    return [a / b for a, b in zip(of, to, strict=True) if b > 0.0]
+    return [ratio(a, b) for a, b in zip(of, to, strict=True)]
+
+
+def ratio(of: float, to: float) -> float:
+    """Return of / to; 1 where both are 0."""
+    return of / to if to else math.inf if of else 1.0

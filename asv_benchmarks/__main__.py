@@ -1,0 +1,152 @@
+"""The commands behind `make bench`, `make bench-compare` and `make bench-publish`."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from asv_benchmarks import compare as versions
+from asv_benchmarks import history, machine
+from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary
+from asv_benchmarks.suite import PROFILES
+
+_profile = click.option(
+    "--profile", type=click.Choice(list(PROFILES)), default="short", help="Which benchmarks; short: those of NumPy."
+)
+_bench = click.option("--bench", default="", metavar="REGEX", help="Only what it matches, name or parameters.")
+
+
+@click.group(help=(__doc__ or "").strip())
+def cli() -> None:
+    """Group of the commands."""
+
+
+@cli.command("run", short_help="Run the benchmarks and compare them with the last stored results.")
+@_profile
+@_bench
+def run_command(profile: str, bench: str) -> None:
+    """Run the benchmarks with asv, store the results, and compare them with the last ones of this machine."""
+    console = _console()
+    try:
+        found = history.run(bench or PROFILES[profile], lambda line: console.print(line, markup=False))
+    except history.RunError as error:
+        raise click.ClickException(str(error)) from error
+    if found.before is None:
+        console.print(f"stored as {found.after}; there were no earlier results of this machine to compare with")
+    else:
+        title = f"{found.before} -> {found.after}, at different times"
+        show(found.verdicts, title, console)
+        if found.moved:
+            console.print(f"[bold]{found.moved}[/]: believe no ratio near that; make bench-compare is robust to it")
+    sys.exit(1 if any(verdict.word == "fails" for verdict in found.verdicts) else 0)
+
+
+@cli.command("compare", short_help="Compare two commits.")
+@click.argument("base", default="HEAD")
+@click.argument("head", default=versions.WORKING_TREE)
+@_profile
+@_bench
+def compare_command(base: str, head: str, profile: str, bench: str) -> None:
+    """Compare the commit BASE with the commit HEAD, or with the files as they are (a dot).
+
+    Exits with 1 where something got slower or less exact, needs more memory, or fails.
+    """
+    console = _console()
+    load = machine.load()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            homes = tuple(versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
+            with _progress(console) as progress:
+                verdicts = versions.compare((homes[0], homes[1]), bench or PROFILES[profile], progress)
+        except versions.VersionError as error:
+            raise click.ClickException(str(error)) from error
+    show(verdicts, f"{base} -> {head}, in alternating rounds", console)
+    console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
+    sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
+
+
+@cli.command("publish", short_help="Make web pages of all stored results.")
+def publish_command() -> None:
+    """Make web pages of all stored results, with asv."""
+    console = _console()
+    try:
+        page = history.publish(lambda line: console.print(line, markup=False))
+    except history.RunError as error:
+        raise click.ClickException(str(error)) from error
+    console.print(f"open {page} through a web server: python -m http.server -d {page.parent}", markup=False)
+
+
+def show(verdicts: list[Verdict], title: str, console: Console) -> None:
+    """Print what differs, worst first, and the counts."""
+    differing = [verdict for verdict in verdicts if verdict.word not in ("", "n/a", "new", "gone")]
+    differing.sort(key=lambda verdict: (verdict.word not in WORSE, -(verdict.ratio or (0.0,) * 3)[1]))
+    if differing:
+        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+        for name in ("", "benchmark", "base", "head", "head / base"):
+            table.add_column(name, justify="left" if name in ("", "benchmark") else "right", overflow="fold")
+        for verdict in differing:
+            table.add_row(*_cells(verdict), style="red" if verdict.word in WORSE else "green")
+        console.print(table)
+    else:
+        console.print(f"[bold]{title}[/]: no difference")
+    console.print(summary(verdicts))
+    times = [v.ratio[1] for v in verdicts if v.ratio and v.benchmark.kind == "time"]
+    if times:
+        console.print(f"median of head / base over {len(times)} times: {statistics.median(times):.3f}")
+    limits = ", ".join(f"{kind} {limit.factor:g}" for kind, limit in LIMITS.items())
+    console.print(f"a difference is a ratio beyond: {limits} (a benchmark may ask for more)")
+
+
+def _cells(verdict: Verdict) -> list[str]:
+    kind = verdict.benchmark.kind
+    ratio = ""
+    if verdict.ratio:
+        low, middle, high = verdict.ratio
+        ratio = f"{middle:.3g}" + ("" if low == high else f" [{low:.3g}, {high:.3g}]")
+    cells = [number(kind, verdict.base), number(kind, verdict.head), ratio or verdict.detail]
+    return [verdict.word, str(verdict.benchmark), *cells]
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[Any]:
+    """Return what wraps a list of benchmarks: a bar on a terminal, elsewhere a line now and then."""
+    if not console.is_terminal:
+        yield _lines
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+
+        def wrap(benchmarks: list[Any]) -> Iterator[Any]:
+            task = bar.add_task("", total=len(benchmarks))
+            for benchmark in benchmarks:
+                bar.update(task, description=str(benchmark))
+                yield benchmark
+                bar.advance(task)
+
+        yield wrap
+
+
+def _lines(benchmarks: list[Any]) -> Iterator[Any]:
+    for done, benchmark in enumerate(benchmarks, start=1):
+        yield benchmark
+        if done == len(benchmarks) or done % 20 == 0:
+            click.echo(f"{done} of {len(benchmarks)} benchmarks", err=True)
+
+
+if __name__ == "__main__":
+    cli(prog_name="python -m asv_benchmarks")

@@ -1,0 +1,67 @@
+"""Accuracy: the share of the allowed error that each form uses, against the truth in float64 (docs/tolerances.md).
+
+The same inputs give the same share on the same machine, so any change has a cause. A share above 1 is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import fmean
+
+from refattn.mechanisms.record import Case
+from refattn.verify.budget import evaluate, truth
+from refattn.verify.compare import compare
+from refattn.verify.run import DTYPES
+from refattn.verify.sections import Scope, small_tiles
+from refattn.xp import dtype_name
+
+from .common import BACKENDS, FORMS, array, split, usable
+
+LARGEST = 1e6
+"""Stands for an infinite share: a wrong shape or dtype, or NaN where a number should be."""
+
+
+def cases(scope: Scope) -> list[Case]:
+    """Return the first designed case of each kind and, for forms in tiles, the largest of all."""
+    known = scope.cases
+    first = {case.kind: case for case in reversed(known)}
+    largest = max(known, key=lambda case: sum(math.prod(given.shape) for given in case.inputs.values()))
+    return [case for case in known if case is largest or case is first[case.kind]]
+
+
+def shares(form: str, what: str, dtype: str, backend: str) -> Iterator[float]:
+    """Yield the share of every result, "outputs" or "gradients", on every designed case."""
+    record, chosen = split(form)
+    owner = usable(backend)
+    with small_tiles(owner):
+        for case in cases(Scope(record, owner)):
+            wanted = truth(record, case, dtype, grad=what == "gradients")
+            inputs = {name: array(owner, x, dtype) for name, x in wanted.inputs.items()}
+            upstream = None if wanted.upstream is None else array(owner, wanted.upstream, dtype)
+            found = evaluate(record, inputs, case.options, upstream, form=chosen)
+            for name, x in found.items():
+                if name.startswith("d_") == (what == "gradients"):
+                    yield min(compare(name, owner.to_numpy(x), dtype_name(x), wanted).share, LARGEST)
+
+
+class Share:
+    """The largest share, and the mean of all."""
+
+    version = "1"
+    timeout = 300.0
+    unit = "share of the allowed error"
+    kind = "share"
+    param_names = ["form", "of", "dtype", "backend"]
+    params = [FORMS, ["outputs", "gradients"], list(DTYPES), BACKENDS]
+
+    def setup(self, form: str, of: str, dtype: str, backend: str) -> None:
+        owner = usable(backend)
+        if not hasattr(owner.namespace(), dtype):
+            raise NotImplementedError(f"{backend} has no {dtype}")
+
+    def track_largest(self, form: str, of: str, dtype: str, backend: str) -> float:
+        return max(shares(form, of, dtype, backend))
+
+    def track_mean(self, form: str, of: str, dtype: str, backend: str) -> float:
+        return fmean(shares(form, of, dtype, backend))

@@ -1,0 +1,167 @@
+"""What all benchmarks share: what there is to be measured, and the calls that are.
+
+A mechanism is known by its record alone. A combination that does not exist (a library that is not installed, a dtype
+that it has not, a mechanism without a core) raises NotImplementedError in `setup`, which asv shows as n/a.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from refattn import backends, counter
+from refattn.golden.inputs import make, make_upstream
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.record import Case, Input, Mechanism
+from refattn.mechanisms.registry import list_mechanisms, mechanism
+
+MECHANISMS = list(list_mechanisms())
+FORMS = [f"{name}.{form}" for name in MECHANISMS for form in mechanism(name).forms if mechanism(name).core is not None]
+"""Each form of each core, as "mechanism.form"."""
+
+BACKENDS = [name for name in backends.names() if name != "strict"]
+"""The libraries; array-api-strict checks what is called, and nobody uses it for its speed."""
+
+HEADS = 4
+"""Heads of a block."""
+
+
+class Timed:
+    """What timed benchmarks have in common. Times are CPU seconds where the work is done on CPUs, else wall time.
+
+    CPU time hardly depends on what else the machine does. It counts all threads, so libraries are held to one (see
+    `asv_benchmarks/sides.py`): it then is what a call costs, and `parallel` tells what several workers make of it.
+    """
+
+    version = "1"  # by hand: raised where a change of the benchmark makes old numbers incomparable
+    timer: Callable[[], float] = time.process_time
+    rounds = 2  # processes, since each has its own luck with memory
+    repeat = (5, 100, 0.15)
+    warmup_time = 0.05
+    timeout = 120.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """The calls of one combination; each waits until its work is done."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[], Any]
+    both: Callable[[], Any]
+    timer: Callable[[], float]
+
+
+def usable(name: str) -> backends.Backend:
+    """Return a backend that can be used here, set to compute in float64 where it is asked to."""
+    owner = backends.get(name)
+    reason = owner.why_unavailable()
+    if reason is not None:
+        raise NotImplementedError(reason)
+    owner.enable_float64()
+    return owner
+
+
+def array(owner: backends.Backend, x: Any, dtype: str) -> Any:
+    """Return a host array as one of the backend, in the dtype of this name; masks as they are."""
+    if x.dtype.kind == "b" or dtype != "bfloat16":
+        return owner.from_numpy(x)
+    if not hasattr(owner.namespace(), dtype):
+        raise NotImplementedError(f"{owner.name} has no {dtype}")
+    made = owner.from_numpy(x)
+    return owner.namespace().asarray(made, dtype=getattr(owner.namespace(), dtype))
+
+
+def split(form: str) -> tuple[Mechanism, str]:
+    """Return the record and the form that an entry of `FORMS` names."""
+    name, _, chosen = form.partition(".")
+    return mechanism(name), chosen
+
+
+def scaled(case: Case, n: int, d: int) -> Case:
+    """Return the case with n tokens of width d; its batch and its heads stay."""
+
+    def resized(given: Input) -> Input:
+        if len(given.shape) < 2:
+            return given
+        last = (n, d) if given.design == "normal" else tuple(1 if size == 1 else n for size in given.shape[-2:])
+        return replace(given, shape=(*given.shape[:-2], *last))
+
+    return replace(case, name=f"{case.name}-{n}-{d}", inputs={name: resized(x) for name, x in case.inputs.items()})
+
+
+@functools.lru_cache(maxsize=1)  # setup runs before every sample
+def core_call(form: str, n: int, d: int, dtype: str, backend: str, causal: bool = False) -> Call:
+    """Return the calls of a form of a core: the case "tiny", at another size."""
+    record, chosen = split(form)
+    core, owner = record.core, usable(backend)
+    assert core is not None
+    if causal and "causal" not in record.defaults:
+        raise NotImplementedError(f"{record.name} has no option causal")
+    case = scaled(record.case("tiny"), n, d)
+    inputs = {name: array(owner, x, dtype) for name, x in make(record.name, case, dtype).items()}
+    options = {**case.options, **({"causal": True} if causal else {})}
+    out, saved = core.forward(**inputs, **options, form=chosen)
+    upstream = array(owner, make_upstream(record.name, case, "out", tuple(out.shape), dtype), dtype)
+
+    def forward() -> Any:
+        result = core.forward(**inputs, **options, form=chosen)
+        owner.synchronize()
+        return result
+
+    def backward() -> Any:
+        result = core.backward(saved, upstream)
+        owner.synchronize()
+        return result
+
+    def both() -> Any:
+        result = core.backward(core.forward(**inputs, **options, form=chosen)[1], upstream)
+        owner.synchronize()
+        return result
+
+    return Call(forward, backward, both, timer(owner))
+
+
+@functools.lru_cache(maxsize=1)
+def block_call(name: str, n: int, width: int, dtype: str, backend: str) -> Call:
+    """Return the calls of a block of the mechanism, causal where it can be."""
+    record, owner = mechanism(name), usable(backend)
+    block = record.block
+    known = {field.name for field in dataclasses.fields(block.Config)}
+    given = {"width": width, "heads": HEADS, "layer": 0, "layers": 1}
+    config = block.Config(**{field: value for field, value in given.items() if field in known})
+    shape = (1, n, width)
+    x, d_x = (
+        array(owner, counter.normal(shape, seed=0, purpose=f"benchmarks.{what}").astype(dtype), dtype)
+        for what in ("x", "d_x")
+    )
+    context = Context(causal="causal" in record.reads)
+    params = block.init(config, seed=0, like=x)
+    state = block.start(params, x, context)
+    last, saved = block.forward(params, state, context)
+    d_state, _ = block.read_backward(params, last, d_x)
+
+    def forward() -> Any:
+        result = block.forward(params, state, context)
+        owner.synchronize()
+        return result
+
+    def backward() -> Any:
+        result = block.backward(params, saved, d_state)
+        owner.synchronize()
+        return result
+
+    def both() -> Any:
+        result = block.backward(params, block.forward(params, state, context)[1], d_state)
+        owner.synchronize()
+        return result
+
+    return Call(forward, backward, both, timer(owner))
+
+
+def timer(owner: backends.Backend) -> Callable[[], float]:
+    """Return the clock for work on the backend's default device: see `Timed`."""
+    return time.process_time if owner.devices()[0].startswith("cpu") else time.perf_counter

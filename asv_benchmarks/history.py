@@ -1,0 +1,168 @@
+"""Results over time: asv runs the suite on the files as they are, and its results are compared with the last ones."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asv_benchmarks.judge import Verdict, apart
+from asv_benchmarks.machine import git
+from asv_benchmarks.sides import ROOT, held_to
+from asv_benchmarks.suite import Benchmark, benchmarks
+
+FOLDER = ROOT / "asv_benchmarks"
+RESULTS = FOLDER / "results"
+MACHINE = "start.Machine"
+"""The benchmarks that refattn has no part in."""
+
+Samples = dict[str, list[float]]
+"""Benchmark with its parameters -> what was measured."""
+
+
+class RunError(Exception):
+    """asv is missing or failed."""
+
+
+@dataclass
+class Found:
+    """A run beside the one before it.
+
+    Attributes
+    ----------
+    before, after
+        The short hashes that the results are stored under; None where there was no earlier run.
+    verdicts
+        On every benchmark that ran.
+    moved
+        In words, how much faster or slower the machine itself was; "" where that is little.
+    """
+
+    before: str | None
+    after: str
+    verdicts: list[Verdict] = field(default_factory=list)
+    moved: str = ""
+
+
+def run(pattern: str, tell: Callable[[str], None]) -> Found:
+    """Run the benchmarks that match the regular expression; store the results and compare them with the last ones.
+
+    Raises
+    ------
+    RunError
+        Where asv cannot be imported or fails.
+    """
+    commit = version()
+    last = newest()
+    before = (short(last), samples(last)) if last else None  # read now: a run of the same commit replaces them
+    asv(["machine", "--yes"], lambda line: None)
+    environment = f"existing:{sys.executable}"
+    options = ["-E", environment, "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
+    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell)
+    stored = newest()
+    if stored is None:
+        raise RunError("asv stored no results")
+    chosen = benchmarks(pattern)
+    now = samples(stored)
+    if before is None:
+        return Found(None, short(stored), judged({}, now, chosen))
+    verdicts = judged(before[1], now, chosen)
+    return Found(before[0], short(stored), verdicts, moved(verdicts))
+
+
+def publish(tell: Callable[[str], None]) -> Path:
+    """Make web pages of all stored results; return the first one."""
+    if newest() is None:
+        raise RunError("there are no results yet: make bench")
+    asv(["publish"], tell)
+    return ROOT / "docs" / "_build" / "benchmarks" / "index.html"
+
+
+def asv(arguments: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Run asv on this checkout; `tell` gets its lines of progress."""
+    command = [sys.executable, "-m", "asv", *arguments]
+    if arguments[0] != "machine":
+        command += ["--config", str(FOLDER / "asv.conf.json")]
+    # asv drops PYTHONPATH, and hands this one on.
+    env = {**os.environ, **held_to(1), "ASV_PYTHONPATH": str(ROOT)}
+    last: list[str] = []
+    with subprocess.Popen(
+        command, cwd=FOLDER, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            last = [*last[-20:], line.rstrip()]
+            if re.match(r"\[\s*\d+\.\d+%\] \S{3} (?!=|Running)", line):
+                tell(line.rstrip())
+    # 2 says that some benchmark failed, which the comparison tells one by one
+    if process.returncode not in (0, 2):
+        raise RunError("\n".join(["asv failed:", *last]))
+
+
+def version() -> str:
+    """Return the commit to store results under; where files differ from it, a commit of them that no branch has."""
+    changed = git("stash", "create", "files that were benchmarked")
+    head = changed or git("rev-parse", "HEAD")
+    if not head:
+        raise RunError("there is no git repository, and asv stores results by commit")
+    return head
+
+
+def newest() -> Path | None:
+    """Return the results that were stored last."""
+    files = [path for path in RESULTS.glob("*/*.json") if path.name != "machine.json"]
+    return max(files, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def short(file: Path) -> str:
+    """Return the hash that results are stored under."""
+    return file.name.partition("-")[0]
+
+
+def samples(file: Path) -> Samples:
+    """Return what a file of results holds: all samples of a time, the value of everything else, [] where it failed."""
+    from asv.results import Results
+
+    stored: Any = Results.load(str(file))
+    found: Samples = {}
+    for benchmark in benchmarks():
+        if benchmark.name not in stored.get_all_result_keys():
+            continue
+        params = [[repr(value)] for value in benchmark.params]
+        (value,) = stored.get_result_value(benchmark.name, params)
+        (many,) = stored.get_result_samples(benchmark.name, params)
+        if value is None:
+            found[str(benchmark)] = []
+        elif not math.isnan(value):  # NaN is n/a
+            found[str(benchmark)] = many or [value]
+    return found
+
+
+def judged(before: Samples, now: Samples, chosen: Sequence[Benchmark]) -> list[Verdict]:
+    """Return a verdict on each of the chosen benchmarks."""
+    verdicts = []
+    for benchmark in chosen:
+        old, new = before.get(str(benchmark)), now.get(str(benchmark))
+        if new is None:
+            verdicts.append(Verdict(benchmark, "gone" if old else "n/a"))
+        elif not new:
+            verdicts.append(Verdict(benchmark, "fails", detail="asv run --show-stderr tells why"))
+        elif not old:
+            verdicts.append(Verdict(benchmark, "new" if old is None else "works"))
+        else:
+            verdicts.append(apart(benchmark, old, new))
+    return verdicts
+
+
+def moved(verdicts: Sequence[Verdict]) -> str:
+    """Say how much faster or slower the machine itself was, by benchmarks that refattn has no part in."""
+    found = [verdict for verdict in verdicts if verdict.benchmark.name.startswith(MACHINE) and verdict.word]
+    words = (f"{verdict.benchmark.params[0]} {verdict.ratio[1]:.2f}" for verdict in found if verdict.ratio)
+    text = ", ".join(words)
+    return f"the machine itself took another time than before ({text})" if text else ""

@@ -1,0 +1,137 @@
+"""What is a difference, and what is noise.
+
+Two kinds of evidence are judged. Rounds that alternate come in pairs: whatever the machine did hit both, so each pair
+gives a ratio. Samples of two runs at different times do not: they are compared by their medians and by their least
+values, only what both tell is believed, and times have to differ by more.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from asv_benchmarks.sides import ratio, ratios, spread
+from asv_benchmarks.suite import Benchmark
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a difference must exceed: as a ratio, and in seconds, bytes or shares."""
+
+    factor: float
+    least: float
+
+
+LIMITS = {"time": Limit(1.10, 1e-6), "memory": Limit(1.10, 2 << 20), "share": Limit(1.25, 0.02)}
+"""By kind of benchmark; a benchmark may ask for another factor."""
+
+WORDS = {"time": ("slower", "faster"), "memory": ("more memory", "less memory"), "share": ("less exact", "more exact")}
+"""By kind: what a larger number means, and a smaller one."""
+
+WORSE = {words[0] for words in WORDS.values()} | {"fails"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one benchmark.
+
+    Attributes
+    ----------
+    word
+        A word of `WORDS` where there is a difference, "" where there is none, or "fails", "works", "new", "gone",
+        "n/a".
+    base, head
+        The numbers that are compared: medians in seconds, bytes or shares.
+    ratio
+        Lower quartile, median and upper quartile of head / base, where there are pairs; otherwise thrice the same.
+    detail
+        Why there is no number.
+    """
+
+    benchmark: Benchmark
+    word: str
+    base: float | None = None
+    head: float | None = None
+    ratio: tuple[float, float, float] | None = None
+    detail: str = ""
+
+
+def limit(benchmark: Benchmark) -> Limit:
+    """Return what a difference of this benchmark must exceed."""
+    usual = LIMITS[benchmark.kind]
+    return usual if benchmark.factor is None else Limit(benchmark.factor, usual.least)
+
+
+def paired(benchmark: Benchmark, starts: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Verdict:
+    """Judge rounds that alternated: for each start of the two processes, the numbers of base and of head.
+
+    A difference counts where the median of all ratios exceeds the factor, and the median of each start goes at least
+    half of that way: a process has its own luck with memory, which lasts as long as it does.
+    """
+    found = [ratios(head, base) for base, head in starts]
+    whole = spread([one for start in found for one in start])
+    base, head = (statistics.median([x for start in starts for x in start[side]]) for side in (0, 1))
+    each = [statistics.median(start) for start in found]
+    return _judged(benchmark, base, head, whole, each, limit(benchmark))
+
+
+def apart(benchmark: Benchmark, base: Sequence[float], head: Sequence[float]) -> Verdict:
+    """Judge the samples of two runs at different times: a time has to differ by the square of the factor."""
+    middle = ratio(statistics.median(head), statistics.median(base))
+    least = ratio(min(head), min(base))
+    agreed = min(middle, least, key=lambda x: abs(_log(x))) if (middle > 1.0) == (least > 1.0) else 1.0
+    bound = limit(benchmark)
+    if benchmark.kind == "time":
+        bound = Limit(bound.factor**2, bound.least)
+    return _judged(benchmark, statistics.median(base), statistics.median(head), (agreed,) * 3, [agreed], bound)
+
+
+def suspect(verdict: Verdict) -> bool:
+    """Tell whether a first look at a benchmark is worth a second one: half of the factor is exceeded."""
+    return verdict.ratio is not None and abs(_log(verdict.ratio[1])) > 0.5 * math.log(limit(verdict.benchmark).factor)
+
+
+def _judged(
+    benchmark: Benchmark,
+    base: float,
+    head: float,
+    between: tuple[float, float, float],
+    each: Sequence[float],
+    bound: Limit,
+) -> Verdict:
+    size = math.log(bound.factor)
+    sign = 1.0 if between[1] > 1.0 else -1.0
+    differs = sign * _log(between[1]) > size and all(sign * _log(one) > 0.5 * size for one in each)
+    if not differs or abs(head - base) <= bound.least:
+        return Verdict(benchmark, "", base, head, between)
+    return Verdict(benchmark, WORDS[benchmark.kind][sign < 0.0], base, head, between)
+
+
+def _log(ratio: float) -> float:
+    return math.log(ratio) if ratio > 0.0 else -math.inf
+
+
+def summary(verdicts: Iterable[Verdict]) -> str:
+    """Return the counts of all words in one line."""
+    counts: dict[str, int] = {}
+    for verdict in verdicts:
+        counts[verdict.word] = counts.get(verdict.word, 0) + 1
+    same = counts.pop("", 0)
+    nothing = counts.pop("n/a", 0)
+    measured = same + sum(counts.values())
+    words = [f"{count} {word}" for word, count in sorted(counts.items())]
+    rest = [f"{same} without a difference"] + ([f"{nothing} n/a"] if nothing else [])
+    return f"{measured} benchmarks: {', '.join(words + rest)}"
+
+
+def number(kind: str, value: float | None) -> str:
+    """Return a number with its unit."""
+    if value is None:
+        return ""
+    if kind == "share":
+        return f"{value:.3g}"
+    units = [("GiB", 2.0**30), ("MiB", 2.0**20)] if kind == "memory" else [("s", 1.0), ("ms", 1e-3), ("us", 1e-6)]
+    name, size = next(((name, size) for name, size in units if value >= size), units[-1])
+    return f"{value / size:.3g} {name}"
