@@ -183,7 +183,7 @@ def alternate(workers: dict[str, Worker], plan: Plan) -> tuple[dict[str, Rounds]
     for name in workers:
         warmed = ask(name, "warm", seconds=plan.warm_seconds)
         if warmed is not None:
-            calls[name] = max(1, int(plan.round_seconds / max(warmed["wall"], 1e-9)))
+            calls[name] = max(1, round(plan.round_seconds / max(warmed["wall"], 1e-9)))
     stop = time.perf_counter() + plan.seconds
     for n in range(plan.rounds):
         if n >= plan.at_least and time.perf_counter() > stop:

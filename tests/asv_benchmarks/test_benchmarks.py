@@ -1,0 +1,235 @@
+"""The benchmarks: each runs once for every mechanism, n/a is told as n/a, and asv sees what the suite sees."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import refattn as ra
+from asv_benchmarks import suite
+from asv_benchmarks.benchmarks import common
+from asv_benchmarks.history import FOLDER
+from asv_benchmarks.suite import PROFILES, Benchmark, benchmarks, prepare
+from refattn import backends
+from refattn.mechanisms import registry
+
+ALL = benchmarks()
+NUMPY = [benchmark for benchmark in ALL if not {"cupy", "torch", "jax"} & set(benchmark.params)]
+
+
+def key(benchmark: Benchmark) -> tuple[Any, ...]:
+    """What stays of a benchmark when its sizes are left out."""
+    return (benchmark.name, *(x for x in benchmark.params if isinstance(x, str)))
+
+
+def smallest(chosen: list[Benchmark]) -> list[Benchmark]:
+    """The benchmarks with the smallest sizes."""
+    found: dict[tuple[Any, ...], Benchmark] = {}
+    for benchmark in sorted(chosen, key=lambda b: [x for x in b.params if not isinstance(x, str)]):
+        found.setdefault(key(benchmark), benchmark)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("benchmark", smallest(NUMPY), ids=str)
+def test_every_benchmark_runs(benchmark: Benchmark) -> None:
+    try:
+        run = prepare(benchmark.name, list(benchmark.params))
+    except NotImplementedError as reason:
+        assert str(reason)
+        return
+    result = run()
+    if benchmark.kind == "share":
+        # The dense form in float64 is the truth itself.
+        truth = "float64" in benchmark.params and str(benchmark.params[0]).endswith(".dense")
+        assert 0.0 <= result <= 1.0 and (result > 0.0 or truth)
+    elif benchmark.kind == "memory" and "track_" in benchmark.name:
+        assert math.isfinite(result)
+
+
+def test_every_mechanism_and_every_form_is_there() -> None:
+    cores = {name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None}
+    forms = {f"{name}.{form}" for name in cores for form in ra.mechanism(name).forms}
+    for method in (
+        "core.Core.time_forward",
+        "core.Core.time_backward",
+        "core.Core.time_both",
+        "memory.Core.peakmem_both",
+    ):
+        assert {b.params[0] for b in ALL if b.name == method} == forms
+    for method in ("accuracy.Share.track_largest", "accuracy.Share.track_mean"):
+        assert {b.params[0] for b in ALL if b.name == method} == forms
+    assert {b.params[0] for b in ALL if b.name == "block.Block.time_both"} == set(ra.list_mechanisms())
+    imported = {b.params[0] for b in ALL if b.name == "start.Import.timeraw_import"}
+    assert {f"refattn.mechanisms.{name}" for name in ra.list_mechanisms()} <= imported
+
+
+def test_no_benchmark_names_a_mechanism() -> None:
+    found = []
+    for path in [*(FOLDER / "benchmarks").glob("*.py"), *FOLDER.glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in ra.list_mechanisms():
+                found.append(f"{path.name}:{node.lineno}")
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("refattn.mechanisms."):
+                if node.module not in {f"refattn.mechanisms.{name}" for name in ("context", "record", "registry")}:
+                    found.append(f"{path.name}:{node.lineno}")
+    assert found == []
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A mechanism that joins the registry: softmax by another name, without one of its forms."""
+    record = dataclasses.replace(ra.mechanism("softmax"), name="later", forms=("dense",))
+    room = ModuleType("refattn.mechanisms.later")
+    room.record = record  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, room.__name__, room)
+    monkeypatch.setattr(registry, "_NAMES", ("softmax", "later"))
+    modules = [name for name in sys.modules if name.startswith("asv_benchmarks.benchmarks")]
+    kept = {name: sys.modules.pop(name) for name in modules}
+    yield
+    for name in [name for name in sys.modules if name.startswith("asv_benchmarks.benchmarks")]:
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+@pytest.mark.usefixtures("later")
+def test_a_later_mechanism_appears_by_itself() -> None:
+    found = [b for b in benchmarks() if any(str(x).split(".")[0] == "later" for x in b.params)]
+    assert {b.params[0] for b in found if b.name.startswith("core.")} == {"later.dense"}
+    assert {b.name for b in found} == {b.name for b in ALL} - {
+        "start.Import.timeraw_import",
+        "start.Machine.time_numpy",
+    }
+    prepare("core.Core.time_both", ["later.dense", 64, 16, "float32", "numpy"])()
+    prepare("block.Block.time_both", ["later", 64, 64, "float32", "numpy"])()
+
+
+# --- what is not there is n/a
+
+
+def test_a_library_that_cannot_be_used_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends.get("cupy"), "why_unavailable", lambda: "there is no GPU")
+    for benchmark in smallest([b for b in ALL if "cupy" in b.params]):
+        with pytest.raises(NotImplementedError, match="there is no GPU"):
+            prepare(benchmark.name, list(benchmark.params))
+
+
+def test_a_dtype_that_a_library_has_not_is_not_available() -> None:
+    for benchmark in NUMPY:
+        if "bfloat16" in benchmark.params:
+            with pytest.raises(NotImplementedError, match="numpy has no bfloat16"):
+                prepare(benchmark.name, list(benchmark.params))
+
+
+def test_a_core_without_the_option_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = dataclasses.replace(ra.mechanism("softmax"), defaults={})
+    monkeypatch.setattr(common, "mechanism", lambda name: record)
+    with pytest.raises(NotImplementedError, match="softmax has no option causal"):
+        prepare("core.Causal.time_both", ["softmax.dense", 64, "float32", "numpy"])
+
+
+def test_bfloat16_is_measured_where_there_is_one() -> None:
+    pytest.importorskip("torch")
+    form = common.FORMS[0]
+    shares = [
+        prepare(f"accuracy.Share.{m}", [form, "outputs", "bfloat16", "torch"])()
+        for m in ("track_largest", "track_mean")
+    ]
+    assert 0.0 < shares[1] < shares[0] <= 1.0
+
+
+def test_an_infinite_share_becomes_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracy = importlib.import_module("asv_benchmarks.benchmarks.accuracy")
+    evaluate = accuracy.evaluate
+    monkeypatch.setattr(accuracy, "evaluate", lambda *a, **k: {n: x[..., :-1] for n, x in evaluate(*a, **k).items()})
+    assert prepare("accuracy.Share.track_largest", [common.FORMS[0], "outputs", "float32", "numpy"])() == 1e6
+
+
+# --- how it is measured
+
+
+@pytest.mark.parametrize(
+    "benchmark", smallest([b for b in NUMPY if b.name.startswith(("core", "block", "memory"))]), ids=str
+)
+def test_every_timed_body_waits_for_its_work(benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[None] = []
+    try:
+        run = prepare(benchmark.name, list(benchmark.params))
+    except NotImplementedError:
+        return
+    monkeypatch.setattr(backends.get("numpy"), "synchronize", lambda: waited.append(None))
+    run()
+    assert waited
+
+
+def test_versions_are_set_by_hand_and_timeouts_are_set() -> None:
+    for module in suite.modules():
+        for kind in vars(module).values():
+            if isinstance(kind, type) and kind.__module__ == module.__name__ and hasattr(kind, "params"):
+                described: Any = kind
+                assert isinstance(described.version, str), kind
+                assert module.__name__.endswith("start") or described.timeout >= 120.0
+                assert len(described.params) == len(described.param_names)
+
+
+def test_a_form_gets_the_sizes_that_are_asked() -> None:
+    case = common.scaled(ra.mechanism("softmax").case("tiny"), 48, 24)
+    assert {given.shape for given in case.inputs.values()} == {(1, 2, 48, 24)}
+    masked = common.scaled(ra.mechanism("softmax").case("mask-keys"), 48, 24)
+    assert masked.inputs["mask"].shape == (2, 1, 1, 48)
+
+
+def test_the_short_profile_is_numpy_alone() -> None:
+    short = benchmarks(PROFILES["short"])
+    assert 0 < len(short) < len(ALL) == len(benchmarks(PROFILES["full"]))
+    assert not {"cupy", "torch", "jax"} & {x for b in short for x in b.params}
+    assert {x for b in short if b.name.startswith("core") for x in b.params} & set(("float64", "float32")) == {
+        "float32"
+    }
+    assert {b.name for b in short} == {b.name for b in ALL}
+
+
+# --- asv
+
+
+def run_asv(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "ASV_PYTHONPATH": str(FOLDER.parent)}
+    command = [sys.executable, "-m", "asv", *arguments, "--config", str(FOLDER / "asv.conf.json")]
+    return subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True, check=False)
+
+
+def test_asv_finds_nothing_wrong() -> None:
+    pytest.importorskip("asv")
+    done = run_asv("check", "-E", f"existing:{sys.executable}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No problems found" in done.stdout
+
+
+def test_asv_sees_the_same_benchmarks() -> None:
+    pytest.importorskip("asv_runner")
+    code = f"""
+import json, sys
+from asv_runner._aux import update_sys_path
+from asv_runner.discovery import disc_benchmarks
+update_sys_path({str(FOLDER / "benchmarks")!r})
+print(json.dumps([[b.name, b.params, b.version] for b in disc_benchmarks({str(FOLDER / "benchmarks")!r})]))
+"""
+    env = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = {name: (params, version) for name, params, version in json.loads(done.stdout.splitlines()[-1])}
+    assert set(seen) == {b.name for b in ALL}
+    for name, (params, version) in seen.items():
+        ours = [b.params for b in ALL if b.name == name]
+        assert math.prod(map(len, params)) == len(ours) and version == "1"
+        assert [repr(x) for x in ours[-1]] == [values[-1] for values in params]

@@ -1,0 +1,118 @@
+"""What counts as a difference: planted ones in numbers made here are found, and noise is not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asv_benchmarks.judge import LIMITS, WORDS, WORSE, Verdict, apart, limit, number, paired, summary, suspect
+from asv_benchmarks.suite import Benchmark
+
+TIME = Benchmark("core.Core.time_both", ("a.dense", 64), "time")
+SHARE = Benchmark("accuracy.Share.track_largest", ("a.dense",), "share")
+MEMORY = Benchmark("memory.Core.peakmem_both", ("a.dense",), "memory")
+
+Starts = list[tuple[list[float], list[float]]]
+
+
+def busy(factor: float, seed: int, starts: int = 3, rounds: int = 8, noise: float = 0.03) -> Starts:
+    """Rounds on a busy machine: its speed drifts by as much as half, both sides alike, and now and then one is hit."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for _ in range(starts):
+        drift = 1e-3 * np.exp(np.cumsum(draw.normal(0.0, 0.15, rounds)))
+        sides = drift * np.exp(draw.normal(0.0, noise, (2, rounds)))
+        sides[draw.integers(2), draw.integers(rounds)] *= 3.0
+        found.append(((sides[0]).tolist(), (factor * sides[1]).tolist()))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_planted_difference_is_found_in_drift_and_noise(seed: int) -> None:
+    slower, faster, same = (paired(TIME, busy(factor, seed)) for factor in (1.2, 1 / 1.2, 1.0))
+    assert (slower.word, faster.word, same.word) == ("slower", "faster", "")
+    assert slower.ratio and slower.ratio[0] <= slower.ratio[1] <= slower.ratio[2]
+    assert slower.ratio[1] == pytest.approx(1.2, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_first_look_makes_a_difference_suspect(seed: int) -> None:
+    assert suspect(paired(TIME, busy(1.2, seed, starts=1)))
+
+
+def test_the_medians_alone_would_not_do() -> None:
+    """The drift is much larger than what is found: base and head taken one after the other differ by more."""
+    (base, head), *_ = busy(1.0, 0, rounds=16)
+    assert max(base[8:]) / min(base[:8]) > 1.3
+
+
+@given(st.floats(0.5, 2.0), st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=8))
+def test_the_word_follows_the_ratio(factor: float, base: list[float]) -> None:
+    verdict = paired(TIME, [(base, [factor * x for x in base])] * 2)
+    size = math.log(LIMITS["time"].factor)
+    if abs(math.log(factor)) > 1.01 * size:
+        assert verdict.word == WORDS["time"][factor < 1.0]
+    elif abs(math.log(factor)) < 0.99 * size:
+        assert verdict.word == ""
+
+
+def test_one_process_with_bad_luck_is_no_difference() -> None:
+    same, slow = ([1e-3] * 8, [1e-3] * 8), ([1e-3] * 8, [1.5e-3] * 8)
+    assert paired(TIME, [same, slow, slow]).word == ""
+    assert paired(TIME, [slow, slow, slow]).word == "slower"
+
+
+def test_a_difference_too_small_to_matter_is_none() -> None:
+    assert paired(TIME, [([2e-6] * 4, [2.9e-6] * 4)]).word == ""
+    assert paired(MEMORY, [([1 << 20], [2 << 20])]).word == ""
+    assert paired(MEMORY, [([64 << 20], [80 << 20])]).word == "more memory"
+    assert paired(SHARE, [([0.01], [0.02])]).word == ""
+
+
+def test_accuracy() -> None:
+    assert paired(SHARE, [([0.3], [0.31])]).word == ""
+    assert paired(SHARE, [([0.3], [300.0])]).word == "less exact"
+    assert paired(SHARE, [([0.3], [0.1])]).word == "more exact"
+    assert paired(SHARE, [([0.0], [0.0])]).word == ""
+    assert paired(SHARE, [([0.0], [0.5])]).word == "less exact"
+    assert "less exact" in WORSE and "more exact" not in WORSE
+
+
+def test_a_benchmark_may_ask_for_more() -> None:
+    patient = Benchmark("core.Parallel.time_both", (), "time", 1.5)
+    assert limit(patient).factor == 1.5 and limit(TIME) == LIMITS["time"]
+    starts = [([1e-3] * 4, [1.4e-3] * 4)]
+    assert (paired(TIME, starts).word, paired(patient, starts).word) == ("slower", "")
+
+
+def test_runs_at_different_times_have_to_differ_by_more_and_in_their_least_values_too() -> None:
+    base = [1.0e-3, 1.1e-3, 1.2e-3, 1.3e-3, 5.0e-3]
+    assert apart(TIME, base, [1.5 * x for x in base]).word == "slower"
+    assert apart(TIME, base, [x / 1.5 for x in base]).word == "faster"
+    assert apart(TIME, base, [1.15 * x for x in base]).word == ""
+    assert apart(TIME, base, [1.0e-3, 1.9e-3, 2.0e-3, 2.1e-3, 2.2e-3]).word == ""  # some quick ones: it was the machine
+    assert apart(TIME, base, [0.9e-3, 2.0e-3, 2.0e-3]).word == ""
+    assert apart(SHARE, [0.3], [0.4]).word == "less exact"  # the same inputs give the same share at any time
+
+
+def test_numbers_have_units() -> None:
+    assert [number("time", x) for x in (2.5, 0.0123, 4.5e-5, 3e-9, None)] == [
+        "2.5 s",
+        "12.3 ms",
+        "45 us",
+        "0.003 us",
+        "",
+    ]
+    assert [number("memory", x) for x in (3 << 30, 5 << 20, 1 << 19)] == ["3 GiB", "5 MiB", "0.5 MiB"]
+    assert number("share", 0.1234) == "0.123"
+
+
+def test_the_summary_counts() -> None:
+    words = ["slower", "", "", "n/a", "slower", "less exact"]
+    assert summary(Verdict(TIME, word) for word in words) == (
+        "5 benchmarks: 1 less exact, 2 slower, 2 without a difference, 1 n/a"
+    )
