@@ -4,7 +4,7 @@ VENV   ?= .venv
 JOBS   ?= 2
 BIN    := $(VENV)/bin
 
-.PHONY: check test lint bench bench-compare bench-publish clean
+.PHONY: check test lint bench bench-compare bench-publish docs facts clean
 
 # The reference certifies itself; then a production kernel is verified against it.
 check: $(VENV)/.with-onnx
@@ -31,6 +31,14 @@ bench-compare: $(VENV)/.with-bench
 
 bench-publish: $(VENV)/.with-bench
 	$(BIN)/python -m asv_benchmarks publish
+
+# The pages, into docs/_build/html; a warning is an error.
+docs: $(VENV)/.with-docs
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+
+# Measures the published figures of docs/facts.toml again.  make facts ARGS=--update
+facts: $(VENV)/.with-onnx $(VENV)/.with-test $(VENV)/.with-docs
+	$(BIN)/python -m tools.facts $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache docs/_build

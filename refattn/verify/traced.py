@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -121,17 +122,21 @@ class Traced:
         }
 
 
+def file_of(module: ModuleType) -> str:
+    """Return the file of a module as a path that begins with ``refattn/``."""
+    return Path(inspect.getsourcefile(module) or "").relative_to(_ROOT).as_posix()
+
+
 def places(mechanism: Mechanism) -> dict[str, Place]:
     """Return where each equation of a mechanism stands, by id, in the order of the docstrings."""
     found = {}
     for module in mechanism.tagged:
         lines = inspect.getsource(module).splitlines()
-        file = Path(inspect.getsourcefile(module) or "").relative_to(_ROOT).as_posix()
         tags = {tag.id: tag for tag in equations.tags(module) if tag.claims}
         for id, formula in equations.declared(module).items():
             tag = tags[id]
             code = _statement(lines, tag.line - 1, id)
-            found[id] = Place(formula, tag.axes, file, tag.line, tag.name, code)
+            found[id] = Place(formula, tag.axes, file_of(module), tag.line, tag.name, code)
     return found
 
 

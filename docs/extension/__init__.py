@@ -1,0 +1,36 @@
+"""What these pages need beyond Sphinx and MyST: the pages of mechanisms, their equations, and published figures."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+from docs.extension import docstrings, equations, facts, listing, pages
+
+
+def drop_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Leave pages that do not exist out of the contents on the first page: Sphinx warns of a glob without a match."""
+    if docname == "index":
+        lines = source[0].splitlines()
+        source[0] = "\n".join(line for line in lines if "*" not in line or " " in line or _matches(app, line))
+
+
+def _matches(app: Sphinx, pattern: str) -> bool:
+    return any(fnmatch(name, pattern) for name in app.project.docnames)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect everything; Sphinx calls it."""
+    app.connect("builder-inited", lambda app: pages.write(Path(app.srcdir) / "mechanisms"))
+    app.connect("source-read", drop_empty_globs)
+    app.connect("autodoc-process-docstring", docstrings.escape, priority=400)  # before napoleon makes markup of it
+    app.connect("autodoc-process-signature", docstrings.plain_aliases)
+    app.add_directive("equations", equations.Equations)
+    app.add_directive("equation-map", equations.EquationMap)
+    app.add_directive("source", listing.Source)
+    app.add_directive("facts", facts.Table)
+    app.add_role("fact", facts.Role())
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

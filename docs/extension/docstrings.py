@@ -1,0 +1,85 @@
+"""The docstrings of refattn as Markdown, and as the text that autodoc expects.
+
+They are plain text: `name` in backquotes is code, an indented block is shown as it stands, and everything else means
+itself, so that ``|s_ij|`` and ``h*d`` need no escapes in the source.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_CODE = re.compile(r"(``.+?``|`[^`\n]+`)")
+
+LEADS = ("Axes", "Symbols", "Source", "Sources", "Costs", "How libraries and the paper differ")
+"""Words that begin a paragraph and are set in bold."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A paragraph of prose, or an indented block of lines."""
+
+    text: str
+    indented: bool
+
+
+def parts(docstring: str | None) -> Iterator[Part]:
+    """Yield the paragraphs and the indented blocks of a docstring in order."""
+    chunks: list[Part] = []
+    for chunk in re.split(r"\n\s*\n", inspect.cleandoc(docstring or "")):
+        indented = chunk.startswith("  ")
+        if indented and chunks and chunks[-1].indented:  # an empty line within a block
+            chunks[-1] = Part(f"{chunks[-1].text}\n\n{chunk}", True)
+        elif chunk.strip():
+            chunks.append(Part(chunk, indented))
+    for part in chunks:
+        if part.indented:
+            yield Part(inspect.cleandoc("\n" + part.text), True)
+        else:
+            yield Part(re.sub(r"::$", ":", part.text), False)
+
+
+def markdown(text: str) -> str:
+    """Return a paragraph as Markdown: what stands in backquotes is code, all else means itself."""
+    text = re.sub(r"``(.+?)``", r"`\1`", text)
+    pieces = _CODE.split(text)
+    pieces[::2] = [re.sub(r"([\\*_<>\[\]|#$~{}])", r"\\\1", piece) for piece in pieces[::2]]
+    made = "".join(pieces)
+    for lead in LEADS:
+        if made.startswith(f"{lead}:"):
+            return f"**{lead}:**{made.removeprefix(f'{lead}:')}"
+    return made
+
+
+def summary(docstring: str | None) -> str:
+    """Return the first paragraph of a docstring as one line of Markdown."""
+    first = next(parts(docstring), Part("", False))
+    return " ".join(markdown(first.text).split())
+
+
+def escape(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Keep autodoc from reading markup into prose; blocks and examples stay as they are."""
+    block = False
+    for n, line in enumerate(lines):
+        indented = line.startswith("    ")
+        after_marker = n >= 2 and not lines[n - 1].strip() and lines[n - 2].rstrip().endswith("::")
+        block = line.lstrip().startswith(">>>") or bool(line.strip()) and (indented and (block or after_marker))
+        if not block:
+            pieces = _CODE.split(line)
+            pieces[::2] = [re.sub(r"(?<!\\)([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for piece in pieces[::2]]
+            lines[n] = "".join(pieces)
+
+
+def plain_aliases(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Show an alias such as Array by its name, also where autodoc shows the object that stands for it."""
+    return _unwrapped(signature), _unwrapped(returned)
+
+
+def _unwrapped(text: str | None) -> str | None:
+    # "<factory>" is how dataclasses print a default that is made anew; Sphinx cannot read it.
+    return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text).replace("<factory>", "...")

@@ -1,0 +1,112 @@
+"""Directives that show the equations of a mechanism, each with its anchor and the line that computes it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+from docs.extension.docstrings import markdown, parts
+from docs.extension.listing import anchor_of_line
+from refattn.equations import tags
+from refattn.mechanisms import registry
+from refattn.verify.traced import Place, file_of, places
+
+_EQUATION = re.compile(r"\s*\[(d?[A-Z]+\.\w+)\]\s+(.*?)\s*$")
+
+
+def anchor(id: str) -> str:
+    """Return the anchor of an equation: "sm-1" for SM.1, "dsm-softcap" for dSM.softcap."""
+    return id.lower().replace(".", "-")
+
+
+class Equations(SphinxDirective):
+    """``equations MECHANISM MODULE``: the docstring of a module, its equations as a list."""
+
+    required_arguments = 2
+
+    def run(self) -> list[nodes.Node]:
+        mechanism, module = registry.mechanism(self.arguments[0]), importlib.import_module(self.arguments[1])
+        self.env.note_dependency(module.__file__ or "")
+        known, pieces = places(mechanism), _parts_elsewhere(mechanism.name, mechanism.tagged)
+        made: list[nodes.Node] = []
+        for part in parts(module.__doc__):
+            if not part.indented:
+                made += self.parse_text_to_nodes(markdown(part.text))
+            elif any(map(_EQUATION.match, part.text.splitlines())):
+                made.append(self._list(part.text.splitlines(), known, module, pieces))
+            else:
+                made.append(_block(part.text))
+        return made
+
+    def _list(
+        self, lines: Iterable[str], known: Mapping[str, Place], module: ModuleType, pieces: Mapping[str, list[str]]
+    ) -> nodes.Node:
+        found: dict[str, list[str]] = {}
+        for line in lines:
+            if match := _EQUATION.match(line):
+                found[match[1]] = [match[2]]
+            elif line.strip() and found:
+                found[list(found)[-1]].append(line.strip())
+        listed = nodes.definition_list(classes=["equations"])
+        for id, formula in found.items():
+            listed += self._item(id, formula, known, module, pieces.get(id, []))
+        return listed
+
+    def _item(
+        self, id: str, formula: list[str], known: Mapping[str, Place], module: ModuleType, pieces: list[str]
+    ) -> nodes.Node:
+        place = known[id]
+        term = nodes.term("", "", classes=["equation"], ids=[anchor(id)], names=[anchor(id)])
+        self.state.document.note_explicit_target(term)
+        term += nodes.reference("", "", nodes.literal("", id), refuri=f"#{anchor(id)}", internal=True)
+        formula_text, _, note = re.sub(r" {3,}", "\0", formula[0]).partition("\0")
+        for n, line in enumerate((formula_text, *formula[1:])):
+            term += nodes.Text("\n" if n else " ")
+            term += nodes.inline("", line, classes=["formula"])
+        if note:
+            term += [nodes.Text(" "), nodes.inline("", note, classes=["note"])]
+        about = nodes.paragraph()
+        where = f"{place.file.rpartition('/')[2]}:{place.line}"
+        about += nodes.reference("", where, refuri=f"#{anchor_of_line(module, place.line)}", internal=True)
+        if place.axes is not None:
+            about += [nodes.Text(", axes "), nodes.literal("", f"({', '.join(place.axes)})")]
+        other = id.removeprefix("d") if id.startswith("d") else f"d{id}"
+        if other in known:
+            about += nodes.Text(", adjoint of " if id.startswith("d") else ", adjoint ")
+            about += nodes.reference("", "", nodes.literal("", other), refuri=f"#{anchor(other)}", internal=True)
+        if pieces:
+            about += nodes.Text(f"; in parts: {', '.join(pieces)}")
+        return nodes.definition_list_item("", term, nodes.definition("", _block(place.code, "python"), about))
+
+
+class EquationMap(SphinxDirective):
+    """``equation-map MECHANISM``: the ids of all equations, each a link to where it stands."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        links = [f"{{ref}}`{id} <{anchor(id)}>`" for id in registry.mechanism(name).equations]
+        return self.parse_text_to_nodes(" ".join(links))
+
+
+def _block(text: str, language: str = "text") -> nodes.Node:
+    return nodes.literal_block(text, text, language=language)
+
+
+def _parts_elsewhere(name: str, defining: tuple[ModuleType, ...]) -> dict[str, list[str]]:
+    """Return, by equation, the lines of the room's other forms that compute a part of it."""
+    room = registry.room(name)
+    found: dict[str, list[str]] = {}
+    for info in pkgutil.iter_modules(room.__path__):
+        module = importlib.import_module(f"{room.__name__}.{info.name}")
+        for tag in tags(module) if module not in defining else ():
+            for id in filter(None, (tag.id, tag.last)):
+                found.setdefault(id, []).append(f"{file_of(module).rpartition('/')[2]}:{tag.line}")
+    return found

@@ -1,0 +1,222 @@
+"""The pages of mechanisms, written from their records when the documentation is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from docs.extension.docstrings import markdown, parts, summary
+from refattn.backends import get
+from refattn.mechanisms import registry
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify import laws, traced, traced_text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write(folder: Path) -> None:
+    """Write the page of every mechanism and their index, and remove pages of mechanisms that are gone."""
+    folder.mkdir(exist_ok=True)
+    names = registry.list_mechanisms()
+    texts = {f"{name}.md": page(registry.mechanism(name)) for name in names} | {"index.md": index(names)}
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # what is the same is not built again
+            path.write_text(text, encoding="utf-8")
+    for path in folder.glob("*.md"):
+        if path.name not in texts:
+            path.unlink()
+
+
+def index(names: tuple[str, ...]) -> str:
+    """Return the page that lists the mechanisms."""
+    rows = [(f"[{m.title}]({m.name}.md)", f"`ra.{m.name}`", m.source) for m in map(registry.mechanism, names)]
+    lines = ["# Mechanisms", "", "Each page is made from the mechanism's record and the docstrings of its files.", ""]
+    lines += [*_table(("mechanism", "name", "source"), rows), ""]
+    lines += ["```{toctree}", ":hidden:", "", *names, "```", "", "## Equations", ""]
+    lines += ["Every equation by its id; `d` in front marks an adjoint.", ""]
+    for name in names:
+        lines += [f"### {registry.mechanism(name).title}", "", f"```{{equation-map}} {name}", "```", ""]
+    return "\n".join(lines)
+
+
+def page(mechanism: Mechanism) -> str:
+    """Return the page of a mechanism."""
+    sections: list[tuple[str, Callable[[Mechanism], Iterator[str]]]] = [
+        ("Equations", _equations),
+        ("Forms", _forms),
+        ("Laws", _laws),
+        ("Cases", _cases),
+        ("Wrong readings", _conventions),
+        ("Functions", _functions),
+        ("Files", _files),
+        ("Code", _code),
+        ("A run, equation by equation", _run),
+    ]
+    lines = [f"# {mechanism.title}", "", *_head(mechanism), *_figures(mechanism)]
+    for title, section in sections:
+        body = list(section(mechanism))
+        if body:
+            lines += [f"## {title}", "", *body, ""]
+    return "\n".join(lines)
+
+
+def _head(mechanism: Mechanism) -> Iterator[str]:
+    yield f"Source: {markdown(mechanism.source)}."
+    yield ""
+    rows = [("in Python", f"`ra.{mechanism.name}`, `ra.mechanism({mechanism.name!r})`")]
+    if mechanism.core is not None:
+        options = ", ".join(f"`{name}={value!r}`" for name, value in mechanism.defaults.items())
+        rows += [("forms", _listed(mechanism.forms)), ("options of the core", options)]
+        rows += [("outputs", _listed(("out", *mechanism.outputs)))]
+    rows += [("the block reads", ", ".join(f"`context.{name}`" for name in mechanism.reads))]
+    abilities = [name for name in ("stream", "grow", "diagnostics") if getattr(mechanism, name) is not None]
+    if abilities:
+        rows += [("also has", _listed(abilities))]
+    yield from _table(("", ""), rows)
+    yield ""
+    yield f"Check it with `refattn check {mechanism.name}`, step through it with `refattn trace {mechanism.name}`."
+    yield ""
+
+
+def _figures(mechanism: Mechanism) -> Iterator[str]:
+    for path in sorted((ROOT / "docs" / "figures").glob(f"{mechanism.name}*")):
+        if path.suffix in (".png", ".svg"):
+            words = path.stem.replace("_", " ").replace("-", " ")
+            yield from (f"![{words}](../figures/{path.name})", "")
+
+
+def _equations(mechanism: Mechanism) -> Iterator[str]:
+    yield "How formulas and axes are read: [](../notation.md)."
+    yield ""
+    for module in mechanism.tagged:
+        yield from (f"### {_file_name(module)}", "", f"```{{equations}} {mechanism.name} {module.__name__}", "```", "")
+
+
+def _forms(mechanism: Mechanism) -> Iterator[str]:
+    """Each further form by the docstring of its module, where the core says which that is."""
+    modules: Mapping[str, Any] = getattr(mechanism.core, "FORMS", {})
+    for n, name in enumerate(mechanism.forms):
+        module = modules.get(name) or _module(f"refattn.mechanisms.{mechanism.name}.{name}")
+        if n == 0 or not isinstance(module, ModuleType) or module in mechanism.tagged:
+            definition = " The definition, with which the others are compared." if n == 0 else ""
+            yield from (f"### `{name}`", "", definition.strip() or summary(_doc(module)), "")
+        else:
+            yield from (f"### `{name}`", "", *_prose(module), "")
+
+
+def _laws(mechanism: Mechanism) -> Iterator[str]:
+    rows = [(f"`{name}`", summary(_doc(laws.LAWS.get(name)))) for name in mechanism.laws]
+    if rows:
+        yield from ("What holds whatever the numbers are, checked by `refattn check`.", "")
+        yield from _table(("law", "what it says"), rows)
+
+
+def _cases(mechanism: Mechanism) -> Iterator[str]:
+    rows = [(f"`{case.name}`", case.kind, _call(case), markdown(case.purpose)) for case in mechanism.cases]
+    if rows:
+        yield from ("The designed calls that implementations are verified on.", "")
+        yield from _table(("case", "class", "arguments", "what it would expose"), rows)
+
+
+def _call(case: Case) -> str:
+    arrays = (f"{name} {'×'.join(map(str, given.shape))}" for name, given in case.inputs.items())
+    return ", ".join(f"`{each}`" for each in (*arrays, *(f"{name}={value!r}" for name, value in case.options.items())))
+
+
+def _conventions(mechanism: Mechanism) -> Iterator[str]:
+    rows = [(markdown(name), summary(_doc(wrong))) for name, wrong in mechanism.conventions.items()]
+    if rows:
+        yield from ("Plausible ways to get it wrong; verification has to notice each of them.", "")
+        yield from _table(("reading", "what it does"), rows)
+
+
+def _functions(mechanism: Mechanism) -> Iterator[str]:
+    room = registry.room(mechanism.name)
+    public = [name for name in getattr(room, "__all__", ()) if name != "record"]
+    yield from _documented(room, public, mechanism)
+    for title, owner in (("block", mechanism.block), ("stream", mechanism.stream)):
+        module = getattr(owner, "module", None)
+        if module is not None:
+            names = [name for name, thing in vars(module).items() if _own(module, name, thing)]
+            yield from (f"### The {title}", "")
+            yield f"Call them through `ra.mechanism({mechanism.name!r}).{title}`, which checks what holds for all."
+            yield from ("", *_documented(module, names, mechanism))
+
+
+def _own(module: ModuleType, name: str, thing: Any) -> bool:
+    kind = inspect.isfunction(thing) or inspect.isclass(thing)
+    return kind and not name.startswith("_") and thing.__module__ == module.__name__ and bool(thing.__doc__)
+
+
+def _documented(module: ModuleType, names: list[str], mechanism: Mechanism) -> Iterator[str]:
+    foreign = not module.__name__.startswith(f"refattn.mechanisms.{mechanism.name}")
+    yield "```{eval-rst}"
+    for name in names:
+        directive = "autoclass" if inspect.isclass(getattr(module, name)) else "autofunction"
+        yield f".. {directive}:: {module.__name__}.{name}"
+        yield from ("   :no-index:",) if foreign else ()
+        yield ""
+    yield from ("```", "")
+
+
+def _files(mechanism: Mechanism) -> Iterator[str]:
+    room = registry.room(mechanism.name)
+    names = sorted(found.name for found in pkgutil.iter_modules(room.__path__))
+    modules = [room, *(importlib.import_module(f"{room.__name__}.{name}") for name in names)]
+    yield from _table(
+        ("file", "what it is"), [(f"`{traced.file_of(module)}`", summary(module.__doc__)) for module in modules]
+    )
+
+
+def _code(mechanism: Mechanism) -> Iterator[str]:
+    for module in mechanism.tagged:
+        yield from (f"### `{traced.file_of(module)}`", "", f"```{{source}} {module.__name__}", "```", "")
+
+
+def _run(mechanism: Mechanism) -> Iterator[str]:
+    backend = get("numpy")
+    if mechanism.core is None:
+        found, command = traced.trace_block(mechanism, "float64", backend), f"refattn trace {mechanism.name} --block"
+    else:
+        found, command = traced.trace_core(mechanism, "tiny", "float64", backend), f"refattn trace {mechanism.name}"
+    yield from (f"What `{command}` prints.", "", "```text", traced_text.text(found), "```")
+
+
+def _prose(module: ModuleType) -> Iterator[str]:
+    for part in parts(module.__doc__):
+        yield from (("```text", part.text, "```") if part.indented else (markdown(part.text),))
+        yield ""
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Yield a Markdown table; a bar in a cell would end it."""
+    for row in (header, tuple("---" for _ in header), *rows):
+        yield f"| {' | '.join(cell.replace(chr(10), ' ') for cell in row)} |"
+
+
+def _listed(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _file_name(module: ModuleType) -> str:
+    return f"`{Path(module.__file__ or '').name}`"
+
+
+def _module(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
+def _doc(thing: Any) -> str | None:
+    while hasattr(thing, "func"):  # functools.partial
+        thing = thing.func
+    return inspect.getdoc(thing) if thing is not None and not dataclasses.is_dataclass(thing) else None

@@ -1,0 +1,125 @@
+"""The built pages: every equation has its anchor, links lead somewhere, and nothing is fetched from the network."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+import refattn as ra
+from refattn.verify.traced import places
+
+for _package in ("sphinx", "myst_parser", "furo", "bs4"):
+    pytest.importorskip(_package, reason='the pages are built with pip install -e ".[docs]"')
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.xdist_group("docs")  # one worker, so that the pages are built once
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, built as `make docs` does: a warning is an error."""
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", out / "doctrees", ROOT / "docs", out]
+    done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Any]:
+    """Every page by its path."""
+    from bs4 import BeautifulSoup
+
+    files = sorted(site.rglob("*.html"))
+    return {path.relative_to(site).as_posix(): BeautifulSoup(path.read_text(), "html.parser") for path in files}
+
+
+def anchor(id: str) -> str:
+    return id.lower().replace(".", "-")
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_every_equation_has_an_anchor_and_no_anchor_is_left_over(pages: dict[str, Any], name: str) -> None:
+    record = ra.mechanism(name)
+    page = pages[f"mechanisms/{name}.html"]
+    shown = [term["id"] for term in page.select("dt.equation")]
+    assert shown == [anchor(id) for id in record.equations]
+    assert len(set(shown)) == len(shown)
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) -> None:
+    page = pages[f"mechanisms/{name}.html"]
+    for id, place in places(ra.mechanism(name)).items():
+        term = page.find(id=anchor(id))
+        assert " ".join(term.get_text().split()).startswith(f"{id} {place.formula.split('   ')[0]}")
+        about = term.find_next("dd")
+        assert about.find("pre").get_text().strip() == place.code.strip()
+        assert place.axes is None or f"({', '.join(place.axes)})" in about.get_text()
+        link = about.find("a", string=f"{Path(place.file).name}:{place.line}")
+        # The anchor stands at the beginning of its line of the file, before the line's number.
+        target = page.find(id=link["href"].removeprefix("#"))
+        number, *line = "".join(x.get_text() for x in target.next_siblings).split("\n")[0].split(maxsplit=1)
+        assert int(number) == place.line and line[0].startswith(place.code.splitlines()[0])
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> None:
+    record = ra.mechanism(name)
+    text = pages[f"mechanisms/{name}.html"].get_text()
+    for word in (record.title, record.source, *record.forms, *record.laws, *record.conventions):
+        assert word in text
+    for case in record.cases:
+        assert case.name in text
+    assert pages["mechanisms/index.html"].find("a", string=record.title)
+    linked = {a["href"] for a in pages["mechanisms/index.html"].find_all("a")}
+    assert {f"{name}.html#{anchor(id)}" for id in record.equations} <= linked
+
+
+def test_links_lead_somewhere(pages: dict[str, Any], site: Path) -> None:
+    known = {name: {tag["id"] for tag in page.find_all(id=True)} for name, page in pages.items()}
+    for name, page in pages.items():
+        known[name] |= {tag["name"] for tag in page.find_all("a", attrs={"name": True})}
+    wrong, seen = [], 0
+    for name, page in pages.items():
+        for link in page.find_all("a", href=True):
+            target, part = urldefrag(unquote(link["href"]))
+            if re.match(r"[a-z]+:", target):
+                continue
+            seen += 1
+            path = (site / name).parent / target if target else site / name
+            if not path.resolve().exists():
+                wrong.append(f"{name}: {link['href']}")
+            elif part and (where := path.resolve().relative_to(site).as_posix()) in known and part not in known[where]:
+                wrong.append(f"{name}: {link['href']}")
+    assert seen > 100 and wrong == []
+
+
+def test_nothing_comes_from_the_network(pages: dict[str, Any], site: Path) -> None:
+    found = []
+    for name, page in pages.items():
+        for tag in page.find_all(["script", "img", "iframe", "source"], src=True):
+            found.append((name, tag["src"]))
+        for tag in page.find_all("link", href=True):
+            found.append((name, tag["href"]))
+    for path in site.rglob("*.css"):
+        found += [(path.name, url) for url in re.findall(r"(?:@import\s*|url\()['\"]?([^'\")]+)", path.read_text())]
+    assert found and [each for each in found if re.match(r"(?:https?:)?//", each[1])] == []
+
+
+def test_figures_are_filled_in(pages: dict[str, Any]) -> None:
+    from tools.facts import load
+
+    facts = load()
+    text = " ".join(pages["verifying.html"].get_text().split())
+    assert f"of {facts['mutants'].value} wrong kernels of softmax attention" in text
+    table = pages["facts.html"].get_text()
+    for id, fact in facts.items():
+        assert id in table and fact.command in table

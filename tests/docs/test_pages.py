@@ -1,0 +1,86 @@
+"""What the pages of mechanisms are made from: docstrings as Markdown, and files that follow the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import refattn as ra
+from refattn.mechanisms import registry
+
+pytest.importorskip("sphinx", reason='the pages are built with pip install -e ".[docs]"')
+
+from docs.extension import docstrings, pages  # noqa: E402
+
+TEXT = """Small: |s_ij| is h*d.
+
+    Equations::
+
+A paragraph with `code_of_x` and ``h*d``::
+
+    [T.1]  y = 2 x
+
+    [T.2]  z = y + 1
+
+- one [item]
+"""
+
+
+def test_parts_of_a_docstring() -> None:
+    found = list(docstrings.parts(TEXT))
+    assert [part.indented for part in found] == [False, True, False, True, False]
+    assert found[2].text == "A paragraph with `code_of_x` and ``h*d``:"
+    assert found[3].text == "[T.1]  y = 2 x\n\n[T.2]  z = y + 1"
+    assert list(docstrings.parts(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("|s_ij| is h*d", r"\|s\_ij\| is h\*d"),
+        ("`h*d` and ``s_ij``", "`h*d` and `s_ij`"),
+        ("a <b> [SM.1] $x$", r"a \<b\> \[SM.1\] \$x\$"),
+        ("Axes: b batch", "**Axes:** b batch"),
+        ("Axes as before", "Axes as before"),
+    ],
+)
+def test_prose_means_itself(text: str, made: str) -> None:
+    assert docstrings.markdown(text) == made
+
+
+def test_autodoc_reads_no_markup_into_prose() -> None:
+    lines = ["|x| and x_ and h*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> 2 * 3", "6"]
+    docstrings.escape(None, "function", "f", None, None, lines)
+    assert lines == [r"\|x\| and x\_ and h\*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> 2 * 3", "6"]
+
+
+def test_signatures_show_aliases_by_name() -> None:
+    shown = docstrings.plain_aliases(None, "", "", None, None, "(x: TypeAliasForwardRef('Array') | None)", None)
+    assert shown == ("(x: Array | None)", None)
+
+
+def test_pages_follow_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mechanisms"
+    pages.write(folder)
+    names = {f"{name}.md" for name in ra.list_mechanisms()} | {"index.md"}
+    assert {path.name for path in folder.iterdir()} == names
+    first = ra.list_mechanisms()[0]
+    before = (folder / f"{first}.md").stat().st_mtime_ns
+    monkeypatch.setattr(registry, "_NAMES", (first,))
+    (folder / "gone.md").write_text("a mechanism that is no more")
+    pages.write(folder)
+    assert {path.name for path in folder.iterdir()} == {f"{first}.md", "index.md"}
+    assert (folder / f"{first}.md").stat().st_mtime_ns == before  # what is the same is left alone
+    assert f"\n{first}\n" in (folder / "index.md").read_text()
+
+
+def test_a_page_shows_the_figures_of_its_mechanism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = tmp_path / "docs" / "figures"
+    figures.mkdir(parents=True)
+    for name in ("softmax-speed.png", "softmax_flow.svg", "softmax.txt", "budget.png"):
+        (figures / name).touch()
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    text = pages.page(ra.mechanism("softmax"))
+    assert "![softmax speed](../figures/softmax-speed.png)" in text and "(../figures/softmax_flow.svg)" in text
+    assert "softmax.txt" not in text and "budget.png" not in text
