@@ -34,7 +34,7 @@ bench-publish: $(VENV)/.with-bench
 
 # The pages, into docs/_build/html; a warning is an error.
 docs: $(VENV)/.with-docs
-	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html && echo docs/_build/html/index.html
 
 # Measures the published figures of docs/facts.toml again.  make facts ARGS=--update
 facts: $(VENV)/.with-onnx $(VENV)/.with-test $(VENV)/.with-docs

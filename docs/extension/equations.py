@@ -65,7 +65,7 @@ class Equations(SphinxDirective):
         term = nodes.term("", "", classes=["equation"], ids=[anchor(id)], names=[anchor(id)])
         self.state.document.note_explicit_target(term)
         term += nodes.reference("", "", nodes.literal("", id), refuri=f"#{anchor(id)}", internal=True)
-        formula_text, _, note = re.sub(r" {3,}", "\0", formula[0]).partition("\0")
+        formula_text, _, note = re.sub(r" {2,}", "\0", formula[0]).partition("\0")
         for n, line in enumerate((formula_text, *formula[1:])):
             term += nodes.Text("\n" if n else " ")
             term += nodes.inline("", line, classes=["formula"])

@@ -49,7 +49,7 @@ def _title(name: str, colour: bool) -> Iterator[str]:
 
 def _step(step: Step, width: int, colour: bool) -> Iterator[str]:
     place = step.place
-    yield f"{_bold(step.id, colour)}  {re.sub(' {3,}', '   ', place.formula)}"
+    yield f"{_bold(step.id, colour)}  {re.sub(' {2,}', '   ', place.formula)}"
     first, *more = place.code.splitlines()
     yield f"    {place.file}:{place.line}: {first}{' ...' if more else ''}"
     axes = f" ({', '.join(place.axes)})" if place.axes is not None else ""

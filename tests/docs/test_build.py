@@ -59,7 +59,7 @@ def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) ->
     page = pages[f"mechanisms/{name}.html"]
     for id, place in places(ra.mechanism(name)).items():
         term = page.find(id=anchor(id))
-        assert " ".join(term.get_text().split()).startswith(f"{id} {place.formula.split('   ')[0]}")
+        assert term.get_text().split()[: 1 + len(place.formula.split())] == [id, *place.formula.split()]
         about = term.find_next("dd")
         assert about.find("pre").get_text().strip() == place.code.strip()
         assert place.axes is None or f"({', '.join(place.axes)})" in about.get_text()
