@@ -33,22 +33,23 @@ class Saved:
 
     x: Array  # (b, n, m)
     hidden: Array  # (b, n, in)
+    gate: Array  # (b, n, in)
     active: Array  # (b, n, in)
 
 
 def mlp_forward(params: Params, x: Array, gelu: str = "tanh") -> tuple[Array, Saved]:
     """Return (y, saved), y (b, n, m)."""
     hidden = linear_forward(x, params.w_in, params.b_in)
-    active = GELU[gelu][0](hidden)
-    return linear_forward(active, params.w_out, params.b_out), Saved(x, hidden, active)
+    active, gate = GELU[gelu][0](hidden)
+    return linear_forward(active, params.w_out, params.b_out), Saved(x, hidden, gate, active)
 
 
 def mlp_backward(params: Params, saved: Saved, d_y: Array, gelu: str = "tanh") -> tuple[Array, Params]:
     """Return the gradients with respect to x and the parameters."""
     # forward: y = active @ w_out + b_out
     d_active, d_w_out, d_b_out = linear_backward(saved.active, params.w_out, d_y)
-    # forward: active = gelu(hidden)
-    d_hidden = GELU[gelu][1](saved.hidden, d_active)
+    # forward: active, gate = gelu(hidden)
+    d_hidden = GELU[gelu][1](saved.hidden, saved.gate, d_active)
     # forward: hidden = x @ w_in + b_in
     d_x, d_w_in, d_b_in = linear_backward(saved.x, params.w_in, d_hidden)
     return d_x, Params(d_w_in, d_b_in, d_w_out, d_b_out)

@@ -98,7 +98,7 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False)
     data.check_length(text, settings.context)
     folder = begin(path, settings, text, resume=resume, warn=report.say)
     state = _load(folder, settings, owner, report) if resume else None
-    state = _fresh(settings, owner) if state is None else state
+    state = fresh(settings) if state is None else state
     metrics.cut(folder.metrics, state.step)
     if state.step:
         report.say(f"going on after step {state.step} of {settings.steps}")
@@ -130,7 +130,7 @@ def _advance(
             f"step {new.step}: {problem} is not finite; first: {cause}; the state after step {state.step} is saved"
         )
     if new.step % settings.score_every == 0 or new.step == settings.steps:
-        row["heldout_bits"] = score(new.params, text.heldout, max(1, settings.score_bytes // 16))
+        row["heldout_bits"] = score(new.params, _scored(settings, text), every=16)
     seconds = state.seconds + time.perf_counter() - began
     new = Progress(new.step, new.params, new.moments, seconds, new.tokens)
     row["seconds"] = round(seconds, 6)
@@ -156,6 +156,11 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     return Progress(number, params, moments, state.seconds, tokens), row
 
 
+def _scored(settings: Settings, text: data.Text) -> data.Bytes:
+    """Return the held-out text that is scored."""
+    return text.heldout[: settings.score_bytes + 1]
+
+
 def _batch(params: model.Params, settings: Settings, text: data.Text, number: int) -> tuple[Array, Array]:
     """Return the inputs and targets of a step."""
     drawn = data.batch(text.train, size=settings.batch, context=settings.context, seed=settings.seed, step=number)
@@ -163,7 +168,9 @@ def _batch(params: model.Params, settings: Settings, text: data.Text, number: in
     return inputs, targets
 
 
-def _fresh(settings: Settings, owner: backends.Backend) -> Progress:
+def fresh(settings: Settings) -> Progress:
+    """Return the state before the first step."""
+    owner = backends.get(settings.backend)
     like = owner.from_numpy(np.zeros(1, settings.dtype), device=settings.device)
     params = model.init(settings.model, seed=settings.seed, like=like)
     return Progress(0, params, settings.optimiser.start(params), 0.0, 0)
@@ -182,9 +189,9 @@ def _load(folder: Folder, settings: Settings, owner: backends.Backend, report: R
     if found is None:
         return None
     compare_with_checkpoint(found, settings)
-    fresh = _fresh(settings, owner)
+    first = fresh(settings)
     leaves = {name: owner.from_numpy(x, device=settings.device) for name, x in found.arrays.items()}
-    whole: Any = tree.unflatten({"params": fresh.params, "optimiser": fresh.moments}, leaves)
+    whole: Any = tree.unflatten({"params": first.params, "optimiser": first.moments}, leaves)
     rows = metrics.read(folder.metrics) if folder.metrics.exists() else []
     seconds = max((row["seconds"] for row in rows if row["step"] <= found.step), default=0.0)
     return Progress(found.step, whole["params"], whole["optimiser"], seconds, found.facts["tokens"])
@@ -193,7 +200,7 @@ def _load(folder: Folder, settings: Settings, owner: backends.Backend, report: R
 def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder, report: Report) -> Result:
     """Score the model, draw the loss, and write a sample and the result."""
     report.say("scoring the held-out text")
-    heldout = text.heldout[: settings.score_bytes + 1]
+    heldout = _scored(settings, text)
     facts = {
         "step": state.step,
         "tokens": state.tokens,

@@ -43,13 +43,13 @@ class Settings:
     checkpoint_every, score_every
         Steps from one checkpoint, or one score of the held-out text, to the next.
     score_bytes
-        How many held-out bytes the last score is of; those on the way are of a sixteenth of them.
+        How many held-out bytes are scored at the end; on the way it is every sixteenth window of these.
     sample_bytes, temperature
         Length of the text sample at the end, and how adventurous it is.
     """
 
     mechanism: str
-    context: int = 256
+    context: int = 128
     width: int = 128
     heads: int = 4
     layers: int = 4
@@ -58,11 +58,11 @@ class Settings:
     gelu: str = "tanh"
     block: Mapping[str, Any] = field(default_factory=dict)
     data: str = "stdlib"
-    steps: int = 600
+    steps: int = 1000
     batch: int = 16
     accumulate: int = 1
     learning_rate: float = 3e-3
-    warmup: int = 50
+    warmup: int = 100
     floor: float = 0.05
     beta1: float = 0.9
     beta2: float = 0.95
