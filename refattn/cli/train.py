@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -48,24 +51,30 @@ def train(
     record_of(mechanism)
     from refattn.train import folder, loop, settings
     from refattn.train.checkpoint import CheckpointError
+    from refattn.train.diagnose import DivergedError
 
     options = {"data": data, "steps": steps, "backend": backend}
     given = {name: value for name, value in options.items() if value is not None}
     try:
+        if twice := [name for name in settings.parse(assignments) if name in given]:
+            raise ValueError(f"{twice[0]}: got --{twice[0]} and --set {twice[0]}=..., needs one of them")
         given = settings.parse(assignments) | given
         path = Path(out) if out is not None else _folder(mechanism, resume)
-        stored = folder.stored_settings(path) if resume else None
-        chosen = settings.build(mechanism, settings.merge(stored or {}, given))
-    except (ValueError, TypeError, OSError, folder.RunError) as error:
+        stored = folder.stored_config(path) if resume else None
+        chosen = settings.build(mechanism, settings.merge(stored["settings"] if stored else {}, given))
+    except (ValueError, TypeError, folder.RunError) as error:
         raise Problem(str(error)) from error
+    except OSError as error:
+        raise Problem(_of_system(error, path)) from error
     try:
         with _report() as report:
             found = loop.run(chosen, path, report, resume=resume)
     except (ImportError, ValueError, TypeError, folder.RunError, CheckpointError) as error:
         raise Problem(str(error)) from error
     except OSError as error:
-        raise Problem(f"{error.filename or path}: {error.strerror or error}") from error
-    except loop.DivergedError as error:
+        goes_on = f"; --resume --out {path} goes on from what is saved" if os.path.exists(path / "config.json") else ""
+        raise Problem(_of_system(error, path) + goes_on) from error
+    except DivergedError as error:
         click.echo(f"refattn: error: {error}", err=True)
         ctx.exit(1)
     if not found.finished:
@@ -75,13 +84,17 @@ def train(
 
 
 def _folder(mechanism: str, resume: bool) -> Path:
-    """Return runs/MECHANISM, with a number where that is taken; with `resume` the last one that there is."""
-    taken = []
-    number = 1
-    while (path := Path("runs", mechanism if number == 1 else f"{mechanism}-{number}")).exists():
-        taken.append(path)
-        number += 1
-    return taken[-1] if resume and taken else path
+    """Return runs/MECHANISM, or with the number after the last that there is; with `resume` that last one."""
+    pattern = re.compile(rf"{re.escape(mechanism)}(?:-([1-9]\d*))?")
+    found = [pattern.fullmatch(path.name) for path in Path("runs").glob(f"{mechanism}*")]
+    last = max((int(match[1] or 1) for match in found if match), default=0)
+    number = last if resume and last else last + 1
+    return Path("runs", mechanism if number == 1 else f"{mechanism}-{number}")
+
+
+def _of_system(error: OSError, path: Path) -> str:
+    """Return an error of the operating system in words; the file is that of the error, or else `path`."""
+    return str(error) if error.strerror is None else f"{error.filename or path}: {error.strerror}"
 
 
 def _told(found: Result) -> str:
@@ -104,15 +117,19 @@ def _told(found: Result) -> str:
         f"run: {found.folder}",
     ]
     if found.sample:
-        lines += ["", "sample:", found.sample.decode("utf-8", "replace")]
+        lines += ["", "sample:", _printable(found.sample)]
     return "\n".join(lines)
+
+
+def _printable(sample: bytes) -> str:
+    """Return the sample as text, without what a terminal would take for orders."""
+    text = sample.decode("utf-8", "replace")
+    return "".join(x if x.isprintable() or x in "\n\t" else "\N{REPLACEMENT CHARACTER}" for x in text)
 
 
 @contextlib.contextmanager
 def _report() -> Iterator[Report]:
     """Return a bar on a terminal, elsewhere lines at times."""
-    import sys
-
     if not is_terminal(sys.stderr):
         yield _Lines()
         return
@@ -157,7 +174,7 @@ class _Lines:
         self.said, self.speed = time.monotonic(), _Speed()
 
     def say(self, text: str) -> None:
-        click.echo(text, err=True)
+        print_text(text, sys.stderr)
 
     def step(self, row: Mapping[str, Any], steps: int) -> None:
         """Say a line at the first and the last step, at each score, and every ten seconds."""
@@ -165,4 +182,4 @@ class _Lines:
         due = row["step"] in (1, steps) or "heldout_bits" in row or time.monotonic() - self.said > 10.0
         if due:
             self.said = time.monotonic()
-            click.echo(f"step {row['step']} of {steps}: {told}", err=True)
+            self.say(f"step {row['step']} of {steps}: {told}")

@@ -27,7 +27,10 @@ def check_real(name: str, value: Any, low: float, high: float = math.inf, *, abo
     needs = f"a finite number {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < math.inf else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: got {value!r} of type {type(value).__name__}, needs {needs}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or not low <= number <= high or (above and number == low):
         raise ValueError(f"{name}: got {number!r}, needs {needs}")
     return number

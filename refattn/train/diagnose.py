@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from refattn import backends, equations, tree
 from refattn.model import Params, network
-from refattn.train.step import loss_and_gradients
-from refattn.xp import Array, all_finite, concrete, namespace
+from refattn.xp import Array, all_finite, concrete, is_floating, namespace
+
+T = TypeVar("T")
+
+
+class DivergedError(Exception):
+    """The numbers of a run stopped being finite; the message says which, and where."""
 
 
 class _FoundError(Exception):
     """Ends the run of a step at the equation that was looked for."""
 
 
-def first_not_finite(params: Params, inputs: Array, targets: Array, accumulate: int = 1) -> str:
-    """Run the step again, equation by equation, and return in words which value is the first that is not finite.
+def watched(params: Params, compute: Callable[[], T], problem: Callable[[T], str | None]) -> T:
+    """Return what a computation with a model returns; DivergedError where that is not finite, with the cause.
+
+    `problem` says in words what of the result is not finite, or None.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # an overflow is told with its cause
+            result = compute()
+        what = problem(result)
+    except ValueError:  # a block refuses what is not finite
+        what = "what a block is given"
+    if what is not None:
+        raise DivergedError(f"{what} is not finite; {first_not_finite(params, compute)}")
+    return result
+
+
+def first_not_finite(params: Params, compute: Callable[[], object]) -> str:
+    """Run a computation with a model again, equation by equation, and return in words what is first not finite.
 
     An equation whose formula speaks of -inf, such as a mask, may have it.
     """
@@ -26,23 +51,27 @@ def first_not_finite(params: Params, inputs: Array, targets: Array, accumulate: 
     passes: dict[str, int] = {}
 
     def hook(id: str, name: str, value: Array) -> Array:
+        if not is_floating(value):
+            return value
         xp = namespace(value)
         n = passes[id] = passes.get(id, -1) + 1
-        wrong = xp.isnan(value) | (xp.isinf(value) if "-inf" not in formulas.get(id, "") else value > 1.0e300)
+        infinite = xp.isinf(value)
+        wrong = xp.isnan(value) | (infinite & (value > 0.0) if "-inf" in formulas.get(id, "") else infinite)
         if concrete(xp.any(wrong)):
             kind = "NaN" if concrete(xp.any(xp.isnan(value))) else "infinity"
             where = f"{id}[{n}]" if n else id
-            raise _FoundError(f"{where} ({name}, {_place(modules, id)}): {kind} in {formulas.get(id, name)!r}")
+            raise _FoundError(f"first: {where} ({name}, {_place(modules, id)}): {kind} in {formulas.get(id, name)!r}")
         return value
 
     try:
-        with equations.apply(hook), backends.use_workers(1):
-            loss_and_gradients(params, inputs, targets, accumulate)
+        with equations.apply(hook), backends.use_workers(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            compute()
     except _FoundError as found:
         return str(found)
     except ValueError as error:  # a block that was given numbers that are not finite
-        return str(error)
-    return "no equation, so a sum of them or the update"
+        return f"first: {error}"
+    return "every equation is, so a sum of them or the update is not"
 
 
 def _place(modules: tuple[ModuleType, ...], id: str) -> str:
@@ -59,4 +88,9 @@ def not_finite(loss: float, norm: float, params: Params) -> str | None:
         return "the loss"
     if not math.isfinite(norm):
         return "the norm of the gradients"
+    return parameter_not_finite(params)
+
+
+def parameter_not_finite(params: Params) -> str | None:
+    """Return the name of the first parameter that is not finite, or None."""
     return next((name for name, leaf in tree.flatten(params).items() if all_finite(leaf) is False), None)

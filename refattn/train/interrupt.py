@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -21,7 +21,8 @@ class Stop:
 def interruptible(say: Callable[[str], None]) -> Iterator[Stop]:
     """Give a `Stop` that the first Ctrl-C (or SIGTERM) sets; the second raises KeyboardInterrupt.
 
-    Outside of the main thread, where Python allows no handlers, it is never set.
+    Outside of the main thread, where Python allows no handlers, it is never set. A signal that is ignored, as for a
+    process in the background of a script, stays ignored.
     """
     stop = Stop()
 
@@ -29,12 +30,14 @@ def interruptible(say: Callable[[str], None]) -> Iterator[Stop]:
         if stop.requested:
             raise KeyboardInterrupt
         stop.requested = True
-        say("interrupted: the step is finished and saved; once more stops at once")
+        with suppress(RuntimeError, OSError):  # the line that it came into the middle of, or nobody who reads
+            say("interrupted: the step is finished and saved; once more stops at once")
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop
     finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,9 @@ import numpy as np
 
 from refattn import backends, model, tree
 from refattn.train import baselines, checkpoint, data, diagnose, metrics, plot
-from refattn.train.folder import Folder, begin, compare_with_checkpoint
-from refattn.train.interrupt import Stop, interruptible
+from refattn.train.diagnose import DivergedError
+from refattn.train.folder import Folder, begin, check_place, compare_with_checkpoint, hold
+from refattn.train.interrupt import interruptible
 from refattn.train.optimiser import AdamWState, clip
 from refattn.train.sample import generate
 from refattn.train.settings import Settings
@@ -36,10 +36,6 @@ class Report(Protocol):
 
     def step(self, row: Mapping[str, Any], steps: int) -> None:
         """Take the metrics of a step that is done, of so many."""
-
-
-class DivergedError(Exception):
-    """The numbers of a run stopped being finite; the message says where, and what is saved."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class Result:
     facts
         What ``result.json`` holds; empty where it is not finished.
     sample
-        The text sample.
+        The text sample: a beginning from the held-out text, and what the model made of it.
     """
 
     folder: Path
@@ -96,63 +92,72 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False)
     owner.keep_memory()
     text = data.load(settings.data)
     data.check_length(text, settings.context)
-    folder = begin(path, settings, text, resume=resume, warn=report.say)
-    state = _load(folder, settings, owner, report) if resume else None
-    state = fresh(settings) if state is None else state
-    metrics.cut(folder.metrics, state.step)
-    if state.step:
-        report.say(f"going on after step {state.step} of {settings.steps}")
+    check_place(path, text)
+    state = fresh(settings)  # before anything is written: it finds a device that is not there
+    with hold(path) as folder:
+        known = begin(folder, settings, text, resume=resume, warn=report.say)
+        if resume:
+            state = _load(folder, settings, state, report)
+            began = f"going on after step {state.step} of {settings.steps}" if state.step else "starting at step 0"
+            report.say(began if known else f"there is no run in {path}: {began}")
+        metrics.cut(folder.metrics, state.step)
+        state, stopped = _train(state, settings, text, folder, report)
+        if stopped:
+            return Result(path, state.step, False, {}, b"")
+        return _finish(state, settings, text, folder, report)
+
+
+def _train(
+    state: Progress, settings: Settings, text: data.Text, folder: Folder, report: Report
+) -> tuple[Progress, bool]:
+    """Make the steps that are left and save on the way; return the state, and whether the user wants an end."""
+    saved = state.step
     with interruptible(report.say) as stop, metrics.Metrics(folder.metrics) as record:
         while state.step < settings.steps and not stop.requested:
-            state = _advance(state, settings, text, folder, record, report, stop)
-    if state.step < settings.steps:
-        return Result(path, state.step, False, {}, b"")
-    return _finish(state, settings, text, folder, report)
+            state, row = _advance(state, settings, text, folder)
+            record.append(row)
+            if state.step % settings.checkpoint_every == 0 or state.step == settings.steps:
+                record.sync()
+                _save(folder, settings, state)
+                saved = state.step
+            report.step(row, settings.steps)
+        if state.step != saved:
+            record.sync()
+            _save(folder, settings, state)
+    return state, stop.requested
 
 
-def _advance(
-    state: Progress,
-    settings: Settings,
-    text: data.Text,
-    folder: Folder,
-    record: metrics.Metrics,
-    report: Report,
-    stop: Stop,
-) -> Progress:
-    """Make one step, write it down, and save where it is time to."""
+def _advance(state: Progress, settings: Settings, text: data.Text, folder: Folder) -> tuple[Progress, dict[str, Any]]:
+    """Make one step, and score it where it is time to; DivergedError where numbers are not finite."""
     began = time.perf_counter()
-    new, row = step(state, settings, text)
-    if problem := diagnose.not_finite(row["loss"], row["norm"], new.params):
-        _save(folder, settings, state)
-        batch = _batch(state.params, settings, text, new.step)
-        cause = diagnose.first_not_finite(state.params, *batch, settings.accumulate)
-        raise DivergedError(
-            f"step {new.step}: {problem} is not finite; first: {cause}; the state after step {state.step} is saved"
-        )
-    if new.step % settings.score_every == 0 or new.step == settings.steps:
-        row["heldout_bits"] = score(new.params, _scored(settings, text), every=16)
+    try:
+        new, row = step(state, settings, text)
+        if new.step % settings.score_every == 0 or new.step == settings.steps:
+            row["heldout_bits"] = _score(new.params, _scored(settings, text), every=16)
+    except DivergedError as error:
+        raise DivergedError(f"step {state.step + 1}: {error}; {_keep(state, settings, folder)}") from error
     seconds = state.seconds + time.perf_counter() - began
-    new = Progress(new.step, new.params, new.moments, seconds, new.tokens)
     row["seconds"] = round(seconds, 6)
-    record.append(row)
-    if new.step % settings.checkpoint_every == 0 or new.step == settings.steps or stop.requested:
-        _save(folder, settings, new)
-    report.step(row, settings.steps)
-    return new
+    return Progress(new.step, new.params, new.moments, seconds, new.tokens), row
 
 
 def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress, dict[str, Any]]:
-    """Return the state after one more update, and what there is to write down of it."""
+    """Return the state after one more update, and what there is to write down of it.
+
+    DivergedError where the loss, the gradients or the new parameters are not finite.
+    """
     number = state.step + 1
     batch = _batch(state.params, settings, text, number)
     rate = settings.schedule(number)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # an overflow is told by the loss, with its cause
+
+    def compute() -> tuple[float, float, model.Params, AdamWState]:
         loss, gradients = loss_and_gradients(state.params, *batch, settings.accumulate)
         clipped, norm = clip(gradients, settings.clip)
-        params, moments = settings.optimiser.update(state.moments, state.params, clipped, rate)
+        return loss, float(norm), *settings.optimiser.update(state.moments, state.params, clipped, rate)
+
+    loss, norm, params, moments = diagnose.watched(state.params, compute, lambda found: diagnose.not_finite(*found[:3]))
     tokens = state.tokens + settings.batch * settings.context
-    row = {"step": number, "loss": loss, "rate": rate, "norm": float(norm), "tokens": tokens}
+    row = {"step": number, "loss": loss, "rate": rate, "norm": norm, "tokens": tokens}
     return Progress(number, params, moments, state.seconds, tokens), row
 
 
@@ -176,6 +181,26 @@ def fresh(settings: Settings) -> Progress:
     return Progress(0, params, settings.optimiser.start(params), 0.0, 0)
 
 
+def _score(params: model.Params, heldout: data.Bytes, every: int = 1) -> float:
+    """Return the score of a text; DivergedError where it is not finite."""
+    return diagnose.watched(
+        params,
+        lambda: score(params, heldout, every),
+        lambda bits: None if math.isfinite(bits) else "the held-out score after it",
+    )
+
+
+def _keep(state: Progress, settings: Settings, folder: Folder) -> str:
+    """Save the last state before numbers stopped being finite, and return in words what came of it."""
+    if name := diagnose.parameter_not_finite(state.params):
+        return f"{name} was not finite before this step"
+    try:
+        _save(folder, settings, state)
+    except checkpoint.CheckpointError as error:
+        return str(error)
+    return f"the state after step {state.step} is saved"
+
+
 def _save(folder: Folder, settings: Settings, state: Progress) -> None:
     leaves = tree.flatten({"params": state.params, "optimiser": state.moments})
     owner = backends.get(settings.backend)
@@ -183,17 +208,17 @@ def _save(folder: Folder, settings: Settings, state: Progress) -> None:
     checkpoint.save(folder.checkpoints, state.step, {n: owner.to_numpy(x) for n, x in leaves.items()}, facts)
 
 
-def _load(folder: Folder, settings: Settings, owner: backends.Backend, report: Report) -> Progress | None:
-    """Return the state of the newest checkpoint that is whole; None where there is none at all."""
+def _load(folder: Folder, settings: Settings, first: Progress, report: Report) -> Progress:
+    """Return the state of the newest checkpoint that is whole; the first one where there is none at all."""
     found = checkpoint.newest(folder.checkpoints, report.say)
     if found is None:
-        return None
+        return first
     compare_with_checkpoint(found, settings)
-    first = fresh(settings)
+    owner = backends.get(settings.backend)
     leaves = {name: owner.from_numpy(x, device=settings.device) for name, x in found.arrays.items()}
     whole: Any = tree.unflatten({"params": first.params, "optimiser": first.moments}, leaves)
     rows = metrics.read(folder.metrics) if folder.metrics.exists() else []
-    seconds = max((row["seconds"] for row in rows if row["step"] <= found.step), default=0.0)
+    seconds = max((row.get("seconds", 0.0) for row in rows if row["step"] <= found.step), default=0.0)
     return Progress(found.step, whole["params"], whole["optimiser"], seconds, found.facts["tokens"])
 
 
@@ -201,6 +226,10 @@ def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder
     """Score the model, draw the loss, and write a sample and the result."""
     report.say("scoring the held-out text")
     heldout = _scored(settings, text)
+    try:
+        bits = _score(state.params, heldout)
+    except DivergedError as error:
+        raise DivergedError(f"step {state.step}: {error}; the state after it is saved") from error
     facts = {
         "step": state.step,
         "tokens": state.tokens,
@@ -208,7 +237,7 @@ def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder
         "tokens_per_second": round(state.tokens / state.seconds, 1) if state.seconds else None,
         "parameters": sum(math.prod(x.shape) for x in tree.flatten(state.params).values()),
         "heldout_bytes": len(heldout) - 1,
-        "heldout_bits": score(state.params, heldout),
+        "heldout_bits": bits,
         "bigram_bits": baselines.bigram_bits(text.train, heldout),
         "gzip_bits": baselines.gzip_bits(heldout),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -43,8 +44,16 @@ class Metrics:
             raise ValueError(f"row: got the keys {', '.join(map(repr, row)) or 'none'}, needs 'step' among them")
         check_whole("row['step']", row["step"], 0)
         line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
-        if (written := self._file.write(line)) != len(line):  # what is left of a full disk
-            raise OSError(f"{self._file.name}: wrote {written} of {len(line)} bytes")
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._file.name)) from error
+        if written != len(line):  # what is left of a full disk
+            raise OSError(errno.ENOSPC, f"wrote {written} of {len(line)} bytes", str(self._file.name))
+
+    def sync(self) -> None:
+        """Bring all lines to the disk, so that no checkpoint is there before the lines of the steps that it is of."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

@@ -42,6 +42,8 @@ def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, tempe
         raise ValueError("prompt: got no byte, needs at least one")
     check_whole("length", length, 0)
     check_real("temperature", temperature, 0.0)
+    if (vocabulary := params.token_embedding.shape[0]) != 256:
+        raise ValueError(f"params: got a vocabulary of {vocabulary}, needs 256: the bytes")
     context = params.position_embedding.shape[0]
     draws = counter.uniform((length,), seed=seed, purpose="sample")
     text = prompt[-context:]
@@ -62,5 +64,6 @@ def _choose(logits: np.ndarray, draw: float, temperature: float) -> int:
     """Return the byte whose part of the interval from 0 to 1 has `draw` in it."""
     if temperature == 0.0:
         return int(np.argmax(logits))
-    weights = np.exp((logits - np.max(logits)) / temperature)
+    with np.errstate(over="ignore"):  # of a temperature of nearly 0, to -inf
+        weights = np.exp((logits - np.max(logits)) / temperature)
     return int(np.searchsorted(np.cumsum(weights), draw * np.sum(weights), side="right").clip(0, 255))

@@ -85,8 +85,10 @@ class Settings:
         check_whole("sample_bytes", self.sample_bytes, 0)
         check_real("temperature", self.temperature, 0.0)
         check_whole("seed", self.seed, 0)
-        for name in ("data", "backend", "dtype"):
+        for name in ("data", "backend", "dtype", *(["device"] if self.device is not None else [])):
             check_is(name, getattr(self, name), str)
+        check_whole("warmup", self.warmup, 0)
+        check_real("learning_rate", self.learning_rate, 0.0, above=True)
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: got {self.dtype!r}, needs float32 or float64")
         if self.batch % self.accumulate:
@@ -123,6 +125,7 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
     A value is read as JSON where it is JSON (``3``, ``1e-3``, ``true``, ``null``), otherwise as a text.
     """
     values: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in assignments:
         name, sign, value = text.partition("=")
         if not sign or not name:
@@ -133,30 +136,41 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
             parsed = value
         head, _, option = name.partition(".")
         if option and head == "block":
-            values.setdefault("block", {})[option] = parsed
+            options[option] = parsed
         else:
             values[name] = parsed
-    return values
+    block = values.get("block", {})
+    if not isinstance(block, dict):
+        raise ValueError(f"block: got {block!r}, needs block.NAME=VALUE")
+    return values | ({"block": block | options} if block or options else {})
 
 
 def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
     """Return the settings with the given values in place of the defaults; ValueError names one that there is not."""
-    known = [f.name for f in dataclasses.fields(Settings)]
+    known = [f.name for f in dataclasses.fields(Settings) if f.name != "mechanism"]
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise ValueError(f"--set: got {name!r}{hint}, needs one of {', '.join(known[1:])}, block.NAME")
+            others = [name for name in known if name != "block"]
+            raise ValueError(f"setting: got {name!r}{hint}, needs one of {', '.join(others)}, block.NAME")
     numbers = {f.name for f in dataclasses.fields(Settings) if str(f.type).startswith("float")}
-    # 1 is as good as 1.0.
-    plain: dict[str, Any] = {n: float(x) if n in numbers and type(x) is int else x for n, x in given.items()}
+    # 1 is as good as 1.0, as far as it is the same number.
+    plain: dict[str, Any] = {
+        n: float(x) if n in numbers and type(x) is int and abs(x) <= 2**53 else x for n, x in given.items()
+    }
     return Settings(mechanism=mechanism, **plain)
 
 
+def from_json(stored: Mapping[str, Any]) -> Settings:
+    """Return the settings that `Settings.to_json` gave; ValueError, TypeError or KeyError where they are none."""
+    return build(stored["mechanism"], {name: x for name, x in stored.items() if name != "mechanism"})
+
+
 def merge(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return stored settings with the given ones in their place, but for the mechanism."""
+    """Return stored settings, but for the mechanism, with the given ones in their place."""
     block = {**stored.get("block", {}), **given.get("block", {})}
-    return {name: x for name, x in {**stored, **given}.items() if name not in ("mechanism", "block")} | {"block": block}
+    return {name: x for name, x in stored.items() if name != "mechanism"} | dict(given) | {"block": block}
 
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

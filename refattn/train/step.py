@@ -16,6 +16,7 @@ from refattn import model, tree
 from refattn.model import Params
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
 from refattn.train import data
+from refattn.train.arguments import check_whole
 from refattn.xp import Array, backend, device, namespace, sum_wide
 
 SHARD_TOKENS = 512
@@ -38,7 +39,7 @@ def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate
         Take the sequences in so many portions, one after the other, and add up: the same loss and gradients, with the
         memory of one portion.
     """
-    size = inputs.shape[0]
+    size, accumulate = inputs.shape[0], check_whole("accumulate", accumulate, 1)
     if size % accumulate:
         raise ValueError(f"accumulate: got {accumulate}, needs a divisor of the {size} sequences")
     weight = 1.0 / math.prod(inputs.shape)
