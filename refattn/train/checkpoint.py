@@ -233,7 +233,7 @@ def _tensor_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
         if name == "__metadata__":
             raise ValueError(f"arrays: got the name {name!r}, which safetensors uses itself")
         # safetensors writes the memory as it lies, whatever the strides say.
-        plain[name] = np.asarray(x, dtype=x.dtype.newbyteorder("<"), order="C")
+        plain[name] = np.asarray(x, order="C")
     return safetensors.numpy.save(plain)
 
 

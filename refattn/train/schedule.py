@@ -14,9 +14,9 @@ class WarmupCosine:
 
     With t = step, w = warmup, T = steps and f = floor the rate is::
 
-        peak * t / w                                                  t <= w
-        peak * (f + (1 - f) * (1 + cos(pi * (t - w) / (T - w))) / 2)  w < t < T
-        peak * f                                                      t >= T
+        peak * t / w                                                  t < w
+        peak * (f + (1 - f) * (1 + cos(pi * (t - w) / (T - w))) / 2)  w <= t <= T
+        peak * f                                                      t > T
 
     so that it is exactly `peak` at the end of the warm-up (from the start, where there is none) and exactly
     ``peak * floor`` from the last step on.
@@ -58,11 +58,8 @@ class WarmupCosine:
     def __call__(self, step: int) -> float:
         """Return the rate of a step from 0 on."""
         check_whole("step", step, 0)
-        if step >= self.steps:
-            return float(self.peak * self.floor)
         if step < self.warmup:
             return float(self.peak * step / self.warmup)
-        if step == self.warmup:
-            return float(self.peak)
-        wave = 0.5 * (1.0 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup)))
+        progress = min(1.0, (step - self.warmup) / (self.steps - self.warmup))
+        wave = 0.5 * (1.0 + math.cos(math.pi * progress))  # exactly 1 at the start, 0 at the end
         return float(self.peak * (self.floor + (1.0 - self.floor) * wave))

@@ -238,9 +238,9 @@ def test_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     params, gradients = large()
     adam = AdamW(0.01, groups=(Group("w", 0.1), Group("*")))
     start = adam.start(params)
-    rows = np.arange(1100, dtype=np.float32).reshape(1100, 1)
-    columns = np.arange(2**20 + 1, dtype=np.float32).reshape(1, -1)
-    start = replace(start, count=start.count | {"w": rows, "wide": columns})
+    columns = np.arange(1024, dtype=np.float32).reshape(1, -1)
+    rows = np.arange(2**20 + 3, dtype=np.float32)
+    start = replace(start, count=start.count | {"w": columns, "long": rows})
     results = []
     for size in (optimiser.PIECE, 2**40):
         monkeypatch.setattr(optimiser, "PIECE", size)
