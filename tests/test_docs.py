@@ -215,6 +215,17 @@ def test_examples_are_found() -> None:
     assert {"refattn/equations.py", "refattn/mechanisms/softmax/core.py", "docs/design.md"} <= set(names)
 
 
+def test_the_trace_is_shown_as_it_is_printed() -> None:
+    from refattn.backends import get
+    from refattn.verify import traced, traced_text
+
+    page = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
+    (block,) = (match[2] for match in FENCE.finditer(page) if match[1] == "text")
+    printed = traced_text.text(traced.trace_core(ra.mechanism("softmax"), "tiny", "float64", get("numpy")))
+    assert block.endswith("       ...\n") and block.removesuffix("       ...\n") in printed
+    assert f"whole up to {traced_text.WHOLE} elements" in page
+
+
 # --- the text of all files
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 _CODE = re.compile(r"(``.+?``|`[^`\n]+`)")
 
-LEADS = ("Axes", "Symbols", "Source", "Sources", "Costs", "How libraries and the paper differ")
-"""Words that begin a paragraph and are set in bold."""
+_LEAD = re.compile(r"(Axes|Symbols|Sources?|Costs?|How [^:.]* differ[^:.]*):")
+"""What begins a paragraph and is set in bold."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,8 @@ def markdown(text: str) -> str:
     pieces = _CODE.split(text)
     pieces[::2] = [re.sub(r"([\\*_<>\[\]|#$~{}])", r"\\\1", piece) for piece in pieces[::2]]
     made = "".join(pieces)
-    for lead in LEADS:
-        if made.startswith(f"{lead}:"):
-            return f"**{lead}:**{made.removeprefix(f'{lead}:')}"
-    return made
+    lead = _LEAD.match(made)
+    return f"**{lead[0]}**{made[lead.end() :]}" if lead else made
 
 
 def summary(docstring: str | None) -> str:

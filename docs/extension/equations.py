@@ -70,7 +70,8 @@ class Equations(SphinxDirective):
             term += nodes.Text("\n" if n else " ")
             term += nodes.inline("", line, classes=["formula"])
         if note:
-            term += [nodes.Text(" "), nodes.inline("", note, classes=["note"])]
+            remark, _ = self.parse_inline(markdown(note))
+            term += [nodes.Text(" "), nodes.inline("", "", *remark, classes=["note"])]
         about = nodes.paragraph()
         where = f"{place.file.rpartition('/')[2]}:{place.line}"
         about += nodes.reference("", where, refuri=f"#{anchor_of_line(module, place.line)}", internal=True)

@@ -51,6 +51,7 @@ def page(mechanism: Mechanism) -> str:
     sections: list[tuple[str, Callable[[Mechanism], Iterator[str]]]] = [
         ("Equations", _equations),
         ("Forms", _forms),
+        ("Deviations", _deviations),
         ("Laws", _laws),
         ("Cases", _cases),
         ("Wrong readings", _conventions),
@@ -109,6 +110,15 @@ def _forms(mechanism: Mechanism) -> Iterator[str]:
             yield from (f"### `{name}`", "", definition.strip() or summary(_doc(module)), "")
         else:
             yield from (f"### `{name}`", "", *_prose(module), "")
+
+
+def _deviations(mechanism: Mechanism) -> Iterator[str]:
+    """The mechanism's section of docs/deviations.md."""
+    text = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
+    _, found, rest = f"\n{text}".partition(f"\n## {mechanism.name}\n")
+    if found:
+        yield from ("What papers and libraries say or do, where refattn does something else.", "")
+        yield rest.partition("\n## ")[0].strip()
 
 
 def _laws(mechanism: Mechanism) -> Iterator[str]:

@@ -42,6 +42,7 @@ def test_parts_of_a_docstring() -> None:
         ("`h*d` and ``s_ij``", "`h*d` and `s_ij`"),
         ("a <b> [SM.1] $x$", r"a \<b\> \[SM.1\] \$x\$"),
         ("Axes: b batch", "**Axes:** b batch"),
+        ("How the paper and libraries differ: in", "**How the paper and libraries differ:** in"),
         ("Axes as before", "Axes as before"),
     ],
 )
@@ -75,12 +76,16 @@ def test_pages_follow_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"\n{first}\n" in (folder / "index.md").read_text()
 
 
-def test_a_page_shows_the_figures_of_its_mechanism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = tmp_path / "docs" / "figures"
     figures.mkdir(parents=True)
     for name in ("softmax-speed.png", "softmax_flow.svg", "softmax.txt", "budget.png"):
         (figures / name).touch()
+    (tmp_path / "docs" / "deviations.md").write_text(
+        "# All\n\n## other\n\nnot-mine\n\n## softmax\n\nours\n\n## third\n"
+    )
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     text = pages.page(ra.mechanism("softmax"))
     assert "![softmax speed](../figures/softmax-speed.png)" in text and "(../figures/softmax_flow.svg)" in text
     assert "softmax.txt" not in text and "budget.png" not in text
+    assert "\nours\n" in text and "not-mine" not in text
