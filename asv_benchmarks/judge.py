@@ -89,8 +89,11 @@ def apart(benchmark: Benchmark, base: Sequence[float], head: Sequence[float]) ->
 
 
 def suspect(verdict: Verdict) -> bool:
-    """Tell whether a first look at a benchmark is worth a second one: half of the factor is exceeded."""
-    return verdict.ratio is not None and abs(_log(verdict.ratio[1])) > 0.5 * math.log(limit(verdict.benchmark).factor)
+    """Tell whether a first look at a time is worth a second one: half of the factor is exceeded."""
+    benchmark = verdict.benchmark
+    if benchmark.kind != "time" or verdict.ratio is None:
+        return False
+    return abs(_log(verdict.ratio[1])) > 0.5 * math.log(limit(benchmark).factor)
 
 
 def _judged(

@@ -1,0 +1,144 @@
+"""Two versions side by side: what is checked out, what runs where, and a planted loss of accuracy that is found."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from asv_benchmarks import __main__ as command
+from asv_benchmarks import compare as versions
+from asv_benchmarks.compare import WORKING_TREE, VersionError, check_out, compare, listed, measure
+from asv_benchmarks.judge import Verdict
+from asv_benchmarks.machine import git
+from asv_benchmarks.sides import ROOT
+from asv_benchmarks.suite import Benchmark
+
+SHARES = r"accuracy.*track_mean\('softmax\.\w+', 'outputs', 'float32', 'numpy'\)"
+EXPONENTIAL = "exponentials = xp.exp(masked"
+ROUNDED = "exponentials = xp.astype(xp.exp(xp.astype(masked, xp.float16)), masked.dtype); xp.exp(masked"
+
+needs_git = pytest.mark.skipif(not git("rev-parse", "HEAD"), reason="no git repository")
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> versions.Homes:
+    """The files as they are, and the same with the exponentials of the tiled form in float16."""
+    folder = tmp_path_factory.mktemp("versions")
+    base, head = check_out(WORKING_TREE, folder / "base"), check_out(WORKING_TREE, folder / "head")
+    tiled = head / "refattn" / "mechanisms" / "softmax" / "tiled.py"
+    text = tiled.read_text()
+    assert EXPONENTIAL in text
+    tiled.write_text(text.replace(EXPONENTIAL, ROUNDED))
+    return base, head
+
+
+def test_a_loss_of_accuracy_is_found_where_it_is(homes: versions.Homes) -> None:
+    seen: list[Benchmark] = []
+
+    def progress(benchmarks: list[Benchmark]) -> Iterator[Benchmark]:
+        seen.extend(benchmarks)
+        yield from benchmarks
+
+    verdicts = {verdict.benchmark.params[0]: verdict for verdict in compare(homes, SHARES, progress)}
+    assert len(seen) == 2
+    assert {form: verdict.word for form, verdict in verdicts.items()} == {
+        "softmax.dense": "",
+        "softmax.tiled": "less exact",
+    }
+    tiled = verdicts["softmax.tiled"]
+    assert tiled.ratio and tiled.ratio[1] > 100.0
+
+
+def test_what_does_not_exist_in_both_is_told(homes: versions.Homes, tmp_path: Path) -> None:
+    newer = check_out(WORKING_TREE, tmp_path / "newer")
+    core = newer / "refattn" / "mechanisms" / "softmax" / "core.py"
+    core.write_text(core.read_text().replace('FORMS = {"dense": dense, ', 'FORMS = {"dense": dense, "third": dense, '))
+    for pair, word in (((homes[0], newer), "new"), ((newer, homes[0]), "gone")):
+        found = compare(pair, SHARES.replace(r"\w+", "third"), iter)
+        assert [(verdict.benchmark.params[0], verdict.word) for verdict in found] == [("softmax.third", word)]
+
+
+def test_what_fails_is_told_with_its_error(homes: versions.Homes, tmp_path: Path) -> None:
+    broken = check_out(WORKING_TREE, tmp_path / "broken")
+    core = broken / "refattn" / "mechanisms" / "softmax" / "core.py"
+    core.write_text(core.read_text() + "\n\ndef backward(saved, d_out, d_lse=None):\n    raise OSError('no more')\n")
+    both = Benchmark("core.Core.time_both", ("softmax.dense", 64, 16, "float32", "numpy"), "time")
+    found = [measure(both, pair, 1) for pair in ((homes[0], broken), (broken, homes[0]), (broken, broken))]
+    assert [verdict.word for verdict in found] == ["fails", "works", "fails"]
+    assert found[0].detail == "head: OSError: no more"
+
+
+def test_what_is_not_available_here_is_n_a(homes: versions.Homes) -> None:
+    device = Benchmark("memory.Device.track_peak_both", ("softmax.dense", 2048, "float32", "numpy"), "memory")
+    verdict = measure(device, homes, 1)
+    assert verdict.word == "n/a" and "numpy does not count" in verdict.detail
+
+
+def test_times_and_memory_are_measured(homes: versions.Homes) -> None:
+    small = Benchmark("core.Core.time_forward", ("softmax.dense", 64, 16, "float32", "numpy"), "time")
+    verdict = measure(small, (homes[0], homes[0]), 1)
+    assert verdict.base and verdict.head and verdict.ratio
+    memory = Benchmark("memory.Core.peakmem_forward", ("softmax.dense", 512, "float32", "numpy"), "memory")
+    verdict = measure(memory, (homes[0], homes[0]), 1)
+    if verdict.word != "n/a":  # a system that does not tell
+        scores = 2 * 512 * 512 * 4
+        assert verdict.base and scores < verdict.base < 8 * scores and verdict.word == ""
+
+
+@needs_git
+def test_a_commit_is_checked_out_with_the_benchmarks_of_now(tmp_path: Path) -> None:
+    home = check_out("HEAD", tmp_path / "head")
+    shown = subprocess.run(["git", "show", "HEAD:refattn/xp.py"], cwd=ROOT, capture_output=True, check=True).stdout
+    assert (home / "refattn" / "xp.py").read_bytes() == shown
+    assert (home / "backends" / "numpy.py").is_file()
+    assert (home / "refattn" / "backends").resolve() == (home / "backends").resolve()
+    now = {path.name: path.read_bytes() for path in (ROOT / "asv_benchmarks" / "benchmarks").glob("*.py")}
+    assert {p.name: p.read_bytes() for p in (home / "asv_benchmarks" / "benchmarks").glob("*.py")} == now
+    assert not (home / "asv_benchmarks" / "results").exists() and not (home / "version.tar").exists()
+    assert len(listed(home, SHARES)) == 2
+
+
+def test_a_version_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(VersionError, match=r"version: got 'no-such-thing', needs a commit, or \. for the files"):
+        check_out("no-such-thing", tmp_path / "x")
+
+
+def test_a_version_without_refattn_is_told(tmp_path: Path) -> None:
+    home = check_out(WORKING_TREE, tmp_path / "x")
+    (home / "refattn" / "counter.py").write_text("raise RuntimeError('not today')")
+    with pytest.raises(VersionError, match="the benchmarks cannot be listed: RuntimeError: not today"):
+        listed(home, "")
+
+
+# --- the command
+
+TIME = Benchmark("core.Core.time_both", ("softmax.dense", 64), "time")
+
+
+@pytest.mark.parametrize(("word", "code"), [("slower", 1), ("less exact", 1), ("faster", 0), ("", 0), ("fails", 1)])
+def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) -> None:
+    verdict = Verdict(TIME, word, 1e-3, 2e-3, (1.9, 2.0, 2.1))
+    asked: list[Any] = []
+
+    def fake(homes: versions.Homes, pattern: str, progress: Any) -> list[Verdict]:
+        asked.append((homes[0].name, homes[1].name, pattern))
+        return [verdict]
+
+    monkeypatch.setattr(versions, "compare", fake)
+    done = CliRunner().invoke(command.cli, ["compare", ".", ".", "--bench", "Core"])
+    assert done.exit_code == code, done.output
+    assert asked == [("base", "head", "Core")]
+    if word:
+        assert word in done.output and "2 [1.9, 2.1]" in done.output and "2 ms" in done.output
+    else:
+        assert "no difference" in done.output
+
+
+def test_the_command_refuses_what_is_no_version() -> None:
+    done = CliRunner().invoke(command.cli, ["compare", "no-such-thing"])
+    assert done.exit_code == 1 and "got 'no-such-thing'" in done.output
