@@ -59,26 +59,21 @@ def run(pattern: str, tell: Callable[[str], None]) -> Found:
         Where asv cannot be imported or fails.
     """
     commit = version()
-    last = newest()
-    before = (short(last), samples(last)) if last else None  # read now: a run of the same commit replaces them
+    before = last()  # read now: a run of the same commit replaces its results
     asv(["machine", "--yes"], lambda line: None)
-    environment = f"existing:{sys.executable}"
-    options = ["-E", environment, "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
+    options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
     asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell)
-    stored = newest()
-    if stored is None:
+    if not files():
         raise RunError("asv stored no results")
-    chosen = benchmarks(pattern)
-    now = samples(stored)
-    if before is None:
-        return Found(None, short(stored), judged({}, now, chosen))
-    verdicts = judged(before[1], now, chosen)
-    return Found(before[0], short(stored), verdicts, moved(verdicts))
+    stored = files()[-1]
+    name, numbers = before.get(environment(stored), (None, {}))
+    verdicts = judged(numbers, samples(stored), benchmarks(pattern))
+    return Found(name, short(stored), verdicts, moved(verdicts))
 
 
 def publish(tell: Callable[[str], None]) -> Path:
     """Make web pages of all stored results; return the first one."""
-    if newest() is None:
+    if not files():
         raise RunError("there are no results yet: make bench")
     asv(["publish"], tell)
     return ROOT / "docs" / "_build" / "benchmarks" / "index.html"
@@ -114,15 +109,29 @@ def version() -> str:
     return head
 
 
-def newest() -> Path | None:
-    """Return the results that were stored last."""
-    files = [path for path in RESULTS.glob("*/*.json") if path.name != "machine.json"]
-    return max(files, key=lambda path: path.stat().st_mtime, default=None)
+def files() -> list[Path]:
+    """Return all stored results, the oldest first."""
+    found = [path for path in RESULTS.glob("*/*.json") if path.name != "machine.json"]
+    return sorted(found, key=lambda file: file.stat().st_mtime)
 
 
 def short(file: Path) -> str:
     """Return the hash that results are stored under."""
     return file.name.partition("-")[0]
+
+
+def environment(file: Path) -> tuple[str, str]:
+    """Return the machine and the interpreter of results: only those of the same are compared."""
+    return file.parent.name, file.name.partition("-")[2]
+
+
+def last() -> dict[tuple[str, str], tuple[str, Samples]]:
+    """Return by environment the hash that was stored last, and the last samples of each benchmark."""
+    found: dict[tuple[str, str], tuple[str, Samples]] = {}
+    for file in files():
+        _, earlier = found.get(environment(file), ("", {}))
+        found[environment(file)] = short(file), {**earlier, **samples(file)}
+    return found
 
 
 def samples(file: Path) -> Samples:
