@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asv_benchmarks.judge import Verdict, paired, suspect
-from asv_benchmarks.sides import ROOT, Plan, Rounds, SideError, Worker, alternate, closing, held_to
+from asv_benchmarks.sides import ROOT, STEADY, Plan, Rounds, SideError, Worker, alternate, closing, held_to
 from asv_benchmarks.suite import Benchmark
 
 WORKING_TREE = "."
@@ -124,7 +124,7 @@ def _measure_once(benchmark: Benchmark, homes: Homes) -> tuple[tuple[list[float]
     with closing(workers):
         clock = "cpu"
         for name, home in zip(numbers, homes, strict=True):
-            workers[name] = Worker(held_to(1), home=home)
+            workers[name] = Worker({**held_to(1), **STEADY}, home=home)
             try:
                 made = workers[name].ask("make", target="asv_benchmarks.suite:prepare", params=params)
             except SideError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import git
-from asv_benchmarks.sides import ROOT, held_to
+from asv_benchmarks.sides import ROOT, STEADY, held_to
 from asv_benchmarks.suite import Benchmark, benchmarks
 
 FOLDER = ROOT / "asv_benchmarks"
@@ -85,7 +85,7 @@ def asv(arguments: Sequence[str], tell: Callable[[str], None]) -> None:
     if arguments[0] != "machine":
         command += ["--config", str(FOLDER / "asv.conf.json")]
     # asv drops PYTHONPATH, and hands this one on.
-    env = {**os.environ, **held_to(1), "ASV_PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **held_to(1), **STEADY, "ASV_PYTHONPATH": str(ROOT)}
     last: list[str] = []
     with subprocess.Popen(
         command, cwd=FOLDER, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

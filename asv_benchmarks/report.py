@@ -126,7 +126,7 @@ def write(result: Result, folder: Path) -> list[Path]:
     page, numbers, figure = (folder / f"{name}.{kind}" for kind in ("md", "json", "svg"))
     drawn = draw(result, figure)
     page.write_text(markdown(result, figure.name if drawn else None), encoding="utf-8")
-    numbers.write_text(json.dumps(to_json(result), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    numbers.write_text(json.dumps(_rounded(to_json(result)), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return [page, numbers, *([figure] if drawn else [])]
 
 
@@ -155,6 +155,15 @@ def to_json(result: Result) -> dict[str, Any]:
         "machine": result.machine,
         "rows": rows,
     }
+
+
+def _rounded(data: Any) -> Any:
+    """Return the data with its numbers to five digits, beyond which there is noise alone."""
+    if isinstance(data, float):
+        return float(f"{data:.5g}")
+    if isinstance(data, dict):
+        return {name: _rounded(value) for name, value in data.items()}
+    return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def markdown(result: Result, figure: str | None) -> str:

@@ -31,6 +31,19 @@ THREADS = (
 """The environment variables that hold libraries to a number of threads."""
 
 
+STEADY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""The environment that makes glibc keep what is freed.
+
+Otherwise it gives memory back to the system and takes it again in every call, or does not, as the addresses happen to
+lie: 50 page faults, a quarter of the time of a small call, appeared and vanished with the length of a source file that
+the call does not even use. Two versions are compared without that luck; comparisons with other libraries have it.
+"""
+
+
 class SideError(Exception):
     """What a side raised, or how its process ended.
 

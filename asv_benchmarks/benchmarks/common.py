@@ -125,21 +125,26 @@ def core_call(form: str, n: int, d: int, dtype: str, backend: str, causal: bool 
     return Call(forward, backward, both, timer(owner))
 
 
+def block_of(record: Mechanism, width: int, like: Any) -> tuple[Any, Context]:
+    """Return parameters of a block of the mechanism, and a context: causal where it can be."""
+    known = {field.name for field in dataclasses.fields(record.block.Config)}
+    given = {"width": width, "heads": HEADS, "layer": 0, "layers": 1}
+    config = record.block.Config(**{field: value for field, value in given.items() if field in known})
+    return record.block.init(config, seed=0, like=like), Context(causal="causal" in record.reads)
+
+
+def tokens(name: str, owner: backends.Backend, n: int, width: int, dtype: str) -> Any:
+    """Return an array (1, n, width) of normal numbers."""
+    return array(owner, counter.normal((1, n, width), seed=0, purpose=f"benchmarks.{name}").astype(dtype), dtype)
+
+
 @functools.lru_cache(maxsize=1)
 def block_call(name: str, n: int, width: int, dtype: str, backend: str) -> Call:
-    """Return the calls of a block of the mechanism, causal where it can be."""
+    """Return the calls of a block of the mechanism."""
     record, owner = mechanism(name), usable(backend)
     block = record.block
-    known = {field.name for field in dataclasses.fields(block.Config)}
-    given = {"width": width, "heads": HEADS, "layer": 0, "layers": 1}
-    config = block.Config(**{field: value for field, value in given.items() if field in known})
-    shape = (1, n, width)
-    x, d_x = (
-        array(owner, counter.normal(shape, seed=0, purpose=f"benchmarks.{what}").astype(dtype), dtype)
-        for what in ("x", "d_x")
-    )
-    context = Context(causal="causal" in record.reads)
-    params = block.init(config, seed=0, like=x)
+    x, d_x = (tokens(what, owner, n, width, dtype) for what in ("x", "d_x"))
+    params, context = block_of(record, width, x)
     state = block.start(params, x, context)
     last, saved = block.forward(params, state, context)
     d_state, _ = block.read_backward(params, last, d_x)
@@ -160,6 +165,34 @@ def block_call(name: str, n: int, width: int, dtype: str, backend: str) -> Call:
         return result
 
     return Call(forward, backward, both, timer(owner))
+
+
+@functools.lru_cache(maxsize=1)
+def stream_call(
+    name: str, n: int, width: int, dtype: str, backend: str
+) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], float]]:
+    """Return a step after n tokens, the prefill of these, and the clock."""
+    record, owner = mechanism(name), usable(backend)
+    stream = record.stream
+    if stream is None:
+        raise NotImplementedError(f"{name} is not given its tokens one by one")
+    x, new = tokens("x", owner, n, width, dtype), tokens("new", owner, 1, width, dtype)
+    params, context = block_of(record, width, x)
+    before, after = (record.block.start(params, some, context) for some in (x, new))
+    empty = stream.start(params, 1)
+    _, full = stream.prefill(params, empty, before, context)
+
+    def step() -> Any:
+        result = stream.step(params, full, after, context)
+        owner.synchronize()
+        return result
+
+    def prefill() -> Any:
+        result = stream.prefill(params, empty, before, context)
+        owner.synchronize()
+        return result
+
+    return step, prefill, timer(owner)
 
 
 def timer(owner: backends.Backend) -> Callable[[], float]:

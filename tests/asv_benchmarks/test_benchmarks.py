@@ -69,7 +69,8 @@ def test_every_mechanism_and_every_form_is_there() -> None:
         assert {b.params[0] for b in ALL if b.name == method} == forms
     for method in ("accuracy.Share.track_largest", "accuracy.Share.track_mean"):
         assert {b.params[0] for b in ALL if b.name == method} == forms
-    assert {b.params[0] for b in ALL if b.name == "block.Block.time_both"} == set(ra.list_mechanisms())
+    for method in ("block.Block.time_both", "stream.Stream.time_step"):
+        assert {b.params[0] for b in ALL if b.name == method} == set(ra.list_mechanisms())
     imported = {b.params[0] for b in ALL if b.name == "start.Import.timeraw_import"}
     assert {f"refattn.mechanisms.{name}" for name in ra.list_mechanisms()} <= imported
 
@@ -159,7 +160,7 @@ def test_an_infinite_share_becomes_a_number(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "benchmark", smallest([b for b in NUMPY if b.name.startswith(("core", "block", "memory"))]), ids=str
+    "benchmark", smallest([b for b in NUMPY if b.name.startswith(("core", "block", "stream", "memory"))]), ids=str
 )
 def test_every_timed_body_waits_for_its_work(benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[None] = []
