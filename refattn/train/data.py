@@ -28,11 +28,11 @@ HELD_OUT = 10
 
 LEFT_OUT = (
     # not Python's own
-    *("site-packages", "dist-packages"),
+    *("site-packages", "dist-packages", "_distutils_system_mod.py"),
     # tests
     *("test", "tests", "idle_test"),
     # what is not in every installation, or was removed from later versions
-    *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle.py", "turtledemo"),
+    *("distutils", "ensurepip", "idlelib", "lib2to3", "macholib", "tkinter", "turtle.py", "turtledemo"),
 )
 """Folders and files of the standard library's own that are no part of the text "stdlib"."""
 

@@ -12,22 +12,18 @@ alone; here it is, as in ``torch.optim.AdamW``, with which the tests compare.
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from refattn import tree
 from refattn.train.arguments import check_real, check_whole
+from refattn.train.leaves import by_pieces, check_alike, joined, total
 from refattn.xp import Array, backend, concrete, dtype_name, namespace, zeros
 
 T = TypeVar("T")
-
-PIECE = 2**20
-"""Elements of the largest piece that is updated at once: its temporaries are given back and used again."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +174,7 @@ class AdamW:
         rate = self.learning_rate if rate is None else check_real("rate", rate, 0.0)
         p, m, v, t = (tree.flatten(part) for part in (params, state.first, state.second, state.count))
         g = tree.flatten(gradients)
-        _check_alike(p, {"gradients": g, "state.first": m, "state.second": v, "state.count": t})
+        check_alike(p, {"gradients": g, "state.first": m, "state.second": v, "state.count": t})
         groups = {name: self.group_of(name, leaf) for name, leaf in p.items()}
         t = {name: count + 1.0 for name, count in t.items()}
 
@@ -189,7 +185,7 @@ class AdamW:
             p_part, g_part, m_part, v_part = (x[name][part] for x in (p, g, m, v))
             return self._equations(p_part, g_part, m_part, v_part, count, rate, groups[name])
 
-        stepped = _by_pieces(p, step, lambda parts: tuple(map(_joined, zip(*parts, strict=True))))
+        stepped = by_pieces(p, step, lambda parts: tuple(map(joined, zip(*parts, strict=True))))
         new_p, new_m, new_v = ({name: parts[i] for name, parts in stepped.items()} for i in range(3))
         moments = tree.unflatten(state.first, new_m), tree.unflatten(state.second, new_v)
         return tree.unflatten(params, new_p), AdamWState(*moments, tree.unflatten(state.count, t))
@@ -239,8 +235,8 @@ def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     if not leaves:
         raise ValueError("gradients: got a tree without arrays, needs at least one")
     xp = namespace(*leaves.values())
-    squares = _by_pieces(leaves, lambda name, part: _squares(leaves[name][part]), _sum)
-    norm = xp.sqrt(_sum(list(squares.values())))
+    squares = by_pieces(leaves, lambda name, part: _squares(leaves[name][part]), total)
+    norm = xp.sqrt(total(list(squares.values())))
     if limit is None:
         return gradients, norm
     factor = limit / (norm + 1e-6)
@@ -248,39 +244,8 @@ def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     if concrete(scales) is False:
         return gradients, norm
     factor = xp.where(scales, factor, xp.ones_like(factor))
-    scaled = _by_pieces(leaves, lambda name, part: leaves[name][part] * xp.astype(factor, leaves[name].dtype), _joined)
+    scaled = by_pieces(leaves, lambda name, part: leaves[name][part] * xp.astype(factor, leaves[name].dtype), joined)
     return tree.unflatten(gradients, scaled), norm
-
-
-def _by_pieces(
-    leaves: Mapping[str, Array], function: Callable[[str, Any], Any], join: Callable[[list[Any]], Any]
-) -> dict[str, Any]:
-    """Return ``join([function(name, part), ...])`` for the parts of each leaf, computed by the workers of the backend.
-
-    A part is what a leaf is indexed with: all of it, or on a pool of threads a block of rows of a large leaf.
-    """
-    if not leaves:
-        return {}
-    owner = backend(next(iter(leaves.values())))
-    parts: dict[str, list[Any]] = {}
-    for name, leaf in leaves.items():
-        parts[name] = [(...,)]
-        if owner.pools and (size := math.prod(leaf.shape)) > PIECE:
-            rows = leaf.shape[0]
-            height = max(1, PIECE * rows // size)
-            parts[name] = [(slice(n, min(n + height, rows)), ...) for n in range(0, rows, height)]
-    tasks = [(name, part) for name, found in parts.items() for part in found]
-    done = iter(owner.map(lambda task: function(*task), tasks))
-    results = [[next(done) for _ in found] for found in parts.values()]
-    return dict(zip(leaves, owner.map(join, results), strict=True))
-
-
-def _joined(parts: Sequence[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else namespace(*parts).concat(list(parts), axis=0)
-
-
-def _sum(parts: Sequence[Array]) -> Array:
-    return functools.reduce(operator.add, parts)
 
 
 def _squares(x: Array) -> Array:
@@ -292,20 +257,3 @@ def _squares(x: Array) -> Array:
 
 def _log(beta: float) -> float:
     return math.log(beta) if beta else -math.inf
-
-
-def _check_alike(params: Mapping[str, Array], others: Mapping[str, Mapping[str, Array]]) -> None:
-    """Raise where the leaves of another tree have other names, shapes or dtypes; counts have to broadcast only."""
-    for argument, leaves in others.items():
-        if different := sorted(params.keys() ^ leaves.keys()):
-            name = different[0]
-            what = f"lacks {name!r}" if name in params else f"has the unknown {name!r}"
-            raise ValueError(f"{argument}: {what}; needs exactly the {len(params)} names of params")
-        for name, leaf in leaves.items():
-            got, needed = tuple(leaf.shape), tuple(params[name].shape)
-            counts = argument == "state.count" and (not got or len(got) == len(needed))
-            if got != needed and not (counts and all(n in (1, m) for n, m in zip(got, needed, strict=False))):
-                raise ValueError(f"{argument}: got {name!r} of shape {got}, needs {needed} as in params")
-            if dtype_name(leaf) != dtype_name(params[name]):
-                dtypes = f"got {name!r} of dtype {dtype_name(leaf)}, needs {dtype_name(params[name])} as in params"
-                raise TypeError(f"{argument}: {dtypes}")

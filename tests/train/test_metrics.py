@@ -150,12 +150,16 @@ def test_lines_that_are_not_written_whole_raise(tmp_path: Path) -> None:
         name = "metrics.jsonl"
 
         def write(self, data: bytes) -> int:
+            if len(data) > 12:
+                raise OSError(28, "No space left on device")
             return 3
 
     out.close()
     out._file = File()  # type: ignore[assignment]
     with pytest.raises(OSError, match="^metrics.jsonl: wrote 3 of 12 bytes"):
         out.append({"step": 1})
+    with pytest.raises(OSError, match="No space left on device: 'metrics.jsonl'"):
+        out.append({"step": 1000})
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

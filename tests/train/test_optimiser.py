@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from refattn import counter, tree
 from refattn.backends import use_workers
-from refattn.train import optimiser
+from refattn.train import leaves as pieces
 from refattn.train.optimiser import AdamW, AdamWState, Group, clip, default_groups
 from refattn.train.schedule import WarmupCosine
 
@@ -242,14 +242,14 @@ def test_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.arange(2**20 + 3, dtype=np.float32)
     start = replace(start, count=start.count | {"w": columns, "long": rows})
     results = []
-    for size in (optimiser.PIECE, 2**40):
-        monkeypatch.setattr(optimiser, "PIECE", size)
+    for size in (pieces.PIECE, 2**40):
+        monkeypatch.setattr(pieces, "PIECE", size)
         results.append(adam.update(start, params, gradients))
     for x, y in zip(*map(_leaves, results), strict=True):
         assert np.array_equal(x, y)
     norms = []
     for size in (1000, 2**40):
-        monkeypatch.setattr(optimiser, "PIECE", size)
+        monkeypatch.setattr(pieces, "PIECE", size)
         norms.append(float(clip(gradients, None)[1]))
     assert norms[0] == pytest.approx(norms[1], rel=1e-14)
 
