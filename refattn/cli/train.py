@@ -65,14 +65,15 @@ def train(
     except (ValueError, TypeError, folder.RunError) as error:
         raise Problem(str(error)) from error
     except OSError as error:
-        raise Problem(_of_system(error, path)) from error
+        raise Problem(_of_system(error, Path(out or "runs"))) from error
     try:
         with _report() as report:
             found = loop.run(chosen, path, report, resume=resume)
     except (ImportError, ValueError, TypeError, folder.RunError, CheckpointError) as error:
         raise Problem(str(error)) from error
     except OSError as error:
-        goes_on = f"; --resume --out {path} goes on from what is saved" if os.path.exists(path / "config.json") else ""
+        saved = error.strerror is not None and os.path.exists(path / "config.json")
+        goes_on = f"; --resume --out {path} goes on from what is saved" if saved else ""
         raise Problem(_of_system(error, path) + goes_on) from error
     except DivergedError as error:
         click.echo(f"refattn: error: {error}", err=True)

@@ -1,0 +1,396 @@
+"""Runs that stop and go on: to the bit, from the last checkpoint that is whole, and only as they began."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refattn.train import checkpoint, data, loop, metrics
+from refattn.train.checkpoint import CheckpointError
+from refattn.train.folder import RunError
+from refattn.train.settings import Settings
+from tests.train.runs import Listener, remains, small, train, write_text
+
+pytestmark = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread alone"
+)
+
+
+class Interrupting(Listener):
+    """Sends this process signals when a step is told."""
+
+    def __init__(self, step: int, number: signal.Signals = signal.SIGINT, times: int = 1) -> None:
+        super().__init__()
+        self.at, self.number, self.times = step, number, times
+
+    def step(self, row: Mapping[str, Any], steps: int) -> None:
+        super().step(row, steps)
+        if row["step"] == self.at:
+            for _ in range(self.times):
+                signal.raise_signal(self.number)
+
+
+def stopped_within(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
+    """Have the signals come in the middle of a step, when its batch is drawn."""
+
+    def batch(*arguments: Any, **options: Any) -> Any:
+        if options["step"] == step:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return original(*arguments, **options)
+
+    original = data.batch
+    monkeypatch.setattr(data, "batch", batch)
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Settings:
+    return small(write_text(tmp_path))
+
+
+@pytest.fixture
+def whole(tmp_path: Path, chosen: Settings) -> dict[str, Any]:
+    """What a run leaves that nothing interrupts."""
+    return remains(train(chosen, tmp_path / "whole").folder)
+
+
+# --- Ctrl-C
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_after_any_step_goes_on_to_the_same_bytes(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any], number: signal.Signals
+) -> None:
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    for step in range(1, 13):
+        out = tmp_path / f"stopped-{step}"
+        report = Interrupting(step, number)
+        result = train(chosen, out, report)
+        assert (result.finished, result.step, result.facts) == (False, step, {})
+        assert report.lines[-1] == "interrupted: the step is finished and saved; once more stops at once"
+        found = checkpoint.newest(out / "checkpoints", report.say)
+        assert found is not None and found.step == step
+        assert not (out / "result.json").exists()
+        report = Listener()
+        assert train(chosen, out, report, resume=True).finished
+        assert report.lines[0] == f"going on after step {step} of 12"
+        assert [row["step"] for row in report.rows] == list(range(step + 1, 13))
+        left = remains(out)
+        # A checkpoint that the interrupt made may stand in the place of the last but one.
+        for kind in ("json", "safetensors"):
+            extra, regular = f"checkpoints/step-{step:08d}.{kind}", f"checkpoints/step-00000008.{kind}"
+            if step in (9, 10, 11):
+                del left[extra]
+                left[regular] = whole[regular]
+        assert left == whole, step
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_an_interrupt_within_a_step_waits_for_its_end(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_within(monkeypatch, 6)
+    assert train(chosen, tmp_path / "run").step == 6
+    monkeypatch.undo()
+    assert metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 6
+    train(chosen, tmp_path / "run", resume=True)
+    assert remains(tmp_path / "run") == whole
+
+
+def test_a_second_interrupt_stops_at_once(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_within(monkeypatch, 6, times=2)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(chosen, tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is handler
+    monkeypatch.undo()
+    assert metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 5
+    report = Listener()
+    train(chosen, tmp_path / "run", report, resume=True)
+    assert report.lines[0] == "going on after step 4 of 12"
+    assert remains(tmp_path / "run") == whole
+
+
+def test_nobody_who_hears_of_an_interrupt_changes_nothing(tmp_path: Path, chosen: Settings) -> None:
+    """The line may come into the middle of another one, which Python refuses, or the terminal may be gone."""
+    for error in (RuntimeError("reentrant call"), BrokenPipeError()):
+
+        class Deaf(Interrupting):
+            def say(self, text: str, error: Exception = error) -> None:
+                raise error
+
+        result = train(chosen, tmp_path / type(error).__name__, Deaf(3))
+        assert (result.finished, result.step) == (False, 3)
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, chosen: Settings) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert train(chosen, tmp_path / "run", Interrupting(3)).finished
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_outside_of_the_main_thread_a_run_works(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
+    thread = threading.Thread(target=lambda: train(chosen, tmp_path / "run"))
+    thread.start()
+    thread.join()
+    assert remains(tmp_path / "run") == whole
+
+
+# --- from where
+
+
+def stop_after(chosen: Settings, out: Path, step: int) -> None:
+    assert train(chosen, out, Interrupting(step)).step == step
+
+
+def test_without_a_checkpoint_a_run_starts_at_step_0(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
+    stop_after(chosen, tmp_path / "run", 3)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    report = Listener()
+    train(chosen, tmp_path / "run", report, resume=True)
+    assert report.lines[0] == "starting at step 0" and report.rows[0]["step"] == 1
+    assert remains(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_without_a_run_one_begins_and_says_so(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any], there: bool
+) -> None:
+    out = tmp_path / "run"
+    if there:
+        out.mkdir()
+    report = Listener()
+    train(chosen, out, report, resume=True)
+    assert report.lines[0] == f"there is no run in {out}: starting at step 0"
+    assert remains(out) == whole
+
+
+def test_what_a_death_in_the_first_moment_leaves_is_no_hindrance(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any]
+) -> None:
+    for resume in (False, True):
+        out = tmp_path / str(resume)
+        out.mkdir()
+        (out / "config.json.part").write_text('{"settings": {')
+        train(chosen, out, resume=resume)
+        assert remains(out) == whole
+
+
+def test_a_finished_run_makes_its_result_again(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
+    out = tmp_path / "whole"
+    facts = json.loads((out / "result.json").read_text())
+    for name in ("result.json", "sample.txt"):
+        (out / name).unlink()
+    report = Listener()
+    result = train(chosen, out, report, resume=True)
+    assert report.lines[0] == "going on after step 12 of 12" and not report.rows
+    assert result.finished and remains(out) == whole
+    assert result.facts["seconds"] == pytest.approx(facts["seconds"], abs=2e-3)
+
+
+def test_metrics_beyond_the_checkpoint_are_cut(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
+    out = tmp_path / "run"
+    stop_after(chosen, out, 4)
+    row = metrics.read(out / "metrics.jsonl")[-1]
+    with (out / "metrics.jsonl").open("a") as file:
+        for step in (5, 6, 7):
+            file.write(json.dumps(row | {"step": step, "loss": 99.0}) + "\n")
+        file.write('{"step": 8, "lo')
+    train(chosen, out, resume=True)
+    assert remains(out) == whole
+
+
+@pytest.mark.parametrize("lines", [["nothing"], ["[1]", '{"step": 2}'], ['{"loss": 1.0}', "", '{"step": 3}']])
+def test_metrics_that_are_broken_elsewhere_are_told(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any], lines: list[str]
+) -> None:
+    """A broken last line is what a death leaves; others somebody has broken, and may want to mend."""
+    out = tmp_path / "whole"
+    kept = (out / "metrics.jsonl").read_text()
+    (out / "metrics.jsonl").write_text("\n".join([*lines, *kept.splitlines()]) + "\n")
+    before = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="metrics.jsonl: line 1 is no JSON object with a step"):
+        train(chosen, out, resume=True)
+    assert (out / "metrics.jsonl").read_bytes() == before
+    (out / "metrics.jsonl").write_text(kept)
+    train(chosen, out, resume=True)
+    assert remains(out) == whole
+
+
+def test_without_metrics_a_run_goes_on(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
+    out = tmp_path / "run"
+    stop_after(chosen, out, 4)
+    (out / "metrics.jsonl").unlink()
+    train(chosen, out, resume=True)
+    left = remains(out)
+    assert left.pop("metrics.jsonl") == whole.pop("metrics.jsonl")[4:]
+    assert left == whole
+
+
+# --- damage
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+@pytest.mark.parametrize("damage", [cut_in_half, flip, Path.unlink])
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any], kind: str, damage: Callable[[Path], None]
+) -> None:
+    out = tmp_path / "whole"
+    path = out / "checkpoints" / f"step-00000012.{kind}"
+    damage(path)
+    report = Listener()
+    train(chosen, out, report, resume=True)
+    if damage is Path.unlink and kind == "json":
+        assert report.lines[0] == "going on after step 8 of 12"  # arrays alone are no checkpoint
+    else:
+        assert report.lines[0].startswith(f"{path}: ") and report.lines[1] == "going on after step 8 of 12"
+    assert remains(out) == whole
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_touched(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any]
+) -> None:
+    out = tmp_path / "whole"
+    for step in (8, 12):
+        cut_in_half(out / "checkpoints" / f"step-{step:08d}.safetensors")
+    before = remains(out)
+    with pytest.raises(CheckpointError, match="none of the checkpoints is whole"):
+        train(chosen, out, resume=True)
+    assert remains(out) == before
+
+
+# --- another run
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"steps": 24}, "steps: got 24, the run in .* has 12. A run goes on as it began; give another folder"),
+        ({"steps": 6}, "steps: got 6, the run in .* has 12."),
+        ({"width": 32, "seed": 3}, "width: got 32, .* has 16; seed: got 3, .* has 0. A run"),
+        ({"block": {"kv_heads": 1}}, "block.kv_heads: got 1, .* has None. A run"),
+        ({"backend": "torch"}, "backend: got 'torch', .* has 'numpy'. A run"),
+    ],
+)
+def test_other_settings_are_refused(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any], changes: dict[str, Any], problem: str
+) -> None:
+    if "backend" in changes:
+        pytest.importorskip("torch", reason="needs PyTorch")
+    with pytest.raises(RunError, match=problem):
+        train(small(chosen.data, **changes), tmp_path / "whole", resume=True)
+    assert remains(tmp_path / "whole") == whole
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
+    train(small(chosen.data, learning_rate=1e-2), tmp_path / "other")
+    shutil.rmtree(tmp_path / "whole" / "checkpoints")
+    shutil.copytree(tmp_path / "other" / "checkpoints", tmp_path / "whole" / "checkpoints")
+    before = remains(tmp_path / "whole")
+    with pytest.raises(RunError, match="learning_rate: got 0.003, the checkpoint of step 12 has 0.01. A run"):
+        train(chosen, tmp_path / "whole", resume=True)
+    assert remains(tmp_path / "whole") == before
+
+
+def test_another_text_is_refused_and_the_same_one_elsewhere_is_not(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any]
+) -> None:
+    stop_after(chosen, tmp_path / "run", 3)
+    before = remains(tmp_path / "run")
+    text = Path(chosen.data)
+    content = text.read_bytes()
+    text.write_bytes(content[:-1] + b"!")
+    with pytest.raises(RunError, match="data: the text .*text.txt' is not the one that the run in .* began with"):
+        train(chosen, tmp_path / "run", resume=True)
+    assert remains(tmp_path / "run") == before
+    (tmp_path / "moved.txt").write_bytes(content)
+    assert train(small(str(tmp_path / "moved.txt")), tmp_path / "run", resume=True).finished
+    after = remains(tmp_path / "run")
+    assert after["metrics.jsonl"] == whole["metrics.jsonl"] and after["sample.txt"] == whole["sample.txt"]
+
+
+def test_another_version_of_a_library_is_told(tmp_path: Path, chosen: Settings, whole: dict[str, Any]) -> None:
+    file = tmp_path / "whole" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"versions": {"numpy": "1.0", "refattn": "0.0"}}))
+    report = Listener()
+    train(chosen, tmp_path / "whole", report, resume=True)
+    assert [line.split(" and is ")[0] for line in report.lines[:3]] == [
+        *("refattn was 0.0", "python was None", "numpy was 1.0")
+    ]
+    assert report.lines[0].endswith("from here on last bits may differ")
+
+
+BROKEN: dict[str, Any] = {
+    "nothing": "",
+    "no JSON": "{",
+    "a list": "[]",
+    "a text": '"settings"',
+    "no text of UTF-8": b"\xff\xfe\x00",
+    "deep": "[" * 10**5,
+    "no settings": {"settings": None},
+    "settings of another version": {"settings": {"mechanism": "softmax", "colour": "red"}},
+    "a wrong type": {"settings": {"mechanism": "softmax", "steps": "many"}},
+    "no mechanism": {"settings": {"steps": 12}},
+    "an unknown mechanism": {"settings": {"mechanism": "telepathy"}},
+    "a block that is none": {"settings": {"mechanism": "softmax", "block": 3}},
+    "no fingerprint": {"text": {}},
+    "no text": {"text": None},
+    "versions that are none": {"versions": 3},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_configuration_is_told(
+    tmp_path: Path, chosen: Settings, whole: dict[str, Any], name: str
+) -> None:
+    file = tmp_path / "whole" / "config.json"
+    broken = BROKEN[name]
+    if isinstance(broken, dict):
+        broken = json.dumps(json.loads(file.read_text()) | broken)
+    file.write_bytes(broken if isinstance(broken, bytes) else broken.encode())
+    for resume in (False, True):
+        with pytest.raises(RunError, match=r"config.json: is no configuration of a run that this version reads \(.+\)"):
+            train(chosen, tmp_path / "whole", resume=resume)
+    assert remains(tmp_path / "whole") | {"config.json": b""} == whole | {"config.json": b""}
+
+
+def test_the_state_that_is_loaded_is_the_one_that_was_saved(tmp_path: Path, chosen: Settings) -> None:
+    """Parameters and moments too, whatever the library: what goes on is not merely close."""
+    from refattn import backends, tree
+    from refattn.train.folder import Folder
+
+    text = data.load(chosen.data)
+    for name in ("numpy", "strict"):
+        other = small(chosen.data, backend=name)
+        fresh = loop._fresh(other, backends.get(name))
+        state, _ = loop.step(fresh, other, text)
+        loop._save(Folder(tmp_path / name), other, state)
+        again = loop._load(Folder(tmp_path / name), other, fresh, Listener())
+        owner = backends.get(name)
+        for one, two in ((state.params, again.params), (state.moments, again.moments)):
+            a, b = (
+                {k: owner.to_numpy(x) for k, x in tree.flatten({"x": part}).items()} for part in (one, two)
+            )
+            assert {k: (x.dtype, x.tobytes()) for k, x in a.items()} == {k: (x.dtype, x.tobytes()) for k, x in b.items()}
+        assert (again.step, again.tokens) == (1, 64)
