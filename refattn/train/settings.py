@@ -58,7 +58,7 @@ class Settings:
     gelu: str = "tanh"
     block: Mapping[str, Any] = field(default_factory=dict)
     data: str = "stdlib"
-    steps: int = 1000
+    steps: int = 800
     batch: int = 16
     accumulate: int = 1
     learning_rate: float = 3e-3

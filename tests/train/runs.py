@@ -55,13 +55,27 @@ def small(data: str, **changes: Any) -> settings.Settings:
 def arguments(data: str, out: Path, *more: str, **changes: Any) -> list[str]:
     """The same settings for the command line."""
     values = {name: json.dumps(value) for name, value in (SMALL | changes).items()}
-    return ["train", "softmax", "--data", data, "--out", str(out), *sum([["--set", f"{n}={v}"] for n, v in values.items()], []), *more]
+    return [
+        "train",
+        "softmax",
+        "--data",
+        data,
+        "--out",
+        str(out),
+        *sum([["--set", f"{n}={v}"] for n, v in values.items()], []),
+        *more,
+    ]
 
 
 def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "refattn", *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, **options
+        [sys.executable, "-m", "refattn", *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
     )
 
 

@@ -361,9 +361,7 @@ BROKEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_configuration_is_told(
-    tmp_path: Path, chosen: Settings, whole: dict[str, Any], name: str
-) -> None:
+def test_a_broken_configuration_is_told(tmp_path: Path, chosen: Settings, whole: dict[str, Any], name: str) -> None:
     file = tmp_path / "whole" / "config.json"
     broken = BROKEN[name]
     if isinstance(broken, dict):
@@ -389,8 +387,8 @@ def test_the_state_that_is_loaded_is_the_one_that_was_saved(tmp_path: Path, chos
         again = loop._load(Folder(tmp_path / name), other, fresh, Listener())
         owner = backends.get(name)
         for one, two in ((state.params, again.params), (state.moments, again.moments)):
-            a, b = (
-                {k: owner.to_numpy(x) for k, x in tree.flatten({"x": part}).items()} for part in (one, two)
-            )
-            assert {k: (x.dtype, x.tobytes()) for k, x in a.items()} == {k: (x.dtype, x.tobytes()) for k, x in b.items()}
+            a, b = ({k: owner.to_numpy(x) for k, x in tree.flatten({"x": part}).items()} for part in (one, two))
+            assert {k: (x.dtype, x.tobytes()) for k, x in a.items()} == {
+                k: (x.dtype, x.tobytes()) for k, x in b.items()
+            }
         assert (again.step, again.tokens) == (1, 64)
