@@ -89,7 +89,7 @@ def publish_command() -> None:
 
 def show(verdicts: list[Verdict], title: str, console: Console) -> None:
     """Print what differs, worst first, and the counts."""
-    differing = [verdict for verdict in verdicts if verdict.word not in ("", "n/a", "new", "gone")]
+    differing = [verdict for verdict in verdicts if verdict.word not in ("", "n/a", "new")]
     differing.sort(key=lambda verdict: (verdict.word not in WORSE, -(verdict.ratio or (0.0,) * 3)[1]))
     if differing:
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")

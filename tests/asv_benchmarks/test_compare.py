@@ -63,6 +63,13 @@ def test_what_does_not_exist_in_both_is_told(homes: versions.Homes, tmp_path: Pa
         assert [(verdict.benchmark.params[0], verdict.word) for verdict in found] == [("softmax.third", word)]
 
 
+def test_a_version_that_lacks_what_a_benchmark_needs_has_the_others(homes: versions.Homes, tmp_path: Path) -> None:
+    older = check_out(WORKING_TREE, tmp_path / "older")
+    (older / "refattn" / "verify" / "budget.py").write_text("")
+    names = {benchmark.name.partition(".")[0] for benchmark in listed(older, "")}
+    assert names == {benchmark.name.partition(".")[0] for benchmark in listed(homes[0], "")} - {"accuracy"}
+
+
 def test_what_fails_is_told_with_its_error(homes: versions.Homes, tmp_path: Path) -> None:
     broken = check_out(WORKING_TREE, tmp_path / "broken")
     core = broken / "refattn" / "mechanisms" / "softmax" / "core.py"
