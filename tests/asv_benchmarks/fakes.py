@@ -73,8 +73,15 @@ def threads(**params: Any) -> Callable[[], float]:
 
 
 def allocates(mebibytes: int) -> Callable[[], Any]:
-    """A side that needs memory, and gives it back."""
-    return lambda: np.ones(mebibytes << 17).sum()
+    """A side that needs memory in small pieces, in its first call twice as much, and keeps what lies above them."""
+    kept: list[Any] = []
+
+    def work() -> None:
+        pieces = [np.ones(1 << 13) for _ in range(mebibytes * (16 if kept else 32))]  # 64 KiB each
+        kept.append(np.ones(1 << 13))
+        del pieces
+
+    return work
 
 
 def slower(milliseconds: float) -> Callable[[], Any]:

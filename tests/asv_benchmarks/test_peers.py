@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -100,10 +101,11 @@ def test_rounds_alternate_and_turns_change(tmp_path: Path) -> None:
     for name, found in rounds.items():
         assert found.wall == [pytest.approx(1e-3 * int(name))] * 6
     calls = log.read_text().split()[6:]  # without the warming up: two calls each
-    turns = [name for n, name in enumerate(calls) if n == 0 or calls[n - 1] != name]
-    # 6 calls of 1 ms, 3 of 2 ms or 2 of 3 ms are a round; two turns of one side in a row look like one here
-    assert [calls.count(name) for name in "123"] == [36, 18, 12]
-    assert len(turns) > 12 and len({tuple(turns[n : n + 3]) for n in range(0, 12, 3)}) > 1
+    turns = []
+    while calls:
+        turns.append(calls[0])
+        del calls[: {"1": 6, "2": 3, "3": 2}[calls[0]]]  # a round is 6 calls of 1 ms, 3 of 2 ms or 2 of 3 ms
+    assert sorted(zip(turns[::3], turns[1::3], turns[2::3], strict=True)) == list(itertools.permutations("123"))
 
 
 def test_a_side_that_fails_in_between_leaves_the_others_alone() -> None:
