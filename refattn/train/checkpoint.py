@@ -127,7 +127,7 @@ def save(
     except OSError as error:
         raise CheckpointError(f"{_told(error, folder)}; the earlier checkpoints are untouched") from error
     try:
-        _remove_old(folder, step, keep)
+        prune(folder, step, keep)
     except OSError as error:
         raise CheckpointError(f"{_told(error, folder)}; the checkpoint of step {step} is written") from error
 
@@ -158,6 +158,28 @@ def newest(folder: str | os.PathLike[str], warn: Callable[[str], None]) -> Check
         names = ", ".join(_path(folder, step, "json").name for step in steps)
         raise CheckpointError(f"{folder}: none of the checkpoints is whole: {names}")
     return None
+
+
+def prune(folder: str | os.PathLike[str], step: int, keep: int = 2) -> None:
+    """Remove checkpoints before `step` but the newest `keep` - 1, then what belongs to no checkpoint.
+
+    `save` does so at its end; where a process died before that, whoever goes on does it.
+
+    Raises
+    ------
+    OSError
+        Where a file cannot be removed.
+    """
+    folder = Path(folder)
+    steps = _steps(folder)
+    earlier = [n for n in steps if n < step]
+    for n in earlier[: max(0, len(earlier) - (keep - 1))]:
+        _path(folder, n, "json").unlink()  # first, so that no JSON is without its arrays
+        steps.remove(n)
+    for name in os.listdir(folder):
+        found = _NAME.fullmatch(name)
+        if found and (found[3] or int(found[1]) not in steps):
+            (folder / name).unlink()
 
 
 class _BrokenError(Exception):
@@ -193,19 +215,6 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise _BrokenError(f"{path}: {error.strerror or error}") from None
-
-
-def _remove_old(folder: Path, step: int, keep: int) -> None:
-    """Remove checkpoints before `step` but the newest `keep` - 1, then what belongs to no checkpoint."""
-    steps = _steps(folder)
-    earlier = [n for n in steps if n < step]
-    for n in earlier[: max(0, len(earlier) - (keep - 1))]:
-        _path(folder, n, "json").unlink()  # first, so that no JSON is without its arrays
-        steps.remove(n)
-    for name in os.listdir(folder):
-        found = _NAME.fullmatch(name)
-        if found and (found[3] or int(found[1]) not in steps):
-            (folder / name).unlink()
 
 
 def _steps(folder: Path) -> list[int]:

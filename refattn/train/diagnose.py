@@ -47,7 +47,8 @@ def first_not_finite(params: Params, compute: Callable[[], object]) -> str:
     An equation whose formula speaks of -inf, such as a mask, may have it.
     """
     modules = (*params.config.record.tagged, network)
-    formulas = {id: text for module in modules for id, text in equations.declared(module).items()}
+    # A remark stands beside a formula, some spaces away.
+    formulas = {id: text.split("  ")[0] for module in modules for id, text in equations.declared(module).items()}
     passes: dict[str, int] = {}
 
     def hook(id: str, name: str, value: Array) -> Array:
@@ -60,7 +61,7 @@ def first_not_finite(params: Params, compute: Callable[[], object]) -> str:
         if concrete(xp.any(wrong)):
             kind = "NaN" if concrete(xp.any(xp.isnan(value))) else "infinity"
             where = f"{id}[{n}]" if n else id
-            raise _FoundError(f"first: {where} ({name}, {_place(modules, id)}): {kind} in {formulas.get(id, name)!r}")
+            raise _FoundError(f"first: {where} ({name}, {_place(modules, id)}): {kind} in {formulas.get(id, name)}")
         return value
 
     try:

@@ -214,6 +214,7 @@ def _load(folder: Folder, settings: Settings, first: Progress, report: Report) -
     if found is None:
         return first
     compare_with_checkpoint(found, settings)
+    checkpoint.prune(folder.checkpoints, found.step)  # a process that was killed may have come no further
     owner = backends.get(settings.backend)
     leaves = {name: owner.from_numpy(x, device=settings.device) for name, x in found.arrays.items()}
     whole: Any = tree.unflatten({"params": first.params, "optimiser": first.moments}, leaves)
