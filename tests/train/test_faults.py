@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -287,13 +286,14 @@ def test_a_score_that_is_not_finite_is_no_result(tmp_path: Path, chosen: Setting
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        (lambda value: value * np.float32(np.nan), r"^first: dLM\.5\[1\] \(d_outer, network\.py:\d+\): NaN in dw = adjoint of the MLP at dx''$"),
+        (
+            lambda value: value * np.float32(np.nan),
+            r"^first: dLM\.5\[1\] \(d_outer, network\.py:\d+\): NaN in dw = adjoint of the MLP at dx''$",
+        ),
         (lambda value: value * np.float32(np.inf), r"^first: dLM\.5\[1\] \(d_outer, network\.py:\d+\): infinity in"),
     ],
 )
-def test_the_first_equation_is_named_with_its_pass(
-    chosen: Settings, spoil: Callable[[Any], Any], cause: str
-) -> None:
+def test_the_first_equation_is_named_with_its_pass(chosen: Settings, spoil: Callable[[Any], Any], cause: str) -> None:
     """A backward that overflows in one layer of two: the second pass of its equation."""
     params = model.init(small(chosen.data, layers=2).model, seed=0, like=np.zeros(1, np.float32))
     text = data.load(chosen.data)

@@ -1,0 +1,316 @@
+"""``refattn train``: what it prints and where, the folders it takes, its exit codes, and how it says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from refattn.cli import cli
+from refattn.cli.train import _folder
+from refattn.train import data, loop, plot
+from tests.train.runs import ENVIRONMENT, Listener, arguments, remains, small, train, write_text
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, with a text in it; the picture would take half of the time."""
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path)
+    monkeypatch.setattr(plot, "draw_loss", lambda *arguments: None)
+    return tmp_path
+
+
+def run(*words: object) -> Result:
+    """Run the command in this process; nothing but its exit may come out of it."""
+    result = CliRunner().invoke(cli, [str(word) for word in words], prog_name="refattn")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    return result
+
+
+def short(out: str, *more: str, **changes: Any) -> list[str]:
+    return arguments("text.txt", Path(out), *more, **changes)
+
+
+def refused(*words: object) -> str:
+    """The message of a command that refuses its input: the only line, and exit code 2."""
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("refattn: error: ")
+    return line.removeprefix("refattn: error: ")
+
+
+# --- what it prints
+
+
+def test_scores_and_a_sample_go_to_standard_output(here: Path) -> None:
+    result = run(*short("run"))
+    assert result.exit_code == 0
+    facts = json.loads((here / "run" / "result.json").read_text())
+    lines = result.stdout.splitlines()
+    assert lines[0] == "bits per byte of 300 held-out bytes"
+    for line, name, key in zip(
+        lines[1:4],
+        (f"model, {facts['parameters']} parameters", "bigram", "gzip -9"),
+        ("heldout", "bigram", "gzip"),
+        strict=True,
+    ):
+        assert re.sub(" +", " ", line).startswith(f" {name} {facts[f'{key}_bits']:.3f}")
+    assert lines[2].endswith(f"the model has {facts['heldout_bits'] / facts['bigram_bits']:.2f} of it")
+    assert re.fullmatch(r"12 steps, 768 tokens, \d+ s, \d+ tokens/s", lines[4])
+    assert lines[5:8] == ["run: run", "", "sample:"]
+    assert "\n".join(lines[8:]).startswith((here / "run" / "sample.txt").read_bytes()[:5].decode())
+
+
+def test_progress_is_plain_lines_elsewhere(here: Path) -> None:
+    result = run(*short("run"))
+    lines = result.stderr.splitlines()
+    assert lines[-1] == "scoring the held-out text"
+    steps = [
+        re.fullmatch(r"step (\d+) of 12: loss (\d\.\d{4})(  held out (.*) bits/byte)?(  \d+ tokens/s)?", line)
+        for line in lines[:-1]
+    ]
+    assert all(steps) and [int(step[1]) for step in steps if step] == [1, 5, 10, 12]
+    rows = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
+    for step in steps:
+        assert step is not None
+        row = rows[int(step[1]) - 1]
+        assert step[2] == f"{row['loss']:.4f}" and (step[4] or "") == (f"{row['heldout_bits']:.3f}" if step[4] else "")
+        assert ("heldout_bits" in row) == bool(step[4]) and bool(step[5]) == (row["step"] > 1)
+    assert "\x1b" not in result.output
+
+
+def test_a_sample_gives_no_orders_to_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that has not learned much says any byte; the file has them as they are."""
+    monkeypatch.setattr(
+        loop, "generate", lambda *arguments, **options: b"a\x1b[2Jb\x07\tc\x00\nd\xc2\x9be\xff\xc3\xa9\x7f"
+    )
+    result = run(*short("run"))
+    shown = result.stdout.partition("sample:\n")[2]
+    assert shown.endswith("a\ufffd[2Jb\ufffd\tc\ufffd\nd\ufffde\ufffd\u00e9\ufffd\n")
+    assert Path("run/sample.txt").read_bytes().endswith(b"\x1b[2Jb\x07\tc\x00\nd\xc2\x9be\xff\xc3\xa9\x7f")
+
+
+def on_a_terminal(words: list[str], interrupt: bool = False) -> tuple[int, str]:
+    """Run a process whose standard error is a terminal; return its exit code and what it wrote there."""
+    terminal, other = pty.openpty()
+    environment = {k: v for k, v in ENVIRONMENT.items() if k != "NO_COLOR"} | {"TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "refattn", *words], env=environment, stdout=subprocess.PIPE, stderr=other
+    )
+    os.close(other)
+    written = b""
+    try:
+        while select.select([terminal], [], [], 60.0)[0]:
+            try:
+                piece = os.read(terminal, 65536)
+            except OSError:  # Linux says so that nobody writes any more
+                break
+            if not piece:
+                break
+            written += piece
+            if interrupt and b"tokens/s" in written:
+                process.send_signal(signal.SIGINT)
+                interrupt = False
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        os.close(terminal)
+    return process.returncode, written.decode("utf-8", "replace")
+
+
+def test_progress_is_a_bar_on_a_terminal() -> None:
+    code, written = on_a_terminal(short("run", steps=200, checkpoint_every=100, score_every=100))
+    assert code == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
+    assert "\x1b[" in written and "━" in plain  # it draws over itself
+    assert re.search(r"train .*\d+/200 loss \d\.\d{4}  +\d+ tokens/s \d:\d\d:\d\d", plain)  # the last is the time left
+    assert re.search(r"200/200 loss \d\.\d{4}  held out \d\.\d{3} bits/byte  \d+ tokens/s 0:00:00", plain)
+    assert "scoring the held-out text" in plain
+
+
+def test_a_bar_is_interrupted_like_lines() -> None:
+    code, written = on_a_terminal(short("run", steps=10**6, checkpoint_every=10**6, score_every=10**6), interrupt=True)
+    assert code == 130
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
+    assert "interrupted: the step is finished and saved; once more stops at once" in plain
+    assert re.search(r"stopped after step \d+ of 1000000; go on with --resume --out run", plain)
+    assert list(Path("run/checkpoints").glob("*.json"))
+
+
+# --- folders
+
+
+def test_runs_without_a_folder_get_one_each(here: Path) -> None:
+    words = [word for word in short("-") if word not in ("--out", "-")]
+    for _ in range(3):
+        assert run(*words).exit_code == 0
+    assert sorted(path.name for path in (here / "runs").iterdir()) == ["softmax", "softmax-2", "softmax-3"]
+    assert remains(here / "runs" / "softmax") == remains(here / "runs" / "softmax-3")
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "last"),
+    [
+        ([], "softmax", "softmax"),
+        (["softmax"], "softmax-2", "softmax"),
+        (["softmax", "softmax-2"], "softmax-3", "softmax-2"),
+        (["softmax-2"], "softmax-3", "softmax-2"),  # one that was removed leaves a gap
+        (["softmax-9", "softmax-10"], "softmax-11", "softmax-10"),
+        (["softmax-old", "softmax2", "softmax-0", "softmax-x1"], "softmax", "softmax"),
+    ],
+)
+def test_which_folder(here: Path, there: list[str], new: str, last: str) -> None:
+    for name in there:
+        (here / "runs" / name).mkdir(parents=True)
+    assert _folder("softmax", False) == Path("runs", new)
+    assert _folder("softmax", True) == Path("runs", last)
+
+
+def test_resume_goes_on_with_the_settings_of_the_run(here: Path) -> None:
+    """Neither the text nor any setting has to be said again."""
+    whole = remains(train(small("text.txt"), here / "whole").folder)
+
+    class Killed(Listener):
+        def step(self, row: Any, steps: int) -> None:
+            if row["step"] == 6:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(small("text.txt"), here / "runs" / "softmax", Killed())
+    result = run("train", "softmax", "--resume")
+    assert result.exit_code == 0 and result.stderr.startswith("going on after step 4 of 12\n")
+    assert remains(here / "runs" / "softmax") == whole
+
+
+def test_resume_without_a_run_begins_one_and_says_so() -> None:
+    result = run(*short("run", "--resume"))
+    assert result.exit_code == 0 and result.stderr.startswith("there is no run in run: starting at step 0\n")
+
+
+def test_a_run_is_not_made_longer() -> None:
+    """The schedule of the rate depends on the number of steps, so it would be another run from the first step on."""
+    assert run(*short("run")).exit_code == 0
+    before = remains(Path("run"))
+    assert refused("train", "softmax", "--out", "run", "--resume", "--steps", 24) == (
+        "steps: got 24, the run in run has 12. A run goes on as it began; give another folder for a new one"
+    )
+    assert remains(Path("run")) == before
+
+
+# --- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--set", "widht=3"], "setting: got 'widht' (did you mean width?), needs one of context, width, heads"),
+        (["--set", "mechanism=softmax"], "setting: got 'mechanism', needs one of context"),
+        (["--set", "steps"], "--set: got 'steps', needs NAME=VALUE"),
+        (["--set", "block=3"], "block: got 3, needs block.NAME=VALUE"),
+        (["--set", "block.window=3"], "options: got 'window', softmax has kv_heads"),
+        (["--set", "width=wide"], "width: got 'wide', needs a whole number of at least 1"),
+        (["--set", "warmup=long"], "warmup: got 'long' of type str, needs a whole number"),
+        (["--steps", "0"], "steps: got 0, needs a whole number of at least 1"),
+        (["--steps", "many"], "invalid value for '--steps': 'many' is not a valid integer; see refattn train --help"),
+        (["--steps", "3", "--set", "steps=4"], "steps: got --steps and --set steps=..., needs one of them"),
+        (["--data", "none.txt"], "data: got 'none.txt': No such file or directory; needs 'stdlib', a file or a folder"),
+        (["--data", "empty.txt"], "data: got 'empty.txt', which is empty; needs a file with text in it"),
+        (["--data", "tiny.txt"], "data: got 9 bytes in the train part of 'tiny.txt', needs at least 257 for a context"),
+        (["--backend", "abacus"], "backend: got 'abacus', needs one of numpy"),
+        (["--set", "device=abacus"], "device: got abacus, numpy has cpu"),
+        (["--out", "text.txt"], "out: got text.txt, but text.txt is a file; needs a folder"),
+        (["--out", "text.txt/run"], "out: got text.txt/run, but text.txt"),
+        (["--out", "."], "out: . holds files that are no run; needs a new or an empty folder"),
+        (
+            ["--data", ".", "--set", "context=4"],
+            "out: runs/softmax lies in the folder of the text, ., so the run would",
+        ),
+        (["--out", "broken"], "broken/config.json: is no configuration of a run that this version reads (Expecting"),
+        (["--out", "broken", "--resume"], "broken/config.json: is no configuration of a run that this version reads ("),
+        (["--out", "odd"], "odd/config.json: Is a directory"),
+        (["--out", "odd", "--resume"], "odd/config.json: Is a directory"),
+    ],
+)
+def test_every_problem_is_one_line(here: Path, words: list[str], problem: str) -> None:
+    (here / "empty.txt").touch()
+    (here / "tiny.txt").write_text("ten bytes!")
+    (here / "broken").mkdir()
+    (here / "broken" / "config.json").write_text("no")
+    (here / "odd" / "config.json").mkdir(parents=True)
+    before = sorted(here.rglob("*"))
+    given = [] if "--data" in words else ["--data", "text.txt"]
+    given += [] if "tiny.txt" in words or "context=4" in words else ["--set", "context=16"]
+    assert refused("train", "softmax", *given, *words).startswith(problem)
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_mechanism_that_is_none() -> None:
+    assert refused("train", "telepathy") == "mechanism: got 'telepathy', needs one of softmax"
+
+
+def test_numbers_that_are_not_finite_end_with_1() -> None:
+    words = short("run", learning_rate=1e30, warmup=0)
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.match(
+        r"refattn: error: step 2: .* first: [A-Z]+\.\d+.*the state after step 1 is saved$",
+        result.stderr.splitlines()[-1],
+    )
+
+
+def test_a_full_disk_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from refattn.train import metrics
+
+    def full(self: metrics.Metrics, row: Any) -> None:
+        raise OSError(28, "No space left on device", "run/metrics.jsonl")
+
+    monkeypatch.setattr(metrics.Metrics, "append", full)
+    assert refused(*short("run")) == (
+        "run/metrics.jsonl: No space left on device; --resume --out run goes on from what is saved"
+    )
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c(here: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Once: 130 after the step; twice: 130 at once."""
+    original = data.batch
+
+    def batch(*positional: Any, **options: Any) -> Any:
+        if options["step"] == 6:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return original(*positional, **options)
+
+    monkeypatch.setattr(data, "batch", batch)
+    result = run(*short("run"))
+    assert (result.exit_code, result.stdout) == (130, "")
+    lines = result.stderr.splitlines()
+    assert "interrupted: the step is finished and saved; once more stops at once" in lines
+    monkeypatch.setattr(data, "batch", original)
+    if times == 1:
+        assert lines[-1] == "stopped after step 6 of 12; go on with --resume --out run"
+    else:
+        assert lines[-1] == "refattn: interrupted"
+    result = run("train", "softmax", "--out", "run", "--resume")
+    assert result.stderr.startswith(f"going on after step {6 if times == 1 else 4} of 12\n")
+    assert remains(here / "run") == remains(train(small("text.txt"), here / "whole").folder)
+
+
+def test_help_names_what_there_is() -> None:
+    result = run("train", "--help")
+    assert result.exit_code == 0
+    for option in ("--data", "--steps", "--out", "--resume", "--backend", "--set"):
+        assert option in result.stdout
