@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from typing import Any
 
 from refattn import model, tree
@@ -17,6 +16,7 @@ from refattn.model import Params
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
 from refattn.train import data
 from refattn.train.arguments import check_whole
+from refattn.train.leaves import by_pieces, joined, total
 from refattn.xp import Array, backend, device, namespace, sum_wide
 
 SHARD_TOKENS = 512
@@ -44,15 +44,14 @@ def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate
         raise ValueError(f"accumulate: got {accumulate}, needs a divisor of the {size} sequences")
     weight = 1.0 / math.prod(inputs.shape)
     portion = size // accumulate
-    loss, gradients = 0.0, None
+    loss = 0.0
+    gradients: list[Params] = []
     for first in range(0, size, portion):
         parts = _parts(params, first, first + portion, inputs.shape[1])
         found = backend(params.token_embedding).map(lambda part: _part(params, inputs, targets, part, weight), parts)
-        for part_loss, part_gradients in found:
-            loss += float(part_loss)
-            gradients = part_gradients if gradients is None else _sum(gradients, part_gradients)
-    assert gradients is not None
-    return loss * weight, gradients
+        loss += sum(float(part_loss) for part_loss, _ in found)
+        gradients = [_sum(gradients + [part_gradients for _, part_gradients in found])]
+    return loss * weight, gradients[0]
 
 
 def _parts(params: Params, first: int, stop: int, tokens: int) -> list[list[slice]]:
@@ -68,7 +67,7 @@ def _parts(params: Params, first: int, stop: int, tokens: int) -> list[list[slic
 def _part(params: Params, inputs: Array, targets: Array, shards: list[slice], weight: float) -> tuple[Array, Params]:
     """Return the sum of the losses of some sequences, and the gradients of `weight` times that sum."""
     found = (_shard(params, inputs[rows, :], targets[rows, :], weight) for rows in shards)
-    return functools.reduce(lambda a, b: (a[0] + b[0], _sum(a[1], b[1])), found)
+    return functools.reduce(lambda a, b: (a[0] + b[0], _sum([a[1], b[1]])), found)
 
 
 def _shard(params: Params, inputs: Array, targets: Array, weight: float) -> tuple[Array, Params]:
@@ -81,8 +80,11 @@ def _shard(params: Params, inputs: Array, targets: Array, weight: float) -> tupl
     return sum_wide(losses), model.backward(params, saved, d_logits)
 
 
-def _sum(a: Params, b: Params) -> Params:
-    return tree.map_leaves(operator.add, a, b)
+def _sum(parts: list[Params]) -> Params:
+    """Return the sum of some gradients, from the first to the last; leaves are tasks of the backend."""
+    leaves = [tree.flatten(part) for part in parts]
+    added = by_pieces(leaves[0], lambda name, piece: total([x[name][piece] for x in leaves]), joined)
+    return tree.unflatten(parts[0], added)
 
 
 def score(params: Params, part: data.Bytes, every: int = 1) -> float:
