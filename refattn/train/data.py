@@ -165,7 +165,7 @@ def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tupl
     return part[places].astype(np.int64), part[places + 1].astype(np.int64)
 
 
-def windows(part: Bytes, *, context: int, size: int, limit: int | None = None) -> Iterator[tuple[Tokens, Tokens]]:
+def windows(part: Bytes, *, context: int, size: int, every: int = 1) -> Iterator[tuple[Tokens, Tokens]]:
     """Yield inputs and targets that predict each byte after the first exactly once, each from its own window.
 
     The windows do not overlap. What is left at the end comes as one shorter window of its own, so no target has to be
@@ -179,26 +179,27 @@ def windows(part: Bytes, *, context: int, size: int, limit: int | None = None) -
         Length of a window, but for the last one.
     size
         How many windows are yielded together, but for the last ones.
-    limit
-        Predict only so many bytes, from the start; None: all.
+    every
+        Above 1: only the first of so many windows, and so on. Which they are does not depend on `size`.
 
     Returns
     -------
     Iterator
         Pairs (inputs, targets) of int64 (windows, length) each.
     """
-    context, size = check_whole("context", context, 1), check_whole("size", size, 1)
+    context, size, every = (
+        check_whole(name, value, 1) for name, value in (("context", context), ("size", size), ("every", every))
+    )
     count = max(0, len(part) - 1)  # bytes to predict
-    if limit is not None:
-        count = min(count, check_whole("limit", limit, 1))
-    whole = count // context * context
-    cuts = [(start, min(start + size * context, whole), context) for start in range(0, whole, size * context)]
-    if whole < count:
-        cuts.append((whole, count, count - whole))
+    whole, rest = divmod(count, context)
+    starts = context * np.arange(0, whole, every)
+    cuts = [(starts[n : n + size], context) for n in range(0, len(starts), size)]
+    if rest and whole % every == 0:
+        cuts.append((np.asarray([whole * context]), rest))
 
-    def cut(start: int, stop: int, length: int) -> tuple[Tokens, Tokens]:
-        inputs, targets = part[start:stop], part[start + 1 : stop + 1]
-        return inputs.reshape(-1, length).astype(np.int64), targets.reshape(-1, length).astype(np.int64)
+    def cut(starts: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
+        places = starts[:, None] + np.arange(length)
+        return part[places].astype(np.int64), part[places + 1].astype(np.int64)
 
     return (cut(*each) for each in cuts)
 

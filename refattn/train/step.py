@@ -95,7 +95,7 @@ def score(params: Params, part: data.Bytes, every: int = 1) -> float:
     """
     context = params.position_embedding.shape[0]
     owner = backend(params.token_embedding)
-    cuts = list(data.windows(part, context=context, size=1 if owner.pools else 64))[::every]
+    cuts = data.windows(part, context=context, size=1 if owner.pools else 64, every=every)
 
     def loss(window: tuple[Any, Any]) -> tuple[float, int]:
         inputs, targets = (to_tokens(params, x) for x in window)

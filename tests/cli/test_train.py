@@ -227,7 +227,7 @@ def test_a_run_is_not_made_longer() -> None:
         (["--steps", "3", "--set", "steps=4"], "steps: got --steps and --set steps=..., needs one of them"),
         (["--data", "none.txt"], "data: got 'none.txt': No such file or directory; needs 'stdlib', a file or a folder"),
         (["--data", "empty.txt"], "data: got 'empty.txt', which is empty; needs a file with text in it"),
-        (["--data", "tiny.txt"], "data: got 9 bytes in the train part of 'tiny.txt', needs at least 257 for a context"),
+        (["--data", "tiny.txt"], "data: got 9 bytes in the train part of 'tiny.txt', needs at least 129 for a context"),
         (["--backend", "abacus"], "backend: got 'abacus', needs one of numpy"),
         (["--set", "device=abacus"], "device: got abacus, numpy has cpu"),
         (["--out", "text.txt"], "out: got text.txt, but text.txt is a file; needs a folder"),

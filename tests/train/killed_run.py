@@ -1,7 +1,7 @@
 """A program that kills runs: ``python -m tests.train.killed_run FOLDER TEXT``.
 
-In forked children it kills a run at each call in turn that changes the disk, has another one go on, and compares what is
-left with what a run leaves that nobody kills. It prints one line, or ends with a traceback.
+In forked children it kills a run at each call in turn that changes the disk, has another one go on, and compares what
+is left with what a run leaves that nobody kills. It prints one line, or ends with a traceback.
 """
 
 from __future__ import annotations

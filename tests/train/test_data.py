@@ -331,20 +331,21 @@ def test_the_whole_of_a_shortest_text_is_its_only_window() -> None:
     length=st.integers(0, 200),
     context=st.integers(1, 30),
     size=st.integers(1, 6),
-    limit=st.none() | st.integers(1, 250),
+    every=st.sampled_from([1, 1, 2, 3, 16]),
 )
-def test_each_byte_after_the_first_is_scored_once(length: int, context: int, size: int, limit: int | None) -> None:
+def test_each_byte_after_the_first_is_scored_once(length: int, context: int, size: int, every: int) -> None:
     part = np.arange(length, dtype=np.uint8)  # each byte is its own place
     scored, before = [], []
-    for inputs, targets in data.windows(part, context=context, size=size, limit=limit):
+    for inputs, targets in data.windows(part, context=context, size=size, every=every):
         assert inputs.shape == targets.shape and inputs.dtype == targets.dtype == np.int64
         assert 1 <= inputs.shape[0] <= size and 1 <= inputs.shape[1] <= context
         assert np.array_equal(inputs + 1, targets)
         scored += targets.reshape(-1).tolist()
         before += inputs[:, 0].tolist()
-    last = max(0, length - 1) if limit is None else min(max(0, length - 1), limit)
-    assert scored == list(range(1, last + 1))
-    assert before == list(range(0, last, context))
+    last = max(0, length - 1)
+    starts = range(0, last, context)[::every]
+    assert before == list(starts)
+    assert scored == [n + 1 for start in starts for n in range(start, min(start + context, last))]
 
 
 def test_windows_come_in_full_batches() -> None:
@@ -354,8 +355,8 @@ def test_windows_come_in_full_batches() -> None:
 
 def test_wrong_sizes_are_refused_at_once() -> None:
     part = array(b"abcdef")
-    for name in ("context", "size", "limit"):
-        arguments: dict[str, Any] = {"context": 2, "size": 1, "limit": 3} | {name: 0}
+    for name in ("context", "size", "every"):
+        arguments: dict[str, Any] = {"context": 2, "size": 1, "every": 3} | {name: 0}
         with pytest.raises(ValueError, match=f"^{name}: got 0, needs a whole number of at least 1"):
             data.windows(part, **arguments)
     for name in ("context", "size"):

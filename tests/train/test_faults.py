@@ -186,8 +186,8 @@ def test_a_rate_that_is_far_too_large(tmp_path: Path, chosen: Settings) -> None:
     with pytest.raises(DivergedError) as caught:
         train(wild, out)
     assert re.fullmatch(
-        r"step 2: what a block is given is not finite; first: SM\.1 \(scores, dense\.py:\d+\): (NaN|infinity) in s_ij = "
-        r"scale q_i \. k_j; the state after step 1 is saved",
+        r"step 2: what a block is given is not finite; first: SM\.1 \(scores, dense\.py:\d+\): (NaN|infinity) in "
+        r"s_ij = scale q_i \. k_j; the state after step 1 is saved",
         str(caught.value),
     )
     found = newest(out / "checkpoints", no_warning)

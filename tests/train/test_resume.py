@@ -71,11 +71,11 @@ def test_a_run_that_is_stopped_after_any_step_goes_on_to_the_same_bytes(
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     for step in range(1, 13):
         out = tmp_path / f"stopped-{step}"
-        report = Interrupting(step, number)
-        result = train(chosen, out, report)
+        stopping = Interrupting(step, number)
+        result = train(chosen, out, stopping)
         assert (result.finished, result.step, result.facts) == (False, step, {})
-        assert report.lines[-1] == "interrupted: the step is finished and saved; once more stops at once"
-        found = checkpoint.newest(out / "checkpoints", report.say)
+        assert stopping.lines[-1] == "interrupted: the step is finished and saved; once more stops at once"
+        found = checkpoint.newest(out / "checkpoints", stopping.say)
         assert found is not None and found.step == step
         assert not (out / "result.json").exists()
         report = Listener()
@@ -381,7 +381,7 @@ def test_the_state_that_is_loaded_is_the_one_that_was_saved(tmp_path: Path, chos
     text = data.load(chosen.data)
     for name in ("numpy", "strict"):
         other = small(chosen.data, backend=name)
-        fresh = loop._fresh(other, backends.get(name))
+        fresh = loop.fresh(other)
         state, _ = loop.step(fresh, other, text)
         loop._save(Folder(tmp_path / name), other, state)
         again = loop._load(Folder(tmp_path / name), other, fresh, Listener())

@@ -61,13 +61,16 @@ def test_without_a_stream_nothing_streams(monkeypatch: pytest.MonkeyPatch) -> No
     """The law above would hold of two runs of the stream as well."""
     stream: Any = ra.mechanism("softmax").stream
     calls: Counter[str] = Counter()
-    for name in ("start", "prefill", "step"):
 
-        def call(*arguments: Any, name: str = name, original: Any = getattr(stream, name)) -> Any:
+    def counted(name: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             calls[name] += 1
-            return original(*arguments)
+            return function(*arguments)
 
-        monkeypatch.setattr(stream, name, call)
+        return call
+
+    for name in ("start", "prefill", "step"):
+        monkeypatch.setattr(stream, name, counted(name, getattr(stream, name)))
     generate(made(), b"abc", 4)
     assert calls == {"start": 2, "prefill": 2, "step": 6}  # two layers, four bytes
     calls.clear()

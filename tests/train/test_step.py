@@ -140,23 +140,21 @@ def test_a_score_is_the_mean_over_every_byte_but_the_first() -> None:
         total += whole(params, window[None, :-1], window[None, 1:]) * (len(window) - 1)
         start += 8
     assert score(params, part) == pytest.approx(total / 44 / math.log(2.0), rel=1e-13)
-    assert score(params, part, 16) == pytest.approx(score(params, part[:17]), rel=1e-13)
-    assert score(params, part, 10**6) == score(params, part)
+
+
+def test_an_estimate_is_of_some_windows_and_the_same_ones_for_every_library(backend: Arrays) -> None:
+    params = made()
+    part = np.random.default_rng(3).integers(0, 256, 8 * 100 + 3, dtype=np.uint8)
+    expected = sum(score(params, part[start : start + 9]) for start in range(0, 800, 128)) / 7
+    assert score(params, part, 16) == pytest.approx(expected, rel=1e-13)
+    assert score(tree.map_leaves(backend.array, params), part, 16) == pytest.approx(expected, rel=1e-12)
+    assert score(params, part, 10**6) == score(params, part[:9])
 
 
 def test_a_model_that_knows_nothing_scores_eight_bits() -> None:
     zeros: Any = tree.zeros_like(made())
     for length in (2, 9, 100):
         assert score(zeros, np.zeros(length, np.uint8)) == pytest.approx(8.0, rel=1e-14)
-
-
-@pytest.mark.parametrize("shard", [1, 8, 24, 512])
-def test_a_score_does_not_depend_on_the_cut(monkeypatch: pytest.MonkeyPatch, shard: int) -> None:
-    params = made()
-    part = np.random.default_rng(2).integers(0, 256, 101, dtype=np.uint8)
-    expected = score(params, part)
-    monkeypatch.setattr(step, "SHARD_TOKENS", shard)
-    assert score(params, part) == pytest.approx(expected, rel=1e-13)
 
 
 def test_tokens_keep_their_values(backend: Arrays) -> None:
