@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from asv_benchmarks.sides import ROOT
@@ -31,6 +32,34 @@ def describe() -> dict[str, str]:
 def load() -> float:
     """Return how many processes wanted a CPU in the last minute."""
     return os.getloadavg()[0]
+
+
+class Others:
+    """Tells how many CPUs other processes took on average since it was made."""
+
+    def __init__(self) -> None:
+        self._busy, self._own, self._start = _busy(), _own(), time.perf_counter()
+
+    def used(self) -> float | None:
+        """Return the number of CPUs; None where the system does not tell. Processes of ours have to have ended."""
+        busy = _busy()
+        if busy is None or self._busy is None:
+            return None
+        return max(0.0, busy - self._busy - (_own() - self._own)) / (time.perf_counter() - self._start)
+
+
+def _busy() -> float | None:
+    """Return the CPU seconds that all processes, and all machines that share this one's CPUs, have taken."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return None
+    user, nice, system, _, _, interrupts, soft, stolen = map(int, fields)
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def _own() -> float:
+    return sum(os.times()[:4])
 
 
 def commit() -> str:

@@ -46,6 +46,7 @@ class Row:
     point: Point
     threads: int | None
     load: tuple[float, float]
+    others: float | None
     sides: dict[str, Timed]
 
     @property
@@ -53,6 +54,11 @@ class Row:
         """The row in words."""
         threads = "all threads" if self.threads is None else f"{self.threads} thread{'s' * (self.threads > 1)}"
         return f"{describe(self.point)}, {threads}"
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others took more than a twentieth of the CPUs while several threads had to wait for each other."""
+        return self.threads != 1 and self.others is not None and self.others > 0.05 * machine.cpus()
 
 
 @dataclass
@@ -100,7 +106,7 @@ def run(
 
 def measure(comparison: Comparison, point: Point, threads: int | None) -> Row:
     """Start the sides of one point, time them in alternation, and measure what memory a call takes."""
-    load = machine.load()
+    load, others = machine.load(), machine.Others()
     timed = {side.label: Timed() for side in comparison.sides}
     workers: dict[str, Worker] = {}
     with closing(workers), tempfile.TemporaryDirectory() as folder:
@@ -122,7 +128,7 @@ def measure(comparison: Comparison, point: Point, threads: int | None) -> Row:
         if comparison.agree is not None:
             for label, difference in _differences(workers, Path(folder)).items():
                 timed[label].differs = difference
-    return Row(point, threads, (load, machine.load()), timed)
+    return Row(point, threads, (load, machine.load()), others.used(), timed)
 
 
 def _start(side: Side, threads: int | None) -> Worker:

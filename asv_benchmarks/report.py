@@ -24,7 +24,8 @@ READING = (
     "the ratios of rounds that follow each other, with their quartiles in brackets; each side has its own process. "
     "Wall time is what a user waits for. CPU time counts all threads; on a machine that others use too it is the "
     "steadier of the two where one thread works, while with several those that wait for each other count as well. Peak "
-    "memory is what a call adds to what is resident before it, its results included."
+    "memory is what a call adds to what is resident before it, its results included. Rows that are marked as disturbed "
+    "are no result: threads that wait for each other on CPUs that others take can lose any factor."
 )
 
 
@@ -46,6 +47,11 @@ def in_words(comparison: Comparison, row: Row) -> str:
     return "; ".join(words + missing)
 
 
+def named(row: Row) -> str:
+    """Return the row in words, with a mark where others disturbed it."""
+    return f"{row.label} (disturbed: others took {row.others:.1f} CPUs)" if row.disturbed else row.label
+
+
 def tables(result: Result) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yield title, head and rows of each table."""
     comparison = result.comparison
@@ -54,7 +60,7 @@ def tables(result: Result) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         for n, (ours, peer) in enumerate(comparison.pairs):
             found = [ratio(row, ours, peer, clock) for clock in ("wall", "cpu")]
             cells = [f"{x[1]:.2f} [{x[0]:.2f}, {x[2]:.2f}]" if x else "n/a" for x in found]
-            body.append([row.label if n == 0 else "", f"{ours} / {peer}", *cells])
+            body.append([named(row) if n == 0 else "", f"{ours} / {peer}", *cells])
     yield "Ratios", ["", "times", "wall", "CPU"], body
     head = ["", "side", "wall, ms", "quartiles", "least", "CPU, ms", "peak memory, MiB", "rounds"]
     if comparison.work:
@@ -63,7 +69,7 @@ def tables(result: Result) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         "Times of a call",
         head,
         [
-            [row.label if n == 0 else "", label, *_times(result, row, side)]
+            [named(row) if n == 0 else "", label, *_times(result, row, side)]
             for row in result.rows
             for n, (label, side) in enumerate(row.sides.items())
         ],
@@ -217,6 +223,7 @@ def draw(result: Result, file: Path) -> bool:
                 xerr=[[middle - low], [high - middle]],
                 fmt="o",
                 color=f"C{n}",
+                markerfacecolor="white" if row.disturbed else None,
                 markersize=4,
                 label=None if axes.get_legend_handles_labels()[1].count(f"{ours} / {peer}") else f"{ours} / {peer}",
             )
@@ -224,9 +231,10 @@ def draw(result: Result, file: Path) -> bool:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yticks(range(len(result.rows)), [row.label for row in result.rows])
+    axes.set_yticks(range(len(result.rows)), [f"{row.label}{'*' * row.disturbed}" for row in result.rows])
     axes.invert_yaxis()
-    axes.set_xlabel("ratio of times, median and quartiles (CPU time with one thread, else wall time); below 1: faster")
+    text = "ratio of times, median and quartiles (CPU time with one thread, else wall time); below 1: faster"
+    axes.set_xlabel(f"{text}\n* disturbed by others: no result" if any(row.disturbed for row in result.rows) else text)
     if drawn:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False)
         figure.savefig(file, metadata={"Date": None})

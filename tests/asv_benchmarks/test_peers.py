@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import itertools
 import json
 import os
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from asv_benchmarks import comparison as declarations
-from asv_benchmarks import peers, report
+from asv_benchmarks import machine, peers, report
 from asv_benchmarks.comparison import Comparison, Side
 from asv_benchmarks.sides import ROOT, THREADS, Plan, SideError, Worker, alternate, closing, held_to, spread
 
@@ -201,6 +203,33 @@ def test_the_tables_of_the_terminal_have_the_same_numbers(result: peers.Result) 
     text = console.export_text()
     assert "0.25 [0.25, 0.25]" in text and "5e+04" in text and "fast_attention is not installed" in text
     assert report.in_words(result.comparison, result.rows[0]).startswith("ours / peer 0.25 (CPU 0.25)")
+
+
+@pytest.mark.parametrize(
+    ("threads", "others", "disturbed"), [(None, 9.0, True), (None, 0.0, False), (1, 9.0, False), (None, None, False)]
+)
+def test_a_row_that_others_disturbed_is_marked(
+    result: peers.Result, threads: int | None, others: float | None, disturbed: bool, tmp_path: Path
+) -> None:
+    row = dataclasses.replace(result.rows[0], threads=threads, others=others)
+    assert row.disturbed is disturbed
+    page = report.markdown(dataclasses.replace(result, rows=[row]), None)
+    assert ("| milliseconds=1.0, all threads (disturbed: others took 9.0 CPUs) |" in page) is disturbed
+    report.draw(dataclasses.replace(result, rows=[row]), tmp_path / "x.svg")
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell what its CPUs do")
+def test_what_others_take_is_what_this_process_and_its_children_did_not() -> None:
+    now = {"busy": 10.0, "own": 2.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_busy", lambda: now["busy"])
+        patch.setattr(machine, "_own", lambda: now["own"])
+        patch.setattr(time, "perf_counter", lambda: 2.0 * now["own"])
+        others = machine.Others()
+        now.update(busy=25.0, own=7.0)  # 15 s of CPU in 10 s, 5 s of them our own
+        assert others.used() == pytest.approx(1.0)
+    busy, own = machine._busy(), machine._own()
+    assert busy is not None and busy >= 0.5 * own > 0.0
 
 
 def test_sides_that_compute_different_things_are_found() -> None:
