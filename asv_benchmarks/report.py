@@ -208,7 +208,7 @@ def draw(result: Result, file: Path) -> bool:
     from matplotlib import pyplot
 
     pairs = result.comparison.pairs
-    figure, axes = pyplot.subplots(figsize=(8.0, 1.2 + 0.3 * len(result.rows)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9.0, 2.0 + 0.28 * len(result.rows)), layout="constrained")
     drawn = False
     for n, (ours, peer) in enumerate(pairs):
         for y, row in enumerate(result.rows):
@@ -233,10 +233,12 @@ def draw(result: Result, file: Path) -> bool:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yticks(range(len(result.rows)), [f"{row.label}{'*' * row.disturbed}" for row in result.rows])
     axes.invert_yaxis()
-    text = "ratio of times, median and quartiles (CPU time with one thread, else wall time); below 1: faster"
-    axes.set_xlabel(f"{text}\n* disturbed by others: no result" if any(row.disturbed for row in result.rows) else text)
+    lines = ["ratio of times, median and quartiles; below 1 the first is faster"]
+    lines.append("CPU time with one thread, wall time with several")
+    lines += ["* disturbed by others: no result"] if any(row.disturbed for row in result.rows) else []
+    axes.set_xlabel("\n".join(lines))
     if drawn:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
         figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
     return drawn
