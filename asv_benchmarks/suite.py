@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-KINDS = {"time": "time", "timeraw": "time", "peakmem": "memory", "track": ""}
+KINDS = {"time": "time", "peakmem": "memory", "track": ""}
 """Prefix of a benchmark's name -> what it measures; of a "track" benchmark its class says that, in `kind`."""
 
 PROFILES = {"short": r"^(?!.*'(cupy|torch|jax)')(accuracy|(?!.*'float64'))", "full": ""}
@@ -88,24 +88,11 @@ def prepare(name: str, params: list[Any]) -> Callable[[], Any]:
     instance = getattr(importlib.import_module(f"asv_benchmarks.benchmarks.{module}"), kind)()
     if hasattr(instance, "setup"):
         instance.setup(*params)
-    if method.startswith("timeraw_"):
-        statement, before = getattr(instance, method)(*params)
-        return fresh(f"{before}\n{statement}")
 
     def run() -> Any:
         return getattr(instance, method)(*params)
 
     run.clock = "wall" if getattr(instance, "timer", None) is time.perf_counter else "cpu"  # type: ignore[attr-defined]
-    return run
-
-
-def fresh(code: str) -> Callable[[], None]:
-    """Return a call that runs code in a fresh interpreter."""
-    import subprocess
-
-    def run() -> None:
-        subprocess.run([sys.executable, "-c", code], check=True)
-
     return run
 
 

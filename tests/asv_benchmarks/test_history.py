@@ -64,6 +64,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None:
     chosen = r"Machine|track_mean\('\w+\.\w+', 'outputs', 'float32', 'numpy'\)|track_peak.*'numpy'"
     told: list[str] = []
