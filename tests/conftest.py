@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -112,6 +113,9 @@ def _required() -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("refattn-ci" if os.environ.get("CI") else "refattn")
+    # In the background of a script Ctrl-C is ignored, and refattn leaves it so; the tests of Ctrl-C mean the usual case.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for kind in ("skip", "xfail"):
         config.addinivalue_line(
             "markers", f"{kind}_xp_backend(library, reason=...): {kind} the test on the library of this name"
