@@ -35,11 +35,18 @@ def text(found: Traced, *, width: int = 120, colour: bool = False) -> str:
             lines += [*_step(step, width, colour), ""]
         lines.pop()
     lines += ["", *_title("Results", colour)]
-    same = {(step.value.shape, step.value.dtype, step.value.tobytes()): step.id for step in found.steps}
+    same: dict[Any, list[str]] = {}
+    for step in found.steps:
+        same.setdefault(_content(step.value), []).append(step.id)
     for name, x in found.results.items():
-        id = same.get((x.shape, x.dtype, x.tobytes()))
-        lines += [f"{name} = {id}"] if id else _array(name, x, width)
+        ids = same.get(_content(x), [])
+        # Two equations with the value of a result, zeros say: it is not told which of them it is.
+        lines += [f"{name} = {ids[0]}"] if len(ids) == 1 else _array(name, x, width)
     return "\n".join(lines)
+
+
+def _content(x: NDArray[Any]) -> tuple[Any, ...]:
+    return x.shape, x.dtype, x.tobytes()
 
 
 def _title(name: str, colour: bool) -> Iterator[str]:

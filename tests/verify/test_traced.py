@@ -149,9 +149,17 @@ def test_large_arrays_are_described() -> None:
     assert hidden > 0 and f"; {hidden} not finite; first" in shown
 
 
-def test_all_cases_have_a_text() -> None:
-    for case in ra.mechanism("softmax").cases:
-        assert text(core(case=case.name))
+@pytest.mark.parametrize("case", [case.name for case in ra.mechanism("softmax").cases])
+def test_a_result_is_called_by_its_own_equation_or_shown(case: str) -> None:
+    """Without keys the output, its equation and the gradient of q are the same zeros."""
+    found = core(case=case)
+    own = {name: f"dSM.{name[2:]}" if name.startswith("d_") else "SM.8" for name in found.results} | {"lse": "SM.9"}
+    lines = text(found).splitlines()
+    results = lines[lines.index("Results") + 2 :]
+    assert [line.split(" ")[0] for line in results if not line.startswith(" ")] == list(found.results)
+    told = dict(line.split(" = ") for line in results if " = " in line)
+    assert told == {name: own[name] for name in told}
+    assert told.keys() == found.results.keys() or case in ("no-key", "no-query")
 
 
 # Data
