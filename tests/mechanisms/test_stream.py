@@ -119,6 +119,10 @@ def test_bad_input(name: str) -> None:
         record.stream.prefill(params, None, state, Context(causal=True))
     with pytest.raises(ValueError, match=r"state.x: got an element that is not finite"):
         record.stream.prefill(params, cache, dataclasses.replace(state, x=state.x * np.nan), Context(causal=True))
+    memory = {"memory": draw("memory", 1, 2, WIDTH), "memory_mask": np.ones((1, 2), bool)}
+    for field, x in memory.items():
+        with pytest.raises(ValueError, match=rf"context.{field} was given"):  # by its stream, or as a field not read
+            record.stream.prefill(params, cache, state, Context(causal=True, **{field: x}))
     other = record.block.start(params, draw("x", 2, 3, WIDTH), Context(causal=True))
     with pytest.raises(ValueError, match=r"state.x: got a batch of 2, the cache is of 1"):
         record.stream.prefill(params, cache, other, Context(causal=True))

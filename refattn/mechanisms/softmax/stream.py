@@ -33,8 +33,9 @@ def start(params: block.Params, batch: int) -> Cache:
 
 def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
-    if context.memory is not None or context.memory_mask is not None:
-        raise ValueError("context.memory was given to a stream, whose tokens attend themselves")
+    for name in ("memory", "memory_mask"):
+        if getattr(context, name) is not None:
+            raise ValueError(f"context.{name} was given to a stream, whose tokens attend themselves")
     if state.x.shape[0] != cache.k.shape[0]:
         raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {cache.k.shape[0]}")
     xp, own = namespace(state.x, cache.k), equations.active(block)
