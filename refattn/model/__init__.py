@@ -6,8 +6,8 @@ from refattn import equations
 from refattn.mechanisms.arguments import check_gradient, check_is
 from refattn.model import network
 from refattn.model.network import Saved
-from refattn.model.params import Config, Params, init
-from refattn.xp import Array, concrete, dtype_name, namespace
+from refattn.model.params import Config, Params, check_tokens, init
+from refattn.xp import Array
 
 __all__ = ["Config", "Params", "Saved", "backward", "forward", "init"]
 
@@ -63,23 +63,9 @@ def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
 
     Notes
     -----
-    Equations dLM.1 to dLM.token_embedding of `refattn.model.network`.
+    Equations dLM.7 to dLM.2, dLM.position_embedding and dLM.token_embedding of `refattn.model.network`.
     """
     check_is("params", params, Params)
     check_is("saved", saved, Saved)
     check_gradient("d_logits", d_logits, (*saved.tokens.shape, params.token_embedding.shape[0]), params.token_embedding)
     return equations.active(network).backward(params.config.record, params, saved, d_logits)
-
-
-def check_tokens(params: Params, tokens: Array) -> None:
-    """Raise where tokens are none that the model can read."""
-    check_is("params", params, Params)
-    namespace(params.token_embedding, tokens)
-    if not dtype_name(tokens).startswith(("int", "uint")):
-        raise TypeError(f"tokens: got dtype {dtype_name(tokens)}, needs an integer type")
-    vocabulary, context = params.token_embedding.shape[0], params.position_embedding.shape[0]
-    if len(tokens.shape) != 2 or not 1 <= tokens.shape[1] <= context:
-        raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needs (batch, 1 to {context})")
-    xp = namespace(tokens)
-    if concrete(xp.any((tokens < 0) | (tokens >= vocabulary))):
-        raise ValueError(f"tokens: got one outside of 0 to {vocabulary - 1}")

@@ -9,7 +9,7 @@ from refattn import equations
 from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.context import Context
 from refattn.model import network
-from refattn.model.params import Layer, Params
+from refattn.model.params import Layer, Params, check_tokens
 from refattn.xp import Array, namespace
 
 
@@ -41,9 +41,10 @@ def start(params: Params, batch: int) -> Cache:
 def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
     """Return the logits (b, t) after some new tokens (b, n), and the cache with them.
 
-    They equal those of the whole sequence at its last token. ValueError where the sequence becomes longer than the
-    context of the model.
+    They equal those of the whole sequence at its last token. Raises as `refattn.model.forward` does, and ValueError
+    where the sequence becomes longer than the context of the model.
     """
+    check_tokens(params, tokens)
     xp = namespace(params.token_embedding, tokens)
     first = 0 if cache.tokens is None else cache.tokens.shape[1]
     together = tokens if cache.tokens is None else xp.concat([cache.tokens, tokens], axis=1)

@@ -13,7 +13,7 @@ from refattn.mechanisms import registry
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
-from refattn.xp import Array, backend, device, namespace
+from refattn.xp import Array, backend, concrete, device, dtype_name, namespace
 
 OWN = ("width", "heads", "residual", "layer", "layers")
 """Fields of a block's configuration that the model fills in, where the block has them."""
@@ -169,3 +169,17 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
     )
     tokens = drawn("token_embedding", config.vocabulary, m, SPREAD)
     return Params(config, tokens, drawn("position_embedding", config.context, m, SPREAD), layers, norm())
+
+
+def check_tokens(params: Params, tokens: Array) -> None:
+    """Raise where tokens are none that the model can read."""
+    check_is("params", params, Params)
+    namespace(params.token_embedding, tokens)
+    if not dtype_name(tokens).startswith(("int", "uint")):
+        raise TypeError(f"tokens: got dtype {dtype_name(tokens)}, needs an integer type")
+    vocabulary, context = params.token_embedding.shape[0], params.position_embedding.shape[0]
+    if len(tokens.shape) != 2 or not 1 <= tokens.shape[1] <= context:
+        raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needs (batch, 1 to {context})")
+    xp = namespace(tokens)
+    if concrete(xp.any((tokens < 0) | (tokens >= vocabulary))):
+        raise ValueError(f"tokens: got one outside of 0 to {vocabulary - 1}")

@@ -216,8 +216,8 @@ def test_decoding_gives_the_logits_of_the_whole(
         logits, cache = decode.extend(params, cache, given[:, first:stop])
         np.testing.assert_allclose(logits, whole[:, stop - 1], rtol=1e-11, atol=1e-12)
         first = stop
-    with pytest.raises(ValueError, match=rf"tokens: got {first + 14} in all, needs at most 13"):
-        decode.extend(params, cache, tokens(2, 14))
+    with pytest.raises(ValueError, match=rf"tokens: got {first + 13} in all, needs at most 13"):
+        decode.extend(params, cache, tokens(2, 13))
 
 
 # --- bad input
@@ -262,8 +262,11 @@ def test_wrong_types() -> None:
     ],
 )
 def test_wrong_tokens(given: Any, error: type[Exception], message: str) -> None:
+    params = params_of("softmax")
     with pytest.raises(error, match=message):
-        model.forward(params_of("softmax"), given)
+        model.forward(params, given)
+    with pytest.raises(error, match=message):
+        decode.extend(params, decode.extend(params, decode.start(params, 1), tokens(1, 3))[1], given)
 
 
 def test_a_wrong_gradient() -> None:
