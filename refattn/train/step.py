@@ -103,7 +103,7 @@ def score(params: Params, part: data.Bytes, every: int = 1) -> float:
         return float(sum_wide(losses)), math.prod(inputs.shape)
 
     found = owner.map(loss, cuts)
-    return sum(total for total, _ in found) / sum(count for _, count in found) / math.log(2.0)
+    return sum(nats for nats, _ in found) / sum(count for _, count in found) / math.log(2.0)
 
 
 def to_tokens(params: Params, x: data.Tokens) -> Array:
