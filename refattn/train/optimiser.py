@@ -6,8 +6,8 @@ For a parameter p with gradient g, at its step number t, with the rate a, the de
     v' = beta2 v + (1 - beta2) g^2
     p' = (1 - a w) p - a (m' / (1 - beta1^t)) / (sqrt(v' / (1 - beta2^t)) + epsilon)
 
-Source: Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2. There the decay is not multiplied by the rate
-alone; here it is, as in ``torch.optim.AdamW``, with which the tests compare.
+Source: Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2. There the decay is multiplied by the factor of the
+schedule alone; here by the whole rate a, as in ``torch.optim.AdamW``, with which the tests compare.
 """
 
 from __future__ import annotations
