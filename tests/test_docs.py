@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 
 import refattn as ra
+from refattn import model
 
 ROOT = Path(__file__).resolve().parents[1]
 # The pages of mechanisms are written from records when the documentation is built: see tests/docs/.
@@ -100,6 +101,15 @@ def test_public_names_exist() -> None:
     names = on_pages(r"\b((?:ra|(?<=`)refattn)\.[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
     assert {"ra.trace", "ra.softmax.forward"} <= {found.text for found in names}
     assert [str(found) for found in names if not exists(found.text)] == []
+
+
+def test_public_functions_have_their_place() -> None:
+    listed = set(re.findall(r"^\.\. auto\w+:: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+    assert all(exists(name) for name in listed)
+    face = {f"{home}.{name}" for name, home in ra._HOMES.items()}
+    whole = face | {f"refattn.model.{name}" for name in model.__all__ if name != "Saved"}
+    assert {"refattn.equations.trace", "refattn.model.backward"} <= whole
+    assert sorted(whole - listed) == []
 
 
 def test_names_that_do_not_exist_are_found() -> None:
