@@ -60,13 +60,17 @@ def run_command(profile: str, bench: str) -> None:
 def compare_command(base: str, head: str, profile: str, bench: str) -> None:
     """Compare the commit BASE with the commit HEAD, or with the files as they are (a dot).
 
-    Exits with 1 where something got slower or less exact, needs more memory, or fails.
+    Exits with 1 where something got slower or less exact, needs more memory, or fails, and with 2 where there is no
+    such version.
     """
     console = _console()
     load = machine.load()
     with tempfile.TemporaryDirectory() as folder:
         try:
             homes = tuple(versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
+        except versions.VersionError as error:
+            raise click.UsageError(str(error)) from error
+        try:
             with _progress(console) as progress:
                 verdicts = versions.compare((homes[0], homes[1]), bench or PROFILES[profile], progress)
         except versions.VersionError as error:

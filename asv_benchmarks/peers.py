@@ -186,7 +186,7 @@ def main(
     try:
         comparisons = [load(name) for name in dict.fromkeys(chosen) or names()]
     except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.UsageError(str(error)) from error
     if listing:
         for comparison in comparisons:
             console.print(f"[bold]{comparison.name}[/]: {comparison.title}")
@@ -204,7 +204,7 @@ def main(
         command = " ".join(["python -m asv_benchmarks.peers", comparison.name, *_options(sys.argv[1:], chosen)])
         result = run(comparison, command=command, quick=quick, only=only, progress=show)
         if not result.rows:
-            raise click.ClickException(f"--only: got {only!r}, which no point of {comparison.name} has")
+            raise click.UsageError(f"--only: got {only!r}, which no point of {comparison.name} has")
         report.show(result, console)
         if out is not None:
             for path in report.write(result, out):
@@ -225,7 +225,7 @@ def _adjusted(comparison: Comparison, quick: bool, rounds: int | None, threads: 
     numbers = comparison.threads[:1] if quick else comparison.threads
     if threads:
         if bad := [text for text in threads if text != "all" and not (text.isdecimal() and int(text))]:
-            raise click.ClickException(f"--threads: got {bad[0]!r}, needs a whole number from 1, or all")
+            raise click.UsageError(f"--threads: got {bad[0]!r}, needs a whole number from 1, or all")
         numbers = tuple(None if text == "all" else int(text) for text in threads)
     return replace(comparison, plan=plan, threads=numbers)
 

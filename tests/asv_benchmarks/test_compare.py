@@ -148,4 +148,4 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) ->
 
 def test_the_command_refuses_what_is_no_version() -> None:
     done = CliRunner().invoke(command.cli, ["compare", "no-such-thing"])
-    assert done.exit_code == 1 and "got 'no-such-thing'" in done.output
+    assert done.exit_code == 2 and "got 'no-such-thing'" in done.output

@@ -298,4 +298,4 @@ def test_the_command_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_command_refuses(arguments: list[str], message: str) -> None:
     done = call(*arguments)
-    assert done.exit_code == 1 and message in done.output
+    assert done.exit_code == 2 and message in done.output
