@@ -18,7 +18,7 @@ test: $(VENV)/.with-onnx $(VENV)/.with-test
 lint: $(VENV)/.with-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy refattn tests
+	$(BIN)/mypy refattn tests asv_benchmarks
 
 # Runs the benchmarks (float32 on NumPy), stores the results, and says what differs from those stored last on this
 # machine.  make bench ARGS="--profile full"
