@@ -113,7 +113,7 @@ def _required() -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("refattn-ci" if os.environ.get("CI") else "refattn")
-    # In the background of a script Ctrl-C is ignored, and refattn leaves it so; the tests of Ctrl-C mean the usual case.
+    # In the background of a script Ctrl-C is ignored, and refattn leaves it so; tests of Ctrl-C mean the usual case.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for kind in ("skip", "xfail"):
