@@ -43,7 +43,7 @@ def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[A
     Equations LM.1 to LM.7, written out in `refattn.model.network`.
     """
     check_tokens(params, tokens)
-    return equations.active(network).forward(params.config.record, params, tokens, training)
+    return equations.active(network).forward(params, tokens, training)
 
 
 def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
@@ -68,4 +68,4 @@ def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
     check_is("params", params, Params)
     check_is("saved", saved, Saved)
     check_gradient("d_logits", d_logits, (*saved.tokens.shape, params.token_embedding.shape[0]), params.token_embedding)
-    return equations.active(network).backward(params.config.record, params, saved, d_logits)
+    return equations.active(network).backward(params, saved, d_logits)

@@ -50,15 +50,15 @@ def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
     together = tokens if cache.tokens is None else xp.concat([cache.tokens, tokens], axis=1)
     if together.shape[1] > params.position_embedding.shape[0]:
         raise ValueError(f"tokens: got {together.shape[1]} in all, needs at most {params.position_embedding.shape[0]}")
-    record, own = params.config.record, equations.active(network)
-    if cache.blocks is None or record.stream is None:
-        logits, _ = own.forward(record, params, together, False)
+    stream, own = params.config.record.stream, equations.active(network)
+    if cache.blocks is None or stream is None:
+        logits, _ = own.forward(params, together, False)
         return logits[:, -1, :], Cache(together, None)
-    advance = record.stream.step if tokens.shape[1] == 1 else record.stream.prefill
+    advance = stream.step if tokens.shape[1] == 1 else stream.prefill
     blocks = cache.blocks
 
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
         return advance(layer.block, blocks[index], state, Context(causal=True, layer=index))
 
-    logits, saved = own.run(record, params, tokens, first, Context(causal=True), step)
+    logits, saved = own.run(params, tokens, first, Context(causal=True), step)
     return logits[:, -1, :], Cache(together, tuple(layer.block for layer in saved.layers))

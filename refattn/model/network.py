@@ -37,7 +37,6 @@ from typing import Any
 
 from refattn import tree
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.record import Mechanism
 from refattn.model.params import Layer, Norm, Params
 from refattn.ops import embedding, layer_norm, mlp
 from refattn.xp import Array, namespace, zeros
@@ -67,29 +66,28 @@ class Saved:
     y: Array  # (b, n, m)
 
 
-def forward(record: Mechanism, params: Params, tokens: Array, training: bool) -> tuple[Array, Saved]:
+def forward(params: Params, tokens: Array, training: bool) -> tuple[Array, Saved]:
     """Return the logits (b, n, t) of the tokens (b, n), and what `backward` reads."""
 
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
-        return record.block.forward(layer.block, state, Context(causal=True, training=training, layer=index))
+        context = Context(causal=True, training=training, layer=index)
+        return params.config.record.block.forward(layer.block, state, context)
 
-    return run(record, params, tokens, 0, Context(causal=True, training=training), step)
+    return run(params, tokens, 0, Context(causal=True, training=training), step)
 
 
-def run(
-    record: Mechanism, params: Params, tokens: Array, first: int, context: Context, step: Step
-) -> tuple[Array, Saved]:
+def run(params: Params, tokens: Array, first: int, context: Context, step: Step) -> tuple[Array, Saved]:
     """Return the logits (b, n, t) of tokens at the positions `first`, `first` + 1, ..., with `step` for the blocks."""
     xp = namespace(params.token_embedding, tokens)
-    blocks = [layer.block for layer in params.layers]
+    block, blocks = params.config.record.block, [layer.block for layer in params.layers]
     rows = params.position_embedding[first : first + tokens.shape[1], ...]  # (n, m) untagged: part of P
     x = embedding.embedding_forward(params.token_embedding, tokens) + rows  # (b, n, m) [LM.1]
-    state = record.block.start(blocks[0], x, context)
+    state = block.start(blocks[0], x, context)
     layers = []
     for index, layer in enumerate(params.layers):
         state, saved = _layer(params, layer, state, index, step)
         layers.append(saved)
-    last = record.block.read(blocks[-1], state)  # (b, n, m) untagged: x of LM.6
+    last = block.read(blocks[-1], state)  # (b, n, m) untagged: x of LM.6
     y, norm = _norm(params.norm, last)  # untagged: the first is LM.6
     normed = y  # (b, n, m) [LM.6]
     logits = normed @ xp.matrix_transpose(params.token_embedding)  # (b, n, t) [LM.7]
@@ -116,10 +114,10 @@ def _layer(params: Params, layer: Layer, state: Any, index: int, step: Step) -> 
     return replace(state, x=x), LayerSaved(norm_1, block, norm_2, mlp_saved)
 
 
-def backward(record: Mechanism, params: Params, saved: Saved, d_logits: Array) -> Params:
+def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
     """Return the gradients of all parameters for a given gradient of the logits (b, n, t)."""
     xp = namespace(params.token_embedding, d_logits)
-    blocks = [layer.block for layer in params.layers]
+    block, blocks = params.config.record.block, [layer.block for layer in params.layers]
     # forward: logits = normed @ token_embedding^T
     d_normed = d_logits @ params.token_embedding  # (b, n, m) [dLM.7]
     rows = xp.reshape(saved.y, (-1, saved.y.shape[-1]))  # (b*n, m) untagged: y with all tokens in a row
@@ -128,13 +126,13 @@ def backward(record: Mechanism, params: Params, saved: Saved, d_logits: Array) -
     # forward: normed = norm(last)
     d_last, d_norm = _norm_backward(saved.norm, d_normed)  # untagged: the first is dLM.6
     d_read = d_last  # (b, n, m) [dLM.6]
-    d_state, d_block = record.block.read_backward(blocks[-1], saved.state, d_read)
+    d_state, d_block = block.read_backward(blocks[-1], saved.state, d_read)
     layers: list[Layer] = []
     for layer, layer_saved in zip(reversed(params.layers), reversed(saved.layers), strict=True):
-        d_state, d_layer = _layer_backward(record, params, layer, layer_saved, d_state)
+        d_state, d_layer = _layer_backward(params, layer, layer_saved, d_state)
         layers.insert(0, d_layer)
     layers[-1] = replace(layers[-1], block=_sum(layers[-1].block, d_block))
-    d_x, d_block = record.block.start_backward(blocks[0], d_state)  # untagged: the first is the gradient of LM.1
+    d_x, d_block = block.start_backward(blocks[0], d_state)  # untagged: the first is the gradient of LM.1
     layers[0] = replace(layers[0], block=_sum(layers[0].block, d_block))
     # forward: x = embedding(token_embedding, tokens) + position_embedding[:n]
     unused = zeros((params.config.context - d_x.shape[1], d_x.shape[2]), d_x)  # untagged: positions without a token
@@ -144,9 +142,7 @@ def backward(record: Mechanism, params: Params, saved: Saved, d_logits: Array) -
     return Params(params.config, d_tokens, d_positions, tuple(layers), d_norm)
 
 
-def _layer_backward(
-    record: Mechanism, params: Params, layer: Layer, saved: LayerSaved, d_state: Any
-) -> tuple[Any, Layer]:
+def _layer_backward(params: Params, layer: Layer, saved: LayerSaved, d_state: Any) -> tuple[Any, Layer]:
     """Return the gradients of the state that came in and of the parameters of one layer."""
     d_x = d_state.x  # (b, n, m) untagged: it came in
     d_norm_1 = d_norm_2 = d_mlp = None
@@ -158,7 +154,8 @@ def _layer_backward(
         d_through, d_norm_2 = _norm_backward(saved.norm_2, d_outer)  # untagged: part of dLM.4
         d_x = d_x + d_through  # (b, n, m) [dLM.4]
     # forward: state = block(state with inner in place of x)
-    d_state, d_block, _ = record.block.backward(layer.block, saved.block, replace(d_state, x=d_x))
+    d_state = replace(d_state, x=d_x)
+    d_state, d_block, _ = params.config.record.block.backward(layer.block, saved.block, d_state)
     if saved.norm_1 is not None:
         d_inner = d_state.x  # (b, n, m) [dLM.3]
         # forward: inner = norm_1(before); x = before + state.x
