@@ -10,6 +10,7 @@ Exit codes: 0 every figure holds, 1 one has moved or could not be measured, 2 ba
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import platform
 import re
@@ -101,7 +102,8 @@ def update(measured: dict[str, str], facts: dict[str, Fact], root: Path = ROOT) 
         document[id].update({"value": now, "date": datetime.date.today(), "machine": machine()})
         for name, pattern in facts[id].pages:
             page = root / name
-            page.write_text(re.sub(pattern, lambda m, now=now: _with(m, now), page.read_text(encoding="utf-8")))
+            replace = functools.partial(_with, value=now)
+            page.write_text(re.sub(pattern, replace, page.read_text(encoding="utf-8")), encoding="utf-8")
     file.write_text(tomlkit.dumps(document), encoding="utf-8")
 
 
@@ -127,7 +129,8 @@ def main(ids: tuple[str, ...], write: bool) -> None:
             outputs[command] = run(command)
         errors.print(f"ran {command}", highlight=False)
     table = Table("figure", "published", "now", "tolerance", "verdict", box=None, pad_edge=False)
-    measured, bad = {}, 0
+    measured: dict[str, str] = {}
+    bad = 0
     for id, fact in asked.items():
         now = measure(fact, outputs[fact.command])
         verdict = "not measured" if now is None else "holds" if fact.holds(now) else "moved"

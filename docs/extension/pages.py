@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -205,7 +205,7 @@ def _prose(module: ModuleType) -> Iterator[str]:
         yield ""
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """Yield a Markdown table; a bar in a cell would end it."""
     for row in (header, tuple("---" for _ in header), *rows):
         yield f"| {' | '.join(cell.replace(chr(10), ' ') for cell in row)} |"
