@@ -533,6 +533,7 @@ def test_trace_refuses_what_is_not_there(tmp_path: Path) -> None:
     line = refused("trace", "softmax", "--case", "tiny", "--block")
     assert line == "--case: got 'tiny', needs none: the block of softmax is run, which has no cases"
     assert refused("trace", "softmax", "--safetensors", tmp_path / "no" / "t").startswith("--safetensors: got ")
+    assert refused("trace", "softmax", "--safetensors", "-").startswith("--safetensors: got '-', needs a file")
     assert refused("trace", "softmax", "--json", tmp_path / "no" / "t").startswith("--json: got ")
 
 

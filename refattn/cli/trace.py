@@ -48,6 +48,8 @@ def trace(
         if not library.float64():
             raise Problem(f"--dtype: got float64, which {backend} does not have here; --dtype float32 is one it has")
     check_writable(file)
+    if safetensors == "-":
+        raise Problem("--safetensors: got '-', needs a file: it is no text that could be printed")
     check_writable(safetensors, "--safetensors")
     if block:
         found = traced.trace_block(record, dtype, library)

@@ -100,7 +100,13 @@ class Settings:
     @property
     def model(self) -> model.Config:
         """The configuration of the model."""
-        return model.Config(**{name: getattr(self, name) for name in MODEL}, options=self.block)
+        try:
+            return model.Config(**{name: getattr(self, name) for name in MODEL}, options=self.block)
+        except (TypeError, ValueError) as error:
+            name = str(error).partition(":")[0]
+            if name in self.block:  # called as it was set
+                raise type(error)(f"block.{error}") from error
+            raise
 
     @property
     def schedule(self) -> WarmupCosine:

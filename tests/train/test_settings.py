@@ -94,6 +94,7 @@ def test_what_is_unknown_gets_the_whole_list() -> None:
         ({"gelu": "relu"}, ValueError, "gelu: got 'relu', needs one of"),
         ({"block": {"window": 3}}, ValueError, "options: got 'window', softmax has kv_heads"),
         ({"block": 3}, TypeError, "options: got int, needs a"),
+        ({"block": {"softcap": -1.0}}, ValueError, "block.softcap: got -1.0, needs a finite number above 0"),
         ({"block": {"width": 3}}, ValueError, "options: got 'width', softmax has kv_heads"),
     ],
 )
