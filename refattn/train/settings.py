@@ -103,8 +103,7 @@ class Settings:
         try:
             return model.Config(**{name: getattr(self, name) for name in MODEL}, options=self.block)
         except (TypeError, ValueError) as error:
-            name = str(error).partition(":")[0]
-            if name in self.block:  # called as it was set
+            if isinstance(self.block, Mapping) and str(error).partition(":")[0] in self.block:  # called as it was set
                 raise type(error)(f"block.{error}") from error
             raise
 
