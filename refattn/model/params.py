@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from refattn import counter
 from refattn.mechanisms import registry
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
-from refattn.xp import Array, backend, concrete, device, dtype_name, namespace
+from refattn.ops.weights import fresh_weight
+from refattn.xp import Array, concrete, device, dtype_name, namespace
 
 OWN = ("width", "heads", "residual", "layer", "layers")
 """Fields of a block's configuration that the model fills in, where the block has them."""
@@ -133,8 +133,9 @@ class Params:
 def init(config: Config, *, seed: int = 0, like: Array) -> Params:
     """Return fresh parameters: a pure function of the configuration and the seed.
 
-    `like` gives the array library, the dtype and the device. Weights have variance 1 / inputs, the last of an MLP
-    1 / (inputs * 2 * layers), so that the sum over the layers keeps its size; gains are 1 and biases 0.
+    `like` gives the array library, the dtype and the device. Blocks start as their mechanism has it. The weights of an
+    MLP have variance 1 / inputs, its last ones 1 / (inputs * 2 * layers), so that what all MLPs add keeps its size
+    whatever the number of layers; embeddings have the standard deviation `SPREAD`, gains are 1 and biases 0.
     """
     check_is("config", config, Config)
     check_arrays(like=like)
@@ -142,10 +143,8 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
     xp, m, wide = namespace(like), config.width, config.mlp_ratio * config.width
 
     def drawn(name: str, rows: int, columns: int, spread: float, layer: int = 0) -> Array:
-        values = counter.uniform((rows, columns), seed=seed, purpose=f"model.{name}", layer=layer)
-        values = (2.0 * values - 1.0) * (math.sqrt(3.0) * spread)
-        values = values if backend(like).float64() else values.astype("float32")
-        return xp.astype(backend(like).from_numpy(values, device=device(like)), like.dtype)
+        bound, purpose = math.sqrt(3.0) * spread, f"model.{name}"
+        return fresh_weight(rows, columns, bound=bound, seed=seed, purpose=purpose, layer=layer, like=like)
 
     def full(size: int, value: float) -> Array:
         return xp.full((size,), value, dtype=like.dtype, device=device(like))

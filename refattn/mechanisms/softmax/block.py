@@ -26,13 +26,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn import counter, tree
+from refattn import tree
 from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_mask, check_number
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.softmax import core
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
-from refattn.xp import Array, backend, device, namespace
+from refattn.ops.weights import fresh_weight
+from refattn.xp import Array, device, namespace
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,8 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     xp = namespace(like)
 
     def weight(name: str, rows: int, columns: int) -> Array:
-        draw = counter.uniform((rows, columns), seed=seed, purpose=f"softmax.{name}", layer=layer)
-        values = (2.0 * draw - 1.0) * math.sqrt(3.0 / rows)
-        values = values if backend(like).float64() else values.astype("float32")
-        return xp.astype(backend(like).from_numpy(values, device=device(like)), like.dtype)
+        bound, purpose = math.sqrt(3.0 / rows), f"softmax.{name}"
+        return fresh_weight(rows, columns, bound=bound, seed=seed, purpose=purpose, layer=layer, like=like)
 
     def bias(size: int) -> Array | None:
         return xp.zeros((size,), dtype=like.dtype, device=device(like)) if config.bias else None

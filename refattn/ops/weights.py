@@ -1,0 +1,14 @@
+"""Fresh weights: uniform numbers of the counter, in the library, dtype and device of another array."""
+
+from __future__ import annotations
+
+from refattn import counter
+from refattn.xp import Array, backend, device, namespace
+
+
+def fresh_weight(rows: int, columns: int, *, bound: float, seed: int, purpose: str, layer: int, like: Array) -> Array:
+    """Return (rows, columns) numbers, uniform from -bound to bound and so of variance bound^2 / 3."""
+    draw = counter.uniform((rows, columns), seed=seed, purpose=purpose, layer=layer)
+    values = (2.0 * draw - 1.0) * bound
+    values = values if backend(like).float64() else values.astype("float32")
+    return namespace(like).astype(backend(like).from_numpy(values, device=device(like)), like.dtype)
