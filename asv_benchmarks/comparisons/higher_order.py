@@ -1,0 +1,76 @@
+"""Higher-order attention beside PyTorch's kernel for softmax attention: from which length on linear time gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asv_benchmarks.comparison import Comparison, Side
+from asv_benchmarks.comparisons import softmax
+from refattn import counter
+
+HEADS, WIDTHS, SHORT, LONG = 8, (64, 16), (1024, 4096), 16384
+LONGER = (32768, 65536)
+"""Lengths that show how time grows. Softmax attention would take minutes."""
+
+
+def arrays(n: int, d: int) -> list[Any]:
+    """Return q, k, v and the upstream gradient, (1, heads, n, d) each."""
+    shape = (1, HEADS, n, d)
+    names = ("q", "k", "v", "d_out")
+    return [counter.normal(shape, seed=0, purpose=f"higher_order.{name}").astype("float32") for name in names]
+
+
+def ours(n: int, d: int, run: str, causal: bool) -> Callable[[], Any]:
+    """refattn on NumPy, order 2, in the form that it chooses itself."""
+    import refattn as ra
+
+    q, k, v, d_out = arrays(n, d)
+
+    def forward() -> Any:
+        return ra.higher_order.forward(q, k, v, causal=causal)[0]
+
+    def both() -> Any:
+        out, saved = ra.higher_order.forward(q, k, v, causal=causal)
+        return out, ra.higher_order.backward(saved, d_out)
+
+    return forward if run == "forward" else both
+
+
+def sdpa(n: int, d: int, run: str, causal: bool) -> Callable[[], Any]:
+    """torch.nn.functional.scaled_dot_product_attention, and its autograd."""
+    if n in LONGER:
+        raise NotImplementedError("left out at lengths that only show how the time of linear forms grows")
+    import torch
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return softmax.in_torch(lambda q, k, v: attend(q, k, v, is_causal=causal), arrays(n, d), run)
+
+
+COMPARISON = Comparison(
+    name="higher_order",
+    title="Higher-order attention beside softmax attention in PyTorch",
+    text=(
+        f"Order 2, with layer normalisation, {HEADS} heads, one batch, float32. *SDPA* is "
+        "`scaled_dot_product_attention`: another function of the same arrays, so that results are not compared. *both* "
+        "is forward and backward. *AVX-512* is refattn with OpenBLAS told to use its kernels for AVX-512 "
+        "(`OPENBLAS_CORETYPE=SkylakeX`)."
+    ),
+    sides=(
+        Side("refattn", f"{__name__}:ours", ours=True),
+        Side(
+            "refattn AVX-512",
+            f"{__name__}:ours",
+            ours=True,
+            env={"OPENBLAS_CORETYPE": "SkylakeX"},
+            why_not=softmax.without_avx512,
+        ),
+        Side("SDPA", f"{__name__}:sdpa"),
+    ),
+    grid=(
+        *({"n": n, "d": d, "run": "both", "causal": causal} for d in WIDTHS for n in SHORT for causal in (False, True)),
+        *({"n": n, "d": d, "run": "both", "causal": True} for d in WIDTHS for n in (LONG, *LONGER)),
+    ),
+    quick=lambda point: point["n"] == 1024,
+    threads=(None,),
+)

@@ -1,0 +1,23 @@
+"""What experiments compare with beside the mechanisms of the library: records that a model takes by their place."""
+
+from __future__ import annotations
+
+from docs.experiments import linear_attention, linear_attention_block
+from refattn.mechanisms.block import Block
+from refattn.mechanisms.record import Mechanism
+
+# A model reads the name, the block and what it reads; what other tools would ask for is left empty.
+LINEAR_ATTENTION = Mechanism(
+    name="linear_attention",
+    title="Linear attention",
+    source="Katharopoulos et al. 2020 (arXiv:2006.16236); Shen et al. 2018 (arXiv:1812.01243)",
+    tagged=(),
+    loops=linear_attention,
+    forms=(),
+    defaults={},
+    reads=("causal",),
+    core=None,
+    block=Block(linear_attention_block, "Linear attention", ("causal",)),
+    cases=(),
+    laws=(),
+)

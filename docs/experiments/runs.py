@@ -1,0 +1,142 @@
+"""A list of trainings, some at a time, each finished one a line of a file; what has its line is not run again."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from threadpoolctl import threadpool_limits
+
+from docs.experiments.tasks import Task, Text, standard_library
+from docs.experiments.training import Plan, train
+from refattn import backends
+from refattn.train.checkpoint import write_atomically
+
+Line = dict[str, Any]
+"""A line of the file: a run, what came of it, and with which versions."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes
+    ----------
+    mechanism, options
+        As in `refattn.model.Config`: the name of a mechanism or of a record, and the options of its block.
+    task, plan, seed
+        The rest: two runs that are equal give the same bits on the same machine with the same versions.
+    """
+
+    mechanism: str
+    task: Task
+    plan: Plan
+    seed: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as JSON has it."""
+        task = {"name": type(self.task).__name__.lower()} | vars(self.task)
+        return {
+            "mechanism": self.mechanism,
+            "options": dict(self.options),
+            "task": task,
+            "plan": asdict(self.plan),
+            "seed": self.seed,
+        }
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file, without a broken last one; none where there is no file."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows = []
+    for number, text in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(text))
+        except ValueError as error:
+            if number < len(lines):
+                raise ValueError(f"{path}: line {number} is no JSON: {error}") from error
+    return rows
+
+
+def found(wanted: Sequence[Run], path: Path) -> list[Line]:
+    """Return the lines of all that is wanted, in its order; ValueError where one is missing."""
+    known = {_key(line["run"]): line for line in read(path)}
+    missing = [run for run in wanted if _key(run.to_json()) not in known]
+    if missing:
+        raise ValueError(f"{path}: got {len(wanted) - len(missing)} of {len(wanted)} runs, needs all; run the others")
+    return [known[_key(run.to_json())] for run in wanted]
+
+
+def run_all(wanted: Sequence[Run], path: Path, *, processes: int = 2) -> list[Line]:
+    """Run what has no line in the file yet, and return the lines of all that is wanted, in its order.
+
+    At the end the file has the same order, lines of other runs after these, so that all but the times in it depends on
+    nothing but the runs and the versions. Stopped at any time it keeps what is finished.
+    """
+    known = {_key(line["run"]): line for line in read(path)}
+    _write(path, known.values())  # without a broken last line
+    missing = [run for run in wanted if _key(run.to_json()) not in known]
+    with path.open("a", encoding="utf-8") as file:
+        for line in _lines(missing, processes):
+            known[_key(line["run"])] = line
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+    asked = [_key(run.to_json()) for run in wanted]
+    _write(path, [known[key] for key in dict.fromkeys([*asked, *known])])
+    return found(wanted, path)
+
+
+def _lines(runs: Sequence[Run], processes: int) -> Iterator[Line]:
+    """Yield the lines of some runs as they are finished, behind a bar."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        shown = bar.add_task("", total=len(runs))
+        # Fresh processes, because threads of a library do not live through a fork.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, mp_context=context) as pool:
+            futures = [pool.submit(one, run) for run in runs]
+            try:
+                for future in as_completed(futures):
+                    line = future.result()
+                    bar.update(shown, advance=1, description=told(line))
+                    yield line
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+def one(run: Run) -> Line:
+    """Run a training and return its line."""
+    backends.get("numpy").keep_memory()
+    # As many processes as there are cores are quicker than threads in each.
+    with backends.use_workers(1), threadpool_limits(1):
+        result = train(run.mechanism, run.options, run.task, run.plan, run.seed)
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
+    if isinstance(run.task, Text):
+        versions["text"] = standard_library().fingerprint[:16]
+    return {"run": run.to_json(), "result": result, "versions": versions}
+
+
+def told(line: Line) -> str:
+    """Return a line in a few words."""
+    run, result = line["run"], line["result"]
+    options = " ".join(f"{name}={value}" for name, value in run["options"].items())
+    scores = result["diverged"] or f"{result['bits']:.3f} bits, accuracy {result['accuracy']:.3f}"
+    return " ".join(filter(None, (run["task"]["name"], run["mechanism"], options, f"seed {run['seed']}: {scores}")))
+
+
+def _key(run: Mapping[str, Any]) -> str:
+    return json.dumps(run, sort_keys=True)
+
+
+def _write(path: Path, lines: Iterable[Line]) -> None:
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode())

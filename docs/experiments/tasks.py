@@ -1,0 +1,146 @@
+"""What the small models of the experiments learn: the next byte of a text, and associative recall."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import counter
+from refattn.train import data
+
+Tokens = NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """Sequences (b, n), what follows each token, and how much each of these counts: 0 where nothing is asked."""
+
+    inputs: Tokens
+    targets: Tokens
+    weights: NDArray[np.float32]
+
+
+class Task(Protocol):
+    """Something to learn; batches are pure functions of a seed and a step."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of different tokens."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence."""
+
+    def batch(self, size: int, *, seed: int, step: int) -> Batch:
+        """Return so many sequences to learn from."""
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield the sequences that a model is judged by: the same ones whatever the seed."""
+
+
+@functools.cache
+def standard_library() -> data.Text:
+    """Return the source of Python's standard library, read once in a process."""
+    return data.load("stdlib")
+
+
+@dataclass(frozen=True)
+class Text:
+    """The next byte of the source of Python's standard library, of which a tenth of the files is held out.
+
+    Attributes
+    ----------
+    context
+        Bytes of a sequence.
+    scored, every
+        Of so many held-out bytes, the first of every so many sequences is scored.
+    """
+
+    context: int = 64
+    scored: int = 1 << 20
+    every: int = 16
+
+    @property
+    def vocabulary(self) -> int:
+        """All bytes."""
+        return 256
+
+    def batch(self, size: int, *, seed: int, step: int) -> Batch:
+        """Return sequences that start anywhere in the text."""
+        return _all(*data.batch(standard_library().train, size=size, context=self.context, seed=seed, step=step))
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield sequences of the held-out files."""
+        part = standard_library().heldout[: self.scored + 1]
+        return (_all(*cut) for cut in data.windows(part, context=self.context, size=64, every=self.every))
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Associative recall with several queries: pairs of a key and a value, then every key again, in another order.
+
+    A sequence is ``k_1 v_1 ... k_P v_P`` and then the keys once more, shuffled; after each of these its value is asked
+    for, and nothing before. Keys of a sequence differ from each other, values need not. Which value belongs to a key is
+    drawn for every sequence anew, so that no weight can know it. Source: the multi-query associative recall of Arora
+    et al. 2023 (arXiv:2312.04927), without the gaps between the queries.
+
+    Attributes
+    ----------
+    pairs
+        P, the pairs of a sequence; it has 3 P tokens.
+    keys, values
+        How many different keys and values there are; tokens 0 to keys - 1 are keys, those after them values.
+    judged
+        Sequences that are held out.
+    """
+
+    pairs: int = 4
+    keys: int = 16
+    values: int = 16
+    judged: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pairs <= self.keys:
+            raise ValueError(f"pairs: got {self.pairs}, needs 1 to the number of keys, {self.keys}")
+
+    @property
+    def vocabulary(self) -> int:
+        """Keys and values."""
+        return self.keys + self.values
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence."""
+        return 3 * self.pairs
+
+    def batch(self, size: int, *, seed: int, step: int) -> Batch:
+        """Return sequences drawn for this seed and step."""
+        return self._drawn(size, "learnt", seed, step)
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield sequences drawn for no seed of a training."""
+        yield self._drawn(self.judged, "judged", 0, 0)
+
+    def _drawn(self, size: int, part: str, seed: int, step: int) -> Batch:
+        name: dict[str, Any] = {"seed": seed, "step": step}
+        shape = (size, self.pairs)
+        keys = _shuffled((size, self.keys), purpose=f"recall.{part}.keys", **name)[:, : self.pairs]
+        values = self.keys + counter.integers(shape, 0, self.values, purpose=f"recall.{part}.values", **name)
+        order = _shuffled(shape, purpose=f"recall.{part}.order", **name)
+        pairs = np.stack([keys, values], axis=-1).reshape(size, -1)
+        asked, answers = (np.take_along_axis(x, order, axis=1) for x in (keys, values))
+        weights = np.concatenate([np.zeros(pairs.shape), np.ones(shape)], axis=1).astype(np.float32)
+        return Batch(np.concatenate([pairs, asked], 1), np.concatenate([np.zeros_like(pairs), answers], 1), weights)
+
+
+def _all(inputs: Tokens, targets: Tokens) -> Batch:
+    return Batch(inputs, targets, np.ones(targets.shape, np.float32))
+
+
+def _shuffled(shape: tuple[int, int], **name: Any) -> Tokens:
+    """Return rows of the numbers 0, 1, ..., each in a random order."""
+    return np.argsort(counter.uniform(shape, **name), axis=1, kind="stable")

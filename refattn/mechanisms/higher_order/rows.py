@@ -1,0 +1,65 @@
+"""Queries, keys and values as the forms without an array of all scores want them.
+
+Axes: b batch, h query head, g key/value head, r query head within its group, i query, j key, e width of values.
+"""
+
+from __future__ import annotations
+
+from refattn.ops.tiles import Tile
+from refattn.xp import Array, arange, namespace, zeros
+
+
+def group(x: Array, groups: int) -> Array:
+    """(b, h, ...) -> (b, g, r, ...): query heads beside the others of their key/value head."""
+    b, h, *rest = x.shape
+    return namespace(x).reshape(x, (b, groups, h // groups, *rest))
+
+
+def ungroup(x: Array) -> Array:
+    """(b, g, r, ...) -> (b, h, ...): the inverse and the adjoint of `group`."""
+    b, g, r, *rest = x.shape
+    return namespace(x).reshape(x, (b, g * r, *rest))
+
+
+def merge_rows(x: Array) -> Array:
+    """(b, g, r, n, d) -> (b, g, r*n, d): the queries of a group one after the other, for a state that they share."""
+    b, g, r, n, d = x.shape
+    return namespace(x).reshape(x, (b, g, r * n, d))
+
+
+def split_rows(x: Array, r: int) -> Array:
+    """(b, g, r*n, d) -> (b, g, r, n, d): the inverse and the adjoint of `merge_rows`."""
+    b, g, n, d = x.shape
+    return namespace(x).reshape(x, (b, g, r, n // r, d))
+
+
+def whole(q: Array, k: Array) -> Tile:
+    """Return the tile of all queries and all keys."""
+    return Tile(slice(0, q.shape[0]), slice(0, k.shape[1]), (0, q.shape[2]))
+
+
+def with_ones(v: Array, key_mask: Array | None, tile: Tile) -> Array:
+    """Return [v, 1], (b, g, j, e + 1), of a tile, with 0 in place of the 1 where a key is padding, as v has it already.
+
+    A weight times this is what the weight adds to the numerator and to the normaliser.
+    """
+    own = tile.of(v)
+    ones = zeros((*own.shape[:-1], 1), v) + 1.0
+    if key_mask is not None:
+        ones *= namespace(v).astype(tile.of(key_mask[:, None, :, None]), v.dtype)
+    return namespace(v).concat([own, ones], axis=-1)
+
+
+def keys_attended(key_mask: Array | None, offset: int | None, q: Array, k: Array) -> Array:
+    """Return how many keys each query may attend, (b, 1, 1, i, 1)."""
+    xp = namespace(q)
+    b, queries, keys = q.shape[0], q.shape[2], k.shape[2]
+    ones = zeros((b, keys), q) + 1.0
+    ones = ones if key_mask is None else ones * xp.astype(key_mask, q.dtype)
+    if offset is None:
+        counts = xp.broadcast_to(xp.sum(ones, axis=1, keepdims=True), (b, queries))
+    else:
+        up_to = xp.cumulative_sum(ones, axis=1, include_initial=True)
+        seen = xp.clip(arange(0, queries, q) + (offset + 1), 0, keys)
+        counts = xp.take(up_to, seen, axis=1)
+    return counts[:, None, None, :, None]

@@ -1,0 +1,65 @@
+"""The adapter examples/torch_taylor.py: attention by feature maps in PyTorch agrees, and is seen to disagree."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import refattn as ra
+from refattn import counter
+from refattn.verify.run import verify_case
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install refattn[torch]")
+RECORD = ra.mechanism("higher_order")
+PATH = Path(__file__).parents[2] / "examples" / "torch_taylor.py"
+
+
+@pytest.fixture
+def adapter() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("adapter_torch_taylor", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", RECORD.cases, ids=lambda case: case.name)
+def test_it_agrees_or_declines(case: Any, dtype: str, adapter: ModuleType) -> None:
+    found = verify_case(RECORD, adapter.attend, case, dtype, grad=True)
+    assert found.status == ("declined" if set(case.options) - {"alpha", "causal"} else "agrees"), found
+    if found.status == "agrees":
+        assert {verdict.tensor for verdict in found.verdicts} == {"out", "d_q", "d_k", "d_v"}
+
+
+def test_features_give_the_polynomial(adapter: ModuleType) -> None:
+    q, k = (torch.tensor(counter.normal((1, 1, 5, 8), seed=1, purpose=f"taylor.{n}")) for n in "qk")
+    s = torch.nn.functional.layer_norm(q, (8,)) @ torch.nn.functional.layer_norm(k, (8,)).mT / (3.0 * math.sqrt(8.0))
+    product = adapter.features(q, 3.0) @ adapter.features(k, 3.0).mT
+    torch.testing.assert_close(product, 1.0 + s + s * s / 2.0)
+    assert product.shape == (1, 1, 5, 5) and adapter.features(q, 3.0).shape[-1] == 1 + 8 + 64
+
+
+@pytest.mark.parametrize("part", ["a factor of order 2", "no layer norm", "top-left causality"])
+def test_a_wrong_line_is_found(part: str, adapter: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, running = adapter.features, adapter.running
+
+    def features(x: Any, alpha: float) -> Any:
+        phi = right(x, alpha)
+        d = x.shape[-1]
+        return torch.cat([phi[..., : 1 + d], phi[..., 1 + d :] * math.sqrt(2.0)], dim=-1)
+
+    if part == "a factor of order 2":
+        monkeypatch.setattr(adapter, "features", features)
+    elif part == "no layer norm":
+        monkeypatch.setattr(torch.nn.functional, "layer_norm", lambda x, shape: x)
+    else:
+        monkeypatch.setattr(adapter, "running", lambda q, k, v, causal: running(q, k, v, "top_left"))
+    case = RECORD.case("causal-tail")
+    for dtype in ("float32", "bfloat16"):
+        assert verify_case(RECORD, adapter.attend, case, dtype, grad=True).status == "disagrees"

@@ -1,0 +1,67 @@
+"""What the models of the experiments learn: that it can be learnt, and that nothing of the answers is told before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from docs.experiments.tasks import Recall, Text, standard_library
+
+
+@given(pairs=st.integers(1, 6), keys=st.integers(6, 9), values=st.integers(1, 5), seed=st.integers(0, 99))
+def test_every_key_is_asked_for_once_and_its_value_is_the_answer(pairs: int, keys: int, values: int, seed: int) -> None:
+    task = Recall(pairs=pairs, keys=keys, values=values)
+    batch = task.batch(5, seed=seed, step=3)
+    assert batch.inputs.shape == batch.targets.shape == batch.weights.shape == (5, task.context)
+    for inputs, targets, weights in zip(*batch, strict=True):
+        told, asked = inputs[: 2 * pairs], inputs[2 * pairs :]
+        belongs = dict(zip(told[::2], told[1::2], strict=True))
+        assert len(belongs) == pairs and sorted(belongs) == sorted(asked)
+        assert set(belongs) <= set(range(keys)) and set(belongs.values()) <= set(range(keys, task.vocabulary))
+        assert [belongs[key] for key in asked] == list(targets[2 * pairs :])
+        assert list(weights) == [0.0] * (2 * pairs) + [1.0] * pairs
+
+
+def test_keys_values_and_their_order_are_drawn_independently() -> None:
+    """Over many sequences each key has each value equally often, and each place of the questions each pair."""
+    task = Recall(pairs=3, keys=4, values=4)
+    inputs, targets, _ = task.batch(20000, seed=0, step=1)
+    together = np.zeros((4, 4))
+    np.add.at(together, (inputs[:, 0], inputs[:, 1] - 4), 1)
+    np.testing.assert_allclose(together / 20000, 1 / 16, atol=0.006)
+    for place in range(3):
+        assert np.mean(inputs[:, 6] == inputs[:, 2 * place]) == pytest.approx(1 / 3, abs=0.012)
+
+
+@pytest.mark.parametrize("task", [Recall(), Text(context=16)])
+def test_a_batch_is_a_function_of_seed_and_step(task: Any) -> None:
+    first = task.batch(4, seed=1, step=2)
+    assert all(np.array_equal(a, b) for a, b in zip(first, task.batch(4, seed=1, step=2), strict=True))
+    assert not np.array_equal(first.inputs, task.batch(4, seed=1, step=3).inputs)
+    assert not np.array_equal(first.inputs, task.batch(4, seed=2, step=2).inputs)
+    assert first.inputs.shape == (4, task.context) and first.inputs.max() < task.vocabulary
+
+
+def test_what_is_held_out_of_the_text_is_not_learnt_from() -> None:
+    task = Text(context=16, scored=1600, every=4)
+    (batch,) = task.held_out()
+    held_out = standard_library().heldout
+    assert batch.inputs.shape == (25, 16)
+    assert np.array_equal(batch.inputs[1], held_out[64:80]) and np.array_equal(batch.targets[1], held_out[65:81])
+    assert np.all(batch.weights == 1.0)
+
+
+def test_sequences_to_recall_from_that_are_held_out_are_drawn_for_no_seed() -> None:
+    task = Recall(judged=8)
+    (batch,) = task.held_out()
+    assert batch.inputs.shape == (8, task.context)
+    assert not np.array_equal(batch.inputs, task.batch(8, seed=0, step=0).inputs)
+
+
+def test_more_pairs_than_keys_are_refused() -> None:
+    with pytest.raises(ValueError, match="pairs: got 5, needs 1 to the number of keys, 4"):
+        Recall(pairs=5, keys=4)

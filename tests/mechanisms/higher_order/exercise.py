@@ -1,0 +1,68 @@
+"""Runs of higher-order attention that together reach every line with a tag, for tests/test_equation_ids.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refattn import Context, counter, mechanism
+
+Make = Callable[[Any], Any]
+Run = tuple[Mapping[str, int], Callable[[], None]]
+
+
+def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+
+    `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
+    """
+    alone = {**sizes, "j": sizes["i"]}
+    core = partial(_core, make=make, form=form)
+    block = partial(_block, make=make)
+    return [
+        (sizes, partial(core, sizes, full=True)),
+        (sizes, partial(core, sizes, full=False)),
+        (sizes, partial(block, sizes, full=True)),
+        (alone, partial(block, alone, full=False)),
+    ]
+
+
+def _draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=7, purpose=name)
+
+
+def _mask(name: str, *shape: int) -> Any:
+    return counter.uniform(shape, seed=7, purpose=name) < 0.8
+
+
+def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> None:
+    b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
+    record = mechanism("higher_order")
+    assert record.core is not None
+    options: dict[str, Any] = {"causal": form in ("chunked", "recurrent")}
+    if full:
+        options |= {"order": 3, "alpha": 2.0, "delta": 0.5, "policy": "add", "eps": 0.1, "layer_norm": False}
+        options |= {"norm_eps": 0.0, "denominator": "plain", "key_mask": make(_mask("mask", b, j))}
+        assert set(record.defaults) == {*options, "state", "form"}
+    q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
+    _, saved = record.core.forward(q, k, v, form=form, **options)
+    record.core.backward(saved, make(_draw("d_out", b, h, i, e)))
+
+
+def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
+    b, h, g, i, j, d, e, m = (sizes[letter] for letter in "bhgijdem")
+    block = mechanism("higher_order").block
+    options: dict[str, Any] = {"bias": True} if full else {"residual": False}
+    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
+    x = make(np.asarray(_draw("x", b, i, m)))
+    context = Context()
+    if full:
+        memory, padding = make(_draw("memory", b, j, m)), make(_mask("padding", b, j))
+        context = Context(causal=True, memory=memory, memory_mask=padding)
+    params = block.init(config, seed=7, like=x)
+    state, saved = block.forward(params, block.start(params, x, context), context)
+    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, i, m)))
+    block.backward(params, saved, d_state)

@@ -1,0 +1,161 @@
+"""Bad input is refused with an error that names the argument, what it got and what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+
+X = np.ones((1, 2, 3, 4))
+BLOCK = ra.mechanism("higher_order").block
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": -1}, r"order: got -1, needs a whole number of at least 0"),
+        ({"order": 2.0}, r"order: got 2.0, needs a whole number"),
+        ({"order": True}, r"order: got True, needs a whole number"),
+        ({"delta": 0.3}, r"delta: got 0.3, needs 0, 1/2 or 1"),
+        ({"delta": True}, r"delta: got True, needs 0, 1/2 or 1"),
+        ({"delta": 1, "order": 0}, r"delta: got 1 with order=0, needs 0 or 1/2: T_0 - 1 is 0 for every key"),
+        ({"alpha": 0.0}, r"alpha: got 0.0, needs a finite number above 0"),
+        ({"alpha": np.inf}, r"alpha: got inf, needs a finite number above 0"),
+        ({"policy": "none"}, r"policy: got 'none', needs one of exact, add, clamp, signed"),
+        ({"eps": 1e-3}, r'eps: got 0.001 with policy="exact", which has none; needs one of add, clamp, signed'),
+        ({"eps": 0.0, "policy": "add"}, r"eps: got 0.0, needs a finite number above 0"),
+        ({"norm_eps": -1.0}, r"norm_eps: got -1.0, needs a finite number above 0"),
+        ({"denominator": "other"}, r"denominator: got 'other', needs one of matched, plain"),
+        ({"causal": "left"}, r"causal: got 'left', needs True, False"),
+        ({"causal": True, "delta": 1.0}, r"needs \"signed\": without its 1 a weight may be negative"),
+        ({"causal": "top_left", "delta": 1, "policy": "add"}, r"policy: got 'add' with delta=1 and causal='top_left'"),
+        ({"key_mask": np.ones((1, 4), bool)}, r"key_mask: got shape \(1, 4\), needs \(batch, keys\) = \(1, 3\)"),
+        ({"form": 3}, r"form: got 3, needs one of auto"),
+    ],
+)
+def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ra.higher_order.forward(X, X, X, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": "3"}, r"alpha: got str, needs a finite number above 0"),
+        ({"alpha": np.asarray(3.0)}, r"alpha: got an array, needs a number"),
+        ({"layer_norm": 1}, r"layer_norm: got int, needs a bool"),
+        ({"key_mask": np.ones((1, 3))}, r"key_mask: got dtype float64, needs bool"),
+        ({"key_mask": [[True]]}, r"key_mask: got list, needs an array"),
+        ({"state": X, "causal": True}, r"state: got ndarray, needs a State"),
+        ({"mask": np.ones((3, 3), bool)}, r"unexpected keyword argument 'mask'"),
+    ],
+)
+def test_a_type_that_is_wrong(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        ra.higher_order.forward(X, X, X, **options)
+
+
+def test_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"k: got shape"):
+        ra.higher_order.forward(X, X[..., :3], X)
+    with pytest.raises(ValueError, match=r"v: got shape"):
+        ra.higher_order.forward(X, X, X[:, :, :2])
+
+
+# --- states
+
+
+def test_a_state_of_other_options_is_refused() -> None:
+    state = ra.higher_order.empty_state(X, X, alpha=2.0)
+    made = "order 2, alpha 2, delta 0, layer_norm 1, norm_eps 1e-05, width 4"
+    given = "order 2, alpha 3, delta 0, layer_norm 1, norm_eps 1e-05, width 4"
+    with pytest.raises(ValueError, match=f"state: got one of {made}, needs one of {given}"):
+        ra.higher_order.forward(X, X, X, causal=True, state=state)
+    for options in ({"delta": 0.5}, {"norm_eps": 1e-6}, {"order": 1}, {"layer_norm": False}):
+        other = ra.higher_order.empty_state(X, X, **options)
+        with pytest.raises(ValueError, match=r"state: got one of"):
+            ra.higher_order.forward(X, X, X, causal=True, state=other)
+
+
+def test_a_state_of_other_sizes_is_refused() -> None:
+    state = ra.higher_order.empty_state(X, X)
+    with pytest.raises(ValueError, match=r"state: got one of .* width 4, needs one of .* width 3"):
+        ra.higher_order.forward(X[..., :3], X[..., :3], X, causal=True, state=state)
+    with pytest.raises(ValueError, match=r"state.products: got shape \(1, 2, 10, 5\), needs \(1, 2, 10, 4\)"):
+        ra.higher_order.forward(X, X, X[..., :3], causal=True, state=state)
+    small = X.astype("float32")
+    with pytest.raises(TypeError, match=r"state.settings: got dtype float64, needs float32"):
+        ra.higher_order.forward(small, small, small, causal=True, state=state)
+
+
+def test_a_state_needs_what_comes_later() -> None:
+    state = ra.higher_order.empty_state(X, X)
+    with pytest.raises(ValueError, match=r"state was given with causal=False, needs causal"):
+        ra.higher_order.forward(X, X, X, state=state)
+    with pytest.raises(ValueError, match=r'form: got "tiled" with a state, needs "chunked" or "recurrent"'):
+        ra.higher_order.forward(X, X, X, causal=True, state=state, form="tiled")
+    with pytest.raises(ValueError, match=r"state was given with q .* needs no size of 0"):
+        ra.higher_order.forward(X[:, :, :0], X, X, causal=True, state=state)
+
+
+def test_gradients_that_do_not_fit() -> None:
+    out, saved = ra.higher_order.forward(X, X, X)
+    with pytest.raises(TypeError, match=r"saved: got ndarray, needs a Saved"):
+        ra.higher_order.backward(out, out)
+    with pytest.raises(ValueError, match=r"d_out: got shape \(1, 2, 3, 3\), needs \(1, 2, 3, 4\)"):
+        ra.higher_order.backward(saved, out[..., :3])
+    state = ra.higher_order.empty_state(X, X)
+    with pytest.raises(ValueError, match=r"d_state was given, but forward was given no state"):
+        ra.higher_order.backward(saved, out, state)
+    _, saved = ra.higher_order.forward(X, X, X, causal=True, state=state)
+    with pytest.raises(TypeError, match=r"d_state: got ndarray, needs a State"):
+        ra.higher_order.backward(saved, out, out)
+    with pytest.raises(ValueError, match=r"d_state.products: got shape"):
+        ra.higher_order.backward(saved, out, replace(state, products=state.products[:, :1]))
+
+
+# --- the block
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"width": 0}, r"width: got 0, needs a whole number of at least 1"),
+        ({"heads": 4}, r"heads: got 4, needs a divisor of the width 6, or a head_width"),
+        ({"kv_heads": 4}, r"kv_heads: got 4, needs a divisor of the 3 heads"),
+        ({"order": -2}, r"order: got -2"),
+        ({"policy": "none"}, r"policy: got 'none'"),
+        ({"order": 0, "delta": 1.0}, r"delta: got 1 with order=0"),
+    ],
+)
+def test_a_configuration_that_is_wrong(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BLOCK.Config(**{"width": 6, "heads": 3, **given})
+
+
+def test_a_context_that_does_not_fit() -> None:
+    params = BLOCK.init(BLOCK.Config(width=6, heads=2), like=np.zeros(1))
+    x = np.ones((2, 5, 6))
+
+    def step(**fields: Any) -> None:
+        context = ra.Context(**fields)
+        BLOCK.forward(params, BLOCK.start(params, x, ra.Context()), context)
+
+    with pytest.raises(ValueError, match=r"context.mask was given, but Higher-order attention reads only: key_mask"):
+        step(mask=np.ones((5, 5), bool))
+    with pytest.raises(ValueError, match=r"context.key_mask: got shape \(2, 4\), needs \(2, 5\)"):
+        step(key_mask=np.ones((2, 4), bool))
+    with pytest.raises(ValueError, match=r"context.memory_mask was given without context.memory"):
+        step(memory_mask=np.ones((2, 5), bool))
+    with pytest.raises(ValueError, match=r"whose tokens are the keys: use memory_mask"):
+        step(memory=x, key_mask=np.ones((2, 5), bool))
+    with pytest.raises(ValueError, match=r"context.memory: got shape \(2, 5, 5\), needs \(2, keys, 6\)"):
+        step(memory=x[..., :5])
+    with pytest.raises(ValueError, match=r"state.x: got shape \(2, 5, 5\), needs \(batch, tokens, 6\)"):
+        BLOCK.forward(params, BLOCK.module.State(x[..., :5]), ra.Context())
+    with pytest.raises(ValueError, match=r"params.w_q: got shape \(6, 5\), its configuration needs \(6, 6\)"):
+        BLOCK.forward(replace(params, w_q=params.w_q[:, :5]), BLOCK.module.State(x), ra.Context())

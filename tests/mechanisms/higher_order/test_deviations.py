@@ -1,0 +1,154 @@
+"""What the paper says and its code computes, where this project does something else: see docs/deviations.md."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import refattn as ra
+from refattn import counter
+from refattn.mechanisms.higher_order.conventions import CONVENTIONS
+from refattn.mechanisms.higher_order.taylor import taylor
+
+
+def draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=21, purpose=f"deviations.{name}")
+
+
+def arrays(n: int = 24, d: int = 8) -> tuple[Any, Any, Any]:
+    return draw("q", 1, 2, n, d), draw("k", 1, 2, n, d), draw("v", 1, 2, n, d)
+
+
+def softmax_of_the_scores(q: Any, k: Any, v: Any) -> Any:
+    with ra.trace() as t:
+        ra.higher_order.forward(q, k, v)
+    weights = np.exp(t["HOL.3"])
+    return weights @ v / weights.sum(axis=-1, keepdims=True)
+
+
+def test_equation_3_needs_its_factorial() -> None:
+    """As printed it drops the 1/2 of order 2 (and the square of the scale): the result is ten times as far off."""
+    q, k, v = arrays()
+    exact = softmax_of_the_scores(q, k, v)
+    ours = np.abs(ra.higher_order.forward(q, k, v)[0] - exact).max()
+    printed = np.abs(CONVENTIONS["factorials left out"](q, k, v)[0] - exact).max()
+    assert printed > 4.0 * ours
+
+
+def test_the_normaliser_is_the_sum_of_the_same_weights() -> None:
+    """The paper's formula divides by a sum of exponentials: then equal values would not come out."""
+    q, k, _ = arrays()
+    ones = np.ones((1, 2, 24, 1))
+    np.testing.assert_allclose(ra.higher_order.forward(q, k, ones)[0], 1.0, rtol=1e-14)
+    assert np.abs(CONVENTIONS["a sum of exponentials divides"](q, k, ones)[0] - 1.0).max() > 1e-3
+
+
+def test_orders_err_to_one_side_for_negative_scores_alone() -> None:
+    """Even orders are too large and odd ones too small for s < 0, as the paper says; for s > 0 all are too small."""
+    s = np.linspace(0.1, 3.0, 30)
+    for order in range(1, 7):
+        assert np.all(taylor(s, order) < np.exp(s))
+        assert np.all((taylor(-s, order) > np.exp(-s)) == (order % 2 == 0))
+
+
+def test_opposite_keys_weigh_much_less_than_aligned_ones() -> None:
+    """ "About the same" holds for large scores alone: T_2(-s) / T_2(s) falls to 0.172 at s = sqrt(2)."""
+    s = np.linspace(0.0, 8 / 3, 100_001)
+    ratio = taylor(-s, 2) / taylor(s, 2)
+    assert abs(ratio.min() - 0.172) < 1e-3 and abs(s[ratio.argmin()] - math.sqrt(2.0)) < 1e-3
+    assert abs(ratio[-1] - 0.26) < 5e-3
+
+
+def test_features_pay_from_d_squared_half_tokens_on() -> None:
+    """The paper compares n d_v d^2 with n^2 d_v d, which are equal at n = d.
+
+    In multiplications pairs cost n^2 (d + d_v), and features, folded in and read, 2 n d_v d (d + 1) / 2: for d_v = d
+    they are equal at n = d (d + 1) / 2. A CPU adds what it takes to make the features.
+    """
+    for d in (16, 32, 64):
+        forms = {}
+        for n in (d, d * (d + 1) // 2, 2 * d * (d + 1)):
+            x = np.zeros((1, 1, n, d), "float32")
+            forms[n] = ra.higher_order.forward(x, x, x)[1].form
+        assert forms[d] in ("dense", "tiled") and forms[d * (d + 1) // 2] in ("tiled", "dense")
+        assert forms[2 * d * (d + 1)] == "linear"
+
+
+def contracted_over_queries(q: Any, k: Any, v: Any, delta: float) -> Any:
+    """Order 2 as the author's code sums it: over the queries, with the position of the key left over."""
+    out, saved = ra.higher_order.forward(q, k, v, delta=delta, form="dense")
+    with ra.trace() as t:
+        ra.higher_order.forward(q, k, v, delta=delta)
+    scores, total = t["HOL.3"], saved.normaliser[..., None]
+    second = 0.5 * (scores * scores) @ v
+    wrong = 0.5 * np.swapaxes(np.sum(scores * scores, axis=-2, keepdims=True), -1, -2) * v
+    return out + (wrong - second) / total
+
+
+def test_the_second_order_of_the_authors_code_is_no_attention() -> None:
+    """Keys in another order change its result; ours they leave alone, to the last digits."""
+    q, k, v = arrays()
+    order = counter.permutation(24, seed=0, purpose="order")
+    for delta in (0.0, 1.0):
+        ours, theirs = (
+            [f(q, keys, values, delta=delta) for keys, values in ((k, v), (k[:, :, order], v[:, :, order]))]
+            for f in (lambda *x, **o: ra.higher_order.forward(*x, **o)[0], contracted_over_queries)
+        )
+        assert np.abs(ours[0] - ours[1]).max() < 1e-12 * max(1.0, np.abs(ours[0]).max())
+        assert np.abs(theirs[0] - theirs[1]).max() > 0.1
+    expected = CONVENTIONS["order 2 summed over queries"](q, k, v)[0]
+    np.testing.assert_allclose(contracted_over_queries(q, k, v, 0.0), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_authors_sums_change_sign() -> None:
+    """1 is always subtracted there, and its eps is never used: about a quarter of the sums is negative."""
+    q, k, v = (draw(name, 1, 40, 24, 8) for name in "qkv")
+    _, saved = ra.higher_order.forward(q, k, v, delta=1.0)
+    assert 0.15 < float(np.mean(saved.normaliser < 0.0)) < 0.35
+    _, saved = ra.higher_order.forward(q, k, v)
+    assert saved.normaliser.min() >= 12.0
+
+
+def test_a_mask_on_the_keys_alone_is_enough_with_delta_1_only() -> None:
+    """There a zeroed key weighs T(0) - 1 = 0; with delta = 0 it would weigh 1."""
+    q, k, v = arrays()
+    mask = counter.uniform((1, 24), seed=1, purpose="mask") < 0.7
+    for delta, same in ((1.0, True), (0.0, False)):
+        right = ra.higher_order.forward(q, k, v, key_mask=mask, delta=delta)[0]
+        zeroed = CONVENTIONS["padding by zeroed keys"](q, k, v, key_mask=mask, delta=delta)[0]
+        assert (np.abs(right - zeroed).max() < 1e-10 * np.abs(right).max()) == same
+
+
+def test_queries_and_keys_may_be_of_different_number() -> None:
+    """Where the contraction over queries raises."""
+    q, k, v = arrays()
+    np.testing.assert_allclose(
+        ra.higher_order.forward(q[:, :, :5], k, v, form="linear")[0],
+        ra.higher_order.forward(q, k, v, form="linear")[0][:, :, :5],
+        rtol=1e-12,
+        atol=1e-13,
+    )
+
+
+def test_decoding_computes_what_training_did() -> None:
+    """The author's code has no causal form, and its builder decodes with the features elu(x) + 1 of another paper."""
+    q, k, v = arrays()
+
+    def elu(x: Any) -> Any:
+        return np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))) + 1.0
+
+    weights = np.tril(elu(q) @ np.swapaxes(elu(k), 2, 3))
+    other = weights @ v / weights.sum(axis=-1, keepdims=True)
+    dense, recurrent = (ra.higher_order.forward(q, k, v, causal=True, form=f)[0] for f in ("dense", "recurrent"))
+    np.testing.assert_allclose(recurrent, dense, rtol=0.0, atol=1e-13)
+    assert np.abs(other - dense).max() > 0.1
+
+
+def test_layer_normalisation_before_the_scale() -> None:
+    """Scaling first, as a remark in the author's code has it, would do nothing but for the 1e-5 of the variance."""
+    q, k, v = arrays()
+    factor = 1.0 / (3.0 * math.sqrt(8.0))
+    first = ra.higher_order.forward(factor * q, k, v, norm_eps=0.0)[0]
+    np.testing.assert_allclose(first, ra.higher_order.forward(q, k, v, norm_eps=0.0)[0], rtol=1e-12, atol=1e-13)

@@ -1,0 +1,154 @@
+"""All evaluations of higher-order attention agree: the definition, tiles, states and scalar loops, on every library."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import refattn as ra
+from refattn import equations
+from refattn.mechanisms.higher_order import loops
+from refattn.mechanisms.higher_order.schedule import causal_schedule
+from tests.mechanisms.higher_order.calls import FIXED, Call, assert_close, assert_same_bits, calls, cut, make, run
+
+
+@settings(max_examples=200)
+@given(calls(), st.integers(1, 5), st.integers(1, 2))
+@example(make(1, 2, 1, 3, 9, 4, 2, causal=True), 2, 1)
+@example(make(1, 2, 1, 9, 3, 4, 2, causal=True), 2, 1)
+@example(make(1, 2, 1, 9, 3, 4, 2, causal="top_left", denominator="plain", delta=1.0), 2, 1)
+@example(make(1, 1, 1, 3, 9, 4, 2, causal="top_left"), 2, 1)
+def test_every_form_is_the_dense_one(call: Call, chunk: int, heads: int) -> None:
+    expected = run(call)
+    with cut(chunk, heads):
+        for form in call.forms[1:]:
+            assert_close(run(call, form), expected, 2e-11)
+
+
+@settings(max_examples=60)
+@given(calls(longest=4))
+def test_dense_is_loops_id_by_id(call: Call) -> None:
+    expected = loops.forward(call.q, call.k, call.v, **call.options)
+    expected |= loops.backward(call.q, call.k, call.v, call.d_out, **call.options)
+    with ra.trace() as t:
+        run(call)
+    assert set(t) == set(expected)
+    for id, value in expected.items():
+        size = max(float(np.max(np.abs(value), initial=0.0)), 1e-2)
+        np.testing.assert_allclose(t[id], value, rtol=0.0, atol=1e-11 * size, err_msg=id)
+
+
+@pytest.mark.parametrize(("order", "delta"), [(p, x) for p in range(6) for x in (0.0, 0.5, 1.0) if p or x < 1.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_order_and_delta(causal: bool, order: int, delta: float) -> None:
+    """Odd orders too, and weights of both signs: far from 0 the sums are kept by an eps."""
+    call = make(2, 2, 1, 13, 13, 5, 3, order=order, delta=delta, causal=causal, policy="signed", eps=2.0)
+    expected = run(call)
+    with cut(4):
+        for form in call.forms[1:]:
+            assert_close(run(call, form), expected, 1e-11)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(-12, 12), st.integers(1, 5))
+def test_a_schedule_covers_what_may_be_attended(queries: int, keys: int, offset: int, size: int) -> None:
+    plan = causal_schedule(queries, keys, offset, size)
+    seen = np.zeros((queries, keys), dtype=int)
+    folded: list[int] = [j for a, b in plan.before for j in range(a, b)]
+    assert [i for (a, b), _ in plan.chunks for i in range(a, b)] == list(range(queries))
+    for (a, b), (c, d) in plan.chunks:
+        assert b - a <= size and d - c <= size
+        seen[a:b, folded] += 1
+        for i in range(a, b):
+            for j in range(c, min(c + i - a + 1, d)):
+                seen[i, j] += 1
+        folded += range(c, d)
+    assert folded == list(range(plan.seen))
+    np.testing.assert_array_equal(seen, np.tri(queries, keys, offset, dtype=int))
+
+
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name, call in FIXED.items() for form in call.forms])
+def test_every_library_gives_the_same(name: str, form: str, backend: Any) -> None:
+    """JAX compiled, where no value is known while the code runs."""
+    call = FIXED[name]
+    with cut(3, 2):
+        assert_close(run(call, form, backend), run(call), 1e-11)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_storage_types_are_computed_in_float32(dtype: str, backend: Any) -> None:
+    if not backend.has(dtype):
+        pytest.skip(f"no {dtype} here")
+    call = FIXED["causal"]
+    found = run(call, "chunked", backend, dtype)
+    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
+    rounded = {name: backend.host(backend.array(getattr(call, name), dtype)).astype("float64") for name in "qkv"}
+    truth = run(
+        Call(**rounded, d_out=backend.host(backend.array(call.d_out, dtype)).astype("float64"), options=call.options)
+    )
+    assert_close(found, truth, 2.0 * unit)
+
+
+def test_auto_takes_the_quickest() -> None:
+    def form_of(n: int, m: int, d: int, **options: Any) -> str:
+        arrays = (np.zeros((1, 1, rows, d), "float32") for rows in (n, m, m))
+        return str(ra.higher_order.forward(*arrays, **options)[1].form)
+
+    assert form_of(16, 16, 16) == "dense"
+    assert form_of(300, 300, 16) == form_of(300, 300, 16, causal=True) == "tiled"
+    assert form_of(2048, 2048, 16) == "linear"
+    assert form_of(2048, 2048, 16, causal=True) == "chunked"
+    assert form_of(1024, 1024, 64) == form_of(1024, 1024, 64, causal=True) == "tiled"
+    assert form_of(1, 30000, 4, causal=True) == "tiled"
+    with equations.trace():
+        assert form_of(300, 300, 4) == "dense"
+    assert form_of(0, 9, 4, form="tiled") == "dense"
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "message"),
+    [
+        ("linear", {"causal": True}, r'form: got "linear" with a causal mask, needs "chunked" or "recurrent"'),
+        ("chunked", {}, r'form: got "chunked" without a causal mask, needs "linear"'),
+        ("recurrent", {}, r'form: got "recurrent" without a causal mask, needs "linear"'),
+        ("fast", {}, r"form: got 'fast', needs one of auto, dense, tiled, linear, chunked, recurrent"),
+    ],
+)
+def test_a_form_that_does_not_fit_is_refused(form: str, options: dict[str, Any], message: str) -> None:
+    x = np.ones((1, 1, 3, 4))
+    with pytest.raises(ValueError, match=message):
+        ra.higher_order.forward(x, x, x, form=form, **options)
+
+
+@pytest.mark.parametrize("form", ["tiled", "linear", "chunked"])
+def test_memory_is_linear_in_the_length(form: str) -> None:
+    """No array of size n x n, nor one of all features of all tokens."""
+
+    def peak(n: int) -> float:
+        x = np.random.default_rng(0).standard_normal((1, 1, n, 64), dtype="float32")
+        tracemalloc.start()
+        try:
+            out, saved = ra.higher_order.forward(x, x, x, form=form, causal=form == "chunked")
+            ra.higher_order.backward(saved, out)
+            return float(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+
+    small, large = peak(1024), peak(4096)
+    assert large < 4.3 * small
+    assert large < 4096 * 2080 * 4  # the features of all tokens
+    assert large < 4096 * 4096 * 4 / 2
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled", "linear", "chunked", "recurrent"])
+def test_inputs_are_not_written_to_and_bits_repeat(form: str) -> None:
+    call = make(1, 4, 2, 9, 9, 4, 3, keep=0.7, causal=form in ("chunked", "recurrent"))
+    for x in (call.q, call.k, call.v, call.d_out, call.options["key_mask"]):
+        x.flags.writeable = False
+    with cut(2):
+        assert_same_bits(run(call, form), run(call, form))

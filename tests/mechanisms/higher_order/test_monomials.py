@@ -1,0 +1,98 @@
+"""Packed monomials: how many there are, that their inner product is a power, and that the adjoint is the adjoint."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations_with_replacement
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refattn import counter
+from refattn.mechanisms.higher_order.kernel import Kernel
+from refattn.mechanisms.higher_order.monomials import count, monomials, monomials_backward, pieces
+from refattn.mechanisms.higher_order.options import check_options
+
+widths, degrees = st.integers(1, 9) | st.just(24), st.integers(0, 5)
+
+
+def draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=3, purpose=name)
+
+
+@settings(max_examples=80)
+@given(widths, degrees, st.booleans())
+def test_each_monomial_stands_once(width: int, degree: int, all_degrees: bool) -> None:
+    x = np.exp(draw("x", width, 1))
+    lowest = 0 if all_degrees else degree
+    found = np.concatenate(monomials(x, lowest, degree, divided=False))[:, 0]
+    expected = [
+        math.prod(float(x[a, 0]) for a in chosen)
+        for r in range(lowest, degree + 1)
+        for chosen in combinations_with_replacement(range(width), r)
+    ]
+    assert len(found) == len(expected) == count(width, lowest, degree)
+    np.testing.assert_allclose(np.sort(found), np.sort(expected), rtol=1e-13)
+
+
+@settings(max_examples=80)
+@given(widths, degrees, st.booleans())
+def test_inner_products_are_powers(width: int, degree: int, all_degrees: bool) -> None:
+    x, y = draw("x", 2, width, 5), draw("y", 2, width, 5)
+    lowest = 0 if all_degrees else degree
+    both = zip(monomials(x, lowest, degree, divided=False), monomials(y, lowest, degree, divided=True), strict=True)
+    found = sum(np.sum(phi * psi, axis=-2) for phi, psi in both)
+    s = np.sum(x * y, axis=-2)
+    size = sum(np.sum(np.abs(x * y), axis=-2) ** r / math.factorial(r) for r in range(lowest, degree + 1))
+    expected = sum(s**r / math.factorial(r) for r in range(lowest, degree + 1))
+    assert np.all(np.abs(found - expected) <= 1e-14 * size)
+
+
+@settings(max_examples=60)
+@given(widths, degrees, st.booleans(), st.booleans())
+def test_the_adjoint_is_that_of_differences(width: int, degree: int, all_degrees: bool, divided: bool) -> None:
+    x, direction = draw("x", width, 3), draw("direction", width, 3)
+    lowest = 0 if all_degrees else degree
+    d_phi = draw("d_phi", count(width, lowest, degree), 3)
+
+    def value(t: float) -> Any:
+        whole = np.concatenate(monomials(x + t * direction, lowest, degree, divided=divided))
+        return np.sum(d_phi * whole, axis=0)
+
+    # A polynomial of degree 5 in t: a sixth-order difference is exact.
+    weights = {1: 3.0 / 4.0, 2: -3.0 / 20.0, 3: 1.0 / 60.0}
+    expected = sum(w * (value(n / 8.0) - value(-n / 8.0)) for n, w in weights.items()) * 8.0
+    d_pieces = [d_phi[a:b] for a, b in pieces(width, lowest, degree)]
+    d_x = monomials_backward(x, lowest, degree, d_pieces, divided=divided)
+    np.testing.assert_allclose(
+        np.sum(d_x * direction, axis=0), expected, rtol=0.0, atol=1e-9 * (1.0 + np.abs(d_x).max())
+    )
+
+
+@pytest.mark.parametrize(("width", "square", "general"), [(16, 136, 153), (64, 2080, 2145)])
+def test_counts_of_order_2(width: int, square: int, general: int) -> None:
+    """d (d + 1) / 2 with layer normalisation, C(d + 2, 2) without."""
+
+    def features(layer_norm: bool) -> int:
+        options = check_options(
+            order=2, alpha=3.0, delta=0.0, policy="exact", layer_norm=layer_norm, eps=None, norm_eps=1e-5,
+            denominator="matched",
+        )  # fmt: skip
+        return Kernel(options, width).features
+
+    assert (features(True), features(False)) == (square, general)
+
+
+@pytest.mark.parametrize(("width", "order", "needs"), [(16, 3, 969), (16, 4, 4845), (8, 3, 165)])
+def test_counts_of_other_orders(width: int, order: int, needs: int) -> None:
+    assert count(width, 0, order) == math.comb(width + order, order) == needs
+
+
+def test_squares_of_elements_are_not_the_square() -> None:
+    """What implementations have mistaken for the features of order 2."""
+    x, y = draw("x", 6), draw("y", 6)
+    assert abs(np.sum(x**2 * y**2) - np.sum(x * y) ** 2) > 0.1
+    np.testing.assert_allclose(np.sum(np.outer(x, x) * np.outer(y, y)), np.sum(x * y) ** 2)

@@ -1,0 +1,120 @@
+"""Decoding in a state of constant size; what holds for every stream is tested for all mechanisms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import Context, counter, tree
+from refattn.mechanisms.higher_order import stream
+
+RECORD = ra.mechanism("higher_order")
+CONFIGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped": {"kv_heads": 1, "bias": True, "delta": 0.5, "alpha": 4.0},
+    "signed": {"delta": 1.0, "policy": "signed", "eps": 2.0},
+    "plain denominator": {"delta": 1.0, "denominator": "plain"},
+    "general": {"order": 3, "layer_norm": False, "policy": "add", "eps": 1.0, "residual": False},
+}
+
+
+def block_of(name: str) -> Any:
+    config = RECORD.block.Config(width=12, heads=2, **CONFIGS[name])
+    return RECORD.block.init(config, seed=3, like=np.zeros(1))
+
+
+def tokens(n: int) -> Any:
+    return counter.normal((2, n, 12), seed=8, purpose="stream")
+
+
+def at_once(params: Any, x: Any, **fields: Any) -> Any:
+    context = Context(causal=True, **fields)
+    return RECORD.block.forward(params, RECORD.block.start(params, x, context), context)[0].x
+
+
+def in_parts(params: Any, x: Any, cuts: list[int], key_mask: Any = None, cache: Any = None) -> tuple[Any, Any]:
+    assert RECORD.stream is not None
+    cache, found = cache or RECORD.stream.start(params, x.shape[0]), []
+    for first, stop in zip([0, *cuts], [*cuts, x.shape[1]], strict=True):
+        context = Context(causal=True, key_mask=None if key_mask is None else key_mask[:, :stop])
+        state = RECORD.block.start(params, x[:, first:stop], context)
+        advance = RECORD.stream.step if stop - first == 1 else RECORD.stream.prefill
+        state, cache = advance(params, cache, state, context)
+        found.append(state.x)
+    return np.concatenate(found, axis=1), cache
+
+
+@pytest.mark.parametrize("buffer", [1, 3, 64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_steps_give_the_whole(name: str, masked: bool, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffer is folded in 0, 3 and 11 times on the way, and what a mask hides is nowhere."""
+    monkeypatch.setattr(stream, "BUFFER", buffer)
+    params, x = block_of(name), tokens(17)
+    mask = counter.uniform((2, 17), seed=1, purpose="mask") < 0.7 if masked else None
+    whole = at_once(params, x, **({} if mask is None else {"key_mask": mask}))
+    found, cache = in_parts(params, x, [4, *range(5, 12), 14, 15, 16], mask)
+    np.testing.assert_allclose(found, whole, rtol=0.0, atol=1e-12)
+    assert cache.keys.shape[2] < buffer
+
+
+def test_a_cache_stays_small() -> None:
+    params = block_of("plain")
+    _, cache = in_parts(params, tokens(3), [1, 2])
+    sizes = {n: leaf.shape for n, leaf in tree.flatten(cache).items() if n.startswith("state")}
+    x, largest = tokens(200), 0
+    for n in range(200):
+        _, cache = in_parts(params, x[:, n : n + 1], [], cache=cache)
+        largest = max(largest, cache.keys.shape[2])
+    assert {n: leaf.shape for n, leaf in tree.flatten(cache).items() if n.startswith("state")} == sizes
+    assert largest == stream.BUFFER - 1
+    np.testing.assert_array_equal(cache.state.values[..., -1] + cache.values[..., -1].sum(axis=2, keepdims=True), 203.0)
+
+
+def test_a_saved_cache_goes_on() -> None:
+    """By its names, into the template of a fresh one; after 3 tokens that wait and 64 that do not."""
+    params, x = block_of("grouped"), tokens(75)
+    _, cache = in_parts(params, x[:, :67], list(range(1, 67)))
+    saved = {name: leaf.copy() for name, leaf in tree.flatten(cache).items()}
+    loaded = tree.unflatten(RECORD.stream.start(params, 2), saved)  # type: ignore[union-attr]
+    expected, _ = in_parts(params, x[:, 67:], [1, 4], cache=cache)
+    found, _ = in_parts(params, x[:, 67:], [1, 4], cache=loaded)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, at_once(params, x)[:, 67:], rtol=0.0, atol=1e-12)
+
+
+def test_a_cache_of_another_configuration_is_refused() -> None:
+    params, x = block_of("plain"), tokens(4)
+    _, cache = in_parts(params, x, [2])
+    other = RECORD.block.init(replace(params.config, alpha=2.0), seed=3, like=np.zeros(1))
+    for cuts in ([2], [1, 2, 3]):
+        with pytest.raises(ValueError, match=r"state: got one of order 2, alpha 3, .*, needs one of order 2, alpha 2,"):
+            in_parts(other, x, cuts, cache=cache)
+
+
+def test_what_a_stream_does_not_take() -> None:
+    params, x = block_of("plain"), tokens(3)
+    stream_of: Any = RECORD.stream
+    cache, state = stream_of.start(params, 2), RECORD.block.start(params, x, Context())
+    with pytest.raises(ValueError, match=r"context.memory was given to a stream, whose tokens attend themselves"):
+        stream_of.prefill(params, cache, state, Context(causal=True, memory=x))
+    with pytest.raises(ValueError, match=r"context.key_mask: got shape \(2, 2\), needs \(2, past and new tokens\)"):
+        stream_of.prefill(params, cache, state, Context(causal=True, key_mask=np.ones((2, 2), bool)))
+    config = replace(params.config, delta=1.0)
+    with pytest.raises(ValueError, match=r"policy: got 'exact' with delta=1 and causal=True"):
+        stream_of.start(RECORD.block.init(config, like=np.zeros(1)), 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_storage_types(dtype: str) -> None:
+    config = RECORD.block.Config(width=12, heads=2)
+    params = RECORD.block.init(config, seed=3, like=np.zeros(1, dtype))
+    x = tokens(9).astype(dtype)
+    found, cache = in_parts(params, x, [4, 5, 6])
+    assert found.dtype == x.dtype and cache.state.products.dtype == np.float32
+    wide = at_once(tree.map_leaves(lambda w: w.astype("float64"), params), x.astype("float64"))
+    np.testing.assert_allclose(found, wide, rtol=0.0, atol=2e-2 if dtype == "float16" else 1e-5)
