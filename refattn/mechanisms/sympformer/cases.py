@@ -1,0 +1,54 @@
+"""Designed calls of the core: together they exercise every option, and each could expose some plausible error.
+
+Scores of about unit size give z of about unit size, and then kinetic and potential terms are of one size too. Where z
+reaches its bounds no gradient fits float16: that is for the tests. Lengths are no multiples of 8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refattn.mechanisms.record import Case, Input
+
+
+def _case(
+    name: str,
+    kind: str,
+    purpose: str,
+    *,
+    b: int = 2,
+    h: int = 3,
+    g: int | None = None,
+    n: int = 29,
+    d: int = 16,
+    e: int | None = None,
+    logits: float = 1.0,
+    kinetic: float | None = 1.0,
+    **options: Any,
+) -> Case:
+    g, e = h if g is None else g, d if e is None else e
+    inputs = {
+        "q": Input((b, h, n, d), "normal", {"scale": logits}),
+        "k": Input((b, g, n, d)),
+        "v": Input((b, g, n, e)),
+    }
+    if kinetic is not None:
+        inputs["kinetic"] = Input((b, h, n, 1), "normal", {"scale": kinetic})
+    return Case(name, kind, inputs, options, purpose)
+
+
+CASES = (
+    _case("tiny", "causal", "small enough to read", b=1, h=1, n=4, d=2, causal=True),
+    _case("causal", "causal", "moderate scores", causal=True),
+    _case("causal-long", "causal", "several strips", b=1, h=1, n=280, d=12, causal=True),
+    _case("causal-top-left", "causal", "the same as the other alignment", n=13, causal="top_left"),
+    _case("all", "all", "every token pushes every other one"),
+    _case("all-long", "all", "several strips", b=1, h=1, n=280, d=12),
+    _case("scale", "scale", "a scale that is no power of two", scale=0.3, causal=True),
+    _case("rest", "rest", "no kinetic terms", kinetic=None, causal=True),
+    _case("fast", "fast", "kinetic terms far above the potential", kinetic=30.0, causal=True),
+    _case("grouped", "grouped", "two query heads share one key/value head", h=4, g=2, e=20, causal=True),
+    _case("wide", "unequal", "one head, values wider", h=1, d=40, e=48, causal=True),
+    _case("narrow", "unequal", "width 1", d=1, e=3),
+    _case("one-token", "size", "a token alone", n=1, causal=True),
+)

@@ -1,0 +1,184 @@
+"""The public core, the force of the prefix oracle: arguments are checked and cast once and handed to a form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from refattn import equations
+from refattn.mechanisms.arguments import (
+    check_arrays,
+    check_causal,
+    check_floating,
+    check_gradient,
+    check_number,
+    check_qkv,
+)
+from refattn.mechanisms.sympformer import dense, tiled
+from refattn.ops.masks import Causal, causal_offset
+from refattn.xp import Array, is_array, namespace, raised, zeros
+
+FORMS = {"dense": dense, "tiled": tiled}
+
+DENSE_UP_TO = 64 * 64
+"""Scores of one head up to which `form="auto"` takes the dense form."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `backward` reads, and what a caller may want beside the output.
+
+    Attributes
+    ----------
+    form
+        The form that ran: "dense" or "tiled".
+    log_z
+        (b, h, n): logarithm of the mean over the attended tokens of e to the power of the scores, at most 20 in size.
+        For float16 and bfloat16 inputs it is float32.
+    """
+
+    form: str
+    log_z: Array
+    shape: tuple[int, ...]  # of the output
+    like: Array  # an input, for its dtype
+    moving: bool  # whether kinetic was given
+    inner: dense.Saved | tiled.Saved
+
+
+def forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    kinetic: Array | None = None,
+    *,
+    causal: Causal = False,
+    scale: float | None = None,
+    form: str = "auto",
+) -> tuple[Array, Saved]:
+    """Force of the prefix oracle on tokens with queries q, keys k, values v and kinetic terms.
+
+    Parameters
+    ----------
+    q
+        (b, h, n, d), float64, float32, float16 or bfloat16; the last two are computed in float32.
+    k
+        (b, g, n, d) with g a divisor of h: each key/value head serves h/g consecutive query heads.
+    v
+        (b, g, n, e).
+    kinetic
+        (b, h, n, 1): <B p, p> of each token, for momenta p and a mobility B. None: all tokens are at rest.
+    causal
+        True, "bottom_right" or "top_left": a token attends those up to itself, and is pushed by them alone. False: by
+        all.
+    scale
+        Factor of the scores; None means 1/sqrt(d).
+    form
+        "dense" (every score at once), "tiled" (memory linear in n) or "auto".
+
+    Returns
+    -------
+    out : Array
+        (b, h, n, e) in the dtype of the inputs: the force, in the space of the values.
+    saved : Saved
+        What `backward` reads, with `saved.log_z` and `saved.form`; the velocity of a token is B p / exp(log_z).
+
+    Raises
+    ------
+    TypeError
+        Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
+    ValueError
+        Where a shape, a number, the form or a device does not fit.
+
+    Notes
+    -----
+    Equations SYMP.1 to SYMP.10, written out in `refattn.mechanisms.sympformer.dense`. Source: Stein, Li, Steidl 2026
+    (arXiv:2603.16535). At rest the force is exp(log_z) times softmax attention. Adding a number to all scores is no
+    symmetry: it changes log_z.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> q = k = v = np.eye(2).reshape(1, 1, 2, 2)
+    >>> out, saved = ra.sympformer.forward(q, k, v, causal=True)
+    >>> out[0, 0].round(3)
+    array([[2.028, 0.   ],
+           [0.5  , 1.014]])
+    """
+    xp = check_arrays(q=q, k=k, v=v, **({} if kinetic is None else {"kinetic": kinetic}))
+    check_qkv(q, k, v)
+    b, h, n, d = q.shape
+    if k.shape[2] != n:
+        raise ValueError(f"k: got {k.shape[2]} tokens, needs the {n} tokens of q: they push each other")
+    if n == 0:
+        raise ValueError(f"q: got no token in shape {tuple(q.shape)}, needs at least 1")
+    if kinetic is not None:
+        check_floating(q=q, kinetic=kinetic)
+        if tuple(kinetic.shape) != (b, h, n, 1):
+            raise ValueError(f"kinetic: got shape {tuple(kinetic.shape)}, needs {(b, h, n, 1)}")
+    offset = causal_offset(check_causal(causal), n, n)
+    if scale is not None and is_array(scale):
+        raise TypeError("scale: got an array, needs a finite number")
+    chosen = _form(form, q.shape)
+    like = raised(q)
+    out, log_z, inner = equations.active(FORMS[chosen]).forward(
+        like,
+        raised(k),
+        raised(v),
+        zeros((b, h, n, 1), like) if kinetic is None else raised(kinetic),
+        offset=offset,
+        scale=1.0 / math.sqrt(d) if scale is None else check_number("scale", scale),
+    )
+    saved = Saved(chosen, log_z, tuple(out.shape), q, kinetic is not None, inner)
+    return xp.astype(out, q.dtype, copy=False), saved
+
+
+def backward(saved: Saved, d_out: Array, d_log_z: Array | None = None) -> dict[str, Array]:
+    """Gradients of a loss with respect to the inputs of `forward`.
+
+    Parameters
+    ----------
+    saved
+        What `forward` returned.
+    d_out
+        (b, h, n, e): gradient of the loss with respect to `out`.
+    d_log_z
+        (b, h, n): gradient with respect to `saved.log_z`, where the loss depends on it.
+
+    Returns
+    -------
+    dict of str to Array
+        "q", "k", "v", and "kinetic" where it was given, each of the shape of its argument.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where a gradient is of a wrong type, dtype, shape, library or device.
+
+    Notes
+    -----
+    Equations dSYMP.q to dSYMP.kinetic of `refattn.mechanisms.sympformer.dense`. Called twice it gives the same bits.
+    """
+    if not isinstance(saved, Saved):
+        raise TypeError(f"saved: got {type(saved).__name__}, needs what forward returned")
+    check_gradient("d_out", d_out, saved.shape, saved.like)
+    if d_log_z is not None:
+        check_gradient("d_log_z", d_log_z, saved.shape[:3], saved.like)
+    xp, like = namespace(saved.like), raised(saved.like)
+    gradients = equations.active(FORMS[saved.form]).backward(
+        saved.inner,
+        xp.astype(d_out, like.dtype, copy=False),
+        None if d_log_z is None else xp.astype(d_log_z, like.dtype, copy=False),
+    )
+    names = ("q", "k", "v", "kinetic") if saved.moving else ("q", "k", "v")
+    return {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in names}
+
+
+def _form(form: str, shape: tuple[int, ...]) -> str:
+    """Return the form to run for queries of this shape."""
+    if not isinstance(form, str) or form not in ("auto", *FORMS):
+        raise ValueError(f"form: got {form!r}, needs one of auto, {', '.join(FORMS)}")
+    if form != "auto" and 0 not in shape:
+        return form
+    # A trace shows whole equations; without heads there are no tiles.
+    small = shape[2] * shape[2] <= DENSE_UP_TO
+    return "dense" if small or equations.is_active() or 0 in shape else "tiled"

@@ -1,0 +1,152 @@
+"""The force of SympFormer's prefix oracle, the definition: every score at once.
+
+Particles with positions x and momenta p move under H = 1/2 sum_i <B p_i, p_i> / z_i - 1/2n sum_ij e^(s_ij), where s are
+scores and z_i = 1/n_i sum_j e^(s_ij) is a mean over the n_i tokens that i attends. What pushes token i is, but for the
+matrix that the block puts in place of the scores' derivative, the sum over its prefix alone::
+
+    o_i = 1/2n_i sum_j e^(s_ij) (u_i + u_j + 2) v_j,   u_i = e_i / z_i^2,   e_i = <B p_i, p_i>
+
+Equations (A(i) is the set of tokens that i attends, and n_i their number)::
+
+    [SYMP.1]  s_ij = scale q_i . k_j
+    [SYMP.2]  m_ij = s_ij if j in A(i), else -inf       without causality: m = s
+    [SYMP.3]  t_i = max_j m_ij
+    [SYMP.4]  p_ij = exp(m_ij - t_i)
+    [SYMP.5]  r_i = sum_j p_ij
+    [SYMP.6]  w_ij = p_ij / r_i
+    [SYMP.7]  c_i = clip(t_i + log(r_i / n_i), -20, 20) log z_i
+    [SYMP.8]  u_i = e_i exp(-2 c_i)
+    [SYMP.9]  a_ij = w_ij (1 + (u_i + u_j) / 2)
+    [SYMP.10]  o_i = exp(c_i) sum_j a_ij v_j
+
+Adjoints, for given d_o and a further gradient d_log_z of c (t has none, because neither o nor c changes when t does)::
+
+    [dSYMP.v]  dv_j = sum_i a_ij exp(c_i) do_i
+    [dSYMP.9]  da_ij = exp(c_i) do_i . v_j
+    [dSYMP.8]  du_l = 1/2 (sum_j da_lj w_lj + sum_i da_il w_il)
+    [dSYMP.kinetic]  de_i = du_i exp(-2 c_i)
+    [dSYMP.7]  dc_i = do_i . o_i - 2 u_i du_i + dlog_z_i
+    [dSYMP.6]  dw_ij = da_ij (1 + (u_i + u_j) / 2)
+    [dSYMP.5]  dr_i = (dc_i - sum_j dw_ij w_ij) / r_i   where c is clipped: without dc_i
+    [dSYMP.4]  dp_ij = dw_ij / r_i + dr_i
+    [dSYMP.2]  dm_ij = dp_ij p_ij
+    [dSYMP.q]  dq_i = scale sum_j dm_ij k_j
+    [dSYMP.k]  dk_j = scale sum_i dm_ij q_i
+
+Axes: b batch, h query head, g key/value head, i token as a query, j token as a key, d and e widths of a head.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), the accelerated softmax attention, with the prefix in place of all
+tokens; derived again here from H.
+
+How the authors' code differs: it takes e^(s) of scores that are clipped at 60, whose square overflows float32 from 44
+on, and adds 1e-8 to z^2. Here numerators and z share the largest score of the row, and only log z has to be bounded;
+where it is not at its bound the two agree. Its first version divides by the number of all tokens and takes the gradient
+of the whole H, so that a token's force knows its future.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from refattn.ops.heads import repeat_heads, sum_heads
+from refattn.ops.masks import allowed_pairs
+from refattn.xp import Array, arange, max_last, namespace, zeros
+
+BOUND = 20.0
+"""Of |log z|: u grows as z^-2 and its gradient as z^-3, which float32 holds up to here."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the dense form reads."""
+
+    q: Array  # (b, h, i, d)
+    k: Array  # (b, g, j, d)
+    v: Array  # (b, g, j, e)
+    scale: float
+    exponentials: Array  # (b, h, i, j)
+    total: Array  # (b, h, i, 1)
+    weights: Array  # (b, h, i, j)
+    log_z: Array  # (b, h, i, 1)
+    free: Array  # (b, h, i, 1)
+    push: Array  # (b, h, i, 1)
+    factor: Array  # (b, h, i, j)
+    pairs: Array  # (b, h, i, j)
+    out: Array  # (b, h, i, e)
+
+
+def counts(offset: int | None, rows: tuple[int, int], keys: int, like: Array) -> Array:
+    """Return n_i of the rows from first to last plus one, as floats (i, 1)."""
+    xp = namespace(like)
+    if offset is None:
+        return zeros((rows[1] - rows[0], 1), like) + float(keys)
+    return xp.astype(arange(rows[0] + offset + 1, rows[1] + offset + 1, like), like.dtype)[:, None]
+
+
+def forward(
+    q: Array, k: Array, v: Array, kinetic: Array, *, offset: int | None, scale: float, before: Array | None = None
+) -> tuple[Array, Array, Saved]:
+    """Return (out, log_z, saved): (b, h, i, e), (b, h, i) and what `backward` reads.
+
+    `offset` is 0 where token i attends the tokens up to itself, None where it attends all. In decoding it is the number
+    of tokens of the past, whose u are `before` (b, h, offset, 1); there is no backward of that.
+    """
+    xp = namespace(q, k, v)
+    heads, tokens, keys = q.shape[1], q.shape[2], k.shape[2]
+    k_heads = repeat_heads(k, heads)  # (b, h, j, d) untagged: copies of k
+    v_heads = repeat_heads(v, heads)  # (b, h, j, e) untagged: copies of v
+    n = counts(offset, (0, tokens), keys, q)  # (i, 1) untagged: n_i
+    scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [SYMP.1]
+    allowed = allowed_pairs(None, offset, (0, tokens), (0, keys), q)  # untagged: j in A(i)
+    if allowed is None:
+        masked = scores  # (b, h, i, j) untagged: SYMP.2 without causality
+    else:
+        masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [SYMP.2]
+    maximum = max_last(masked)  # (b, h, i, 1) [SYMP.3]
+    exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SYMP.4]
+    total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1) [SYMP.5]
+    weights = exponentials / total  # (b, h, i, j) [SYMP.6]
+    mean = maximum + xp.log(total / n)  # (b, h, i, 1) untagged: SYMP.7 before it is clipped
+    log_z = xp.clip(mean, -BOUND, BOUND)  # (b, h, i, 1) [SYMP.7]
+    push = kinetic * xp.exp(-2.0 * log_z)  # (b, h, i, 1) [SYMP.8]
+    pushes = push if before is None else xp.concat([before, push], axis=2)  # (b, h, j, 1) untagged: u of the keys
+    factor = (1.0 + 0.5 * push) + 0.5 * xp.matrix_transpose(pushes)  # (b, h, i, j) untagged: part of SYMP.9
+    pairs = weights * factor  # (b, h, i, j) [SYMP.9]
+    out = xp.exp(log_z) * (pairs @ v_heads)  # (b, h, i, e) [SYMP.10]
+    free = xp.abs(mean) < BOUND  # (b, h, i, 1) untagged: where c is not clipped
+    saved = Saved(q, k, v, scale, exponentials, total, weights, log_z, free, push, factor, pairs, out)
+    return out, log_z[..., 0], saved
+
+
+def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Array]:
+    """Return the gradients of q, k, v and kinetic for given d_out and d_log_z."""
+    q, k, v, weights, scale = saved.q, saved.k, saved.v, saved.weights, saved.scale
+    xp = namespace(q, k, v)
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
+    v_heads = repeat_heads(v, q.shape[1])  # (b, h, j, e) untagged: copies of v
+    d_given = zeros(saved.log_z.shape, q) if d_log_z is None else d_log_z[..., None]  # (b, h, i, 1) untagged: came in
+    # forward: out = exp(log_z) * (pairs @ v_heads)
+    d_sum = xp.exp(saved.log_z) * d_out  # (b, h, i, e) untagged: the gradient of pairs @ v
+    d_v = sum_heads(xp.matrix_transpose(saved.pairs) @ d_sum, v.shape[1])  # (b, g, j, e) [dSYMP.v]
+    d_pairs = d_sum @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSYMP.9]
+    # forward: pairs = weights * (1 + (push_i + push_j) / 2)
+    pulled = d_pairs * weights  # (b, h, i, j) untagged: part of dSYMP.8
+    as_query = xp.sum(pulled, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dSYMP.8
+    as_key = xp.matrix_transpose(xp.sum(pulled, axis=-2, keepdims=True))  # (b, h, i, 1) untagged: part of dSYMP.8
+    d_push = 0.5 * (as_query + as_key)  # (b, h, i, 1) [dSYMP.8]
+    d_weights = d_pairs * saved.factor  # (b, h, i, j) [dSYMP.6]
+    # forward: push = kinetic * exp(-2 log_z)
+    d_kinetic = d_push * xp.exp(-2.0 * saved.log_z)  # (b, h, i, 1) [dSYMP.kinetic]
+    along = xp.sum(d_out * saved.out, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dSYMP.7
+    d_mean = along - 2.0 * saved.push * d_push + d_given  # (b, h, i, 1) [dSYMP.7]
+    # forward: log_z = clip(maximum + log(total / n)); weights = exponentials / total
+    inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dSYMP.5
+    d_total = (xp.where(saved.free, d_mean, 0.0) - inner) / saved.total  # (b, h, i, 1) [dSYMP.5]
+    d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSYMP.4]
+    # forward: exponentials = exp(masked - maximum)
+    d_masked = d_exponentials * saved.exponentials  # (b, h, i, j) [dSYMP.2]
+    # forward: scores = q @ k_heads^T * scale
+    d_q = d_masked @ k_heads * scale  # (b, h, i, d) [dSYMP.q]
+    d_k = sum_heads(xp.matrix_transpose(d_masked) @ q, k.shape[1]) * scale  # (b, g, j, d) [dSYMP.k]
+    return {"q": d_q, "k": d_k, "v": d_v, "kinetic": d_kinetic}

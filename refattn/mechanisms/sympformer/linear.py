@@ -1,0 +1,159 @@
+"""The oracle of linear attention: a bilinear kernel between tokens, and a potential of each token alone.
+
+Particles under H = 1/2n sum_ij (u_i^T A u_j) <p_i, p_j> - 1/2 sum_i u_i^T V u_i, whose sums run over the prefix.
+
+Equations (n_i is the number of tokens that i attends, itself among them)::
+
+    [SYMP.41]  y = gain norm(x + look p)                without looking ahead, or at rest: gain norm(x)
+    [SYMP.42]  a = y w_a
+    [SYMP.43]  f_i = 1/n_i sum_j <a_i, y_j> p_j         the velocity, for the old momentum or the new one
+    [SYMP.44]  g_i = y_i w_v - 1/n_i sum_j <p_i, p_j> a_j   at rest: y_i w_v
+
+Adjoints, for given dg and df; those of the sums are sums of the same kind, see `mixing`::
+
+    [dSYMP.43]  dm = df / n                             of the sum in SYMP.43
+    [dSYMP.44]  dm = -dg / n                            of the sum in SYMP.44
+    [dSYMP.42]  da = its parts in both sums
+    [dSYMP.41]  dy = da w_a^T + dg w_v^T + its part in SYMP.43
+
+Axes: b batch, i token, m width.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its accelerated linear attention.
+
+How the authors' code differs: it divides by the number of all tokens, also where attention is causal, which makes the
+first tokens of a long sequence hardly move; here by the number of tokens that a token attends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.mechanisms.sympformer.dense import counts
+from refattn.mechanisms.sympformer.mixing import mix, mix_backward
+from refattn.mechanisms.sympformer.numbers import Numbers, dot
+from refattn.mechanisms.sympformer.oracle import Answer
+from refattn.mechanisms.sympformer.params import Add, Params
+from refattn.mechanisms.sympformer.prefix import Prefix
+from refattn.ops import layer_norm
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the velocity needs beside the momentum."""
+
+    y: Array  # (b, i, m)
+    a: Array | None  # (b, i, m)
+    n: Array  # (i, 1)
+    side: int
+    form: str
+    past: Prefix | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    p: Array | None
+    norm: layer_norm.Saved
+    look: Array | None
+    kernel: Kernel
+
+
+def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
+    """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
+    look = numbers.get("look") if p is not None else None  # (1) untagged: a number
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m) untagged: what is normalised
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # untagged: the first is SYMP.41
+    seen = y  # (b, i, m) [SYMP.41]
+    a = None
+    if params.w_a is not None:
+        a = linear_forward(seen, params.w_a, None)  # (b, i, m) [SYMP.42]
+    tokens, past = x.shape[1], causal if isinstance(causal, Prefix) else None
+    before = 0
+    if past is not None:
+        before = past.count
+        past.begin()
+    n = counts(before if causal else None, (0, tokens), tokens, x)  # (i, 1) untagged: n_i
+    kernel = Kernel(seen, a, n, 1 if causal else 0, params.config.form, past)
+    force = None
+    if params.w_v is not None:
+        push = linear_forward(seen, params.w_v, None)  # (b, i, m) untagged: part of SYMP.44
+        if p is not None:
+            push = push - _mixed(kernel, "force", p, p, a) / n  # (b, i, m) untagged: part of SYMP.44
+        force = push  # (b, i, m) [SYMP.44]
+    return Answer(force, p, kernel), Saved(p, norm, look, kernel)
+
+
+def mobilised(params: Params, p: Array) -> Array:
+    """Return p: there is no mobility."""
+    return p
+
+
+def mobilised_backward(params: Params, p: Array, d_p: Array, add: Add) -> Array:
+    """Return the gradient of p."""
+    return d_p
+
+
+def velocity(p: Array, kernel: Kernel) -> Array:
+    """Return the velocity of tokens with momenta p."""
+    speed = _mixed(kernel, "velocity", kernel.a, kernel.y, p) / kernel.n  # (b, i, m) [SYMP.43]
+    return speed
+
+
+def _mixed(kernel: Kernel, what: str, a: Array, b: Array, c: Array) -> Array:
+    """Return sum_j <a_i, b_j> c_j, with the past where tokens come one after the other."""
+    if kernel.past is not None:
+        return kernel.past.mix(what, a, b, c)
+    return mix(a, b, c, kernel.side, kernel.form)
+
+
+def velocity_backward(p: Array, speed: Array, kernel: Kernel, d_speed: Array) -> tuple[Array, tuple[Array, Array]]:
+    """Return the gradients of p, and of y and a."""
+    # forward: speed = mix(a, y, p) / n
+    d_sum = d_speed / kernel.n  # (b, i, m) [dSYMP.43]
+    d_a, d_y, d_p = mix_backward(kernel.a, kernel.y, p, kernel.side, kernel.form, d_sum)  # untagged: in `mixing`
+    return d_p, (d_y, d_a)
+
+
+def backward(
+    params: Params,
+    saved: Saved,
+    d_force: Array | None,
+    d_moved: Array | None,
+    d_kernel: tuple[Array, Array] | None,
+    add: Add,
+) -> tuple[Array, Array | None]:
+    """Return the gradients of x and p, and add those of the parameters."""
+    kernel = saved.kernel
+    p = saved.p  # (b, i, m) untagged: it came in
+    none = namespace(kernel.y).zeros_like(kernel.y)  # (b, i, m) untagged: no gradient
+    d_y, d_a = (none, none) if d_kernel is None else d_kernel  # untagged: their parts in SYMP.43
+    d_p = None
+    if p is not None:
+        d_p = none if d_moved is None else d_moved  # (b, i, m) untagged: it came in
+    if d_force is not None:
+        # forward: push = y @ w_v - mix(p, p, a) / n
+        d_y_v, d_w_v, _ = linear_backward(kernel.y, params.w_v, d_force)  # untagged: part of dSYMP.41
+        add("w_v", d_w_v)
+        d_y = d_y + d_y_v  # (b, i, m) untagged: part of dSYMP.41
+        if p is not None and d_p is not None:
+            d_sum = -d_force / kernel.n  # (b, i, m) [dSYMP.44]
+            d_left, d_right, d_turn = mix_backward(p, p, kernel.a, kernel.side, kernel.form, d_sum)  # untagged: parts
+            d_p = d_p + d_left + d_right  # (b, i, m) untagged: the gradient of p
+            d_a = d_a + d_turn  # (b, i, m) untagged: part of dSYMP.42
+    if kernel.a is not None:
+        d_turned = d_a  # (b, i, m) [dSYMP.42]
+        # forward: a = seen @ w_a
+        d_y_a, d_w_a, _ = linear_backward(kernel.y, params.w_a, d_turned)  # untagged: part of dSYMP.41
+        add("w_a", d_w_a)
+        d_y = d_y + d_y_a  # (b, i, m) untagged: part of dSYMP.41
+    d_seen = d_y  # (b, i, m) [dSYMP.41]
+    # forward: seen = norm(x + look * p)
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # untagged: the gradient of x
+    add("gain", d_gain)
+    if saved.look is not None and p is not None and d_p is not None:
+        d_p = d_p + saved.look * d_ahead  # (b, i, m) untagged: the gradient of p
+        add("look", dot(d_ahead, p))
+    return d_ahead, d_p

@@ -1,0 +1,178 @@
+"""The oracle of a block: what tokens at x with momenta p are pushed by, and how fast they move.
+
+Equations (norm is layer normalisation without a bias; o and c are those of SYMP.10 and SYMP.7 for these q, k, v, e,
+with one head as wide as the tokens; the product of the queries and keys of all heads is averaged by the scale)::
+
+    [SYMP.11]  y = gain norm(x + look p)                without looking ahead, or at rest: gain norm(x)
+    [SYMP.12]  q = y w_q
+    [SYMP.13]  k = y w_k
+    [SYMP.14]  v = y w_v
+    [SYMP.15]  b = p w_b                                B p; with the identity for B: p
+    [SYMP.16]  e = sum_m b_m p_m                        not at rest
+    [SYMP.17]  g = o w_o
+    [SYMP.18]  f = b exp(-c)                            B p / z, the velocity
+
+Adjoints, for given dg, df and what else asks for a gradient of b and c::
+
+    [dSYMP.10]  do = dg w_o^T
+    [dSYMP.15]  db = df exp(-c) + de p + further
+    [dSYMP.log_z]  dc = -sum_m df_m f_m + further
+    [dSYMP.momentum]  dp = de b + db w_b^T + look dn    dn the gradient of what is normalised
+    [dSYMP.11]  dy = dq w_q^T + dk w_k^T + dv w_v^T
+
+Axes: b batch, i token, m width.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its accelerated softmax attention with the matrices that learning
+puts in place of A and B: w_q w_k^T for A, w_v and w_o for the derivative of the scores, a free w_b for B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.numbers import Numbers, dot
+from refattn.mechanisms.sympformer.params import Add, Params
+from refattn.mechanisms.sympformer.prefix import Prefix
+from refattn.ops import layer_norm
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the oracle says; None where nobody asks."""
+
+    g: Array | None  # (b, i, m)
+    b: Array | None  # (b, i, m)
+    context: Any  # log z (b, i, 1): what the velocity needs beside B p
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    p: Array | None
+    b: Array | None
+    y: Array
+    norm: layer_norm.Saved
+    look: Array | None
+    core: core.Saved | None
+    attended: Array  # (b, i, m)
+
+
+def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
+    """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
+    xp, kicks = namespace(x), params.config.kicks
+    look = numbers.get("look") if p is not None else None  # (1) untagged: a number
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m) untagged: what is normalised
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # untagged: the first is SYMP.11
+    seen = y  # (b, i, m) [SYMP.11]
+    q = linear_forward(seen, params.w_q, None)  # (b, i, m) [SYMP.12]
+    k = linear_forward(seen, params.w_k, None)  # (b, i, m) [SYMP.13]
+    if kicks:
+        v = linear_forward(seen, params.w_v, None)  # (b, i, m) [SYMP.14]
+    else:
+        v = seen[..., :0]  # (b, i, 0) untagged: no value, only z is asked for
+    moved = None if p is None else mobilised(params, p)  # (b, i, m) untagged: tagged in the function
+    kinetic = None
+    if p is not None and kicks:
+        kinetic = xp.sum(moved * p, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.16]
+    energy = None if kinetic is None else kinetic[:, None, ...]  # (b, 1, i, 1) untagged: with one head
+    one = [each[:, None, ...] for each in (q, k, v)]
+    scale = params.config.scale
+    saved = None
+    if isinstance(causal, Prefix):
+        out, bounded = causal.attend(one[0], one[1], one[2], energy, scale)  # untagged: tagged in the dense form
+    else:
+        out, saved = core.forward(one[0], one[1], one[2], energy, causal=causal, scale=scale)  # untagged: in the core
+        bounded = saved.log_z  # (b, 1, i) untagged: SYMP.7
+    attended = out[:, 0, ...]  # untagged: SYMP.10 without the head
+    force = None
+    if kicks:
+        force = linear_forward(attended, params.w_o, None)  # (b, i, m) [SYMP.17]
+    log_z = bounded[:, 0, :, None]  # (b, i, 1) untagged: SYMP.7 without the head
+    return Answer(force, moved, log_z), Saved(p, moved, seen, norm, look, saved, attended)
+
+
+def mobilised(params: Params, p: Array) -> Array:
+    """Return B p."""
+    if params.w_b is None:
+        return p
+    moved = linear_forward(p, params.w_b, None)  # (b, i, m) [SYMP.15]
+    return moved
+
+
+def velocity(moved: Array, log_z: Array) -> Array:
+    """Return B p / z, the velocity."""
+    speed = moved * namespace(moved).exp(-log_z)  # (b, i, m) [SYMP.18]
+    return speed
+
+
+def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) -> tuple[Array, Array]:
+    """Return the gradients of B p and of log z."""
+    xp = namespace(speed)
+    # forward: speed = moved * exp(-log_z)
+    d_moved = d_speed * xp.exp(-log_z)  # (b, i, m) untagged: part of dSYMP.15
+    d_log_z = -xp.sum(d_speed * speed, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.log_z]
+    return d_moved, d_log_z
+
+
+def mobilised_backward(params: Params, p: Array, d_moved: Array, add: Add) -> Array:
+    """Return the gradient of p, and add that of B."""
+    if params.w_b is None:
+        return d_moved
+    # forward: moved = p @ w_b
+    d_p, d_w_b, _ = linear_backward(p, params.w_b, d_moved)  # untagged: part of dSYMP.momentum
+    add("w_b", d_w_b)
+    return d_p
+
+
+def backward(
+    params: Params, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
+) -> tuple[Array, Array | None]:
+    """Return the gradients of x and p, and add those of the parameters."""
+    xp = namespace(saved.y)
+    assert saved.core is not None
+    p = saved.p  # (b, i, m) untagged: it came in
+    if d_force is not None:
+        assert params.w_o is not None
+        # forward: force = attended @ w_o
+        d_given, d_w_o, _ = linear_backward(saved.attended, params.w_o, d_force)  # untagged: the first is dSYMP.10
+        d_attended = d_given  # (b, i, m) [dSYMP.10]
+        add("w_o", d_w_o)
+    else:
+        d_attended = xp.zeros_like(saved.attended)  # untagged: nobody asked for the force
+    d = core.backward(
+        saved.core, d_attended[:, None, ...], None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))
+    )
+    d_p = None
+    if p is not None:
+        pull = xp.zeros_like(p)  # (b, i, m) untagged: part of dSYMP.momentum
+        ask = pull if d_moved is None else d_moved  # (b, i, m) untagged: part of dSYMP.15
+        if "kinetic" in d:
+            # forward: kinetic = sum(moved * p)
+            d_kinetic = d["kinetic"][:, 0, ...]  # (b, i, 1) untagged: dSYMP.kinetic without the head
+            pull = d_kinetic * saved.b  # (b, i, m) untagged: part of dSYMP.momentum
+            ask = ask + d_kinetic * p  # (b, i, m) untagged: part of dSYMP.15
+        d_b = ask  # (b, i, m) [dSYMP.15]
+        d_p = pull + mobilised_backward(params, p, d_b, add)  # (b, i, m) untagged: dSYMP.momentum without looking ahead
+    # forward: q = seen @ w_q, and so for k and v
+    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # untagged: part of dSYMP.11
+    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # untagged: part of dSYMP.11
+    add("w_q", d_w_q)
+    add("w_k", d_w_k)
+    d_y = d_y_q + d_y_k  # (b, i, m) untagged: part of dSYMP.11
+    if d_force is not None:
+        d_y_v, d_w_v, _ = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # untagged: part of dSYMP.11
+        add("w_v", d_w_v)
+        d_y = d_y + d_y_v  # (b, i, m) untagged: part of dSYMP.11
+    d_seen = d_y  # (b, i, m) [dSYMP.11]
+    # forward: seen = norm(x + look * p)
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # untagged: the gradient of x
+    add("gain", d_gain)
+    if saved.look is not None and p is not None and d_p is not None:
+        d_p = d_p + saved.look * d_ahead  # (b, i, m) [dSYMP.momentum]
+        add("look", dot(d_ahead, p))
+    return d_ahead, d_p

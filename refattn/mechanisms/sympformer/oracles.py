@@ -1,0 +1,13 @@
+"""Which oracle a block asks."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from refattn.mechanisms.sympformer import linear, oracle
+from refattn.mechanisms.sympformer.options import Config
+
+
+def module_of(config: Config) -> ModuleType:
+    """Return the module of the oracle: `oracle` (softmax attention) or `linear`."""
+    return linear if config.attention == "linear" else oracle

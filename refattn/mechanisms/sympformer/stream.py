@@ -1,0 +1,54 @@
+"""Decoding: every call of the oracle keeps its own past.
+
+The oracle sees positions and momenta, which the calls of one step do not share, so a step that calls it four times
+keeps four pasts. Of softmax attention a past is the keys, values and u of all tokens, of linear attention two sums of
+constant size. What a later token asks of an earlier one does not change the earlier one: its state stays as it was.
+
+Axes: b batch, n new token, m width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn import equations
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.sympformer import block
+from refattn.mechanisms.sympformer.options import DOUBLED
+from refattn.mechanisms.sympformer.prefix import Past, Prefix
+from refattn.xp import raised, zeros
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The pasts of the calls of one step, and the number of tokens in them."""
+
+    calls: tuple[Past, ...]
+    count: int
+    batch: int
+
+
+def start(params: block.Params, batch: int) -> Cache:
+    """Return the cache before the first token."""
+    config, like = params.config, raised(params.gain)
+    m, wide = config.width, config.width if config.kicks else 0
+    if config.attention == "linear":
+        past = Past(force=zeros((batch, m, m), like), velocity=zeros((batch, m, m), like))
+    else:
+        h = config.heads if config.baseline else 1
+        past = Past(*(zeros((batch, h, 0, width), like) for width in (m // h, wide // h, 1)))
+    return Cache((past,) * (4 if config.integrator in DOUBLED else 1), 0, batch)
+
+
+def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
+    """Return the next state of new tokens (b, n, m), and the cache with them."""
+    if state.x.shape[0] != cache.batch:
+        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {cache.batch}")
+    prefix = Prefix(cache.calls, cache.count)
+    result, _ = equations.active(block).advance(params, state, prefix)
+    return result, Cache(tuple(prefix.after), cache.count + state.x.shape[1], cache.batch)
+
+
+def step(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
+    """Return the next state of one new token (b, 1, m), and the cache with it."""
+    return prefill(params, cache, state, context)

@@ -1,0 +1,78 @@
+"""Stacks of SympFormer blocks, forward and backward, and the force as it is published."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+import refattn as ra
+from refattn import Context, counter, tree
+
+RECORD = ra.mechanism("sympformer")
+BLOCK = RECORD.block
+
+ONE_CALL = (
+    "presymplectic_euler",
+    "forward_euler",
+    "exponential_presymplectic",
+    "exponential_euler",
+    "half_damped",
+    "explicit_euler",
+    "plain_euler",
+    "ab2",
+    "etd_ab2",
+)
+FOUR_CALLS = ("presymplectic", "strang")
+INTEGRATORS = (*ONE_CALL, *FOUR_CALLS)
+OLD_DRIFT = ("forward_euler", "exponential_euler", "explicit_euler", "plain_euler", "ab2", "etd_ab2")
+BASELINES = ("classical", "lie_trotter")
+SUBSTEPS = ("attention_velocity", "momentum", "velocity", "plain", "none")
+
+
+def draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=11, purpose=name)
+
+
+def stack(layers: int, moved: float = 0.2, **options: Any) -> tuple[Any, ...]:
+    """Parameters of all layers, none of which is 0 or 1: there an error could hide."""
+    given = {"width": 6, "heads": 2, "mlp_ratio": 2, "spread": 0.3, **options}
+    configs = [BLOCK.Config(layer=n, layers=layers, **given) for n in range(layers)]
+    fresh = [BLOCK.init(config, seed=3, like=np.zeros(1), layer=n) for n, config in enumerate(configs)]
+    names = itertools.count()
+    return tuple(tree.map_leaves(lambda w: w + moved * draw(f"moved {next(names)}", *w.shape), each) for each in fresh)
+
+
+def run(params: tuple[Any, ...], x: Any, context: Context | None = None) -> tuple[Any, list[Any]]:
+    """The state after all layers, and what each saved."""
+    context = Context(causal=True) if context is None else context
+    state, saves = BLOCK.start(params[0], x, context), []
+    for each in params:
+        state, saved = BLOCK.forward(each, state, context)
+        saves.append(saved)
+    return state, saves
+
+
+def back(params: tuple[Any, ...], state: Any, saves: list[Any], d_x: Any) -> dict[str, Any]:
+    """The gradients of x and of all parameters by name."""
+    d_state, _ = BLOCK.read_backward(params[-1], state, d_x)
+    found: list[Any] = []
+    for each, saved in zip(reversed(params), reversed(saves), strict=True):
+        d_state, d_params, _ = BLOCK.backward(each, saved, d_state)
+        found.insert(0, d_params)
+    return {"x": BLOCK.start_backward(params[0], d_state)[0], **tree.flatten({"params": found})}
+
+
+def published(q: Any, k: Any, v: Any, kinetic: Any, *, causal: bool, eps: float = 0.0) -> Any:
+    """The prefix oracle as its authors write it: e^s as it stands, and eps added to z^2."""
+    heads = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, heads, axis=1), np.repeat(v, heads, axis=1)
+    growth = np.exp(q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[3]))
+    n = np.full((q.shape[2], 1), float(q.shape[2]))
+    if causal:
+        growth, n = np.tril(growth), np.arange(1.0, q.shape[2] + 1.0)[:, None]
+    z = np.sum(growth, axis=-1, keepdims=True) / n
+    s = kinetic / (z * z + eps)
+    return (growth * (s + np.swapaxes(s, -1, -2) + 2.0)) @ v / (2.0 * n), z

@@ -1,0 +1,102 @@
+"""Runs of SympFormer that together reach every line with a tag, for tests/test_equation_ids.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from refattn import Context, counter, mechanism
+
+Make = Callable[[Any], Any]
+Run = tuple[Mapping[str, int], Callable[[], None]]
+
+STACKS: tuple[dict[str, Any], ...] = (
+    {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True},
+    {"integrator": "ab2", "mlp": "velocity", "start": "linear", "mobility": "identity"},
+    {"integrator": "etd_ab2", "layers": 3},
+    {"integrator": "plain_euler", "mlp": "none"},
+    {"integrator": "classical", "mlp": "plain"},
+    {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True},
+    {"integrator": "presymplectic", "normalise": "each_substep", "detach": True},
+    {"attention": "linear", "look_ahead": True},
+    {"attention": "linear", "integrator": "etd_ab2", "form": "state", "start": "linear"},
+    {"integrator": "strang", "look_ahead": True, "rotation": "learned"},
+)
+
+
+def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `form` and of blocks, forward and backward.
+
+    `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
+    """
+    tokens = {**sizes, "j": sizes["i"]}
+    stacks = (run for options in STACKS for run in _stack(tokens, make, **options))
+    cores = ((tokens, partial(_core, tokens, make=make, form=form, full=full)) for full in (True, False))
+    return [*cores, *stacks, _decoding(sizes, make), _decoding(sizes, make, integrator="lie_trotter", mlp="none")]
+
+
+def _draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=7, purpose=name)
+
+
+def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> None:
+    b, h, g, i, d, e = (sizes[letter] for letter in "bhgide")
+    record = mechanism("sympformer")
+    assert record.core is not None
+    options: dict[str, Any] = (
+        {"causal": True, "scale": 0.7, "kinetic": make(_draw("kinetic", b, h, i, 1))} if full else {}
+    )
+    assert not full or set(record.defaults) == {*options, "form"}
+    q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, i, d)), make(_draw("v", b, g, i, e))
+    _, saved = record.core.forward(q, k, v, form=form, **options)
+    d_log_z = make(_draw("d_log_z", b, h, i)) if full else None
+    record.core.backward(saved, make(_draw("d_out", b, h, i, e)), d_log_z)
+
+
+def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:
+    """The last i of j tokens, after the others."""
+    b, i, j, m = (sizes[letter] for letter in "bijm")
+    record, context = mechanism("sympformer"), Context(causal=True)
+    x = make(_draw("x", b, j, m))
+    assert record.stream is not None
+    params = record.block.init(record.block.Config(width=m, heads=3, start="linear", **options), seed=7, like=x)
+    state = record.block.start(params, x[:, : j - i, :], context)
+    _, cache = record.stream.prefill(params, record.stream.start(params, b), state, context)
+    new = record.block.start(params, x[:, j - i :, :], context)
+
+    def run() -> None:
+        assert record.stream is not None
+        record.stream.prefill(params, cache, new, context)
+
+    h = 3 if params.config.baseline else 1
+    return {**sizes, "h": h, "g": h, "r": 1, "d": m // h, "e": m // h}, run
+
+
+def _stack(sizes: Mapping[str, int], make: Make, layers: int = 2, **options: Any) -> list[Run]:
+    """Every layer of a stack, with the state that the one before it gives and the gradients of the one after it."""
+    b, i, m = (sizes[letter] for letter in "bim")
+    block, context = mechanism("sympformer").block, Context(causal=True)
+    x = make(_draw("x", b, i, m))
+    configs = [block.Config(width=m, heads=3, layer=n, layers=layers, **options) for n in range(layers)]
+    params = [block.init(config, seed=7, like=x, layer=n) for n, config in enumerate(configs)]
+    states = [block.start(params[0], x, context)]
+    for each in params:
+        states.append(block.forward(each, states[-1], context)[0])
+
+    def run(n: int) -> None:
+        if n == 0:
+            block.start(params[0], x, context)
+        if n and options.get("mlp") == "velocity":
+            block.start(params[n], x, context)
+        state, saved = block.forward(params[n], states[n], context)
+        d_state, _ = block.read_backward(params[n], state, make(_draw("d_x", b, i, m)))
+        d_state, _, _ = block.backward(params[n], saved, d_state)
+        block.start_backward(params[n], d_state)
+
+    # The core of a block has one head as wide as the tokens, and no value where nobody asks for the force; that of the
+    # blocks it is compared with has their heads.
+    one = {**sizes, "h": 1, "g": 1, "r": 1, "d": m}
+    if configs[0].baseline:
+        return [({**one, "h": 3, "g": 3, "d": m // 3, "e": m // 3}, partial(run, n)) for n in range(layers)]
+    return [({**one, "e": m if config.kicks else 0}, partial(run, n)) for n, config in enumerate(configs)]

@@ -1,0 +1,348 @@
+"""Stacks of blocks: gradients of every variant, no parameter without one, causality, oracle calls, identities."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from refattn import Context, backends, equations, tree
+from refattn.mechanisms.sympformer import block, core, damping, substep
+from refattn.verify import gradients
+from refattn.verify.mutants import KINDS, applies, changed_by
+from tests.mechanisms.sympformer.calls import (
+    BASELINES,
+    BLOCK,
+    FOUR_CALLS,
+    INTEGRATORS,
+    OLD_DRIFT,
+    RECORD,
+    SUBSTEPS,
+    back,
+    draw,
+    run,
+    stack,
+)
+
+EXTRAS: tuple[dict[str, Any], ...] = (
+    {},
+    {"look_ahead": True, "start": "linear"},
+    {"look_ahead": True, "damping": "log", "normalise": "none", "gelu": "tanh"},
+    {"damping": "linear", "mobility": "identity", "rotation": "learned"},
+    {"attention": "linear", "look_ahead": True, "start": "linear", "form": "state"},
+    {"attention": "linear"},
+    {"normalise": "each_substep", "detach": True},
+)
+
+
+def variants() -> list[tuple[int, dict[str, Any]]]:
+    """Every integrator, substep and number of layers, with each of the extras somewhere."""
+    found = []
+    for integrator, mlp, layers, extra in itertools.product((*INTEGRATORS, *BASELINES), SUBSTEPS, (1, 2, 3), EXTRAS):
+        if integrator in BASELINES and (mlp == "attention_velocity" or "attention" in extra):
+            continue
+        if integrator == "classical" and (mlp == "momentum" or "start" in extra):
+            continue
+        if extra.get("normalise") == "each_substep" and integrator not in FOUR_CALLS:
+            continue
+        if layers == 1 and integrator in OLD_DRIFT and extra.get("start") != "linear":
+            continue
+        found.append((layers, {"integrator": integrator, "mlp": mlp, **extra}))
+    return found
+
+
+ALL = variants()
+SLOW = ALL[:: 9 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
+
+
+def said(variant: Any) -> str:
+    layers, options = variant
+    return " ".join([str(layers), *(f"{name}={value}" for name, value in options.items())])
+
+
+def by_autograd(params: tuple[Any, ...], x: Any, d_x: Any) -> dict[str, Any]:
+    torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    whole = {"x": x, "params": params}
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in tree.flatten(whole).items()}
+    placed = tree.unflatten(whole, leaves)
+    loss = (run(placed["params"], placed["x"])[0].x * torch.tensor(d_x)).sum()
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return {name: value.numpy() for name, value in zip(leaves, found, strict=True)}
+
+
+def check_gradients(layers: int, options: dict[str, Any]) -> None:
+    params, x, d_x = stack(layers, **options), draw("x", 2, 5, 6), draw("d_x", 2, 5, 6)
+    state, saves = run(params, x)
+    found = back(params, state, saves, d_x)
+    assert list(found) == list(tree.flatten({"x": x, "params": params}))
+    largest = max(float(np.max(np.abs(value))) for value in found.values())
+    assert [name for name, value in found.items() if not np.max(np.abs(value)) > 1e-13 * largest] == []
+    if options.get("detach"):  # then they are no gradients of the loss: see below
+        return
+    error, leaf = gradients.largest_error(found, by_autograd(params, x, d_x))
+    assert error < gradients.TOLERANCES["autograd"], leaf
+
+
+@pytest.mark.parametrize("variant", ALL[::7], ids=said)
+def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
+    check_gradients(*variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", SLOW, ids=said)
+def test_gradients_of_all_variants(variant: Any) -> None:
+    check_gradients(*variant)
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_gradients_agree_with_differences(integrator: str) -> None:
+    """A stack of two layers, but for the matrices, which the check differentiates in one layer."""
+    layers = 3 if integrator in ("ab2", "etd_ab2") else 2
+    params, x = stack(layers, integrator=integrator, mlp="none", width=2, heads=1), draw("x", 1, 3, 2)
+    whole = {"x": x, "params": params}
+    names = [name for name in tree.flatten(whole) if "w_" not in name]
+
+    def forward(leaves: Any) -> dict[str, Any]:
+        placed = tree.unflatten(whole, {**tree.flatten(whole), **leaves})
+        return {"x": run(placed["params"], placed["x"])[0].x}
+
+    def backward(leaves: Any, upstream: Any, form: str) -> dict[str, Any]:
+        state, saves = run(params, x)
+        found = back(params, state, saves, upstream["x"])
+        return {name: found[name] for name in names}
+
+    subject = gradients.Subject(
+        integrator, {name: tree.flatten(whole)[name] for name in names}, forward, backward, ("auto",)
+    )
+    hand = gradients.by_hand(subject, backends.get("numpy"), "auto")
+    error, leaf = gradients.largest_error(hand, gradients.by_differences(subject))
+    assert error < gradients.TOLERANCES["differences"], leaf
+
+
+@pytest.mark.parametrize("variant", ALL[::5], ids=said)
+def test_what_is_left_out_would_have_changed_nothing(variant: Any) -> None:
+    """The other side of no dead parameter: a number that could be learned and is not there is not read."""
+    layers, options = variant
+    params, x = stack(layers, **options), draw("x", 1, 4, 6)
+    expected = run(params, x)[0].x
+    for n, each in enumerate(params):
+        starts = {"h_x": "step", "h_y": "step", "c_log": "c_log", "c_lin": "c_lin"}
+        missing = {
+            field for name, field in starts.items() if name in each.config.numbers() and name not in each.numbers
+        }
+        missing -= {field for name, field in starts.items() if name in each.numbers}
+        if "step" in missing and n == 0 and layers > 1:
+            missing -= {"step"}  # of a first layer that moves nothing: it still is the time that passes
+        other = dataclasses.replace(each.config, **{name: 0.7 for name in missing})
+        changed = (*params[:n], dataclasses.replace(each, config=other), *params[n + 1 :])
+        assert np.array_equal(run(changed, x)[0].x, expected), missing
+
+
+OTHERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"mlp": "momentum"},
+    {"attention": "linear", "form": "gram"},
+    {"attention": "linear", "form": "state"},
+)
+CAUSAL = [*itertools.product(INTEGRATORS, OTHERS), *((name, {"mlp": "plain"}) for name in BASELINES)]
+
+
+@pytest.mark.parametrize(("integrator", "others"), CAUSAL)
+def test_a_token_knows_nothing_of_its_future(integrator: str, others: dict[str, Any]) -> None:
+    params, x = stack(3, integrator=integrator, look_ahead=True, **others), draw("x", 1, 9, 6)
+    whole, saves = run(params, x)
+    for now in (1, 4, 8):
+        d_x = draw("d_x", 1, 9, 6)
+        d_x[:, now:] = 0.0
+        assert not np.any(back(params, whole, saves, d_x)["x"][:, now:])  # the Jacobian of the prefix, exactly
+        other = x.copy()
+        other[:, now:] += 100.0
+        assert np.array_equal(run(params, other)[0].x[:, :now], whole.x[:, :now])
+        np.testing.assert_allclose(run(params, x[:, :now])[0].x, whole.x[:, :now], rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("integrator", [*INTEGRATORS, *BASELINES])
+def test_calls_of_the_oracle(integrator: str) -> None:
+    params, x = stack(2, integrator=integrator, mlp="plain"), draw("x", 1, 4, 6)
+    with mock.patch.object(core, "forward", wraps=core.forward) as counted:
+        run(params, x)
+    assert counted.call_count == 2 * (4 if integrator in FOUR_CALLS else 1)
+
+
+def test_the_first_step_from_rest_is_residual_attention() -> None:
+    """x + h_x h_y e^-a B attention: z cancels."""
+    (params,) = stack(1, mlp="none")
+    x = draw("x", 2, 7, 6)
+    state, saves = run((params,), x)
+    numbers, saved = saves[0].numbers, saves[0].attention.oracle
+    a = damping.decay(numbers["c_log"], numbers["c_lin"], np.ones(1), numbers["h_y"], 50.0).a
+    attention = saved.attended / np.exp(saved.core.log_z[:, 0, :, None])
+    step = numbers["h_x"] * numbers["h_y"] * np.exp(-a) * (attention @ params.w_o @ params.w_b)
+    np.testing.assert_allclose(state.x, x + step, rtol=0.0, atol=1e-13)
+
+
+@pytest.mark.parametrize("integrator", OLD_DRIFT)
+def test_with_the_old_momentum_a_first_layer_moves_nothing(integrator: str) -> None:
+    params, x = stack(2, integrator=integrator, mlp="none"), draw("x", 1, 5, 6)
+    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, Context()), Context())
+    assert np.array_equal(state.x, x)
+    assert np.any(state.p)
+    with pytest.raises(ValueError, match=f"layers: got 1, but {integrator} moves no token in a first layer"):
+        BLOCK.Config(width=6, heads=2, integrator=integrator)
+
+
+def test_forward_euler_and_presymplectic_euler_share_their_momentum() -> None:
+    x = draw("x", 1, 5, 6)
+    states = [
+        BLOCK.forward(each[0], BLOCK.start(each[0], x, Context()), Context())[0]
+        for each in (stack(2, integrator=name, moved=0.0) for name in ("presymplectic_euler", "forward_euler"))
+    ]
+    assert np.array_equal(states[0].p, states[1].p)
+
+
+def test_momenta_are_normalised() -> None:
+    params, x = stack(2, moved=0.0, normalise="end"), draw("x", 1, 5, 6)
+    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, Context()), Context())
+    np.testing.assert_allclose(np.mean(state.p, axis=-1), 0.0, atol=1e-12)
+    assert np.all(np.mean(state.p**2, axis=-1) <= 1.0)
+
+
+def test_detached_gradients_are_those_of_a_fixed_time() -> None:
+    """With `detach` the time and the steps of the layer before are constants of the backward."""
+    torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    params, x, d_x = stack(3, integrator="ab2", detach=True), draw("x", 1, 4, 6), draw("d_x", 1, 4, 6)
+    found = back(params, *run(params, x), d_x)
+    whole = {"x": x, "params": params}
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in tree.flatten(whole).items()}
+    placed = tree.unflatten(whole, leaves)
+    context = Context(causal=True)
+    state = BLOCK.start(placed["params"][0], placed["x"], context)
+    divided = substep.forward
+
+    def detached(params: Any, numbers: Any, *rest: Any) -> Any:
+        return divided(params, numbers | {"h_x": numbers["h_x"].detach()}, *rest)
+
+    with mock.patch.object(substep, "forward", detached):
+        for each in placed["params"]:
+            state, _ = BLOCK.forward(each, state, context)
+            old = state.history
+            if old is not None:
+                old = dataclasses.replace(old, t=old.t.detach(), h_x=old.h_x.detach(), h_y=old.h_y.detach())
+            state = dataclasses.replace(state, t=state.t.detach(), history=old)
+    loss = (state.x * torch.tensor(d_x)).sum()
+    expected = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    named = {name: value.numpy() for name, value in zip(leaves, expected, strict=True)}
+    assert gradients.largest_error(found, named)[0] < gradients.TOLERANCES["autograd"]
+    attached = back(stack(3, integrator="ab2"), *run(stack(3, integrator="ab2"), x), d_x)
+    assert gradients.largest_error(attached, named)[0] > 1e-6
+
+
+def test_a_clipped_damping_has_no_gradient() -> None:
+    params, x = stack(1, clip=0.01, mlp="none"), draw("x", 1, 4, 6)
+    found = back(params, *run(params, x), draw("d_x", 1, 4, 6))
+    assert not np.any(found["params.0.numbers.c_log"]) and not np.any(found["params.0.numbers.c_lin"])
+
+
+@pytest.mark.parametrize("a", [0.0, 1e-9, 1e-3, 0.176, 0.3, 0.4999999, 0.5, 2.0, 40.0])
+def test_weight_of_a_force_in_a_damped_step(a: float) -> None:
+    value, slope = damping.phi(np.asarray([a]))
+    exact = (-np.expm1(-a) / a) if a else 1.0
+    np.testing.assert_allclose(value, exact, rtol=1e-14)
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    s = 0.5 * (nodes + 1.0)  # phi' = - integral of s e^(-a s) over 0 to 1
+    np.testing.assert_allclose(slope, -np.sum(0.5 * weights * s * np.exp(-a * s)), rtol=1e-12)
+    if a in (0.176, 0.3):  # how far the kick of Euler, e^-a, and of half-damping, e^-a/2, are from it
+        assert abs(np.exp(-a) / exact - 1.0) > 0.08
+        assert abs(np.exp(-a / 2.0) / exact - 1.0) < 4e-3
+
+
+def test_damping_is_the_difference_of_eta() -> None:
+    c_log, c_lin, t, h = (np.asarray([x]) for x in (3.0, 0.2, 1.7, 0.4))
+    step = damping.decay(c_log, c_lin, t, h, 50.0)
+    np.testing.assert_allclose(step.a, 3.0 * np.log(2.1 / 1.7) + 0.2 * 0.4, rtol=1e-14)
+
+
+def _mutants() -> list[tuple[equations.Tag, str]]:
+    tags = [tag for module in (*RECORD.around, block) for tag in equations.tags(module) if tag.claims]
+    return [(tag, kind) for tag in tags for kind in KINDS if applies(kind, tag.axes or ())]
+
+
+EXERCISED = {"presymplectic", "half_damped", "ab2"}
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_mutants_of_the_block_break_its_gradients(n: int) -> None:
+    """A wrong line of the backward, or one of the forward whose backward no longer fits, is seen in some variant."""
+    torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    assert torch is not None
+    kinds = ("scaled by 1.02", "sign flipped", "one row zeroed")
+    chosen = [(tag, kind) for tag, kind in _mutants() if kind == kinds[n]]
+    assert len(chosen) > 20
+    missed = {tag.id for tag, kind in chosen if tag.id.startswith("d") and not _caught(tag, kind)}
+    assert missed == set()
+
+
+CATCHERS: tuple[dict[str, Any], ...] = (
+    {"attention": "linear", "start": "linear"},
+    {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear"},
+    {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True, "start": "linear"},
+    {"integrator": "presymplectic", "normalise": "each_substep", "mlp": "none", "rotation": "learned"},
+)
+_exact: dict[int, dict[str, Any]] = {}
+
+
+def _caught(tag: equations.Tag, kind: str) -> bool:
+    x, d_x = draw("x", 1, 4, 6), draw("d_x", 1, 4, 6)
+    for n, options in enumerate(CATCHERS):
+        params = stack(2, **options)
+        state, saves = run(params, x)
+        if n not in _exact:
+            _exact[n] = back(params, state, saves, d_x)
+        with equations.mutate(tag.id, changed_by(kind, tag.axes or (), "float32")):
+            found = back(params, state, saves, d_x)
+        if gradients.largest_error(found, _exact[n])[0] > 1e-9:
+            return True
+    return False
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"integrator": "rk4"}, "integrator: got 'rk4', needs one of presymplectic_euler"),
+        ({"heads": 4}, "heads: got 4, needs a divisor of the width 6"),
+        ({"layer": 2, "layers": 2}, "layer: got 2, needs one below the 2 layers"),
+        ({"step": 0.0}, "step: got 0.0, needs a finite number above 0"),
+        ({"retention": 1.0}, "retention: got 1.0, needs a number between 0 and 1"),
+        ({"normalise": "each_substep"}, "normalise: got 'each_substep', which only presymplectic and strang have"),
+        ({"mlp_ratio": 0}, "mlp_ratio: got 0, needs a whole number of at least 1"),
+    ],
+)
+def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BLOCK.Config(**{"width": 6, "heads": 2, **changes})
+
+
+def test_a_state_of_another_layer() -> None:
+    params, x = stack(2), draw("x", 1, 4, 6)
+    first = BLOCK.start(params[0], x, Context())
+    second, _ = BLOCK.forward(params[0], first, Context())
+    with pytest.raises(ValueError, match=r"state.p: got None, layer 1 of 2 needs \(1, 4, 6\)"):
+        BLOCK.forward(params[1], first, Context())
+    with pytest.raises(
+        ValueError, match=r"state.p: got shape \(1, 4, 6\), layer 0 of 2 needs None: a stack starts at rest"
+    ):
+        BLOCK.forward(params[0], second, Context())
+    with pytest.raises(ValueError, match=r"state.x: got shape \(1, 4, 3\), needs \(batch, tokens, 6\)"):
+        BLOCK.forward(params[0], dataclasses.replace(first, x=x[:, :, :3]), Context())
+    with pytest.raises(ValueError, match=r"params.w_v: got shape None, its configuration needs \(6, 6\)"):
+        BLOCK.forward(dataclasses.replace(params[0], w_v=None), first, Context())
+    with pytest.raises(ValueError, match="context.key_mask was given, but SympFormer reads only: causal"):
+        BLOCK.forward(params[0], first, Context(key_mask=np.ones((1, 4), bool)))

@@ -1,0 +1,119 @@
+"""Where the authors' code does something else: each effect in a small witness, and that it is absent here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import model
+from refattn.mechanisms.sympformer.conventions import CONVENTIONS
+from tests.mechanisms.sympformer.calls import draw
+
+N, D = 7, 4
+
+
+def inputs() -> dict[str, Any]:
+    shapes = {"q": (1, 1, N, D), "k": (1, 1, N, D), "v": (1, 1, N, D), "kinetic": (1, 1, N, 1)}
+    return {name: draw(name, *shape) for name, shape in shapes.items()}
+
+
+def global_force(u: Any, energy: Any, w_q: Any, w_k: Any, scale: float, length: int | None = None) -> Any:
+    """-dH/du of sum_i e_i / 2 z_i - 1/2 sum_ij E_ij, causal E and z_i = sum_j E_ij / T, as first published."""
+    n = u.shape[0]
+    growth = np.tril(np.exp(scale * (u @ w_q) @ (u @ w_k).T))
+    total = n if length is None else length
+    s = energy / (np.sum(growth, axis=1) / total) ** 2
+    half = 0.5 * growth * (s[:, None] / total + 1.0)
+    return scale * (half @ (u @ w_k) @ w_q.T + half.T @ (u @ w_q) @ w_k.T)
+
+
+def energy_of(u: Any, energy: Any, w_q: Any, w_k: Any, scale: float) -> float:
+    growth = np.tril(np.exp(scale * (u @ w_q) @ (u @ w_k).T))
+    z = np.sum(growth, axis=1) / u.shape[0]
+    return float(0.5 * np.sum(energy / z) - 0.5 * np.sum(growth))
+
+
+def test_the_gradient_of_a_masked_hamiltonian_knows_the_future() -> None:
+    u, energy, w_q, w_k = draw("u", N, D), np.abs(draw("e", N)), draw("w_q", D, D), draw("w_k", D, D)
+    force, other, h = global_force(u, energy, w_q, w_k, 0.2), u.copy(), 1e-5
+    for i, c in ((0, 0), (3, 2)):  # it is that gradient
+        step = np.zeros((N, D))
+        step[i, c] = h
+        slope = energy_of(u + step, energy, w_q, w_k, 0.2) - energy_of(u - step, energy, w_q, w_k, 0.2)
+        assert force[i, c] == pytest.approx(-slope / (2.0 * h), abs=1e-6)
+    other[-1] += 1.0  # the last token moves, and with it the force on the first
+    assert np.max(np.abs(global_force(other, energy, w_q, w_k, 0.2)[0] - force[0])) > 1e-2
+    x = inputs()
+    out, _ = ra.sympformer.forward(**x, causal=True)
+    changed = {name: np.concatenate([value[:, :, :-1], value[:, :, -1:] + 1.0], axis=2) for name, value in x.items()}
+    assert np.array_equal(ra.sympformer.forward(**changed, causal=True)[0][:, :, :-1], out[:, :, :-1])
+
+
+def test_dividing_by_all_tokens_makes_the_past_depend_on_how_many_follow() -> None:
+    wrong, x = CONVENTIONS["z is a mean over all tokens"], inputs()
+    short = {name: value[:, :, :3] for name, value in x.items()}
+    assert np.max(np.abs(wrong(**short, causal=True)[0] - wrong(**x, causal=True)[0][:, :, :3])) > 1e-2
+    out, _ = ra.sympformer.forward(**x, causal=True)
+    np.testing.assert_allclose(ra.sympformer.forward(**short, causal=True)[0], out[:, :, :3], rtol=0.0, atol=1e-13)
+
+
+def test_the_sign_of_the_potential() -> None:
+    """With -2 in place of +2 tokens at rest are pushed away from what they attend."""
+    x = {**inputs(), "kinetic": None}
+    attention, _ = ra.softmax.forward(x["q"], x["k"], x["v"], causal=True)
+    ours, _ = ra.sympformer.forward(**x, causal=True)
+    theirs, _ = CONVENTIONS["a potential that repels"](**x, causal=True)
+    assert np.all(np.sum(ours * attention, axis=-1) > 0.0)
+    np.testing.assert_allclose(theirs, -ours, rtol=1e-12)
+
+
+def test_the_scale_of_the_potential() -> None:
+    """Without the 1/n of the mean the potential part of the force is n times as large, the kinetic part the same."""
+    u, w_q, w_k = draw("u", N, D), draw("w_q", D, D), draw("w_k", D, D)
+    at_rest = global_force(u, np.zeros(N), w_q, w_k, 0.2)
+    growth = np.tril(np.exp(0.2 * (u @ w_q) @ (u @ w_k).T))
+    mean_field = 0.1 / N * (growth @ (u @ w_k) @ w_q.T + growth.T @ (u @ w_q) @ w_k.T)
+    np.testing.assert_allclose(at_rest, N * mean_field, rtol=1e-12)
+    x = {**inputs(), "kinetic": None}
+    out, saved = ra.sympformer.forward(**x)
+    doubled = {name: None if value is None else np.concatenate([value, value], axis=2) for name, value in x.items()}
+    # Two copies of every token push like one: the force is a mean.
+    np.testing.assert_allclose(ra.sympformer.forward(**doubled)[0][:, :, :N], out, rtol=1e-12)
+
+
+def test_b_starts_as_the_identity() -> None:
+    """Theirs is drawn again with all other matrices once the model is made."""
+    config = model.Config("sympformer", width=8, heads=2, layers=2, context=4)
+    for layer in model.init(config, like=np.zeros(1)).layers:
+        assert np.array_equal(layer.block.w_b, np.eye(8))
+
+
+def test_b_from_an_inverse_is_ill_conditioned() -> None:
+    """B = Sym(W_V A^-1), A = c W_Q^T W_K + 1e-6, for weights of standard deviation 0.02 and width 32."""
+    for seed in range(3):
+        w_q, w_k, w_v = (0.02 * draw(f"{name} {seed}", 32, 32) for name in ("w_q", "w_k", "w_v"))
+        a = w_q.T @ w_k / math.sqrt(4 * 32) + 1e-6 * np.eye(32)
+        b = w_v @ np.linalg.inv(a)
+        assert np.linalg.norm(0.5 * (b + b.T), 2) > 1e3
+
+
+def test_exponentials_as_they_stand_overflow() -> None:
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.float32(np.exp(60.0)) ** np.float32(2.0))
+    ones = np.ones((1, 1, 3, 1), np.float32)
+    out, saved = ra.sympformer.forward(60.0 * ones, ones, ones, ones, causal=True, scale=1.0)
+    gradients = ra.sympformer.backward(saved, ones)
+    assert all(np.all(np.isfinite(value)) for value in (out, *gradients.values()))
+
+
+def test_averaging_heads_leaves_one_kernel() -> None:
+    """The mean over heads of <q_h, k_h> / sqrt(d_h) is one product over the whole width."""
+    q, k, heads = draw("q", N, 12), draw("k", N, 12), 3
+    width = 12 // heads
+    per_head = [q[:, n * width : (n + 1) * width] @ k[:, n * width : (n + 1) * width].T for n in range(heads)]
+    scale = ra.mechanism("sympformer").block.Config(width=12, heads=heads).scale
+    np.testing.assert_allclose(sum(per_head) / heads / math.sqrt(width), scale * (q @ k.T), rtol=1e-12)

@@ -1,0 +1,57 @@
+"""Decoding token by token, through stacks of every integrator and both kinds of attention."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn import Context, tree
+from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, draw, run, stack
+
+TOKENS = 11
+
+
+def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The tokens after all layers, given in the pieces between the cuts, and the caches."""
+    assert RECORD.stream is not None
+    context, caches, found = Context(causal=True), tuple(RECORD.stream.start(each, x.shape[0]) for each in params), []
+    for first, stop in itertools.pairwise((0, *cuts, x.shape[1])):
+        state, later = BLOCK.start(params[0], x[:, first:stop], context), []
+        for each, cache in zip(params, caches, strict=True):
+            advance = RECORD.stream.step if stop - first == 1 else RECORD.stream.prefill
+            state, cache = advance(each, cache, state, context)
+            later.append(cache)
+        caches = tuple(later)
+        found.append(state.x)
+    return np.concatenate(found, axis=1), caches
+
+
+@pytest.mark.parametrize("integrator", BASELINES)
+@pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS))])
+def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str) -> None:
+    params, x = stack(3, integrator=integrator, mlp="velocity", look_ahead=True), draw("x", 2, TOKENS, 6)
+    np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("attention", ["exponential", "linear"])
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+@pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS)), (7,)])
+def test_pieces_give_the_whole(cuts: tuple[int, ...], integrator: str, attention: str) -> None:
+    pairs: tuple[dict[str, Any], ...] = ({}, {"look_ahead": True, "start": "linear", "mlp": "velocity"})
+    for options in pairs:
+        params = stack(3, attention=attention, integrator=integrator, **options)
+        x = draw("x", 2, TOKENS, 6)
+        whole = run(params, x)[0].x
+        np.testing.assert_allclose(decoded(params, x, cuts)[0], whole, rtol=1e-10, atol=1e-11)
+
+
+def test_the_past_of_linear_attention_does_not_grow() -> None:
+    params = stack(2, attention="linear")
+    sizes = []
+    for n in (5, TOKENS):
+        caches = decoded(params, draw("x", 1, n, 6), (2,))[1]
+        sizes.append(sum(leaf.size for leaf in tree.flatten({"caches": caches}).values()))
+    assert sizes[0] == sizes[1]
