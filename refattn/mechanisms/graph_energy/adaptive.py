@@ -1,0 +1,73 @@
+"""How long the steps of "rk45" are: chosen so that an embedded method of lower order agrees, kept for the backward.
+
+The pair is that of Dormand and Prince, of orders 5 and 4. The time of the flow, steps times step, is the same as with
+every other integrator, and the first attempt is one step. Every channel has steps of its own; a step of 0 is one
+that was refused, or a channel that has arrived.
+
+Source: Dormand and Prince 1980 (A family of embedded Runge-Kutta formulae), table 2; Hairer, Norsett and Wanner,
+Solving Ordinary Differential Equations I, section II.4, for the control of the step.
+"""
+
+from __future__ import annotations
+
+from refattn.mechanisms.graph_energy.law import Law
+from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, moved, rate_at, weighted
+from refattn.xp import Array, concrete, namespace
+
+ERRORS = (
+    71.0 / 57600.0,
+    0.0,
+    -71.0 / 16695.0,
+    71.0 / 1920.0,
+    -17253.0 / 339200.0,
+    22.0 / 525.0,
+    -1.0 / 40.0,
+)
+"""Weights of the difference of the two methods, the rate at the new point last."""
+
+EVALUATIONS = 10000
+"""Rates that are evaluated at most."""
+
+
+def plan(law: Law, graph: Array, start: Array, visible: Array | None) -> list[Array]:
+    """Return by step the factors of `law.step`, (b, h, 1, c).
+
+    Raises
+    ------
+    ArithmeticError
+        Where the flow would take more than 10000 evaluations of its rate.
+    ValueError
+        Where the values cannot be looked at, as under `jax.jit`.
+    """
+    xp, tableau = namespace(start), TABLEAUS["rk45"]
+    done = xp.zeros_like(start[:, :, :1, :])
+    factor, x = xp.ones_like(done), start
+    factors: list[Array] = []
+    if 0 in start.shape or not law.steps:
+        return factors
+    for _ in range(EVALUATIONS // len(ERRORS)):
+        rest = law.steps - done
+        if (arrived := concrete(xp.all(rest <= 0.0))) is None:
+            raise ValueError('integrator: got "rk45" where values cannot be looked at; needs one with fixed steps')
+        if arrived:
+            return factors
+        factor = xp.where(factor < rest, factor, rest)
+        rates: list[Array] = []
+        for row in tableau.stages:
+            rates.append(rate_at(law, graph, start, visible, moved(x, law.step * factor, weighted(row, rates))))
+        after = moved(x, law.step * factor, weighted(tableau.weights, rates))
+        rates.append(rate_at(law, graph, start, visible, after))
+        error = law.step * factor * weighted(ERRORS, rates)
+        larger = xp.where(xp.abs(x) > xp.abs(after), xp.abs(x), xp.abs(after))
+        share = error / (law.accuracy * (1.0 + larger))
+        size = xp.sqrt(xp.mean(share * share, axis=2, keepdims=True))
+        taken = size <= 1.0
+        factors.append(xp.where(taken, factor, 0.0))
+        x = xp.where(taken, after, x)
+        # The last step ends where the flow does, whatever is lost to rounding.
+        done = xp.where(taken & (factor >= rest), float(law.steps), done + factors[-1])
+        growth = 0.9 * xp.where(size > 1e-10, size, 1e-10) ** -0.2
+        factor = factor * xp.where(growth < 0.2, 0.2, xp.where(growth > 5.0, 5.0, growth))
+    raise ArithmeticError(
+        f"integrator: rk45 took more than {EVALUATIONS} evaluations of the rate: the flow is stiff, take another one"
+    )

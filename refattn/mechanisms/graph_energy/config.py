@@ -1,0 +1,161 @@
+"""The configuration and the parameters of the block."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from refattn import tree
+from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.graph_energy.core import CHOICES
+from refattn.mechanisms.graph_energy.options import choice
+from refattn.ops.weights import fresh_weight
+from refattn.xp import Array, device, namespace
+
+SLOPES_BELOW_1 = ("sin", "tanh", "identity", "arctan")
+"""Couplings with a largest slope of 1: blocks learn how strong they are, and bound the step by that."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Static choices of a block.
+
+    Attributes
+    ----------
+    width
+        Width of the tokens.
+    heads, kv_heads
+        Query heads, and key/value heads (None: as many).
+    head_width, value_width
+        Widths of a head (None: width / heads; None: as head_width).
+    bias, residual
+        Whether the projections have biases, and whether x is added to the result.
+    state, coupling, intrinsic, tau, steps, integrator, symmetrise, scale, kind, empty, adjoint
+        As in the core; the coupling is one whose slope is at most 1, the intrinsic force "anchor" or "none".
+    step
+        None: 1/L of the learned strengths, or for the graphs "mean" and "causal_mirror", whose degrees have no bound,
+        the core's own, a constant.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int | None = None
+    head_width: int | None = None
+    value_width: int | None = None
+    bias: bool = False
+    residual: bool = True
+    state: str = "token"
+    coupling: str | None = None
+    intrinsic: str = "anchor"
+    tau: float | None = None
+    step: float | None = None
+    steps: int = 10
+    integrator: str = "euler"
+    symmetrise: str | None = None
+    scale: float | None = None
+    kind: str = "hard"
+    empty: str = "argmax"
+    adjoint: str = "unroll"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "kv_heads", "head_width", "value_width", "steps"):
+            value = getattr(self, name)
+            if value is None and name not in ("width", "heads", "steps"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: got {self.kv_heads}, needs a divisor of the {self.heads} heads")
+        if self.head_width is None and self.width % self.heads:
+            raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}, or a head_width")
+        for name in ("bias", "residual"):
+            check_is(name, getattr(self, name), bool)
+        for name in ("tau", "step", "scale"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), positive=name == "step")
+        if self.coupling is not None:
+            choice("coupling", self.coupling, SLOPES_BELOW_1)
+        choice("intrinsic", self.intrinsic, ("anchor", "none"))
+        for name, choices in CHOICES.items():
+            if name not in ("coupling", "intrinsic") and getattr(self, name) is not None:
+                choice(name, getattr(self, name), choices)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Query heads, key/value heads, width of a query or key head, width of a value head."""
+        head_width = self.head_width or self.width // self.heads
+        return self.heads, self.kv_heads or self.heads, head_width, self.value_width or head_width
+
+
+@dataclass(frozen=True)
+class Params:
+    """Weights (in, out), biases (None where the configuration has none), and the raw strengths (h,) of the forces."""
+
+    config: Config
+    w_q: Array  # (m, h*d)
+    w_k: Array  # (m, g*d)
+    w_v: Array  # (m, g*e)
+    w_o: Array  # (h*e, m)
+    raw_kappa: Array  # (h)
+    raw_mu: Array | None = None  # (h)
+    b_q: Array | None = None
+    b_k: Array | None = None
+    b_v: Array | None = None
+    b_o: Array | None = None
+
+
+def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
+    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, biases of 0, and mu = kappa = 1."""
+    h, g, d, e = config.sizes
+    m = config.width
+    xp = namespace(like)
+
+    def weight(name: str, rows: int, columns: int) -> Array:
+        return fresh_weight(
+            rows,
+            columns,
+            bound=math.sqrt(3.0 / rows),
+            seed=seed,
+            purpose=f"graph_energy.{name}",
+            layer=layer,
+            like=like,
+        )
+
+    def constant(size: int, value: float) -> Array:
+        return xp.full((size,), value, dtype=like.dtype, device=device(like))
+
+    weights = (weight("w_q", m, h * d), weight("w_k", m, g * d), weight("w_v", m, g * e), weight("w_o", h * e, m))
+    raw = math.log(math.expm1(1.0))
+    raw_mu = constant(h, raw) if config.intrinsic == "anchor" else None
+    biases = (constant(h * d, 0.0), constant(g * d, 0.0), constant(g * e, 0.0), constant(m, 0.0))
+    return Params(config, *weights, constant(h, raw), raw_mu, *(biases if config.bias else (None,) * 4))
+
+
+def check_params(params: Params) -> None:
+    (h, g, d, e), m = params.config.sizes, params.config.width
+    needs: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
+    if params.config.bias:
+        needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
+    needs["raw_kappa"] = (h,)
+    if params.config.intrinsic == "anchor":
+        needs["raw_mu"] = (h,)
+    shapes = {name: tuple(x.shape) for name, x in tree.flatten(params).items()}
+    for name in {**needs, **shapes}:
+        if shapes.get(name) != needs.get(name):
+            raise ValueError(f"params.{name}: got shape {shapes.get(name)}, its configuration needs {needs.get(name)}")
+
+
+def is_bounded(config: Config, context: Context) -> bool:
+    """Tell whether no token of the graph has links of more than 1 in all."""
+    symmetrise = config.symmetrise
+    if symmetrise is None:
+        return config.state != "query" or context.causal is False
+    return symmetrise not in ("mean", "causal_mirror")
+
+
+def core_options(config: Config, mu: Array | None, kappa: Array, step: Array | None) -> dict[str, Any]:
+    """Return the options of the core; None stands for what is not learned."""
+    chosen = {name: getattr(config, name) for name in (*CHOICES, "tau", "steps", "scale")}
+    return chosen | {"mu": 0.0 if mu is None else mu, "kappa": kappa, "step": config.step if step is None else step}

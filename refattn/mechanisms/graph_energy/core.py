@@ -1,0 +1,333 @@
+"""The public core of graph energy attention: arguments are checked once, cast once, and handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn import equations
+from refattn.mechanisms.arguments import (
+    check_arrays,
+    check_causal,
+    check_gradient,
+    check_is,
+    check_mask,
+    check_qkv,
+)
+from refattn.mechanisms.graph_energy import attend
+from refattn.mechanisms.graph_energy.couplings import COUPLINGS, Coupling
+from refattn.mechanisms.graph_energy.forms import form_of, module_of
+from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS
+from refattn.mechanisms.graph_energy.options import ADJOINTS, EMPTY, GRAPHS, KINDS, STATES, Options, check_options
+from refattn.mechanisms.graph_energy.polynomial import check_coefficients
+from refattn.mechanisms.graph_energy.sparse import CSR
+from refattn.mechanisms.graph_energy.tableaus import TABLEAUS
+from refattn.ops.masks import Causal, allowed_pairs, causal_offset
+from refattn.xp import Array, all_finite, namespace, raised
+
+CHOICES = {
+    "state": STATES,
+    "coupling": (*COUPLINGS, "polynomial"),
+    "intrinsic": tuple(INTRINSICS),
+    "integrator": tuple(TABLEAUS),
+    "symmetrise": GRAPHS,
+    "kind": KINDS,
+    "empty": EMPTY,
+    "adjoint": ADJOINTS,
+}
+"""The options that are one of several names."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `backward` reads, and what a caller may want beside the output.
+
+    Attributes
+    ----------
+    form
+        The form that ran.
+    weights
+        (b, h, i, j): the attention weights p; None in state "feature".
+    graph
+        (b, h, i, j): the links w on which scores flowed.
+    scores
+        (b, h, j, c): the scores after the last step, before the threshold.
+    """
+
+    form: str
+    weights: Array | None
+    graph: Array | CSR
+    scores: Array
+    shape: tuple[int, ...]  # of the output
+    like: Array  # an input, for its dtype
+    given: dict[str, tuple[int, ...]]  # shapes of the differentiable options that have a gradient
+    options: Options
+    inner: attend.Saved
+
+
+def forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    state: str = "token",
+    coupling: str | Coupling | None = None,
+    coefficients: Array | tuple[float, ...] | None = None,
+    intrinsic: str = "anchor",
+    mu: float | Array = 1.0,
+    kappa: float | Array = 1.0,
+    tau: float | Array | None = None,
+    step: float | Array | None = None,
+    steps: int = 10,
+    integrator: str = "euler",
+    accuracy: float = 1e-6,
+    stop_force: float | None = None,
+    stop_plateau: float | None = None,
+    stop_level: float | None = None,
+    symmetrise: str | None = None,
+    graph: Array | CSR | None = None,
+    mask: Array | None = None,
+    causal: Causal = False,
+    scale: float | Array | None = None,
+    bias: Array | None = None,
+    kind: str = "hard",
+    signed: bool | None = None,
+    straight_through: bool = False,
+    empty: str = "argmax",
+    adjoint: str = "unroll",
+    checkpoint: int | None = None,
+    form: str = "auto",
+) -> tuple[Array, Saved]:
+    """Attention whose scores first flow on the graph of the tokens, down the gradient of an energy.
+
+    Parameters
+    ----------
+    q
+        (b, h, n, d), float64, float32, float16 or bfloat16; the last two are computed in float32.
+    k
+        (b, g, n, d) with g a divisor of h: each key/value head serves h/g consecutive query heads. As many tokens as q.
+    v
+        (b, g, n, e).
+    state
+        What flows: "token": a score of each token, which weighs its attention scores; "query": for each query its
+        attention distribution; "feature": the values themselves, which then are the output.
+    coupling
+        "sin", "tanh", "identity", "arctan", "sinh", "cubic" or "polynomial": how two scores act on each other; None
+        means "sin", and "tanh" in state "feature". Or a `Coupling` of your own, an odd analytic function with its
+        derivatives, which is checked when it is first used. See `refattn.mechanisms.graph_energy.couplings`.
+    coefficients
+        (m,): of the coupling "polynomial", g(x) = sum_n coefficients[n] x^(2n+1), and of no other.
+    intrinsic
+        "anchor": a score is drawn to where it started; "none"; "double_well".
+    mu, kappa
+        Strength of the intrinsic force and of the coupling: a number, or an array (h,).
+    tau
+        Threshold, at least 0: a number, or an array (h,). None means 0.4 for "token", a quarter of the mean weight for
+        "query" and 0 for "feature".
+    step
+        h, above 0: a number, or an array (h,). None means 1/L, where an Euler step lowers the energy up to 2/L.
+    steps
+        How many; with 0 scores stay where they start.
+    integrator
+        "euler", "heun", "rk4": fixed explicit steps; "rk45": Dormand and Prince, with steps as long as `accuracy`
+        allows, over the same time; "implicit_midpoint"; "discrete_gradient": the energy falls with every step, of any
+        length.
+    accuracy
+        Of "rk45": the error of a step, relative to 1 plus the size of a score.
+    stop_force, stop_plateau, stop_level
+        A channel stops where no rate is larger, where its energy has changed by no more in three steps (relative to 1
+        plus its size), or where its energy is no larger. None: it takes all steps.
+    symmetrise
+        Which links the graph has: "kernel", "mean", "min", "none" or "causal_mirror"; see
+        `refattn.mechanisms.graph_energy.graph`. None means "kernel" ("min" for "query"), and where scores are causal
+        "none" ("causal_mirror" for "query").
+    graph
+        Links of your own in place of those: an array (n, n), or one for each head, of weights or booleans, which hold
+        where i may attend j; or a sparse one, `refattn.mechanisms.graph_energy.CSR`, which `window_graph`,
+        `nearest_graph` and `sparse_graph` make. It is a constant of the backward.
+    mask
+        Boolean, broadcastable to (b, h, n, n); True = may attend. Padding has to be masked as keys and as queries.
+    causal
+        False; True, "bottom_right" or "top_left", which are the same here.
+    scale
+        Factor of the scores; None means 1/sqrt(d).
+    bias
+        Broadcastable to (b, h, n, n): what is added to the scores. An array `table[classes[:, None], classes]` shares a
+        table among tokens of the same classes.
+    kind
+        The threshold: "hard" (below tau: 0) or "soft" (tau is subtracted).
+    signed
+        Whether |x| is compared with tau; None means only in state "feature".
+    straight_through
+        Whether the gradient passes a hard threshold by.
+    empty
+        What becomes of a row whose scores are all below tau: "argmax", "dense", "zero" or "error"; see
+        `refattn.mechanisms.graph_energy.readout`.
+    adjoint
+        "unroll": the gradient of the steps that were taken; "implicit": that of the equilibrium, which they have
+        to have reached, see `refattn.mechanisms.graph_energy.equilibrium`.
+    checkpoint
+        Every how many steps a state is kept for the backward, which takes the steps between again, to the same bits;
+        None: all of every step is kept. The square root of `steps` needs the least memory.
+    form
+        "dense" (every difference of scores at once), "products" (matrix products: the couplings "sin", "identity" and
+        "cubic"), "tiled" (a few rows of differences at a time) or "auto".
+
+    Returns
+    -------
+    out : Array
+        (b, h, n, e) in the dtype of the inputs; 0 for a token that may attend nothing.
+    saved : Saved
+        What `backward` reads, with `saved.weights`, `saved.graph` and `saved.scores`.
+
+    Raises
+    ------
+    TypeError
+        Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
+    ValueError
+        Where a shape, a number, a choice or a device does not fit, or the graph would let the future act on the past.
+    FloatingPointError
+        Where scores diverge, or a row is emptied and `empty` is "error".
+
+    Notes
+    -----
+    Equations GE.1 to GE.16, written out in `refattn.mechanisms.graph_energy.graph`, `.flow` and `.readout`. Numbers
+    that are not finite propagate.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> q = k = v = np.eye(2).reshape(1, 1, 2, 2)
+    >>> out, saved = ra.graph_energy.forward(q, k, v)
+    >>> out[0, 0].round(3)
+    array([[0.67, 0.33],
+           [0.33, 0.67]])
+    """
+    xp = check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
+    check_qkv(q, k, v)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"k: got {k.shape[2]} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph"
+        )
+    plane = (*q.shape[:3], k.shape[2])
+    options = check_options(
+        q,
+        causal=check_causal(causal) is not False,
+        state=state,
+        coupling=coupling,
+        coefficients=coefficients,
+        intrinsic=intrinsic,
+        mu=mu,
+        kappa=kappa,
+        tau=tau,
+        step=step,
+        steps=steps,
+        integrator=integrator,
+        accuracy=accuracy,
+        stop_force=stop_force,
+        stop_plateau=stop_plateau,
+        stop_level=stop_level,
+        symmetrise=symmetrise,
+        graph=graph,
+        scale=scale,
+        bias=bias,
+        kind=kind,
+        signed=signed,
+        straight_through=straight_through,
+        empty=empty,
+        adjoint=adjoint,
+        checkpoint=checkpoint,
+    )
+    if mask is not None and isinstance(graph, CSR):
+        raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges that it hides")
+    mask = check_mask(mask, plane)
+    allowed = allowed_pairs(mask, causal_offset(causal, *plane[2:]), (0, plane[2]), (0, plane[3]), q)
+    if allowed is not None:
+        allowed = xp.broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *plane[2:]))
+    chosen = form_of(form, options, q, v)
+    out, inner = equations.active(attend).forward(
+        raised(q), raised(k), raised(v), allowed=allowed, options=options, form=module_of(chosen)
+    )
+    check_scores(inner)
+    if coefficients is not None:
+        coefficients = check_coefficients(coefficients, q)
+    numbers = {
+        "coefficients": coefficients,
+        "mu": mu,
+        "kappa": kappa,
+        "scale": scale,
+        "tau": tau,
+        "step": step,
+        "bias": bias,
+    }
+    given = {name: tuple(getattr(x, "shape", ())) for name, x in numbers.items() if x is not None}
+    saved = Saved(
+        chosen,
+        inner.readout.weights,
+        inner.graph.graph,
+        inner.readout.x,
+        tuple(out.shape),
+        q,
+        given,
+        options,
+        inner,
+    )
+    return xp.astype(out, q.dtype, copy=False), saved
+
+
+def backward(saved: Saved, d_out: Array, d_weights: Array | None = None) -> dict[str, Array]:
+    """Gradients of a loss with respect to the inputs of `forward`.
+
+    Parameters
+    ----------
+    saved
+        What `forward` returned.
+    d_out
+        (b, h, n, e): gradient of the loss with respect to `out`.
+    d_weights
+        (b, h, n, n): gradient with respect to `saved.weights`, where the loss depends on them.
+
+    Returns
+    -------
+    dict of str to Array
+        "q", "k", "v", "mu" and "kappa", and "scale", "tau", "step", "bias" and "coefficients" where they were given,
+        each of the shape of its argument. A step that was not given is a constant.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where a gradient is of a wrong type, dtype, shape, library or device.
+    ArithmeticError
+        Where `adjoint` is "implicit", and the scores are not at rest or near a bifurcation.
+
+    Notes
+    -----
+    Equations dGE.1 to dGE.16: the adjoint of the steps that were taken. Called twice it gives the same bits.
+    """
+    check_is("saved", saved, Saved)
+    check_gradient("d_out", d_out, saved.shape, saved.like)
+    if d_weights is not None:
+        if saved.weights is None:
+            raise ValueError('d_weights was given, but state="feature" has no weights')
+        check_gradient("d_weights", d_weights, saved.weights.shape, saved.like)
+    xp, like = namespace(saved.like), raised(saved.like)
+    gradients = equations.active(attend).backward(
+        saved.inner,
+        xp.astype(d_out, like.dtype, copy=False),
+        None if d_weights is None else xp.astype(d_weights, like.dtype, copy=False),
+    )
+    gradients |= {name: xp.reshape(gradients[name], shape) for name, shape in saved.given.items()}
+    return {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in ("q", "k", "v", *saved.given)}
+
+
+def check_scores(inner: attend.Saved) -> None:
+    """Raise where finite scores have become infinite."""
+    if all_finite(inner.readout.x) is not False:
+        return
+    if all_finite(inner.graph.start) is False or all_finite(_links(inner.graph.graph)) is False:
+        return  # so were the inputs
+    at = next(n for n, x in enumerate(inner.flow.states) if all_finite(x) is False)
+    raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.flow.law.step}")
+
+
+def _links(graph: Array | CSR) -> Array:
+    return graph.data if isinstance(graph, CSR) else graph

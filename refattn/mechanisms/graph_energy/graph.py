@@ -1,0 +1,172 @@
+"""The graph on which scores flow, and where they start.
+
+Equations (A(i) is the set of tokens that token i may attend; `symmetrise` chooses the graph, `state` the start)::
+
+    [GE.1]  s_ij = scale q_i . k_j + bias_ij            without a bias: 0
+    [GE.2]  m_ij = s_ij if j in A(i), else -inf         without a mask: m = s
+    [GE.3]  a_ij = exp(m_ij) / sum_l exp(m_il)          a_i = 0 where A(i) is empty
+    [GE.4]  r_ij = (s_ij + s_ji) / 2                    "kernel" alone; -inf unless j in A(i) and i in A(j)
+    [GE.5]  n_ij = exp(r_ij) / sum_l exp(r_il)          "kernel" alone
+    [GE.6]  w_ij = the link of i and j, as below, and 0 for i = j
+    [GE.7]  b_jc = sigmoid(s_jj) for "token"; a_cj for "query"; v_jc for "feature"
+
+Links, by `symmetrise`: "kernel" n_ij; "none" a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji;
+"causal_mirror" a_ij for j < i and a_ji for j > i, so that a link depends on nothing later than its later token.
+A graph that is given has the links that it says, where i may attend j.
+
+Adjoints, for given db (dGE.7), dw (dGE.6) and a part of da from the readout (dGE.n is the gradient with respect to the
+value of GE.n)::
+
+    [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone
+    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone
+    [dGE.3]  da = part of the readout + adjoint of GE.6 at dw + (db)^T for "query"
+    [dGE.2]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
+    [dGE.1]  ds = dm + (dr + dr^T) / 2 + db_j b_j (1 - b_j) on the diagonal for "token"
+    [dGE.q]  dq_i = scale sum_j ds_ij k_j
+    [dGE.k]  dk_j = scale sum_i ds_ij q_i
+    [dGE.scale]  dscale = sum_ij ds_ij q_i . k_j
+    [dGE.bias]  dbias_ij = ds_ij, summed over what the bias was broadcast to
+
+With p_ij = dw_ij for i != j the adjoint of GE.6 is: "none" p; "mean" (p + p^T) / 2; "min" p + p^T where a_ij < a_ji,
+half of it where they are equal, else 0; "causal_mirror" p + p^T for j < i, else 0.
+
+The kernel of a symmetric matrix of scores has detailed balance, pi_i w_ij = pi_j w_ji with pi_i the sum of exp(r_il)
+over l: its flow is a gradient flow in the inner product with the weights pi, as if it were symmetric. "mean", "min" and
+"causal_mirror" are symmetric, "none" neither. A token's edge to itself is taken out, for it does nothing (g(0) = 0).
+
+Axes: b batch, h query head, g key/value head, i and j tokens, d width of queries and keys, c channel of the state.
+
+Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium), whose graph of tokens has
+attention scores on its edges; the ways to make it symmetric are this library's.
+
+How the source differs: it says nothing of symmetry, without which there is no energy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from refattn.mechanisms.graph_energy.links import (
+    balance_of,
+    given_links,
+    link_backward,
+    link_forward,
+    own_edges,
+    summed_to,
+)
+from refattn.mechanisms.graph_energy.rows import softmax_backward, softmax_forward
+from refattn.mechanisms.graph_energy.sparse import CSR
+from refattn.ops.heads import repeat_heads, sum_heads
+from refattn.xp import Array, namespace, sum_wide, zeros
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the graph reads, and what the flow and the readout do."""
+
+    q: Array  # (b, h, i, d)
+    k: Array  # (b, g, j, d)
+    scale: float | Array
+    bias: tuple[int, ...] | None  # its shape
+    symmetrise: str
+    state: str
+    attention: Array  # (b, h, i, j)
+    kernel: Array | None  # (b, h, i, j)
+    graph: Array | CSR  # (b, h, i, j)
+    start: Array  # (b, h, j, c)
+    balance: Array | None  # (b, h, j, 1): pi up to a factor; None where the graph is symmetric or has none
+
+
+def forward(
+    q: Array,
+    k: Array,
+    values: Array,
+    *,
+    allowed: Array | None,
+    scale: float | Array,
+    symmetrise: str,
+    state: str,
+    given: Array | CSR | None = None,
+    bias: Array | None = None,
+) -> Saved:
+    """Return attention, graph and start; `values` (b, h, j, e) are v, repeated, `allowed` tells which j are in A(i)."""
+    xp = namespace(q, k)
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
+    similar = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) untagged: GE.1 without its bias
+    scores = similar if bias is None else similar + bias  # (b, h, i, j) [GE.1]
+    if allowed is None:
+        masked = scores  # (b, h, i, j) untagged: GE.2 without a mask
+    else:
+        masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [GE.2]
+    attention = softmax_forward(masked)  # (b, h, i, j) [GE.3]
+    kernel = balance = None
+    if symmetrise == "kernel":
+        average = 0.5 * (scores + xp.matrix_transpose(scores))  # (b, h, i, j) untagged: GE.4 without a mask
+        both = True if allowed is None else allowed & xp.matrix_transpose(allowed)  # untagged: both may attend
+        mutual = average if allowed is None else xp.where(both, average, -math.inf)  # (b, h, i, j) [GE.4]
+        kernel = softmax_forward(mutual)  # (b, h, i, j) [GE.5]
+        balance = balance_of(mutual)  # (b, h, j, 1) untagged: pi, which only energies need
+        linked = kernel  # (b, h, i, j) untagged: GE.6 with its diagonal
+    elif symmetrise == "given":
+        linked = given_links(given, allowed, scores)  # (b, h, i, j) untagged: GE.6 with its diagonal
+    else:
+        linked = link_forward(attention, symmetrise)  # (b, h, i, j) untagged: GE.6 with its diagonal
+    own = own_edges(scores)  # (i, j) untagged: whether i = j
+    graph = linked if isinstance(linked, CSR) else xp.where(own, 0.0, linked)  # (b, h, i, j) [GE.6]
+    if state == "token":
+        logits = xp.sum(xp.where(own, scores, 0.0), axis=-1, keepdims=True)  # (b, h, j, 1) untagged: s_jj
+        begin = 0.5 + 0.5 * xp.tanh(0.5 * logits)  # (b, h, j, c) untagged: GE.7 of "token"
+    elif state == "query":
+        begin = xp.matrix_transpose(attention)  # (b, h, j, c) untagged: GE.7 of "query"
+    else:
+        begin = values  # (b, h, j, c) untagged: GE.7 of "feature"
+    start = begin  # (b, h, j, c) [GE.7]
+    like = None if bias is None else tuple(bias.shape)
+    return Saved(q, k, scale, like, symmetrise, state, attention, kernel, graph, start, balance)
+
+
+def backward(saved: Saved, d_attention_read: Array, d_graph: Array, d_start: Array) -> dict[str, Array]:
+    """Return the gradients of q, k and scale, for a part of da (b, h, i, j), and dw and db."""
+    q, k, scale, attention = saved.q, saved.k, saved.scale, saved.attention
+    xp = namespace(q, k)
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
+    own = own_edges(attention)  # (i, j) untagged: whether i = j
+    # forward: graph = where(own, 0.0, linked)
+    d_linked = xp.where(own, 0.0, d_graph)  # (b, h, i, j) untagged: p, part of dGE.3 and dGE.5
+    if saved.symmetrise == "kernel":
+        assert saved.kernel is not None
+        d_kernel = d_linked  # (b, h, i, j) [dGE.5]
+        # forward: kernel = softmax(mutual)
+        d_mutual = softmax_backward(saved.kernel, d_kernel)  # (b, h, i, j) [dGE.4]
+        # forward: mutual = (scores + scores^T) / 2
+        d_average = 0.5 * (d_mutual + xp.matrix_transpose(d_mutual))  # (b, h, i, j) untagged: part of dGE.1
+        d_attention_graph = zeros((), q)  # untagged: the kernel does not read a
+    elif saved.symmetrise == "given":
+        d_attention_graph = zeros((), q)  # untagged: the links are constants
+        d_average = zeros((), q)  # untagged: no kernel
+    else:
+        d_attention_graph = link_backward(attention, saved.symmetrise, d_linked)  # untagged: part of dGE.3
+        d_average = zeros((), q)  # untagged: no kernel
+    # forward: start = sigmoid(s_jj), attention^T or v
+    if saved.state == "token":
+        slope = d_start * saved.start * (1.0 - saved.start)  # (b, h, j, 1) untagged: part of dGE.1
+        d_own = xp.where(own, slope, 0.0)  # (b, h, i, j) untagged: part of dGE.1
+        d_attention_start = zeros((), q)  # untagged: the start does not read a
+    else:
+        d_own = zeros((), q)  # untagged: the start does not read s
+        d_attention_start = xp.matrix_transpose(d_start) if saved.state == "query" else d_own  # untagged: part of dGE.3
+    d_attention = d_attention_read + d_attention_graph + d_attention_start  # (b, h, i, j) [dGE.3]
+    # forward: attention = softmax(masked)
+    d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.2]
+    d_scores = d_masked + d_average + d_own  # (b, h, i, j) [dGE.1]
+    # forward: scores = q @ k_heads^T * scale + bias
+    d_product = d_scores @ k_heads  # (b, h, i, d) untagged: dGE.q without its scale
+    d_q = d_product * scale  # (b, h, i, d) [dGE.q]
+    d_k = sum_heads(xp.matrix_transpose(d_scores) @ q, k.shape[1]) * scale  # (b, g, j, d) [dGE.k]
+    d_scale = sum_wide(d_product * q)  # () [dGE.scale]
+    gradients = {"q": d_q, "k": d_k, "scale": d_scale}
+    if saved.bias is not None:
+        d_bias = summed_to(d_scores, saved.bias)  # [dGE.bias]
+        gradients["bias"] = d_bias
+    return gradients

@@ -1,0 +1,75 @@
+"""From attention to the links of a graph, in four ways; the kernel of symmetric scores stands in `graph`.
+
+Each way stands beside its adjoint.
+"""
+
+from __future__ import annotations
+
+import math
+
+from refattn.mechanisms.graph_energy.sparse import CSR
+from refattn.xp import Array, arange, namespace, zeros
+
+
+def own_edges(scores: Array) -> Array:
+    n = arange(0, scores.shape[-1], scores)
+    return n[:, None] == n[None, :]
+
+
+def earlier(scores: Array) -> Array:
+    n = arange(0, scores.shape[-1], scores)
+    return n[None, :] < n[:, None]
+
+
+def balance_of(mutual: Array) -> Array:
+    """Return the sums of exp(r_il) over l, relative to the largest of a head."""
+    xp = namespace(mutual)
+    if mutual.shape[-1] == 0:
+        return zeros((*mutual.shape[:-1], 1), mutual)
+    top = xp.max(mutual, axis=(-2, -1), keepdims=True)
+    return xp.sum(xp.exp(mutual - xp.where(top == -math.inf, 0.0, top)), axis=-1, keepdims=True)
+
+
+def link_forward(attention: Array, symmetrise: str) -> Array:
+    """Return w of GE.6, with an arbitrary diagonal."""
+    xp = namespace(attention)
+    other = xp.matrix_transpose(attention)
+    if symmetrise == "none":
+        return attention
+    if symmetrise == "mean":
+        return 0.5 * (attention + other)
+    if symmetrise == "min":
+        return xp.minimum(attention, other)
+    return xp.where(earlier(attention), attention, other)
+
+
+def link_backward(attention: Array, symmetrise: str, d_linked: Array) -> Array:
+    """Return the part of da that comes from w."""
+    xp = namespace(attention)
+    if symmetrise == "none":
+        return d_linked
+    both = d_linked + xp.matrix_transpose(d_linked)
+    if symmetrise == "mean":
+        return 0.5 * both
+    if symmetrise == "min":
+        other = xp.matrix_transpose(attention)
+        return xp.where(attention < other, both, xp.where(attention == other, 0.5 * both, 0.0))
+    return xp.where(earlier(attention), both, 0.0)
+
+
+def given_links(given: Array | CSR | None, allowed: Array | None, scores: Array) -> Array | CSR:
+    """Return the links of a graph that was given, where they are allowed."""
+    if isinstance(given, CSR):
+        return given
+    xp = namespace(scores)
+    links = xp.astype(given, scores.dtype) + zeros(scores.shape, scores)
+    return links if allowed is None else xp.where(allowed, links, 0.0)
+
+
+def summed_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return the sum of x over the axes to which an array of this shape was broadcast."""
+    xp = namespace(x)
+    missing = len(x.shape) - len(shape)
+    x = xp.sum(x, axis=tuple(range(missing))) if missing else x
+    ones = tuple(axis for axis, n in enumerate(shape) if n == 1 and x.shape[axis] != 1)
+    return xp.sum(x, axis=ones, keepdims=True) if ones else x

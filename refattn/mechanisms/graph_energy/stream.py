@@ -1,0 +1,131 @@
+"""Decoding with a cache: keys, values, and for each token where its score was at every stage of the flow.
+
+A causal graph without symmetry lets a token act on later ones alone. So the way that its score took is final, and a new
+token's score flows beside those that are kept: its memory grows by a number for each stage and channel, and its time
+with the number of tokens before it. In state "query" scores flow anew for every query, on a graph of all tokens so
+far; there queries are kept, and everything is computed again.
+
+A key mask covers the tokens of the past and the new ones.
+
+Axes: b batch, n new token, j token, h head, g key/value head, d and e widths of a head, p stage, c channel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from refattn import equations
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.graph_energy import block, core, pairs, readout
+from refattn.mechanisms.graph_energy.derived import threshold_of
+from refattn.mechanisms.graph_energy.options import USUAL, check_options
+from refattn.mechanisms.graph_energy.rows import softmax_forward
+from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, moved, weighted
+from refattn.ops.heads import merge_heads, repeat_heads
+from refattn.ops.linear import linear_forward
+from refattn.xp import Array, namespace, raised, zeros
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What is kept of the tokens so far."""
+
+    k: Array  # (b, g, j, d)
+    v: Array  # (b, g, j, e)
+    q: Array | None  # (b, h, j, d), in state "query"
+    points: Array | None  # (b, h, j, p, c): where each stage was evaluated, and the end; else
+
+
+def start(params: block.Params, batch: int) -> Cache:
+    """Return the cache before the first token."""
+    h, g, d, e = params.config.sizes
+    like = params.w_q
+    keys, values = zeros((batch, g, 0, d), like), zeros((batch, g, 0, e), like)
+    if params.config.state == "query":
+        return Cache(keys, values, zeros((batch, h, 0, d), like), None)
+    stages = len(TABLEAUS[params.config.integrator].stages) * params.config.steps + 1
+    channels = e if params.config.state == "feature" else 1
+    return Cache(keys, values, None, zeros((batch, h, 0, stages, channels), raised(like)))
+
+
+def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
+    """Return the next state of new tokens (b, n, m), and the cache with them."""
+    _check(cache, state, context)
+    own, xp, x = equations.active(block), namespace(state.x), state.x
+    if cache.points is not None and cache.k.shape[2]:
+        parts = []
+        for n in range(x.shape[1]):
+            mask = None if context.key_mask is None else context.key_mask[:, : cache.k.shape[2] + 1]
+            one, cache = step(params, cache, block.State(x[:, n : n + 1, :]), replace(context, key_mask=mask))
+            parts.append(one.x)
+        return replace(state, x=xp.concat(parts, axis=1) if parts else x), cache
+    q, k, v = own.project(params, x)
+    k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
+    all_q = q if cache.q is None else xp.concat([cache.q, q], axis=2)
+    tokens = (x.shape[0], q.shape[1], k.shape[2], k.shape[2])
+    chosen = block.core_options(params.config, *own.strengths(params, context))
+    attended, saved = core.forward(all_q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
+    result = _result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :])
+    if cache.points is None:
+        return replace(state, x=result), Cache(k, v, all_q, None)
+    ways = [point for taken in saved.inner.flow.steps for point in taken.points]
+    points = xp.stack([*ways, saved.inner.readout.x], axis=3)  # (b, h, j, p, c)
+    return replace(state, x=result), Cache(k, v, None, points)
+
+
+def step(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
+    """Return the next state of one new token (b, 1, m), and the cache with it."""
+    if cache.points is None or not cache.k.shape[2]:
+        return prefill(params, cache, state, context)
+    _check(cache, state, context)
+    own, xp, x = equations.active(block), namespace(state.x), state.x
+    q, k, v = own.project(params, x)
+    k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
+    options = check_options(
+        q, causal=True, **(USUAL | block.core_options(params.config, *own.strengths(params, context)))
+    )
+    heads, tokens = q.shape[1], k.shape[2]
+    allowed = None
+    if context.key_mask is not None:
+        block.mask_of(context, (x.shape[0], heads, tokens, tokens))
+        allowed = (context.key_mask & context.key_mask[:, -1:])[:, None, None, :]  # (b, 1, 1, j)
+    scores = raised(q) @ xp.matrix_transpose(repeat_heads(raised(k), heads)) * options.scale  # (b, h, 1, j)
+    attention = softmax_forward(scores if allowed is None else xp.where(allowed, scores, -math.inf))  # (b, h, 1, j)
+    last = xp.concat([zeros((tokens - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the new token
+    graph = attention * (1.0 - last)  # (b, h, 1, j)
+    if options.state == "feature":
+        begin = repeat_heads(raised(v[:, :, tokens - 1 :, :]), heads)  # (b, h, 1, c)
+    else:
+        begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, tokens - 1 :])  # (b, h, 1, c)
+    points: list[Array] = []
+    at, tableau = begin, TABLEAUS[options.integrator]
+    for _ in range(options.steps):
+        rates: list[Array] = []
+        for row in tableau.stages:
+            point = moved(at, options.step, weighted(row, rates))  # (b, h, 1, c)
+            every = xp.concat([cache.points[:, :, :, len(points), :], point], axis=2)  # (b, h, j, c)
+            pull = pairs.rows_forward(options.coupling, graph, None, every, None, slice(tokens - 1, tokens))
+            rates.append(options.intrinsic.force(point, begin, options.mu) + options.kappa * pull)
+            points.append(point)
+        at = moved(at, options.step, weighted(tableau.weights, rates))  # (b, h, 1, c)
+    way = xp.stack([*points, at], axis=3)  # (b, h, 1, p, c)
+    kept = xp.concat([cache.points, way], axis=2)
+    ends = at if options.state == "feature" else kept[:, :, :, -1, :]
+    threshold = threshold_of(options, None, q)
+    out, _ = readout.forward(ends, attention, raised(v), allowed=allowed, state=options.state, threshold=threshold)
+    return replace(state, x=_result(params, x, xp.astype(out, x.dtype))), Cache(k, v, None, kept)
+
+
+def _result(params: block.Params, x: Array, attended: Array) -> Array:
+    out = linear_forward(merge_heads(attended), params.w_o, params.b_o)
+    return x + out if params.config.residual else out
+
+
+def _check(cache: Cache, state: block.State, context: Context) -> None:
+    if context.mask is not None:
+        raise ValueError(
+            "context.mask was given to a stream, whose past has been computed without it; needs a key_mask"
+        )
+    if state.x.shape[0] != cache.k.shape[0]:
+        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {cache.k.shape[0]}")

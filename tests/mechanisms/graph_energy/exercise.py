@@ -1,0 +1,86 @@
+"""Runs of graph energy attention that together reach every line with a tag, for tests/test_equation_ids.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refattn import Context, counter, mechanism
+
+Make = Callable[[Any], Any]
+Run = tuple[Mapping[str, int], Callable[[], None]]
+
+
+def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+
+    `sizes` are all different, but for queries and keys, which are the same tokens; `make` turns a NumPy array into one
+    of the library that the calls shall use.
+    """
+    token = {**sizes, "j": sizes["i"], "c": 1}
+    query, feature = {**token, "c": sizes["i"]}, {**token, "c": sizes["e"]}
+    core = partial(_core, make=make, form=form)
+    solved = "implicit_midpoint" if form == "products" else "discrete_gradient"
+    block = partial(_block, make=make)
+    return [
+        (token, partial(core, token, state="token", full=True)),
+        (token, partial(core, token, state="token", full=False)),
+        (token, partial(core, token, state="token", full=False, empty="dense", tau=0.99)),
+        (token, partial(core, token, state="token", full=True, symmetrise="kernel", causal=False)),
+        (query, partial(core, query, state="query", full=True, symmetrise="causal_mirror")),
+        (query, partial(core, query, state="query", full=False, integrator="rk4", kind="soft")),
+        (query, partial(core, query, state="query", full=False, integrator="rk45", stop_force=1e-3, steps=2)),
+        (token, partial(core, token, state="token", full=False, integrator=solved, steps=2)),
+        (token, partial(core, token, state="token", full=False, graph=make(_mask("graph", token["i"], token["i"])))),
+        (token, partial(core, token, state="token", full=False, checkpoint=2, steps=3)),
+        (feature, partial(core, feature, state="feature", full=True)),
+        (feature, partial(core, feature, state="feature", full=False, kind="soft", tau=0.1)),
+        (token, partial(block, token, full=True)),
+        (token, partial(block, token, full=False)),
+    ]
+
+
+def _draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=7, purpose=name)
+
+
+def _mask(name: str, *shape: int) -> Any:
+    return counter.uniform(shape, seed=7, purpose=name) < 0.8
+
+
+def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, **options: Any) -> None:
+    b, h, g, n, d, e = (sizes[letter] for letter in "bhgide")
+    record = mechanism("graph_energy")
+    assert record.core is not None
+    if full:
+        more: dict[str, Any] = {"mask": make(_mask("mask", b, h, n, n)), "causal": True, "scale": 0.3, "step": 0.01}
+        more |= {"mu": make(abs(_draw("mu", h))), "kappa": 0.5, "tau": 0.2, "steps": 3, "integrator": "heun"}
+        more |= {"coupling": "polynomial", "coefficients": make(0.1 * _draw("coefficients", 3)), "symmetrise": "none"}
+        more |= {"bias": make(_draw("bias", h, 1, n))}
+        more |= {"intrinsic": "double_well", "kind": "hard", "accuracy": 1e-3}
+        more |= dict.fromkeys(("stop_force", "stop_plateau", "stop_level", "graph", "checkpoint"))
+        options = more | {"straight_through": True, "signed": True, "empty": "zero", "adjoint": "unroll"} | options
+        assert set(record.defaults) == {*options, "form"}
+    elif form == "products":
+        options = {**options, "coupling": "sin"}  # which products can compute
+    q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, g, n, d)), make(_draw("v", b, g, n, e))
+    _, saved = record.core.forward(q, k, v, form=form, **options)
+    record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
+
+
+def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
+    b, h, g, n, d, e, m = (sizes[letter] for letter in "bhgidem")
+    block = mechanism("graph_energy").block
+    options: dict[str, Any] = {"bias": True} if full else {"residual": False}
+    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
+    x = make(np.asarray(_draw("x", b, n, m)))
+    context = Context()
+    if full:
+        context = Context(mask=make(_mask("mask", b, h, n, n)), key_mask=make(_mask("padding", b, n)), causal=True)
+    params = block.init(config, seed=7, like=x)
+    state, saved = block.forward(params, block.start(params, x, context), context)
+    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))
+    block.backward(params, saved, d_state)

@@ -1,0 +1,169 @@
+"""The numbers of the specification, a test each; what is proved of the flow stands in test_theorems.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.mechanisms.graph_energy import core
+from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, kept, qkv, run, step_of
+from tests.mechanisms.graph_energy.test_gradients import FEW, errors
+
+SEPARABLE = ("sin", "identity", "cubic")
+
+
+def softmax_out() -> Any:
+    return ra.softmax.forward(*qkv())[0]
+
+
+def test_1_three_limits_are_softmax_attention() -> None:
+    diffusion: dict[str, Any] = {"coupling": "identity", "mu": 0.0, "step": 1.0, "steps": 1, "symmetrise": "none"}
+    limits = (
+        run(state="query", kappa=0.0, tau=0.0),
+        run(state="feature", **diffusion),
+        run(state="token", mu=0.0, steps=600, tau=0.0),
+    )
+    for out, _ in limits:
+        np.testing.assert_allclose(out, softmax_out(), rtol=0, atol=1e-12)
+
+
+def test_2_gradients_agree_with_autograd() -> None:
+    for combination in FEW[:6]:
+        assert max(errors(combination).values()) < 1e-9
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_3_nothing_leaks_from_the_future(state: str) -> None:
+    q, k, v = qkv()
+    base = core.forward(q, k, v, state=state, causal=True)[0]
+    for now in range(1, N):
+        changed = [x.copy() for x in (q, k, v)]
+        for x in changed:
+            x[:, :, now:] = -x[:, :, now:] + 1.0
+        assert np.array_equal(core.forward(*changed, state=state, causal=True)[0][:, :, :now], base[:, :, :now])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_4_masked_is_as_good_as_deleted(state: str) -> None:
+    keep = np.array([True, False, True, True, False, True, True])
+    q, k, v = qkv()
+    out, _ = core.forward(q, k, v, state=state, mask=keep[:, None] & keep)
+    short, _ = core.forward(q[:, :, keep], k[:, :, keep], v[:, :, keep], state=state)
+    np.testing.assert_allclose(out[:, :, keep], short, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_9_products_and_tiles_are_pairs(
+    coupling: str, state: str, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from refattn.mechanisms.graph_energy import tiled
+
+    monkeypatch.setattr(tiled, "ELEMENTS", 2 * N)  # tiles of one or two rows
+    options: dict[str, Any] = {"state": state, "coupling": coupling, "kappa": 0.7, "step": 0.1}
+    if masked:
+        options["mask"] = kept("mask", B, H, N, N)
+    found = {}
+    for form in ("dense", "tiled", *(["products"] if coupling in SEPARABLE else [])):
+        out, saved = run(**options, form=form)
+        found[form] = {"out": out, **core.backward(saved, draw("d_out", *out.shape))}
+    for form in found:
+        for name, x in found["dense"].items():
+            np.testing.assert_allclose(found[form][name], x, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(x)))))
+
+
+@pytest.mark.parametrize("empty", ["argmax", "dense", "zero"])
+def test_10_emptied_rows_are_finite(empty: str) -> None:
+    for state in ("token", "query"):
+        out, saved = run(state=state, tau=0.99, empty=empty, mask=kept("mask", N, N))
+        gradients = core.backward(saved, draw("d_out", *out.shape))
+        assert all(np.all(np.isfinite(x)) for x in (out, *gradients.values()))
+
+
+def test_11_attention_that_flows_stays_attention() -> None:
+    for causal in (False, True):
+        _, saved = run(state="query", causal=causal, empty="error")  # no row is emptied
+        np.testing.assert_allclose(np.sum(saved.scores, axis=2), np.ones((B, H, N)), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(np.sum(saved.weights, axis=3), np.ones((B, H, N)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("symmetrise", ["kernel", "mean", "min", "none"])
+def test_14_the_implicit_gradient_is_that_of_many_steps(symmetrise: str, state: str, masked: bool) -> None:
+    options: dict[str, Any] = {"state": state, "symmetrise": symmetrise, "steps": 400, "kind": "soft", "tau": 0.02}
+    options |= {"mu": np.array([0.5, 1.0, 1.5, 2.0]), "kappa": np.array([1.0, 0.5, 2.0, 0.2])}
+    if masked:
+        options["mask"] = kept("mask", B, H, N, N)
+    found = []
+    for adjoint in ("unroll", "implicit"):
+        out, saved = run(**options, adjoint=adjoint)
+        found.append(core.backward(saved, draw("d_out", *out.shape)))
+    for name, x in found[0].items():
+        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-8 * max(1.0, float(np.max(np.abs(x)))))
+
+
+def test_14_the_implicit_gradient_of_a_polynomial() -> None:
+    options: dict[str, Any] = {"coupling": "polynomial", "coefficients": (1.0, 0.5), "step": 0.2, "steps": 400}
+    found = [
+        core.backward(run(**options, adjoint=each)[1], draw("d_out", B, H, N, 5)) for each in ("unroll", "implicit")
+    ]
+    for name, x in found[0].items():
+        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-8 * max(1.0, float(np.max(np.abs(x)))))
+
+
+def test_14_the_implicit_gradient_is_refused_where_there_is_none() -> None:
+    refused: dict[str, dict[str, Any]] = {
+        "the scores are not at rest: take more steps": {"steps": 3},
+        "at or near a bifurcation, or not isolated": {"intrinsic": "none", "steps": 400},
+    }
+    for message, options in refused.items():
+        out, saved = run(**options, adjoint="implicit")
+        with pytest.raises(ArithmeticError, match=message):
+            core.backward(saved, out)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_15_float32_in_float32_out(state: str) -> None:
+    q, k, v = (x.astype(np.float32) for x in qkv())
+    out, _ = core.forward(q, k, v, state=state)
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out, run(state=state)[0], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_17_tokens_in_another_order(coupling: str, state: str) -> None:
+    order = np.array([3, 0, 6, 2, 5, 1, 4])
+    q, k, v = qkv()
+    options: dict[str, Any] = {"state": state, "coupling": coupling, **step_of(state)}
+    moved, _ = core.forward(q[:, :, order], k[:, :, order], v[:, :, order], **options)
+    expected = run(**options)[0][:, :, order]  # values of the cubic grow: its energy has no lower bound
+    np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(expected)))))
+
+
+def test_13_a_table_of_biases_is_shared_by_tokens_of_a_class() -> None:
+    """bias = table[phi(i), phi(j)]: the gradient of the table is that of the bias, added up by classes."""
+    torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    table, classes = draw("table", 3, 3), np.array([0, 1, 2, 1, 0, 2, 2])
+    for state in STATES:
+        out, saved = run(state=state, bias=table[classes[:, None], classes])
+        by_hand = np.zeros((3, 3))
+        d_out = draw("d_out", *out.shape)
+        np.add.at(by_hand, (classes[:, None], classes), core.backward(saved, d_out)["bias"])
+        leaf = torch.tensor(table, requires_grad=True)
+        arrays = [torch.tensor(x) for x in qkv()]
+        other, _ = core.forward(*arrays, state=state, bias=leaf[classes[:, None], classes])
+        (expected,) = torch.autograd.grad((other * torch.tensor(d_out)).sum(), [leaf])
+        np.testing.assert_allclose(by_hand, expected.numpy(), rtol=0, atol=1e-12 * float(expected.abs().max()))
+    for shape in ((N, N), (H, 1, N), (B, 1, 1, 1), (1,)):
+        out, saved = run(bias=draw("bias", *shape))
+        assert core.backward(saved, out)["bias"].shape == shape
+    with pytest.raises(ValueError, match=r"bias: got shape \(3,\), needs one that broadcasts to"):
+        run(bias=np.zeros(3))
+    with pytest.raises(TypeError, match="bias: got float, needs an array"):
+        run(bias=1.0)

@@ -1,0 +1,125 @@
+"""What does not fit raises, and says which argument, what it got and what it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import Context
+from refattn.mechanisms.graph_energy import core
+from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"state": "node"}, ValueError, "state: got 'node', needs one of token, query, feature"),
+        ({"coupling": "relu"}, ValueError, "coupling: got 'relu', needs one of sin, tanh, identity"),
+        ({"intrinsic": None}, ValueError, "intrinsic: got None, needs one of anchor, none, double_well"),
+        ({"integrator": "leapfrog"}, ValueError, "integrator: got 'leapfrog', needs one of euler, heun, rk4"),
+        ({"symmetrise": "max"}, ValueError, "symmetrise: got 'max', needs one of kernel, mean, min, none"),
+        ({"kind": "firm"}, ValueError, "kind: got 'firm', needs one of hard, soft"),
+        ({"empty": "nan"}, ValueError, "empty: got 'nan', needs one of argmax, dense, zero, error"),
+        ({"adjoint": "exact"}, ValueError, "adjoint: got 'exact', needs one of unroll, implicit"),
+        ({"form": "sparse"}, ValueError, "form: got 'sparse', needs one of auto, dense, products, tiled"),
+        ({"steps": -1}, ValueError, "steps: got -1, needs a whole number of at least 0"),
+        ({"steps": 2.0}, ValueError, "steps: got 2.0, needs a whole number of at least 0"),
+        ({"step": 0.0}, ValueError, "step: got 0.0, needs a number above 0"),
+        ({"step": -1.0}, ValueError, "step: got -1.0, needs a number above 0"),
+        ({"tau": -0.1}, ValueError, "tau: got -0.1, needs a number at least 0"),
+        ({"tau": np.array([0.1, 0.2, -0.1, 0.3])}, ValueError, "(?s)tau: got .*, needs a number at least 0"),
+        ({"mu": np.ones(H + 1)}, ValueError, r"mu: got shape \(5,\), needs a number or an array \(4,\)"),
+        ({"kappa": np.ones(H, int)}, TypeError, "kappa: got dtype int64, needs a floating one"),
+        ({"kappa": np.full(H, np.nan)}, ValueError, "kappa: got a number that is not finite"),
+        ({"mu": float("inf")}, ValueError, "mu: got inf, needs a finite number"),
+        ({"mu": "strong"}, TypeError, "mu: got str, needs a finite number"),
+        ({"signed": 1}, TypeError, "signed: got int, needs a bool"),
+        ({"kind": "soft", "straight_through": True}, ValueError, 'straight_through: got True with kind="soft"'),
+        ({"mask": np.ones((7, 7))}, TypeError, "mask: got dtype float64, needs bool"),
+        ({"mask": np.ones((3, 7), bool)}, ValueError, r"mask: got shape \(3, 7\)"),
+        ({"causal": "left"}, ValueError, "causal: got 'left', needs True, False"),
+        ({"state": "feature", "coupling": "sinh"}, ValueError, 'step: got None with state="feature", coupling="sinh"'),
+        ({"intrinsic": "double_well", "coupling": "cubic"}, ValueError, "step: got None .* whose slopes have no bound"),
+        ({"coupling": "tanh", "form": "products"}, ValueError, 'form: got "products" with the coupling tanh'),
+        (
+            {"state": "query", "causal": True, "symmetrise": "min"},
+            ValueError,
+            'symmetrise: got "min" with causal scores',
+        ),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run(**options)
+
+
+def test_queries_and_keys_of_different_lengths() -> None:
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="k: got 7 tokens and 5 in q, needs as many"):
+        core.forward(q[:, :, :5], k, v)
+
+
+@pytest.mark.parametrize(("name", "value"), [("mu", -1.0), ("kappa", np.array([1.0, 1.0, -0.1, 1.0]))])
+def test_forces_of_the_other_sign_are_warned_of(name: str, value: Any) -> None:
+    with pytest.warns(UserWarning, match=f"(?s){name}: got .* may diverge"):
+        run(step=0.01, **{name: value})
+
+
+def test_scores_that_diverge() -> None:
+    message = "the scores diverged at step [0-9]+: reduce step, which is 30.0"
+    with np.errstate(all="ignore"), pytest.warns(UserWarning), pytest.raises(FloatingPointError, match=message):
+        run(intrinsic="double_well", step=30.0, steps=40)
+
+
+def test_inputs_that_are_not_finite_propagate() -> None:
+    q, k, v = (x.copy() for x in qkv())
+    q[0, 0, 1, 0] = np.nan
+    with np.errstate(all="ignore"):
+        out, _ = core.forward(q, k, v)
+    assert np.any(np.isnan(out[0, 0])) and np.all(np.isfinite(out[1]))
+
+
+def test_wrong_gradients() -> None:
+    out, saved = run()
+    with pytest.raises(ValueError, match=r"d_out: got shape \(2, 4, 7\), needs \(2, 4, 7, 5\)"):
+        core.backward(saved, out[..., 0])
+    with pytest.raises(ValueError, match=r"d_weights: got shape"):
+        core.backward(saved, out, out)
+    with pytest.raises(TypeError, match="saved: got NoneType, needs a Saved"):
+        core.backward(None, out)  # type: ignore[arg-type]
+    _, feature = run(state="feature")
+    with pytest.raises(ValueError, match='d_weights was given, but state="feature" has no weights'):
+        core.backward(feature, out, draw("d_weights", 2, 4, 7, 7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "heads: got 3, needs a divisor of the width 8, or a head_width"),
+        ({"steps": 0}, "steps: got 0, needs a whole number of at least 1"),
+        ({"kv_heads": 3}, "kv_heads: got 3, needs a divisor of the 2 heads"),
+        ({"coupling": "sinh"}, "coupling: got 'sinh', needs one of sin, tanh, identity, arctan"),
+        ({"intrinsic": "double_well"}, "intrinsic: got 'double_well', needs one of anchor, none"),
+        ({"step": 0.0}, "step: got 0.0, needs a finite number above 0"),
+        ({"state": "node"}, "state: got 'node'"),
+    ],
+)
+def test_a_wrong_configuration_of_the_block(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ra.mechanism("graph_energy").block.Config(**{"width": 8, "heads": 2, **changes})
+
+
+def test_a_wrong_context_and_wrong_params_of_the_block() -> None:
+    block = ra.mechanism("graph_energy").block
+    x = draw("x", 2, 5, 8)
+    params = block.init(block.Config(width=8, heads=2), like=x)
+    state = block.start(params, x, Context())
+    with pytest.raises(ValueError, match=r"context.key_mask: got shape \(2, 4\), needs \(2, 5\)"):
+        block.forward(params, state, Context(key_mask=np.ones((2, 4), bool)))
+    with pytest.raises(ValueError, match="context.memory was given"):
+        block.forward(params, state, Context(memory=x))
+    with pytest.raises(ValueError, match=r"x: got shape \(2, 5, 7\), needs \(batch, tokens, 8\)"):
+        block.start(params, x[..., :7], Context())

@@ -1,0 +1,157 @@
+"""Gradients of every combination of options: by hand against the autograd of torch, and against scalar loops."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn import counter, equations
+from refattn.mechanisms.graph_energy import core, loops
+from tests.mechanisms.graph_energy.calls import COUPLINGS, B, H, draw, kept, qkv
+
+GRAPHS = ((False, "kernel"), (False, "mean"), (False, "min"), (False, "none"), (True, None))
+N = 5
+ALL = list(
+    itertools.product(
+        ("token", "query", "feature"),
+        COUPLINGS,
+        ("euler", "heun", "rk4"),
+        GRAPHS,
+        ("hard", "soft"),
+        ("anchor", "none", "double_well"),
+    )
+)
+"""Every combination of state, coupling, integrator, graph, threshold and intrinsic force: 1620."""
+
+FEW = [ALL[int(n)] for n in counter.permutation(len(ALL), seed=0, purpose="graph_energy.combinations")[:60]]
+
+
+def options_of(combination: Any) -> dict[str, Any]:
+    state, coupling, integrator, (causal, symmetrise), kind, intrinsic = combination
+    names: dict[str, Any] = {"state": state, "coupling": coupling, "integrator": integrator, "intrinsic": intrinsic}
+    return names | {"causal": causal, "symmetrise": symmetrise, "kind": kind, "steps": 3}
+
+
+def numbers_of(state: str) -> dict[str, Any]:
+    """Numbers for each head, and a tau that empties few rows."""
+    per_head = {name: np.abs(draw(name, H)) * size for name, size in (("mu", 1.0), ("kappa", 0.5))}
+    tau = {"token": 0.45, "query": 0.05, "feature": 0.2}[state]
+    return {**per_head, "step": np.asarray(0.07), "tau": np.full((H,), tau), "scale": np.asarray(0.6)}
+
+
+def errors(combination: Any, form: str = "dense") -> dict[str, float]:
+    """The error of every gradient, relative to its largest element, or a hundredth of the largest of all."""
+    torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    options, numbers = options_of(combination), numbers_of(combination[0])
+    arrays = dict(zip("qkv", qkv(N), strict=True)) | numbers
+    mask = kept("mask", B, 1, N, N, keep=0.8)
+    out, saved = core.forward(**arrays, **options, mask=mask, form=form)
+    upstream = {"d_out": draw("d_out", *out.shape)}
+    if saved.weights is not None:
+        upstream["d_weights"] = draw("d_weights", *saved.weights.shape)
+    by_hand = core.backward(saved, **upstream)
+    leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
+    other, other_saved = core.forward(**leaves, **options, mask=torch.tensor(mask), form="dense")
+    loss = (other * torch.tensor(upstream["d_out"])).sum()
+    if saved.weights is not None:
+        loss = loss + (other_saved.weights * torch.tensor(upstream["d_weights"])).sum()
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    expected = {name: x.numpy() for name, x in zip(leaves, found, strict=True)}
+    floor = 1e-2 * max(float(np.max(np.abs(x))) for x in expected.values())
+    assert {name: x.shape for name, x in by_hand.items()} == {name: x.shape for name, x in arrays.items()}
+    return {
+        name: float(np.max(np.abs(by_hand[name] - x))) / max(float(np.max(np.abs(x))), floor)
+        for name, x in expected.items()
+    }
+
+
+@pytest.mark.parametrize("combination", FEW, ids=str)
+def test_gradients_are_those_of_autograd(combination: Any) -> None:
+    # Two float64 evaluations of one derivative: docs/tolerances.md.
+    assert max(errors(combination).values()) < 1e-12
+
+
+@pytest.mark.slow
+def test_gradients_of_every_combination_are_those_of_autograd() -> None:
+    sample = float(os.environ.get("REFATTN_SLOW_SAMPLE", "0"))
+    chosen = ALL[:: max(1, len(ALL) // int(100 * sample))] if sample else ALL
+    assert {str(each): found for each in chosen if max((found := errors(each)).values()) >= 1e-12} == {}
+
+
+@pytest.mark.parametrize("form", ["products", "tiled"])
+@pytest.mark.parametrize("combination", [c for c in FEW if c[1] in ("sin", "identity", "cubic")], ids=str)
+def test_gradients_of_other_forms(combination: Any, form: str) -> None:
+    assert max(errors(combination, form).values()) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+@pytest.mark.parametrize("state", ["token", "query", "feature"])
+@pytest.mark.parametrize("empty", ["argmax", "dense", "zero"])
+def test_loops_agree_where_the_threshold_empties_rows(empty: str, state: str, kind: str) -> None:
+    """Also with the gradient that passes the threshold by, which is no derivative and has no third way."""
+    q, k, v = qkv(N)
+    tau = {"token": 0.6, "query": 0.3, "feature": 1.0}[state]
+    options: dict[str, Any] = {"state": state, "empty": empty, "kind": kind, "tau": tau, "steps": 3, "step": 0.1}
+    options |= {"straight_through": kind == "hard", "mask": kept("mask", B, H, N, N, keep=0.6)}
+    with equations.trace() as traced:
+        out, saved = core.forward(q, k, v, **options)
+        core.backward(saved, draw("d_out", *out.shape))
+    if state != "feature":
+        assert not np.all(saved.inner.readout.filled)
+    expected = loops.forward(q, k, v, **options) | loops.backward(q, k, v, draw("d_out", *out.shape), **options)
+    assert set(traced) == set(expected)
+    for id, value in expected.items():
+        # A few dozen roundings, relative to the largest number.
+        finite = np.where(np.isfinite(value), np.abs(value), 0.0)
+        np.testing.assert_allclose(traced[id], value, rtol=0, atol=1e-13 * max(1.0, np.max(finite)), err_msg=id)
+
+
+def test_the_gradient_passes_a_hard_threshold_by() -> None:
+    """It is that of a threshold of 0, at the weights that the threshold leaves: a dropped score has one, too."""
+    q, k, v = qkv(N)
+    found = {}
+    for through in (False, True):
+        out, saved = core.forward(q, k, v, tau=0.5, straight_through=through)
+        found[through] = core.backward(saved, draw("d_out", *out.shape)), saved.inner.readout
+    dropped = (found[True][1].kept == 0.0) & (found[True][1].x > 0.0)
+    assert np.any(dropped)
+    assert not np.allclose(found[False][0]["q"], found[True][0]["q"])
+
+
+def test_a_second_backward_has_the_same_bits_and_the_gradient_is_linear() -> None:
+    q, k, v = qkv()
+    out, saved = core.forward(q, k, v, causal=True)
+    d = draw("d_out", *out.shape)
+    once, twice, double = core.backward(saved, d), core.backward(saved, d), core.backward(saved, 2.0 * d)
+    for name, x in once.items():
+        assert np.array_equal(x, twice[name]) and np.array_equal(2.0 * x, double[name])
+
+
+@pytest.mark.parametrize("options", [{"state": "token"}, {"state": "query"}, {"state": "feature"}, {"causal": True}])
+def test_float32_is_computed_in_float32(options: dict[str, Any]) -> None:
+    q, k, v = (x.astype(np.float32) for x in qkv())
+    numbers: dict[str, Any] = {
+        "mu": np.float32(1.0),
+        "kappa": np.asarray(1.0),
+        "step": np.full((H,), 0.2, np.float64),
+        "tau": 0.01,
+    }
+    out, saved = core.forward(q, k, v, mask=kept("mask", N + 2, N + 2), **numbers, **options)
+    gradients = core.backward(saved, out)
+    assert {x.dtype for x in (out, saved.scores, saved.graph, *gradients.values())} == {np.dtype(np.float32)}
+    wide_q, wide_k, wide_v = (x.astype(np.float64) for x in (q, k, v))
+    exact, _ = core.forward(wide_q, wide_k, wide_v, mask=kept("mask", N + 2, N + 2), **numbers, **options)
+    np.testing.assert_allclose(out, exact, rtol=0, atol=1e-5)
+
+
+def test_float16_is_computed_in_float32() -> None:
+    q, k, v = (x.astype(np.float16) for x in qkv())
+    out, saved = core.forward(q, k, v)
+    exact, _ = core.forward(*(x.astype(np.float32) for x in (q, k, v)))
+    assert out.dtype == np.float16 and saved.scores.dtype == np.float32
+    assert np.array_equal(out, exact.astype(np.float16))
+    assert {x.dtype for x in core.backward(saved, out).values()} == {np.dtype(np.float16)}

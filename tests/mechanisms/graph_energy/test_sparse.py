@@ -1,0 +1,167 @@
+"""Graphs that are given: dense and sparse ones are the same flow, on every library."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.sparse import CSR, dense_graph, ends_of, transposed
+from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, kept, qkv, run
+
+
+def weights(n: int = N, keep: float = 0.4, *, lower: bool = False) -> Any:
+    found = np.where(kept("edges", n, n, keep=keep), draw("weights", n, n), 0.0)
+    found[2] = 0.0  # a token without edges, in between
+    found[n - 1] = 0.0  # and the last one
+    return np.tril(found, -1) if lower else found
+
+
+def placed(backend: Any, graph: CSR) -> CSR:
+    indptr, indices, data = (backend.array(np.asarray(x)) for x in (graph.indptr, graph.indices, graph.data))
+    return CSR(indptr, indices, data, graph.shape)
+
+
+def both(
+    options: dict[str, Any], dense: Any, sparse: CSR, arrays: Any, array: Any = np.asarray
+) -> list[dict[str, Any]]:
+    found = []
+    for graph in (dense, sparse):
+        out, saved = core.forward(*arrays, graph=graph, **options)
+        found.append({"out": out, **core.backward(saved, array(draw("d_out", *out.shape)))})
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_8_dense_and_sparse_graphs_are_one(coupling: str, state: str, causal: bool) -> None:
+    """Sums of products for sin, identity and cubic, edge by edge for the others; 1e-12."""
+    dense = weights(lower=causal)
+    options: dict[str, Any] = {"state": state, "coupling": coupling, "step": 0.02, "steps": 3, "causal": causal}
+    found = both({**options, "integrator": "heun"}, dense, ra.graph_energy.sparse_graph(dense), qkv())
+    for name, x in found[0].items():
+        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-12 * max(1.0, np.max(np.abs(x))), err_msg=name)
+
+
+@pytest.mark.parametrize("coupling", ["sin", "tanh"])
+def test_every_library_multiplies_sparse_graphs(coupling: str, backend: Any) -> None:
+    dense = weights()
+    options: dict[str, Any] = {"state": "feature", "coupling": coupling, "step": 0.1, "steps": 3}
+    wanted = both(options, dense, ra.graph_energy.sparse_graph(dense), qkv())[0]
+    arrays = [backend.array(x) for x in qkv()]
+    sparse = placed(backend, ra.graph_energy.sparse_graph(dense))
+    found = both(options, backend.array(dense), sparse, arrays, backend.array)
+    for each in found:
+        for name, x in wanted.items():
+            size = max(1.0, float(np.max(np.abs(x))))
+            np.testing.assert_allclose(backend.host(each[name]), x, rtol=0, atol=1e-12 * size, err_msg=name)
+
+
+def test_a_sparse_graph_is_its_matrix() -> None:
+    for dense in (weights(), np.zeros((4, 4)), weights(5, 1.0)):
+        sparse = ra.graph_energy.sparse_graph(dense)
+        assert np.array_equal(dense_graph(sparse), dense)
+        assert np.array_equal(dense_graph(transposed(sparse)), dense.T)
+        assert np.array_equal(np.stack(ends_of(sparse)), np.stack(np.nonzero(dense)))
+
+
+def test_windows_and_nearest_tokens() -> None:
+    n, like = 9, np.zeros(1)
+    apart = np.abs(np.arange(n)[:, None] - np.arange(n))
+    window = dense_graph(ra.graph_energy.window_graph(n, 2, like))
+    assert np.array_equal(window, np.where((apart > 0) & (apart <= 2), 0.25, 0.0))
+    points = draw("points", n, 3)
+    near = dense_graph(ra.graph_energy.nearest_graph(points, 2))
+    distances = np.linalg.norm(points[:, None] - points, axis=-1) + np.diag(np.full(n, np.inf))
+    chosen = np.zeros((n, n), bool)
+    np.put_along_axis(chosen, np.argsort(distances, axis=1)[:, :2], True, axis=1)
+    assert np.array_equal(near, np.where(chosen | chosen.T, 0.5, 0.0))
+    for wrong in (0, n, 1.5):
+        with pytest.raises(ValueError, match="count: got"):
+            ra.graph_energy.nearest_graph(points, wrong)
+    with pytest.raises(ValueError, match="width: got 0"):
+        ra.graph_energy.window_graph(n, 0, like)
+
+
+def test_the_step_follows_the_degrees() -> None:
+    dense = weights() * (1.0 - np.eye(N))
+    degree = np.max(np.sum(np.abs(dense), axis=1))
+    for graph in (dense, ra.graph_energy.sparse_graph(dense)):
+        _, saved = run(graph=graph)
+        np.testing.assert_allclose(saved.inner.flow.law.step, 1.0 / (1.0 + 2.0 * degree), rtol=1e-15)
+
+
+def test_energy_falls_on_a_symmetric_graph() -> None:
+    window = dense_graph(ra.graph_energy.window_graph(N, 2, np.zeros(1)))
+    for integrator in ("euler", "discrete_gradient"):
+        levels = ra.graph_energy.energy(run(graph=window, integrator=integrator, steps=20)[1])
+        assert np.all(np.diff(levels, axis=-1) <= 1e-15)
+    with pytest.raises(ValueError, match="detailed balance"):
+        ra.graph_energy.energy(run(graph=weights())[1])
+
+
+def test_no_edge_no_flow() -> None:
+    """Without edges a score stays at its anchor, sparse or dense."""
+    nothing = np.zeros((N, N))
+    for graph in (nothing, ra.graph_energy.sparse_graph(nothing), np.zeros((N, N), bool)):
+        _, saved = run(graph=graph)
+        np.testing.assert_allclose(saved.scores, saved.inner.graph.start, rtol=0, atol=1e-15)
+
+
+def test_the_future_is_hidden_from_a_given_graph() -> None:
+    q, k, v = qkv()
+    changed = [x.copy() for x in (q, k, v)]
+    for x in changed:
+        x[:, :, 4:] += 1.0
+    graphs = np.abs(weights()), ra.graph_energy.sparse_graph(weights(lower=True))
+    for graph in graphs:
+        options: dict[str, Any] = {"graph": graph, "causal": True, "step": 0.1}
+        first, second = (core.forward(*x, **options)[0] for x in ((q, k, v), changed))
+        assert np.array_equal(first[:, :, :4], second[:, :, :4])
+
+
+GOOD = ra.graph_energy.sparse_graph(weights())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"graph": [[0.0]]}, TypeError, "graph: got list, needs an array"),
+        ({"graph": np.zeros((N, N), int)}, TypeError, "graph: got dtype int64, needs bool or a floating one"),
+        ({"graph": np.zeros((3, N))}, ValueError, r"graph: got shape \(3, 7\), needs \(2, 4, 7, 7\)"),
+        ({"graph": weights(), "symmetrise": "mean"}, ValueError, 'symmetrise: got "mean" with a graph'),
+        ({"graph": weights(), "causal": True}, ValueError, "step: got None with causal scores and a graph"),
+        ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "graph: got one that is not symmetric"),
+        ({"graph": GOOD, "integrator": "implicit_midpoint"}, ValueError, "graph: got a sparse one with an integrator"),
+        ({"graph": GOOD, "form": "dense"}, ValueError, 'form: got "dense" with a sparse graph'),
+        ({"graph": GOOD, "mask": np.ones((N, N), bool)}, ValueError, "mask: got one with a sparse graph"),
+        ({"graph": GOOD, "causal": True, "step": 0.1}, ValueError, "graph.indices: got a later token"),
+        ({"graph": dataclasses.replace(GOOD, shape=(3, 3))}, ValueError, r"graph.shape: got \(3, 3\), needs \(7, 7\)"),
+        (
+            {"graph": dataclasses.replace(GOOD, indptr=GOOD.indptr[::-1])},
+            ValueError,
+            "graph.indptr: needs numbers that",
+        ),
+        (
+            {"graph": dataclasses.replace(GOOD, indices=GOOD.indices + 7)},
+            ValueError,
+            "graph.indices: got one that is no",
+        ),
+        ({"graph": dataclasses.replace(GOOD, indices=GOOD.data)}, TypeError, "graph.indices: got dtype float64"),
+        ({"graph": dataclasses.replace(GOOD, data=GOOD.data[1:])}, ValueError, "graph.indices: got shape"),
+        ({"graph": dataclasses.replace(GOOD, data=None)}, TypeError, "graph.data: got NoneType"),
+    ],
+)
+def test_wrong_graphs(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run(**options)
+
+
+def test_shapes_of_graphs() -> None:
+    _, saved = run(graph=np.abs(weights())[None, None] * np.ones((B, 1, 1, 1)))
+    assert saved.graph.shape == (B, H, N, N)

@@ -1,0 +1,293 @@
+"""What is proved of the flow: energy, conservation, bounds, contraction, limits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refattn as ra
+from refattn.mechanisms.graph_energy import core, energies, flow, pairs
+from refattn.mechanisms.graph_energy.couplings import COUPLINGS as REGISTRY
+from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS
+from refattn.mechanisms.graph_energy.law import Law
+from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, SYMMETRIC, B, H, N, draw, kept, qkv, run
+
+EPS = 2.0**-52
+
+
+def law(coupling: str, intrinsic: str, step: float, steps: int, integrator: str = "euler", **numbers: float) -> Law:
+    mu, kappa = numbers.get("mu", 1.0), numbers.get("kappa", 1.0)
+    known = (REGISTRY[coupling], INTRINSICS[intrinsic], mu, kappa, step, True, steps, integrator, pairs)
+    return Law(*known)
+
+
+def softmax_out(**options: Any) -> Any:
+    return ra.softmax.forward(*qkv(), **options)[0]
+
+
+# --- couplings
+
+
+@pytest.mark.parametrize("name", COUPLINGS)
+def test_couplings_are_odd_and_their_derivatives_fit(name: str) -> None:
+    known, x, h = REGISTRY[name], np.linspace(-3.0, 3.0, 401), 1e-5
+    assert np.array_equal(known.force(-x), -known.force(x))
+    assert known.potential(np.zeros(1))[0] == 0.0
+    pairs_of = ((known.potential, known.force), (known.force, known.slope), (known.slope, known.curvature))
+    for function, derivative in pairs_of:
+        # The formula errs by h^2 f''' / 6, below 1e-9 here, rounding by 2^-53 f / h, below 1e-9 too.
+        np.testing.assert_allclose((function(x + h) - function(x - h)) / (2.0 * h), derivative(x), rtol=0, atol=2e-9)
+    for reach in (0.5, 2.0, 3.0):
+        inside = known.slope(np.linspace(-reach, reach, 1001))
+        assert np.max(np.abs(inside)) <= known.largest_slope(reach) * (1.0 + EPS)
+    below = np.linspace(-min(known.increasing, 3.0), min(known.increasing, 3.0), 1001)[1:-1]
+    assert np.min(known.slope(below)) > 0.0
+
+
+@pytest.mark.parametrize("name", [name for name, known in REGISTRY.items() if known.terms is not None])
+def test_terms_of_a_coupling_sum_to_it(name: str) -> None:
+    known, x = REGISTRY[name], np.linspace(-2.0, 2.0, 41)
+    assert known.terms is not None
+    terms = known.terms(x)
+    total = sum(alpha[:, None] * beta[None, :] for alpha, beta, _, _ in terms)
+    np.testing.assert_allclose(total, known.force(x[None, :] - x[:, None]), rtol=0, atol=1e-14)
+    for at, (alpha, beta, d_alpha, d_beta) in enumerate(terms):
+        above, below = known.terms(x + 1e-5)[at], known.terms(x - 1e-5)[at]
+        np.testing.assert_allclose((above[0] - below[0]) / 2e-5, d_alpha + 0.0 * alpha, rtol=0, atol=1e-9)
+        np.testing.assert_allclose((above[1] - below[1]) / 2e-5, d_beta + 0.0 * beta, rtol=0, atol=1e-9)
+
+
+# --- limits: where it is softmax attention
+
+
+def test_queries_without_coupling_are_softmax_attention() -> None:
+    mask = kept("mask", B, H, N, N)
+    cases: list[dict[str, Any]] = [{}, {"causal": True}, {"mask": mask}]
+    for options in cases:
+        out, _ = run(state="query", kappa=0.0, tau=0.0, **options)
+        np.testing.assert_allclose(out, softmax_out(**options), rtol=0, atol=1e-15)
+
+
+def test_one_step_of_diffusion_is_softmax_attention() -> None:
+    one: dict[str, Any] = {
+        "state": "feature",
+        "coupling": "identity",
+        "mu": 0.0,
+        "step": 1.0,
+        "steps": 1,
+        "symmetrise": "none",
+    }
+    for options in ({}, {"causal": True}):
+        np.testing.assert_allclose(run(**one, **options)[0], softmax_out(**options), rtol=0, atol=2e-15)
+
+
+def test_consensus_is_softmax_attention() -> None:
+    out, saved = run(mu=0.0, steps=600, tau=0.0)
+    assert np.max(np.ptp(saved.scores, axis=2)) < 1e-14
+    np.testing.assert_allclose(out, softmax_out(), rtol=0, atol=2e-15)
+
+
+# --- energy (T1)
+
+
+@pytest.mark.parametrize("symmetrise", SYMMETRIC)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("coupling", ["sin", "tanh", "identity", "arctan"])
+def test_energy_falls_with_steps_up_to_2_over_l(coupling: str, state: str, symmetrise: str) -> None:
+    options: dict[str, Any] = {"coupling": coupling, "state": state, "symmetrise": symmetrise, "steps": 60}
+    _, usual = run(**options)
+    step = usual.inner.flow.law.step
+    for factor in (1.0, 2.0):
+        longer = factor * (step if isinstance(step, float) else float(np.min(step)))
+        levels = ra.graph_energy.energy(run(**options, step=0.999999 * longer)[1])
+        rises = np.diff(levels, axis=-1)
+        assert np.all(rises <= 1e-13 * (1.0 + np.abs(levels[..., 1:])))
+        assert np.all(levels[..., -1] < levels[..., 0])
+
+
+@pytest.mark.parametrize("integrator", ["heun", "rk4"])
+def test_energy_falls_with_other_integrators(integrator: str) -> None:
+    levels = ra.graph_energy.energy(run(integrator=integrator, steps=40)[1])
+    assert np.all(np.diff(levels, axis=-1) <= 1e-15)
+
+
+def test_energy_rises_where_the_step_is_too_long() -> None:
+    with pytest.warns(UserWarning, match="step: got more than 2/L"):
+        _, saved = run(step=1.5, steps=30, kappa=4.0)
+    assert np.any(np.diff(ra.graph_energy.energy(saved), axis=-1) > 1e-3)
+
+
+@pytest.mark.parametrize("symmetrise", SYMMETRIC)
+@pytest.mark.parametrize("intrinsic", INTRINSICS)
+@pytest.mark.parametrize("state", STATES)
+def test_the_rate_is_minus_the_gradient_of_the_energy(state: str, intrinsic: str, symmetrise: str) -> None:
+    """v = -grad E / pi, with E by differences."""
+    options: dict[str, Any] = {
+        "state": state,
+        "intrinsic": intrinsic,
+        "symmetrise": symmetrise,
+        "mu": 0.7,
+        "kappa": 1.3,
+    }
+    mask = kept("symmetric", B, 1, N, N, keep=0.8)
+    _, saved = run(**options, step=1e-3, steps=1, mask=mask | np.swapaxes(mask, 2, 3))
+    inner = saved.inner.flow
+    balance = energies.weights_of(saved)
+    rate, x, h = inner.steps[0].rates[0], inner.start, 1e-5
+    for at in ((0, 1, 2, 0), (1, 3, 0, 0), (1, 2, N - 1, 0)):
+        moved = np.zeros(x.shape)
+        moved[at] = h
+        slope = (energies._energy(inner, balance, x + moved) - energies._energy(inner, balance, x - moved)) / (2.0 * h)
+        pi = balance[at[:3]][0] if not isinstance(balance, float) else 1.0
+        # 2^-53 E / h is about 1e-10, relative to pi, which is about 1/N.
+        np.testing.assert_allclose(-slope[at[:2]] / pi, rate[at], rtol=0, atol=1e-8)
+
+
+def test_a_directed_graph_has_no_energy() -> None:
+    _, saved = run(causal=True)
+    with pytest.raises(ValueError, match="an energy exists only for graphs with detailed balance"):
+        ra.graph_energy.energy(saved)
+
+
+def test_the_kernel_has_detailed_balance() -> None:
+    _, saved = run(mask=kept("mask", B, H, N, N))
+    flux = energies.weights_of(saved) * saved.graph
+    np.testing.assert_allclose(flux, np.swapaxes(flux, 2, 3), rtol=0, atol=1e-16)
+    assert np.max(np.sum(saved.graph, axis=-1)) <= 1.0
+
+
+# --- conservation, translation, bounds, contraction (T2, T3, T12, T13, T18)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("symmetrise", SYMMETRIC)
+def test_the_sum_of_scores_is_conserved(symmetrise: str, coupling: str) -> None:
+    _, saved = run(intrinsic="none", coupling=coupling, symmetrise=symmetrise, steps=100, step=0.1)
+    balance, states = energies.weights_of(saved), saved.inner.flow.states
+    before, after = (np.sum(balance * x, axis=2) for x in (states[0], states[-1]))
+    # 100 steps with N roundings each, of numbers below N: 1e-13, most of which cancel.
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("integrator", ["euler", "heun", "rk4"])
+@settings(max_examples=10)
+@given(shift=st.floats(-3.0, 3.0))
+def test_scores_that_start_higher_stay_higher(integrator: str, coupling: str, shift: float) -> None:
+    graph = run()[1].graph
+    start = draw("start", B, H, N, 2)
+    how = law(coupling, "anchor", 0.05, 5, integrator)
+    there, _ = flow.forward(how, graph, start + shift, None)
+    here, _ = flow.forward(how, graph, start, None)
+    np.testing.assert_allclose(there, here + shift, rtol=0, atol=1e-13 * (1.0 + math.cosh(6.0)))
+
+
+@pytest.mark.parametrize("symmetrise", [*SYMMETRIC, "none"])
+@pytest.mark.parametrize("state", ["token", "query"])
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_scores_stay_between_the_smallest_and_the_largest(coupling: str, state: str, symmetrise: str) -> None:
+    _, saved = run(state=state, symmetrise=symmetrise, coupling=coupling, steps=40)
+    start = saved.inner.flow.start
+    low, high = np.min(start, axis=2, keepdims=True), np.max(start, axis=2, keepdims=True)
+    for x in saved.inner.flow.states:
+        assert np.all(x >= low - EPS) and np.all(x <= high + EPS)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_stays_a_distribution(causal: bool) -> None:
+    """Scores of a query add up to 1 at every step, and its threshold never empties a row."""
+    _, saved = run(state="query", causal=causal, steps=40, empty="error")
+    visible = 1.0 if saved.inner.flow.visible is None else saved.inner.flow.visible
+    for x in saved.inner.flow.states:
+        np.testing.assert_allclose(np.sum(x, axis=2), np.ones((B, H, N)), rtol=0, atol=1e-14)
+        assert np.all(x >= 0.0) and np.all(x * (1.0 - visible) == 0.0)
+
+
+@pytest.mark.parametrize("coupling", ["tanh", "identity", "arctan", "sinh"])
+@pytest.mark.parametrize("symmetrise", ["mean", "min"])
+def test_flows_approach_each_other(symmetrise: str, coupling: str) -> None:
+    """Two starts with one anchor: their distance falls at least as (1 - mu h) to the steps."""
+    graph = run(symmetrise=symmetrise)[1].graph
+    anchor, other = draw("anchor", B, H, N, 1), draw("other", B, H, N, 1)
+    ends, h, mu = [], 0.02, 0.5
+    for begin in (anchor, other):
+        x = begin
+        for _ in range(100):
+            pull = pairs.couple_forward(REGISTRY[coupling], graph, None, x)
+            x = x + h * (INTRINSICS["anchor"].force(x, anchor, mu) + pull)
+        ends.append(x)
+    norms = [np.sqrt(np.sum((a - b) ** 2, axis=2)) for a, b in ((anchor, other), ends)]
+    assert np.all(norms[1] <= (1.0 - mu * h) ** 100 * norms[0] * (1.0 + 1e-12))
+
+
+def test_an_equilibrium_is_reached_and_is_the_only_one() -> None:
+    _, saved = run(steps=120)
+    assert np.max(ra.graph_energy.residual(saved)) < 1e-13
+    # With mu = kappa = 1 and h = 1/3 a step brings it closer by at least a third, in the norm of pi.
+    _, early = run(steps=10)
+    pi = energies.weights_of(saved)
+    norms = [np.sqrt(np.sum(pi * (x - saved.scores) ** 2, axis=2)) for x in (early.inner.flow.start, early.scores)]
+    assert np.all(norms[1] <= (2.0 / 3.0) ** 10 * norms[0])
+
+
+def test_integrators_have_their_order() -> None:
+    graph, start = run()[1].graph, draw("start", B, H, N, 1)
+    true, _ = flow.forward(law("sin", "anchor", 1.0 / 256.0, 256, "rk4"), graph, start, None)
+    for integrator, order in (("euler", 1), ("heun", 2), ("rk4", 4)):
+        errors = []
+        for steps in (8, 16):
+            x, _ = flow.forward(law("sin", "anchor", 1.0 / steps, steps, integrator), graph, start, None)
+            errors.append(np.max(np.abs(x - true)))
+        assert abs(math.log2(errors[0] / errors[1]) - order) < 0.3
+
+
+def test_self_links_do_nothing() -> None:
+    _, saved = run()
+    assert np.all(np.diagonal(saved.graph, axis1=2, axis2=3) == 0.0)
+    inner = saved.inner.flow
+    looped = saved.graph + np.eye(N)
+    assert np.array_equal(flow.forward(inner.law, looped, inner.start, None)[0], saved.scores)
+
+
+# --- causality
+
+
+@pytest.mark.parametrize("symmetrise", ["causal_mirror", "mean", "none"])
+@pytest.mark.parametrize("state", STATES)
+def test_nothing_flows_from_the_future(state: str, symmetrise: str) -> None:
+    if state != "query":
+        symmetrise = "none"
+    q, k, v = qkv()
+    other = [x.copy() for x in (q, k, v)]
+    for x in other:
+        x[:, :, 4:] += 3.0
+    first, second = (
+        core.forward(*x, state=state, causal=True, symmetrise=symmetrise, kappa=2.0)[0] for x in ((q, k, v), other)
+    )
+    assert np.array_equal(first[:, :, :4], second[:, :, :4])
+    assert not np.array_equal(first[:, :, 4:], second[:, :, 4:])
+
+
+@pytest.mark.parametrize("state", ["token", "feature"])
+@pytest.mark.parametrize("symmetrise", [*SYMMETRIC, "causal_mirror"])
+def test_a_graph_that_lets_the_future_act_is_refused(state: str, symmetrise: str) -> None:
+    with pytest.raises(ValueError, match=rf'symmetrise: got "{symmetrise}" with causal scores'):
+        run(state=state, causal=True, symmetrise=symmetrise)
+
+
+# --- one equilibrium, also where there are many (T14)
+
+
+@pytest.mark.parametrize(("coupling", "intrinsic"), [("sin", "none"), ("sin", "double_well"), ("tanh", "anchor")])
+def test_a_flow_ends_at_one_point(coupling: str, intrinsic: str) -> None:
+    """The way of the second half of a long flow is nothing beside the whole, also on the circle of consensus."""
+    graph = run(symmetrise="mean")[1].graph
+    start = 2.0 * draw("start", B, H, N, 1)
+    _, saved = flow.forward(law(coupling, intrinsic, 0.02, 5000), graph, start, None)
+    ways = [float(np.max(np.abs(b - a))) for a, b in zip(saved.states[:-1], saved.states[1:], strict=True)]
+    assert sum(ways[2500:]) < 1e-6 * sum(ways)
