@@ -1,0 +1,98 @@
+"""Linear systems: by a factorisation, with their adjoints, and by conjugate gradients.
+
+Letters: n unknowns, k right-hand sides; all other axes in front broadcast. h any number of systems, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from refattn.xp import Array, arange, concrete, namespace
+
+Linear = Callable[[Array], Array]
+
+
+def identity(size: int, like: Array) -> Array:
+    """(n, n): ones on the diagonal, of the dtype and on the device of `like`."""
+    xp, at = namespace(like), arange(0, size, like)
+    return xp.astype(at[:, None] == at[None, :], like.dtype)
+
+
+def solve(a: Array, b: Array) -> Array:
+    """Return x (..., n, k) with a x = b for a (..., n, n).
+
+    Where a matrix is exactly singular, some libraries raise and others return what is not finite. Here the diagonal of
+    such a matrix, and of no other, is moved by some units of its largest element: the result is huge, and the caller,
+    who looks at what it solves in the end, sees it.
+    """
+    xp = namespace(a, b)
+    try:
+        return xp.linalg.solve(a, b)
+    except (ValueError, RuntimeError):  # of these classes are the errors of NumPy and PyTorch
+        lost = xp.linalg.slogdet(a)[0] == 0.0
+        largest = xp.max(xp.abs(a), axis=(-2, -1))
+        size = 64.0 * float(xp.finfo(a.dtype).eps) * xp.where(largest == 0.0, 1.0, largest)
+        nudge = xp.where(lost, size, 0.0)[..., None, None] * identity(a.shape[-1], a)
+        return xp.linalg.solve(a + nudge, b)
+
+
+def solve_backward(a: Array, x: Array, d_x: Array) -> tuple[Array, Array]:
+    """Return the gradients with respect to a and b of x = `solve(a, b)`."""
+    xp = namespace(a, x, d_x)
+    # forward: a x = b, hence a dx = db - da x
+    d_b = solve(xp.matrix_transpose(a), d_x)
+    return -(d_b @ xp.matrix_transpose(x)), d_b
+
+
+def conjugate_gradients(
+    operator: Linear, target: Array, precondition: Linear, *, tolerance: float = 1e-8, iterations: int = 200
+) -> tuple[Array, int]:
+    """Solve operator(Z) = target for matrices Z, by preconditioned conjugate gradients from Z = 0.
+
+    Parameters
+    ----------
+    operator
+        Linear, self-adjoint and positive semi-definite on arrays of the shape of `target`; it may not mix systems.
+    target
+        (h, rows, columns), in the range of the operator. An operator with a kernel does no harm then: of all solutions
+        this is the one of least norm, in the norm whose square is <Z, precondition^-1(Z)>.
+    precondition
+        Linear, self-adjoint and positive, near the inverse of the operator.
+    tolerance, iterations
+        Stop where no residual is above `tolerance` times its target, or after so many iterations.
+
+    Returns
+    -------
+    solution : Array
+        (h, rows, columns).
+    count : int
+        The iterations that were made.
+
+    Notes
+    -----
+    Hestenes and Stiefel 1952. Each system has steps of its own.
+    """
+    xp = namespace(target)
+
+    def inner(a: Array, b: Array) -> Array:
+        return xp.sum(a * b, axis=(-2, -1), keepdims=True)
+
+    def ratio(a: Array, b: Array) -> Array:
+        # A system that is solved has 0 over 0, and goes nowhere.
+        return xp.where(b > 0.0, a / xp.where(b > 0.0, b, 1.0), 0.0)
+
+    solution, residual = 0.0 * target, target
+    conditioned = precondition(residual)
+    direction, product = conditioned, inner(residual, conditioned)
+    limit = tolerance**2 * inner(target, target)
+    for count in range(iterations):
+        if concrete(xp.all(inner(residual, residual) <= limit)):
+            return solution, count
+        image = operator(direction)
+        step = ratio(product, inner(direction, image))
+        solution, residual = solution + step * direction, residual - step * image
+        conditioned = precondition(residual)
+        next_product = inner(residual, conditioned)
+        direction = conditioned + ratio(next_product, product) * direction
+        product = next_product
+    return solution, iterations

@@ -1,0 +1,140 @@
+"""Decoding and draws (T21 and T22 of the specification)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import Context, counter
+from refattn.mechanisms.koopman import decode
+from refattn.mechanisms.koopman.draws import draw
+
+
+def normal(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=5, purpose=name)
+
+
+def test_t21_draws() -> None:
+    like = np.zeros(1)
+    one, same = (draw(5, seed=1, step=2, layer=3, like=like) for _ in range(2))
+    assert all(np.array_equal(one[name], same[name]) for name in one)
+    for other in ({"seed": 2}, {"step": 3}, {"layer": 4}):
+        found = draw(5, **{"seed": 1, "step": 2, "layer": 3, **other}, like=like)
+        assert not np.any(found["ridge"] == one["ridge"])
+    many = draw(100_001, seed=0, step=0, layer=0, like=like)
+    for x in many.values():
+        assert np.min(x) > 0.0
+        assert np.max(x) <= 1.0
+        assert abs(np.mean(x) - 0.1) < 0.002
+    assert not np.any(many["ridge"] == many["epsilon"])
+
+
+def test_a_block_uses_its_draws() -> None:
+    block = ra.mechanism("koopman").block
+    x = normal("x", 1, 5, 8)
+    params = block.init(block.Config(width=8, heads=2), seed=0, like=x)
+    given = [Context(), *(Context(draws=draw(2, seed=n, step=0, layer=0, like=x)) for n in (1, 1, 2))]
+    out = [block.read(params, block.forward(params, block.start(params, x, c), c)[0]) for c in given]
+    assert np.array_equal(out[1], out[2])
+    assert not np.array_equal(out[1], out[3])
+    assert not np.array_equal(out[0], out[1])
+    with pytest.raises(ValueError, match=r"context.draws: got noise, needs ridge and epsilon"):
+        block.forward(params, block.start(params, x, Context()), Context(draws={"noise": x}))
+
+
+def test_t22_pointing() -> None:
+    q, k = normal("q", 2, 2, 5, 4), normal("k", 2, 2, 7, 4)
+    indices, probabilities = decode.point(q, k)
+    scores = q @ np.swapaxes(k, -1, -2) / 2.0
+    weights = np.exp(scores) / np.sum(np.exp(scores), axis=-1, keepdims=True)
+    assert np.array_equal(indices, np.argmax(weights, axis=-1))
+    np.testing.assert_allclose(probabilities, np.max(weights, axis=-1), rtol=1e-14)
+    equal, _ = decode.point(q, np.concatenate([k, k], axis=2))
+    assert np.array_equal(equal, indices)  # of equals the first
+
+
+def test_pointing_sees_masks() -> None:
+    q, k = normal("q", 1, 1, 5, 4), normal("k", 1, 1, 5, 4)
+    indices, _ = decode.point(q, k, causal=True)
+    assert np.all(indices[0, 0] <= np.arange(5))
+    mask = np.ones((5, 5), dtype=bool)
+    mask[2] = False
+    indices, probabilities = decode.point(q, k, mask=mask)
+    assert indices[0, 0, 2] == -1
+    assert probabilities[0, 0, 2] == 0.0
+
+
+def test_t22_generation_repeats_itself() -> None:
+    w_q, w_k, w_v = (normal(name, 6, 4) for name in ("w_q", "w_k", "w_v"))
+    source = normal("source", 5, 6)
+    k, v = ((source @ w)[None, None] for w in (w_k, w_v))
+
+    def last_query(token: Any) -> Any:
+        q = (token @ w_q)[None, None, None]
+        return ra.koopman.forward(q, k, v, perturbation="identity", updates=3)[0][0, 0, 0]
+
+    found = decode.generate(last_query, source, k[0, 0], normal("start", 6), 30)
+    assert len(found) == 30
+    after = {found[n]: found[n + 1] for n in range(29)}
+    assert all(after[found[n]] == found[n + 1] for n in range(29))
+    assert decode.generate(last_query, source, k[0, 0], normal("start", 6), 30, stop=found[0]) == found[:1]
+
+
+def test_t22_the_last_update_may_point() -> None:
+    """The readout "last": the weights that the last update attended with, before it moved the query."""
+    q, k = normal("q", 1, 2, 5, 4), normal("k", 1, 2, 7, 4)
+    _, saved = ra.koopman.forward(q, k, k, perturbation="identity", updates=3, form="dense")
+    used = saved.inner.weights[-1]
+    indices, probabilities = decode.point(saved.trajectory[-2], k)
+    assert np.array_equal(indices, np.argmax(used, axis=-1))
+    np.testing.assert_allclose(probabilities, np.max(used, axis=-1), rtol=1e-13)
+    assert not np.allclose(decode.point(saved.trajectory[-1], k)[1], probabilities)
+
+
+def test_samples_come_as_often_as_they_are_probable() -> None:
+    q, k = normal("q", 1, 1, 1, 4), normal("k", 1, 1, 5, 4)
+    uniform = (np.arange(20_000) + 0.5)[None, None] / 20_000
+    drawn = decode.sample(np.broadcast_to(q, (1, 1, 20_000, 4)), k, uniform)[0, 0]
+    scores = (k @ np.swapaxes(q, -1, -2))[0, 0, :, 0] / 2.0
+    weights = np.exp(scores) / np.sum(np.exp(scores))
+    np.testing.assert_allclose(np.bincount(drawn, minlength=5) / 20_000, weights, atol=1e-4)
+
+
+def test_what_is_hidden_is_never_drawn() -> None:
+    q, k = normal("q", 1, 1, 5, 4), normal("k", 1, 1, 5, 4)
+    for u in (0.0, 0.5, np.nextafter(1.0, 0.0)):
+        drawn = decode.sample(q, k, np.full((1, 1, 5), u), causal=True)[0, 0]
+        assert np.all((drawn >= 0) & (drawn <= np.arange(5)))
+    nobody = decode.sample(q, k, np.zeros((1, 1, 5)), mask=np.zeros((5, 5), bool))
+    assert np.all(nobody == -1)
+    with pytest.raises(ValueError, match=r"uniform: got shape \(5,\), needs \(1, 1, 5\)"):
+        decode.sample(q, k, np.zeros(5))
+
+
+def test_a_sampled_sequence_need_not_repeat_itself() -> None:
+    source = normal("source", 6, 4)
+
+    def last_query(token: Any) -> Any:
+        return 0.1 * token
+
+    uniform = counter.uniform((40,), seed=1, purpose="tokens")
+    found = decode.generate(last_query, source, source, np.zeros(4), 40, uniform=uniform)  # from an empty token
+    assert found == decode.generate(last_query, source, source, np.zeros(4), 40, uniform=uniform)
+    assert any(found[n + 1] != found[m + 1] for n in range(39) for m in range(39) if found[n] == found[m])
+    with pytest.raises(ValueError, match=r"uniform: got shape \(40,\), needs \(30,\)"):
+        decode.generate(last_query, source, source, np.zeros(4), 30, uniform=uniform)
+
+
+def test_back_to_tokens() -> None:
+    x, w_q, w = normal("x", 2, 3, 4), normal("w_q", 6, 4), normal("w", 4, 6)
+    np.testing.assert_allclose(decode.to_tokens(x, w_q) @ w_q, x, atol=1e-12)
+    np.testing.assert_array_equal(decode.to_tokens(x, w_q, w), x @ w)
+    d = normal("d", 2, 3, 6)
+    d_x, d_w = decode.to_tokens_backward(x, w, d)
+    np.testing.assert_allclose(np.sum(d_x * x), np.sum(d * (x @ w)), rtol=1e-12)
+    np.testing.assert_allclose(np.sum(d_w * w), np.sum(d * (x @ w)), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"w: got shape \(6, 4\), needs \(4, 6\)"):
+        decode.to_tokens(x, w_q, w_q)

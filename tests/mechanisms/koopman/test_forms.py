@@ -1,0 +1,308 @@
+"""The shared form computes what the dense form does, forward and backward (T19), and says what it is not for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refattn as ra
+from refattn import counter
+from refattn.mechanisms.koopman import forms, shared, whitening
+from refattn.mechanisms.koopman.kernel import KERNELS
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, invert
+from refattn.mechanisms.record import Unsupported
+
+KERNELS_FITS = list(itertools.product(KERNELS, ("stein", "separable"), ("keys", "full", "augmented")))
+
+
+def draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=31, purpose=name)
+
+
+def qkv(queries: int = 6, keys: int = 7, d: int = 4, b: int = 2, h: int = 2, g: int = 1) -> tuple[Any, Any, Any]:
+    return draw("q", b, h, queries, d), draw("k", b, g, keys, d), draw("v", b, g, keys, d)
+
+
+def both(q: Any, k: Any, v: Any, form: str, **options: Any) -> dict[str, Any]:
+    """The output and all gradients."""
+    names = ("ridge", "epsilon", "bandwidth", "weight")
+    numbers = {name: np.asarray(x) for name, x in zip(names, (0.15, 0.2, 1.3, 0.8), strict=True)}
+    numbers |= {"mix": np.asarray(0.9)} if options.get("perturbation") == "pencil" else {}
+    options = {"jitter": 1e-3, "perturbation": "identity", "updates": 4} | numbers | options
+    out, saved = ra.koopman.forward(q, k, v, form=form, **options)
+    assert saved.form == form
+    return {"out": out, **ra.koopman.backward(saved, draw("d", *out.shape))}
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:
+    assert set(found) == set(expected)
+    for name, x in expected.items():
+        assert np.max(np.abs(found[name] - x)) <= tolerance * max(np.max(np.abs(x)), 1e-3), name
+
+
+def space_of(space: str) -> dict[str, Any]:
+    return {"augment": True} if space == "augmented" else {"space": space}
+
+
+@pytest.mark.parametrize(("kernel", "fit", "space"), KERNELS_FITS)
+def test_t19_forms_agree(kernel: str, fit: str, space: str) -> None:
+    """For every kernel, fit and space, with tau, masks of keys and perturbations taken in turn."""
+    n = KERNELS_FITS.index((kernel, fit, space))
+    mask = np.asarray([True, False, True, True, True, False, True])[None, None, None]
+    varied = {
+        "tau": float(n % 2),
+        "mask": mask if n % 3 == 0 else None,
+        "perturbation": ("identity", "pencil")[n % 2],
+        "similarity": ("dot", "kernel")[n % 5 == 0],
+        "ridge_scale": ("sum", "mean")[n % 7 == 0],
+        "window": (None, 2)[n % 4 == 0],
+    }
+    given = {"kernel": kernel, "fit": fit, **space_of(space), **varied}
+    assert_same(both(*qkv(), "shared", **given), both(*qkv(), "dense", **given))
+
+
+CAUSAL: list[dict[str, Any]] = [
+    {},
+    {"space": "full"},
+    {"augment": True},
+    {"tau": 1.0, "window": 1},
+    {"ridge_scale": "mean"},
+    {"mask": np.asarray([True, False, True, True, True, False, True])[None, None, None]},
+]
+
+
+@pytest.mark.parametrize("options", CAUSAL)
+@pytest.mark.parametrize("causal", [True, "top_left"])
+@pytest.mark.parametrize("queries", [5, 7, 9])
+def test_t19_forms_agree_where_the_future_is_hidden(queries: int, causal: Any, options: dict[str, Any]) -> None:
+    """With fewer queries than keys, and with more: then the first of them see nothing."""
+    given = {"fit": "separable", "causal": causal, **options}
+    assert_same(both(*qkv(queries), "shared", **given), both(*qkv(queries), "dense", **given))
+
+
+def test_shift_and_its_strong_perturbation() -> None:
+    given = {"perturbation": "shift", "epsilon": np.asarray(2.0), "updates": 3}
+    assert_same(both(*qkv(), "shared", **given), both(*qkv(), "dense", **given))
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.sampled_from(["stein", "separable"])
+)
+def test_any_sizes(queries: int, keys: int, updates: int, d: int, fit: str) -> None:
+    given = {"fit": fit, "updates": updates, "jitter": 1e-2}
+    arrays = qkv(queries, keys, d)
+    assert_same(both(*arrays, "shared", **given), both(*arrays, "dense", **given), 1e-9)
+
+
+@pytest.mark.parametrize("options", [{"fit": "stein"}, {"fit": "separable", "causal": True}])
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    arrays = qkv(41, 41, b=1)
+    whole = both(*arrays, "shared", **options)
+    monkeypatch.setattr(shared, "CHUNK", 1)  # of 8 queries
+    assert len(list(shared._chunks(saved_of(*arrays), 41))) == 6
+    assert_same(both(*arrays, "shared", **options), whole, 1e-12)
+
+
+def saved_of(q: Any, k: Any, v: Any) -> Any:
+    return ra.koopman.forward(q, k, v, perturbation="identity", form="shared")[1].inner
+
+
+@pytest.mark.parametrize("options", [{}, {"augment": True}, {"space": "full"}])
+def test_no_bit_of_the_future(options: dict[str, Any]) -> None:
+    """T15 for the shared form: tokens from j on become others, and huge ones."""
+    q, k, v = qkv(21, 21, b=1)
+    given = {"perturbation": "identity", "fit": "separable", "causal": True, "updates": 3, "form": "shared"}
+    out = ra.koopman.forward(q, k, v, **given, **options)[0]
+    for j, size in itertools.product((1, 9, 17), (1.0, 1e3)):
+        changed = [np.concatenate([x[:, :, :j], size * draw("other", *x[:, :, j:].shape)], axis=2) for x in (q, k, v)]
+        try:
+            other = ra.koopman.forward(*changed, **given, **options)[0]
+        except KoopmanInverseError:  # of a query with huge keys
+            continue
+        assert np.array_equal(other[:, :, :j], out[:, :, :j])
+
+
+def test_a_prefix() -> None:
+    q, k, v = qkv(21, 21)
+    given = {"perturbation": "identity", "fit": "separable", "causal": True, "updates": 3, "form": "shared"}
+    out, short = (ra.koopman.forward(*(x[:, :, :n] for x in (q, k, v)), **given)[0] for n in (21, 13))
+    assert np.max(np.abs(short - out[:, :, :13])) < 1e-8
+
+
+# --- candidates
+
+
+def test_a_candidate_is_one_for_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second candidate is taken by all queries, as in the dense form, although the first failed for some alone."""
+    monkeypatch.setattr(shared, "CHUNK", 1)
+    arrays = qkv(33, 7, b=1)
+    given = {"perturbation": "shift", "updates": 3, "epsilon": np.asarray([[0.0, 0.0], [3.0, 2.5]])}
+    found = both(*arrays, "shared", **given)
+    assert_same(found, both(*arrays, "dense", **given))
+    assert np.all(found["epsilon"][0] == 0.0)
+    assert np.all(found["epsilon"][1] != 0.0)
+
+
+def test_candidates_after_one_that_changes_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order is that of the dense form, whichever chunk fails first."""
+    monkeypatch.setattr(shared, "CHUNK", 1)
+    tried = []
+    advance = shared._advance
+
+    def failing(saved: Any, q: Any, start: int, stop: int) -> Any:
+        if start == 0:
+            tried.append(saved.chosen)
+        if saved.chosen == (0, 0):
+            raise KoopmanInverseError([(0, 0, start)], 1, 1.0, 3)
+        if saved.chosen[0] == 0 and start > 0:
+            raise KoopmanInverseError([(0, 0, start)], 1, 1.0, 2)
+        return advance(saved, q, start, stop)
+
+    monkeypatch.setattr(shared, "_advance", failing)
+    table = np.asarray([[0.1, 0.1], [0.2, 0.2]])
+    _, saved = ra.koopman.forward(*qkv(20, b=1), perturbation="identity", updates=3, epsilon=table, form="shared")
+    assert tried == [(0, 0), (0, 1), (1, 0)]
+    assert saved.inner.chosen == (1, 0)
+
+
+def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "CHUNK", 1)
+    q, k, v = qkv(20, 7, b=1)
+    with pytest.raises(KoopmanInverseError, match=r"update 2: the perturbation was not inverted") as first:
+        ra.koopman.forward(q, 0.0 * k, v, epsilon=0.0, form="shared")
+    assert first.value.positions[:2] == ((0, 0, 0), (0, 0, 1))
+    calls: list[Any] = []
+
+    def failing(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 3:  # of the third chunk, which begins with query 16
+            raise KoopmanInverseError([(0, 1, 2)], 1, 1.0, 2)
+        return invert(*given)
+
+    monkeypatch.setattr(shared, "invert", failing)
+    with pytest.raises(KoopmanInverseError, match=r"at 1 positions \(batch, head, query\) \(0, 1, 18\)"):
+        ra.koopman.forward(q, k, v, perturbation="identity", form="shared")
+
+
+# --- what is chosen
+
+
+def test_auto_takes_the_quicker_one() -> None:
+    small, large = qkv(4, 4, b=1), qkv(40, 40)
+    assert ra.koopman.forward(*small, perturbation="identity")[1].form == "dense"
+    assert ra.koopman.forward(*large, perturbation="identity")[1].form == "shared"
+    assert ra.koopman.forward(*large, perturbation="identity", causal=True)[1].form == "dense"
+    assert ra.koopman.forward(*large, perturbation="identity", causal=True, fit="separable")[1].form == "shared"
+    with ra.trace() as traced:
+        ra.koopman.forward(*large, perturbation="identity")
+    assert "KOOP.11" in traced.variables
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"causal": True}, r'form: got "shared" with fit="stein" where the future is hidden, needs fit="separable"'),
+        ({"mask": np.ones((6, 7), bool)}, r"a mask that differs between queries, needs one of shape \(..., 1, keys\)"),
+        ({"certify": True}, r'form: got "shared" with certify=True, needs certify=False, or form="dense"'),
+    ],
+)
+def test_what_the_shared_form_is_not_for(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        ra.koopman.forward(*qkv(), form="shared", perturbation="identity", **options)
+
+
+def test_causal_stein_beyond_its_limit_names_the_alternative() -> None:
+    q = k = v = np.ones((1, 1, 400, 2))
+    message = r'fit="stein" where the future is hidden, needs fit="separable"; or matrices of at most 33554432 elements'
+    with pytest.raises(ValueError, match=message):
+        ra.koopman.forward(q, k, v, causal=True)
+    with pytest.raises(ValueError, match=r'with 64000000 elements in all, needs form="shared" or matrices of at most'):
+        ra.koopman.forward(q, k, v, form="dense")
+    assert forms.LARGEST == 2**25
+
+
+def test_one_query_that_sees_all_keys_may_be_of_either_fit() -> None:
+    """As in decoding."""
+    q, k, v = qkv(1, 7)
+    assert_same(both(q, k, v, "shared", causal=True), both(q, k, v, "dense", causal=True))
+
+
+def test_a_gram_matrix_without_jitter_is_refused() -> None:
+    q, k, v = qkv(5, 7, 2)
+    with pytest.raises(ValueError, match=r"jitter: the Gram matrix of the keys is not positive to rounding"):
+        ra.koopman.forward(q, k, v, kernel="linear", fit="separable", jitter=0.0, form="shared")
+
+
+# --- the factorisation
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 17, 40, 100])
+def test_the_inverse_of_a_triangular_matrix(size: int) -> None:
+    lower = np.tril(draw("lower", 2, size, size)) / np.sqrt(size) + 2.0 * np.eye(size)
+    inverse = whitening.triangular_inverse(lower)
+    np.testing.assert_allclose(inverse @ lower, np.broadcast_to(np.eye(size), lower.shape), atol=1e-12)
+    assert np.all(np.triu(inverse, 1) == 0.0)
+
+
+@pytest.mark.parametrize("stein", [True, False])
+def test_whitening(stein: bool) -> None:
+    x = draw("x", 1, 2, 6, 9)
+    gram = x @ np.swapaxes(x, -1, -2)
+    found = whitening.whiten(gram, stein)
+    whitened = found.factor @ gram @ np.swapaxes(found.factor, -1, -2)
+    np.testing.assert_allclose(whitened, np.broadcast_to(np.eye(6), gram.shape), atol=1e-12)
+    assert (found.gains is None) != stein
+
+
+def test_memory_is_that_of_a_chunk() -> None:
+    """Four times the queries take hardly more than the trajectories do."""
+    import tracemalloc
+
+    def peak(queries: int) -> int:
+        arrays = qkv(queries, 256, 8, b=1, h=1)
+        tracemalloc.start()
+        _, saved = ra.koopman.forward(*arrays, perturbation="identity", updates=3, form="shared")
+        ra.koopman.backward(saved, arrays[0])
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert shared.CHUNK == 2**18  # 1024 queries with 256 keys
+    few, many = peak(1024), peak(4096)
+    assert many < few + 4 * 4096 * 8 * 8 * 4
+
+
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
+def test_every_library_gives_the_same(backend: Any) -> None:
+    for options in ({"fit": "stein"}, {"fit": "separable", "causal": True, "augment": True}):
+        expected = both(*qkv(9, 9), "shared", **options)
+        arrays = [backend.array(x) for x in qkv(9, 9)]
+        given = {"perturbation": "identity", "jitter": 1e-3, "updates": 4, "form": "shared", **options}
+        given |= {"ridge": 0.15, "epsilon": 0.2, "bandwidth": 1.3, "weight": 0.8}
+        out, saved = ra.koopman.forward(*arrays, **given)
+        gradients = ra.koopman.backward(saved, backend.array(draw("d", *out.shape)))
+        for name, x in {"out": out, **gradients}.items():
+            np.testing.assert_allclose(backend.host(x), expected[name], rtol=1e-9, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"fit": "stein"}, {"fit": "separable", "causal": True}])
+def test_under_jit(options: dict[str, Any]) -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    jax.config.update("jax_enable_x64", True)
+    given = {"perturbation": "identity", "jitter": 1e-3, "updates": 3, "form": "shared", **options}
+    upstream = draw("d", 2, 2, 6, 4)
+
+    def run(*arrays: Any) -> dict[str, Any]:
+        out, saved = ra.koopman.forward(*arrays, **given)
+        return {"out": out, **ra.koopman.backward(saved, 0.0 * out + upstream)}
+
+    expected = run(*qkv())
+    for name, x in jax.jit(run)(*qkv()).items():
+        np.testing.assert_allclose(np.asarray(x), expected[name], rtol=1e-9, atol=1e-10, err_msg=name)

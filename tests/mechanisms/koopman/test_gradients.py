@@ -1,0 +1,185 @@
+"""Gradients of everything that learns are differences (T18): of the core by every option, of the block, of decoding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import Context, counter, tree
+from refattn.mechanisms.koopman.kernel import KERNELS
+from refattn.verify.gradients import STENCIL
+
+BLOCK = ra.mechanism("koopman").block
+STEP = 2.0**-10
+FORMS = ["dense", pytest.param("shared", marks=pytest.mark.slow)]
+"""That the shared form has the gradients of the dense one stands in test_forms.py."""
+
+
+def draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=23, purpose=name)
+
+
+def assert_differences(loss: Callable[[dict[str, Any]], float], leaves: dict[str, Any], found: dict[str, Any]) -> None:
+    """The gradient of every leaf, along one direction, is the difference of the loss, to 1e-7 of the largest."""
+    assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in leaves.items()}
+    largest = max(float(np.linalg.norm(x)) for x in found.values())
+    for name, x in leaves.items():
+        direction = draw(f"direction.{name}", *x.shape)
+        direction = direction / np.linalg.norm(direction)
+        change = 0.0
+        for n, weight in enumerate(STENCIL, start=1):
+            ends = [loss({**leaves, name: x + sign * n * STEP * direction}) for sign in (1.0, -1.0)]
+            change += weight * (ends[0] - ends[1]) / STEP
+        assert abs(float(np.sum(found[name] * direction)) - change) <= 1e-7 * max(
+            float(np.linalg.norm(found[name])), 1e-2 * largest
+        ), name
+
+
+def assert_core(form: str, **options: Any) -> None:
+    q, k, v = draw("q", 1, 2, 4, 3), draw("k", 1, 1, 5, 3), draw("v", 1, 1, 5, 3)
+    usual: dict[str, Any] = {"perturbation": "identity", "updates": 3, "jitter": 1e-2}
+    options = usual | options
+    later = options["updates"] - 1
+    leaves = {"q": q, "k": k, "v": v, "bandwidth": np.asarray(1.4), "weight": np.asarray(0.7)}
+    leaves |= {"ridge": 0.2 + 0.1 * np.arange(later), "epsilon": np.full((1, later), 0.3)}
+    if options["perturbation"] == "pencil":
+        leaves["mix"] = np.asarray(0.8)
+    if options["perturbation"] == "shift":
+        leaves["epsilon"] = leaves["epsilon"] + 2.0
+    d_out = draw("d", 1, 2, 4, 3)
+
+    def loss(moved: dict[str, Any]) -> float:
+        return float(np.sum(ra.koopman.forward(**moved, **options, form=form)[0] * d_out))
+
+    _, saved = ra.koopman.forward(**leaves, **options, form=form)
+    assert_differences(loss, leaves, ra.koopman.backward(saved, d_out))
+
+
+SPACES: tuple[dict[str, Any], ...] = ({}, {"space": "full"}, {"augment": True})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize(("kernel", "fit"), [*itertools.product(KERNELS, ("stein", "separable"))])
+def test_t18_kernels_fits_and_spaces(kernel: str, fit: str, space: dict[str, Any], form: str) -> None:
+    assert_core(form, kernel=kernel, fit=fit, **space)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tau": 1.0},
+        {"tau": 1.0, "perturbation": "pencil"},
+        {"tau": 1.0, "perturbation": "shift", "space": "full"},
+        {"perturbation": "pencil"},
+        {"perturbation": "shift"},
+        {"ridge_scale": "mean", "window": 1},
+        {"similarity": "kernel", "kernel": "linear+matern52"},
+        {"similarity": "kernel", "augment": True, "tau": 1.0},
+        {"updates": 2},
+        {"updates": 5},
+        {"mask": np.asarray([True, False, True, True, True])[None, None, None]},
+        {"causal": True, "fit": "separable"},
+        {"causal": "top_left", "fit": "separable", "augment": True},
+        {"causal": True, "fit": "separable", "ridge_scale": "mean", "tau": 1.0},
+    ],
+)
+def test_t18_options(options: dict[str, Any], form: str) -> None:
+    assert_core(form, **options)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_t18_masks_of_pairs(space: dict[str, Any]) -> None:
+    """Of the dense form alone; the first row sees one key, with more transitions than observables."""
+    mask = counter.uniform((4, 5), seed=2, purpose="mask") < 0.7
+    mask[0] = [False, True, False, False, False]
+    assert_core("dense", mask=mask, **space)
+    assert_core("dense", causal="top_left", updates=4, **space)
+
+
+def test_a_number_without_use_has_gradient_0() -> None:
+    q, k, v = draw("q", 1, 1, 3, 2), draw("k", 1, 1, 3, 2), draw("v", 1, 1, 3, 2)
+    numbers = {name: np.asarray(0.5) for name in ("ridge", "epsilon", "bandwidth", "weight", "mix")}
+    out, saved = ra.koopman.forward(q, k, v, updates=1, **numbers)
+    found = ra.koopman.backward(saved, np.ones_like(out))
+    assert set(found) == {"q", "k", "v", *numbers}
+    assert all(float(found[name]) == 0.0 for name in numbers)
+
+
+# --- the block
+
+CONFIGS = {
+    "default": BLOCK.Config(width=6, heads=2),
+    "full": BLOCK.Config(
+        width=6, heads=2, kv_heads=1, head_width=4, bias=True, updates=3, augment=True, tau=1.0, residual=False
+    ),
+    "stein": BLOCK.Config(width=6, heads=2, fit="stein", kernel="linear+matern52", similarity="kernel"),
+    "linear": BLOCK.Config(width=6, heads=1, kernel="linear", perturbation="pencil", learn_kernel=False),
+}
+
+
+def context(case: str) -> Context:
+    if case == "memory":
+        keep = counter.uniform((2, 5), seed=1, purpose="padding") < 0.7
+        return Context(memory=draw("memory", 2, 5, 6), memory_mask=keep)
+    if case == "draws":
+        return Context(draws={"ridge": np.asarray(0.3), "epsilon": np.asarray(0.05)})
+    return Context(causal=case == "causal")
+
+
+def fresh(name: str) -> Any:
+    params = BLOCK.init(CONFIGS[name], seed=4, like=np.zeros(1), layer=0)
+    moved = {n: x + 0.1 * draw(n, *x.shape) for n, x in tree.flatten(params).items()}
+    return tree.unflatten(params, moved)
+
+
+@pytest.mark.parametrize("case", ["plain", "causal", "memory", "draws"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_gradients_of_a_block(name: str, case: str) -> None:
+    params, x, given, d_y = fresh(name), draw("x", 2, 4, 6), context(case), draw("d_y", 2, 4, 6)
+    leaves = {"x": x, **tree.flatten(params), **({} if given.memory is None else {"memory": given.memory})}
+
+    def loss(moved: dict[str, Any]) -> float:
+        at = tree.unflatten(params, {n: a for n, a in moved.items() if n not in ("x", "memory")})
+        where = replace(given, memory=moved.get("memory"))
+        state, _ = BLOCK.forward(at, BLOCK.start(at, moved["x"], where), where)
+        return float(np.sum(BLOCK.read(at, state) * d_y))
+
+    state, saved = BLOCK.forward(params, BLOCK.start(params, x, given), given)
+    d_state, _ = BLOCK.read_backward(params, state, d_y)
+    d_state, d_params, d_context = BLOCK.backward(params, saved, d_state)
+    d_x, _ = BLOCK.start_backward(params, d_state)
+    assert ("log_bandwidth" in tree.flatten(d_params)) == CONFIGS[name].learns
+    assert_differences(loss, leaves, {"x": d_x, **tree.flatten(d_params), **d_context})
+
+
+def test_a_block_is_the_core_between_projections() -> None:
+    params, x = fresh("full"), draw("x", 2, 4, 6)
+    given = Context(causal=True)
+    state, _ = BLOCK.forward(params, BLOCK.start(params, x, given), given)
+    heads = {"q": 2, "k": 1, "v": 1}
+    q, k, v = (
+        np.moveaxis(np.reshape(x @ getattr(params, f"w_{n}") + getattr(params, f"b_{n}"), (2, 4, h, 4)), 2, 1)
+        for n, h in heads.items()
+    )
+    numbers = {"bandwidth": float(np.exp(params.log_bandwidth[0])), "weight": float(np.exp(params.log_weight[0]))}
+    options = {"updates": 3, "augment": True, "tau": 1.0, "fit": "separable", "perturbation": "identity"}
+    last, _ = ra.koopman.forward(q, k, v, causal=True, jitter=1e-2, **options, **numbers)
+    joined = np.reshape(np.moveaxis(last, 1, 2), (2, 4, 8))
+    np.testing.assert_allclose(BLOCK.read(params, state), joined @ params.w_o + params.b_o, rtol=1e-12, atol=1e-13)
+
+
+def test_padding_is_deletion() -> None:
+    params, x = fresh("default"), draw("x", 1, 5, 6)
+    padded = np.concatenate([x[:, :3], 3.0 * x[:, 3:]], axis=1)
+    given = Context(key_mask=np.asarray([[True, True, True, False, False]]))
+    out = BLOCK.forward(params, BLOCK.start(params, padded, given), given)[0].x
+    short = BLOCK.forward(params, BLOCK.start(params, x[:, :3], Context()), Context())[0].x
+    np.testing.assert_allclose(out[:, :3], short, atol=1e-9)

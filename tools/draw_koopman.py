@@ -1,0 +1,138 @@
+"""Draw the figures of Koopman attention: docs/figures/koopman_*.png.
+
+    python -m tools.draw_koopman
+
+- koopman_updates.png: where queries of two coordinates move, from what they attend first, by plain attention again and
+  again and by Koopman updates of both regularisations; and what both perturbations do as epsilon goes to 0.
+- koopman_spectrum.png: the eigenvalues of the operators that are fitted to trajectories of queries, and how far each
+  update moves a query.
+
+All numbers are those of `refattn.mechanisms.koopman`; nothing is drawn from a formula of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import refattn as ra
+from refattn import counter
+
+TARGET = Path(__file__).parents[1] / "docs" / "figures"
+COLOURS = ("#d7191c", "#e6872b", "#3a7ca5", "#5b4b8a", "#2a9d55")
+TEXT = "#222222"
+SIZE = (12.0, 4.8)
+UPDATES = 6
+
+
+def arrays(queries: int, keys: int, width: int) -> list[Any]:
+    """Return q, k and v (1, 1, n, width)."""
+    sizes = {"q": queries, "k": keys, "v": keys}
+    return [counter.normal((1, 1, n, width), seed=3, purpose=f"figure.{name}") for name, n in sizes.items()]
+
+
+def draw_updates(path: Path) -> None:
+    """Draw trajectories, and the limits of the perturbations."""
+    figure, (left, right) = _panels()
+    q, k, v = arrays(5, 12, 2)
+    plain = [q]
+    for _ in range(UPDATES):
+        plain.append(ra.koopman.forward(plain[-1], k, v, updates=1)[0])
+    ways = {"attention, again and again": plain}
+    for tau, name in ((0.0, "Koopman, ridge to 0"), (1.0, "Koopman, ridge to the identity")):
+        given: dict[str, Any] = {"updates": UPDATES, "perturbation": "identity", "tau": tau}
+        ways[name] = list(ra.koopman.forward(q, k, v, **given)[1].trajectory)
+    for (name, points), colour in zip(ways.items(), COLOURS[2:], strict=True):
+        for query in range(q.shape[2]):
+            way = np.stack([x[0, 0, query] for x in points[1:]])
+            label = name if query == 0 else None
+            left.plot(way[:, 0], way[:, 1], color=colour, marker="o", markersize=3, linewidth=1.3, label=label)
+    first = plain[1][0, 0]
+    left.scatter(first[:, 0], first[:, 1], s=40, facecolor="white", edgecolor=TEXT, label="first update", zorder=4)
+    left.set(xlabel="first coordinate", ylabel="second coordinate", title=f"{UPDATES} updates of five queries")
+    left.legend(frameon=False, fontsize=9)
+    q, k, v = arrays(64, 16, 2)
+    phi = ra.koopman.forward(q, k, v, perturbation="identity", epsilon=0.0)[0]
+    sizes = np.logspace(-4, 1, 21)
+    for perturbation, colour in (("identity", COLOURS[2]), ("shift", COLOURS[0])):
+        gaps = []
+        for size in sizes:
+            found = inverted(q, k, v, perturbation, float(size))
+            gaps.append(np.median([np.linalg.norm(x - phi[0, 0, n]) for n, x in found.items()]) if found else np.nan)
+        label = f"{perturbation}: psi = " + ("pi + epsilon phi" if perturbation == "identity" else "phi + epsilon pi")
+        right.loglog(sizes, gaps, color=colour, marker="o", markersize=3, label=label)
+    right.set(xlabel="epsilon", title="Both perturbations")
+    right.set_ylabel("median distance of the next query from phi(q')")
+    right.legend(frameon=False)
+    _save(figure, path)
+
+
+def inverted(q: Any, k: Any, v: Any, perturbation: str, epsilon: float) -> dict[int, Any]:
+    """Return the next queries of those whose perturbation is inverted, by their place."""
+    found = {}
+    for n in range(q.shape[2]):
+        try:
+            out = ra.koopman.forward(q[:, :, n : n + 1], k, v, perturbation=perturbation, epsilon=epsilon)[0]
+        except ra.koopman.KoopmanInverseError:
+            continue
+        found[n] = out[0, 0, 0]
+    return found
+
+
+def draw_spectrum(path: Path) -> None:
+    """Draw eigenvalues of fitted operators, and how the steps of queries shrink."""
+    figure, (left, right) = _panels()
+    q, k, v = arrays(24, 16, 4)
+    angle = np.linspace(0.0, 2.0 * np.pi, 200)
+    left.plot(np.cos(angle), np.sin(angle), color="#bbbbbb", linewidth=1)
+    for ridge, colour in zip((1e-1, 1e-2, 1e-4), COLOURS[2:], strict=True):
+        given: dict[str, Any] = {"updates": 5, "perturbation": "identity", "epsilon": 0.01}
+        _, saved = ra.koopman.forward(q, k, v, ridge=ridge, form="dense", **given)
+        values = np.linalg.eigvals(saved.inner.updates[-1].koopman).ravel()
+        values = values[np.abs(values) < 3.0]
+        left.scatter(values.real, values.imag, s=14, color=colour, alpha=0.7, label=f"ridge {ridge:g}")
+    left.set(xlabel="real part", ylabel="imaginary part", title="Eigenvalues of the fitted operators", aspect="equal")
+    left.legend(frameon=False, loc="upper left")
+    for tau, ridge, colour in ((0.0, 0.1, COLOURS[2]), (0.0, 1.0, COLOURS[3]), (1.0, 0.1, COLOURS[0])):
+        given = {"updates": 8, "perturbation": "identity", "tau": tau, "ridge": ridge}
+        points = ra.koopman.forward(q, k, v, **given)[1].trajectory
+        steps = [np.median(np.linalg.norm(b - a, axis=-1)) for a, b in zip(points[1:-1], points[2:], strict=True)]
+        label = f"ridge {ridge:g} to " + ("0" if tau == 0.0 else "the identity")
+        right.semilogy(range(2, 9), steps, color=colour, marker="o", markersize=4, label=label)
+    right.set(xlabel="update", ylabel="median length of a step", title="How far an update moves a query")
+    right.legend(frameon=False)
+    _save(figure, path)
+
+
+def _panels() -> tuple[Figure, Any]:
+    figure = Figure(figsize=SIZE, dpi=100, facecolor="white")
+    return figure, figure.subplots(1, 2)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    axes: Axes
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.title.set_color(TEXT)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def main() -> None:
+    """Compute and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (docs/figures)")
+    folder = parser.parse_args().out
+    draw_updates(folder / "koopman_updates.png")
+    draw_spectrum(folder / "koopman_spectrum.png")
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()
