@@ -1,0 +1,121 @@
+"""Where the width of queries and keys is in the way: the part of the gradient that no change of the weights can follow.
+
+With the whitened gradient G of a head, and the projectors P_q, P_k on its whitened columns of w_q and w_k::
+
+    normal = (1 - P_q) G (1 - P_k)          what only new columns can follow, = sum_j sigma_j u_j v_j^T
+    tangent = G - normal                    what the columns that there are can follow
+    psi = |normal|^2 / |G|^2
+
+One growth step along the truncated path is a natural-gradient step on the old columns, and new columns along u_j, v_j.
+Its first-order gain is |tangent|^2 + sum_{j<=p} sigma_j^2, divided by nu for a unit of amplitude. The tangent part
+vanishes exactly where the weights have no gradient, so psi goes to 1 at every plateau; the gain says more.
+
+Axes: h head, in width of the augmented tokens.
+
+Source: Verbockhaven et al. 2024 (arXiv:2405.19816), the expressivity bottleneck, for a kernel in place of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.mechanisms.growing import block
+from refattn.mechanisms.growing.metric import Metric, kronecker
+from refattn.mechanisms.growing.statistics import Statistics
+from refattn.mechanisms.growing.truncate import projector, svd
+from refattn.xp import Array, namespace, sum_wide
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """The whitened gradient of a block, taken apart.
+
+    Attributes
+    ----------
+    total, tangent, normal
+        Squares of the whole and of its two parts, over all heads.
+    sigma
+        (h, seen): the singular values of the normal part.
+    u, v
+        (h, seen, seen): its singular vectors, in whitened coordinates.
+    """
+
+    total: float
+    tangent: float
+    normal: float
+    sigma: Array
+    u: Array
+    v: Array
+
+    @property
+    def psi(self) -> float:
+        """The part of the gradient that the width hides, from 0 to 1; 0 where there is no gradient."""
+        return self.normal / self.total if self.total > 0.0 else 0.0
+
+    @property
+    def squares(self) -> list[float]:
+        """The squares of the singular values, summed over the heads, from the largest."""
+        xp = namespace(self.sigma)
+        summed = xp.sum(self.sigma * self.sigma, axis=0)
+        return [float(summed[j]) for j in range(summed.shape[0])]
+
+    def gain(self, columns: int) -> float:
+        """Return the sum of the squares that so many new columns of every head follow."""
+        return sum(self.squares[:columns])
+
+
+def bottleneck(params: block.Params, statistics: Statistics, metric: Metric | None = None) -> Bottleneck:
+    """Return the bottleneck of a block; `metric` is the Kronecker metric where there is one already."""
+    metric = metric or kronecker(statistics)
+    xp = namespace(statistics.gradient)
+    whole = metric.whiten_gradient(statistics.gradient)
+    w_q, w_k = (xp.astype(w, xp.float64, copy=False) for w in (params.w_q, params.w_k))
+    normal = whole - projector(metric.left, w_q) @ whole
+    normal = normal - normal @ projector(metric.right, w_k)
+    u, sigma, v = svd(normal)
+    total, hidden = (float(sum_wide(x * x)) for x in (whole, normal))
+    tangent = whole - normal
+    return Bottleneck(total, float(sum_wide(tangent * tangent)), hidden, sigma, u, v)
+
+
+def select_columns(
+    found: Bottleneck,
+    metric: Metric,
+    *,
+    most: int,
+    share: float = 0.02,
+    validation: Statistics | None = None,
+    trust: float = 0.5,
+) -> int:
+    """Return how many columns are worth while for every head: 0 to `most`.
+
+    Parameters
+    ----------
+    found, metric
+        The bottleneck, and the metric that it was found in.
+    most
+        The largest answer.
+    share
+        A column has to follow at least this share of all squares.
+    validation
+        Statistics of other sequences. A direction is believed only where their gradient along it is at least `trust`
+        times what was found: directions of small batches are noise.
+    trust
+        See there.
+    """
+    xp, squares = namespace(found.sigma), found.squares
+    least = share * sum(squares)
+    count = 0
+    believed = None
+    if validation is not None:
+        # u^T G' v for every pair of singular vectors: the other half's gradient along the directions of this one.
+        other = metric.whiten_gradient(validation.gradient)
+        along = xp.sum(found.u * (other @ found.v), axis=1)
+        believed = xp.sum(along * found.sigma, axis=0)
+    for j, square in enumerate(squares[:most]):
+        if square <= 0.0 or square < least:
+            break
+        if believed is not None and float(believed[j]) < trust * square:
+            break
+        count += 1
+    return count

@@ -1,0 +1,202 @@
+"""A growth step: from statistics to wider queries and keys.
+
+`observe` gathers the statistics of a batch, `merge` those of several; `plan` says how many columns are worth while, and
+along which path the weights would go; `apply` goes along that path as far as it is told; `search` finds how far that
+should be. `grow` does all of it for one block. This is the record's `grow`: who trains a stack of blocks calls its
+parts.
+
+Source: L. Burgund, Attention Growing Networks, section 2; what differs from it stands in docs/deviations.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from refattn.mechanisms.arguments import check_is
+from refattn.mechanisms.growing import block
+from refattn.mechanisms.growing.bottleneck import Bottleneck, bottleneck, select_columns
+from refattn.mechanisms.growing.metric import Metric, direction, kronecker
+from refattn.mechanisms.growing.options import Options
+from refattn.mechanisms.growing.path import Plan, apply, slope_of
+from refattn.mechanisms.growing.search import Found, line_search
+from refattn.mechanisms.growing.statistics import Statistics, merge, observe
+from refattn.xp import namespace, sum_wide
+
+__all__ = ["Options", "Plan", "Statistics", "apply", "facts_of", "grow", "merge", "observe", "plan", "search", "width"]
+
+
+def plan(
+    params: block.Params,
+    statistics: Statistics,
+    options: Options | None = None,
+    *,
+    columns: int | None = None,
+    halves: tuple[Statistics, Statistics] | None = None,
+) -> Plan:
+    """Return what a growth step would do.
+
+    Parameters
+    ----------
+    params
+        The block's parameters.
+    statistics
+        Of `observe` under these parameters, `merge`d.
+    options
+        How it grows.
+    columns
+        How many columns every head gets; None: as many as are worth while. No more than the width of the augmented
+        tokens, or `options.largest`, allows.
+    halves
+        The statistics of two halves of the sequences, for the second to confirm what the first found.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where an argument is of a wrong class or out of its range, or the sequences were not kept and are needed.
+    """
+    options = options or Options()
+    for name, value, kind in (("params", params, block.Params), ("statistics", statistics, Statistics)):
+        check_is(name, value, kind)
+    check_is("options", options, Options)
+    if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int) or columns < 0):
+        raise ValueError(f"columns: got {columns!r}, needs None or a whole number of at least 0")
+    width, inputs = params.config.sizes[1], params.config.inputs
+    room = max(0, min(options.largest or inputs, inputs) - width)
+    xp, n = namespace(statistics.gradient), statistics.gradient
+    facts: dict[str, Any] = {"width": width, "mode": options.mode}
+    if not float(xp.sqrt(sum_wide(n * n))) > 1e-30:
+        return _nothing(params, statistics, options, facts)
+    metric = kronecker(statistics, center_keys=options.center_keys, singular=options.singular)
+    found = bottleneck(params, statistics, metric)
+    way = direction(statistics, options.metric, metric=metric, center_keys=options.center_keys)
+    if not way.size > 0.0:
+        return _nothing(params, statistics, options, facts)
+    if columns is None:
+        count = _worth_while(params, options, found, metric, halves, min(options.most, room))
+    else:
+        count = min(columns, room)
+        facts |= {"asked": columns} if columns > room else {}
+    gain = found.gain(count) / way.size
+    made = Plan(params, statistics, options, count, 0.0, gain, found.psi, metric, found, way)
+    slope = slope_of(made)
+    if options.searches and not slope < 0.0 and (options.metric, options.method) != ("kron", "optimal"):
+        # Only the Kronecker metric with its own truncation is certain to descend.
+        surer = replace(options, metric="kron", method="optimal")
+        return replace(plan(params, statistics, surer, columns=columns, halves=halves), options=surer)
+    sigma = [math.sqrt(square) for square in found.squares[: max(count, options.most) + 1]]
+    facts |= {"columns": count, "psi": found.psi, "sigma": sigma, "gain": gain, "slope": slope}
+    facts |= {"iterations": way.iterations} if way.iterations else {}
+    return replace(made, slope=slope, facts=facts)
+
+
+def _nothing(params: block.Params, statistics: Statistics, options: Options, facts: dict[str, Any]) -> Plan:
+    """Return the plan of a block without a gradient."""
+    facts = {**facts, "mode": "none", "columns": 0}
+    return Plan(params, statistics, options, 0, 0.0, 0.0, 0.0, None, None, None, facts)
+
+
+def _worth_while(
+    params: block.Params,
+    options: Options,
+    found: Bottleneck,
+    metric: Metric,
+    halves: tuple[Statistics, Statistics] | None,
+    most: int,
+) -> int:
+    limits: dict[str, Any] = {"most": most, "share": options.share, "trust": options.trust}
+    if halves is None:
+        return select_columns(found, metric, **limits)
+    first, second = halves
+    own = kronecker(first, center_keys=options.center_keys, singular=options.singular)
+    return select_columns(bottleneck(params, first, own), own, validation=second, **limits)
+
+
+def grow(
+    params: block.Params,
+    statistics: Statistics,
+    loss: Callable[[block.Params], float],
+    options: Options | None = None,
+    *,
+    columns: int | None = None,
+    halves: tuple[Statistics, Statistics] | None = None,
+) -> tuple[block.Params, dict[str, Any]]:
+    """Grow one block: plan, search for the amplitude, apply.
+
+    Parameters
+    ----------
+    params, statistics, options, columns, halves
+        As for `plan`.
+    loss
+        The loss that falls, as a function of the block's parameters: that of the statistics, or of other sequences.
+
+    Returns
+    -------
+    params
+        With wider queries and keys; the same where there is nothing to gain.
+    facts
+        "columns", "psi", "sigma", "gain", "slope" of the plan, and of the search "amplitude", "before", "after",
+        "predicted", "actual" and "evaluations".
+
+    Examples
+    --------
+    A block that shall give what another one gives, which is wider:
+
+    >>> import numpy as np, refattn as ra
+    >>> block, growth = ra.mechanism("growing").block, ra.mechanism("growing").grow
+    >>> like, context = np.zeros(1), ra.Context()
+    >>> x = np.cos(np.arange(8.0 * 5 * 6)).reshape(8, 5, 6)
+    >>> teacher = block.init(block.Config(width=6, heads=1, head_width=4, value_width=6), seed=1, like=like)
+    >>> student = block.init(block.Config(width=6, heads=1, head_width=1, value_width=6), seed=1, like=like)
+    >>> wanted = block.forward(teacher, block.start(teacher, x, context), context)[0].x
+    >>> def loss(params):
+    ...     state, _ = block.forward(params, block.start(params, x, context), context)
+    ...     return float(np.mean((state.x - wanted) ** 2))
+    >>> state, saved = block.forward(student, block.start(student, x, context), context)
+    >>> gradient = block.module.State(2.0 * (state.x - wanted) / wanted.size)
+    >>> grown, facts = growth.grow(student, growth.observe(student, saved, gradient), loss, columns=1)
+    >>> grown.w_q.shape, loss(grown) < loss(student)
+    ((1, 6, 2), True)
+    """
+    made = plan(params, statistics, options, columns=columns, halves=halves)
+    options = made.options
+    before = loss(params)
+    if made.found is None or (not made.columns and (columns is None or not options.searches)):
+        return params, made.facts | {"amplitude": 0.0, "before": before, "after": before}
+    if not options.searches:
+        grown = apply(made)
+        return grown, made.facts | {"amplitude": 0.0, "before": before, "after": loss(grown), "evaluations": 1}
+    tried: dict[float, block.Params] = {}
+
+    def at(amplitude: float) -> block.Params:
+        tried[amplitude] = apply(made, amplitude) if amplitude not in tried else tried[amplitude]
+        return tried[amplitude]
+
+    found = search(lambda amplitude: loss(at(amplitude)), before, made.slope, options)
+    return at(found.amplitude), made.facts | facts_of(found)
+
+
+def width(params: block.Params) -> int:
+    """Return the width that grows: that of the queries and keys of a head."""
+    return params.config.sizes[1]
+
+
+def search(loss: Callable[[float], float], before: float, slope: float, options: Options) -> Found:
+    """Return the amplitude of `line_search` with its options."""
+    return line_search(
+        loss,
+        before,
+        slope,
+        first=options.amplitude,
+        decrease=options.decrease,
+        factor=options.factor,
+        evaluations=options.evaluations,
+    )
+
+
+def facts_of(found: Found) -> dict[str, Any]:
+    """Return what there is to write down of a search."""
+    facts = {"amplitude": found.amplitude, "before": found.before, "after": found.after}
+    return facts | {"predicted": found.predicted, "actual": found.actual, "evaluations": found.evaluations}

@@ -1,0 +1,96 @@
+"""How a block grows: the choices of a growth step, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.growing.columns import PRESERVING
+from refattn.mechanisms.growing.metric import METRICS, SINGULAR
+from refattn.mechanisms.growing.truncate import TRUNCATIONS
+
+MODES = ("replace", "additive", *PRESERVING)
+SCALES = ("frozen", "rescale")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a block grows.
+
+    Attributes
+    ----------
+    mode
+        "replace", "additive", or one that keeps the function: "gradmax", "zero", "net2wider".
+    method
+        The truncation of "replace": "optimal", "optimal_als", "frobenius", or "report", which does what the report
+        prints: frobenius, the sign of ascent, a step of 1, no scale.
+    metric
+        "kron", "exact" or "mean".
+    center_keys
+        Whether what a softmax does not see costs nothing.
+    singular
+        "ridge" or "drop": what becomes of directions that no token had.
+    scale
+        "frozen": the scale stays what it is; "rescale": it becomes 1 / sqrt(new width), and the weights make up for it.
+    align
+        Whether the new columns are turned to the old ones.
+    largest
+        The width of a head that is not exceeded; None: that of the augmented tokens.
+    most, share, trust
+        How many columns of a head one step adds at most, and what a column has to be worth (see `select_columns`).
+    gain
+        The least gain at the first amplitude, as a part of the loss.
+    amplitude, decrease, factor, evaluations
+        Of the line search.
+    seed
+        Of random columns.
+    """
+
+    mode: str = "replace"
+    method: str = "optimal"
+    metric: str = "kron"
+    center_keys: bool = False
+    singular: str = "ridge"
+    scale: str = "frozen"
+    align: bool = True
+    largest: int | None = None
+    most: int = 4
+    share: float = 0.02
+    trust: float = 0.5
+    gain: float = 1e-3
+    amplitude: float = 0.5
+    decrease: float = 1e-4
+    factor: float = 0.5
+    evaluations: int = 30
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = {"mode": MODES, "method": (*TRUNCATIONS, "report"), "metric": METRICS}
+        known |= {"singular": SINGULAR, "scale": SCALES}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, needs one of {', '.join(values)}")
+        for name in ("center_keys", "align"):
+            check_is(name, getattr(self, name), bool)
+        for name, least in (("largest", 1), ("most", 0), ("evaluations", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is None and name == "largest":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
+        for name in ("share", "trust", "gain", "decrease"):
+            if not float(check_number(name, getattr(self, name))) >= 0.0:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, needs a number of at least 0")
+        check_number("amplitude", self.amplitude, positive=True)
+        if not 0.0 < float(check_number("factor", self.factor)) < 1.0:
+            raise ValueError(f"factor: got {self.factor!r}, needs a number between 0 and 1")
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the statistics need their sequences."""
+        return self.metric != "kron" or (self.mode == "replace" and self.method in ("optimal_als", "report"))
+
+    @property
+    def searches(self) -> bool:
+        """Whether there is an amplitude to search for."""
+        return self.mode == "additive" or (self.mode == "replace" and self.method != "report")

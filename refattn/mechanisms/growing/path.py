@@ -1,0 +1,182 @@
+"""The path of a growth step: which weights a plan leads to at an amplitude.
+
+The mode "replace" goes along the kernel M - gamma D, truncated to the new rank: all columns change, the old ones by a
+natural-gradient step. The mode "additive" leaves the old columns alone, and so do those that keep the function.
+
+The block's scale is that of the kernel, so that M / s is what the weights have to make; the option `scale` says which s
+that is after the step. All of it is computed in float64, and the weights are cast back.
+
+Axes: h head, in width of the augmented tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from refattn.mechanisms.arguments import check_is
+from refattn.mechanisms.growing import block, columns
+from refattn.mechanisms.growing.bottleneck import Bottleneck
+from refattn.mechanisms.growing.metric import Direction, Metric
+from refattn.mechanisms.growing.options import Options
+from refattn.mechanisms.growing.statistics import Statistics
+from refattn.mechanisms.growing.truncate import align, balance, truncate
+from refattn.xp import Array, device, namespace, sum_wide
+
+SLOPE_STEP = 1e-5
+"""Amplitude of the difference quotient where the slope has no closed form."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a growth step would do to one block.
+
+    Attributes
+    ----------
+    columns
+        New columns of every head; 0 where none is worth while.
+    slope
+        The derivative of the loss with respect to the amplitude, at 0.
+    gain
+        What the new columns alone take off the loss for a unit of amplitude, to first order.
+    psi
+        The part of the gradient that the width hides.
+    facts
+        What there is to write down.
+    """
+
+    params: block.Params
+    statistics: Statistics
+    options: Options
+    columns: int
+    slope: float
+    gain: float
+    psi: float
+    metric: Metric | None
+    found: Bottleneck | None
+    direction: Direction | None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def slope_of(made: Plan) -> float:
+    """Return the derivative of the loss along the path: in closed form where there is one."""
+    options, found, way = made.options, made.found, made.direction
+    if not options.searches or found is None or way is None:
+        return 0.0
+    if options.mode == "additive":
+        return -found.gain(made.columns) / way.size
+    if (options.metric, options.method) == ("kron", "optimal"):
+        return -(found.tangent + found.gain(made.columns)) / way.size
+    kernel = kernel_of(made.params)
+    left, right = _factors(made, kernel, SLOPE_STEP)
+    change = left @ namespace(left).matrix_transpose(right) - kernel
+    return float(sum_wide(made.statistics.gradient * change)) / SLOPE_STEP
+
+
+def kernel_of(params: block.Params) -> Array:
+    """Return M = s w_q w_k^T (h, in, in) of every head, in float64."""
+    w_q, w_k = _wide(params)
+    return scale_of(params) * w_q @ namespace(w_q).matrix_transpose(w_k)
+
+
+def scale_of(params: block.Params) -> float:
+    """Return the scale that the block computes with."""
+    return params.config.factor if params.scale is None else float(params.scale)
+
+
+def _wide(params: block.Params) -> tuple[Array, Array]:
+    xp = namespace(params.w_q)
+    return xp.astype(params.w_q, xp.float64, copy=False), xp.astype(params.w_k, xp.float64, copy=False)
+
+
+def _factors(made: Plan, kernel: Array, amplitude: float) -> tuple[Array, Array]:
+    """Return factors of the truncated kernel at an amplitude."""
+    assert made.direction is not None and made.metric is not None
+    rank = made.params.config.sizes[1] + made.columns
+    moved = kernel - (amplitude / made.direction.size) * made.direction.p
+    return truncate(moved, rank, made.options.method, made.metric, made.statistics)
+
+
+def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
+    """Return the parameters after the step.
+
+    Parameters
+    ----------
+    made
+        Of `plan`.
+    amplitude
+        How far to go; 0, or a mode that keeps the function: new columns that change nothing.
+
+    Raises
+    ------
+    ValueError
+        Where the amplitude is negative or not finite.
+    """
+    check_is("made", made, Plan)
+    if not (math.isfinite(amplitude) and amplitude >= 0.0):
+        raise ValueError(f"amplitude: got {amplitude!r}, needs a finite number of at least 0")
+    params, options = made.params, made.options
+    scale = scale_of(params)
+    if made.found is None:
+        return params
+    if options.mode == "replace" and options.method == "report":
+        return _with_weights(params, *_as_printed(made), scale, options)
+    if not amplitude and options.searches:
+        return _with_weights(
+            params, *_appended(replace(made, options=replace(options, mode="zero")), 0.0), scale, options
+        )
+    if options.mode == "replace":
+        left, right = _factors(made, kernel_of(params), amplitude)
+        left, right = balance(left, right, params.config.sizes[1] + made.columns, options.seed)
+        left, right = left / math.sqrt(scale), right / math.sqrt(scale)
+        if options.align:
+            left, right = align(left, right, *_wide(params))
+        return _with_weights(params, left, right, scale, options)
+    return _with_weights(params, *_appended(made, amplitude), scale, options)
+
+
+def _appended(made: Plan, amplitude: float) -> tuple[Array, Array]:
+    """Return the weights with new columns behind the old ones."""
+    (w_q, w_k), options, count = _wide(made.params), made.options, made.columns
+    assert made.found is not None and made.metric is not None and made.direction is not None
+    if not count:
+        return w_q, w_k
+    xp = namespace(w_q)
+    if options.mode == "additive":
+        eta = amplitude / made.direction.size
+        new = columns.additive(made.found, made.metric, count, scale_of(made.params), eta)
+    elif options.mode == "gradmax":
+        new = columns.gradmax(w_q, made.statistics.gradient, count)
+    elif options.mode == "zero":
+        new = columns.zero(w_q, count, options.seed)
+    else:
+        new, w_k = columns.net2wider(w_q, w_k, count, options.seed)
+    return xp.concat([w_q, new[0]], axis=2), xp.concat([w_k, new[1]], axis=2)
+
+
+def _as_printed(made: Plan) -> tuple[Array, Array]:
+    """Return the weights of the report: the truncated singular value decomposition of w_q w_k^T + P.
+
+    It takes the gradient with the sign of ascent, a step of 1 however the loss is normalised, and leaves the scale out
+    of the scores that it models. P is that of the metric that was asked for; for one sequence, as there, all agree.
+    """
+    assert made.direction is not None and made.metric is not None
+    w_q, w_k = _wide(made.params)
+    target = w_q @ namespace(w_q).matrix_transpose(w_k) + made.direction.p
+    rank = made.params.config.sizes[1] + made.columns
+    return balance(*truncate(target, rank, "frobenius", made.metric), rank, made.options.seed)
+
+
+def _with_weights(params: block.Params, w_q: Array, w_k: Array, scale: float, options: Options) -> block.Params:
+    """Return parameters with these weights, in the dtype of the old ones, and the scale written down."""
+    xp, width = namespace(params.w_q), w_q.shape[2]
+    if options.scale == "rescale":
+        new = 1.0 / math.sqrt(width)
+        w_q, w_k, scale = w_q * math.sqrt(scale / new), w_k * math.sqrt(scale / new), new
+    config = replace(params.config, head_width=width, scale=scale)
+    like, trained = params.w_q, None
+    if params.scale is not None:
+        trained = xp.full((), scale, dtype=like.dtype, device=device(like))
+    w_q, w_k = (xp.astype(w, like.dtype, copy=False) for w in (w_q, w_k))
+    return replace(params, config=config, w_q=w_q, w_k=w_k, scale=trained)

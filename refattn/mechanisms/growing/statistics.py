@@ -1,0 +1,187 @@
+"""What a growth step has to know of a batch, gathered with fixed weights; in float64, whatever the block computes in.
+
+With y the augmented tokens of a sequence b and g the functional gradient of a head (dGROW.1)::
+
+    N = sum_b y_b^T g_b y_b         the gradient of the loss with respect to the kernel M, for each head
+    C_b = y_b^T y_b                 what a change of M does to the scores: |y dM y^T|^2 = <dM, C_b dM C_b>
+    T(Z) = sum_b C_b Z C_b          so that the scores' change has the square <Z, T(Z)>; the metric of growth
+
+A mask leaves hidden pairs out: T(Z) = sum_b y_b^T [mask * (y_b Z y_b^T)] y_b. N and the sum of C_b are enough for the
+Kronecker metric and can be taken over any number of batches; T itself needs the sequences, which `keep` keeps. Nothing
+of size queries x keys is made where the block ran in tiles, but for masks that were given.
+
+Axes: b batch, n token, in width of y, h head.
+
+Source: L. Burgund, Attention Growing Networks, section 2, with weights that several sequences share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from refattn import equations
+from refattn.mechanisms.arguments import check_is
+from refattn.mechanisms.growing import block, core
+from refattn.ops.masks import allowed_pairs, causal_offset
+from refattn.xp import Array, backend, namespace, sum_wide
+
+CHUNK = 2**22
+"""Elements of the largest temporary over several sequences."""
+
+ROWS = 256
+"""Queries whose scores are held at once where a mask is in force."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Some sequences of a batch."""
+
+    tokens: Array  # (b, n, in): y
+    gradient: Array  # (b, h, in, in): N of each sequence
+    mask: Array | None  # as the core takes it
+    offset: int | None  # of the causal mask
+
+    def allowed(self, rows: tuple[int, int]) -> Array | None:
+        """Return which of some rows may attend which keys, or None where all may."""
+        return allowed_pairs(self.mask, self.offset, rows, (0, self.tokens.shape[1]), self.tokens)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of some batches for one block.
+
+    Attributes
+    ----------
+    gradient
+        (h, in, in): N.
+    gram, gram_keys
+        (in, in): the sum of C_b, and the same with keys whose mean over the sequence was subtracted.
+    sequences, pairs
+        How many, and how many scores of all heads they have that no mask hides.
+    masked
+        Whether some score is hidden.
+    kept
+        The sequences themselves, where they were kept.
+    """
+
+    gradient: Array
+    gram: Array
+    gram_keys: Array
+    sequences: int
+    pairs: float
+    masked: bool
+    kept: tuple[Kept, ...]
+
+
+def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, keep: bool = False) -> Statistics:
+    """Return the statistics of one call of the block.
+
+    Parameters
+    ----------
+    params, saved, d_state
+        As for the backward of the block: the gradient of the loss with respect to the state that it returned. Batches
+        that are merged have to be parts of one loss.
+    keep
+        Whether the sequences are kept, for what asks for T itself.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where an argument is of a wrong class, shape or dtype, or the library does not compute in float64.
+    """
+    check_is("params", params, block.Params)
+    check_is("saved", saved, block.Saved)
+    check_is("d_state", d_state, block.State)
+    if not backend(saved.tokens).float64():
+        raise ValueError(
+            f"params: got {backend(saved.tokens).name}, which is not set to compute in float64; needs that"
+        )
+    xp = namespace(saved.tokens)
+    tokens = xp.astype(saved.tokens, xp.float64, copy=False)
+    b, n, _ = tokens.shape
+    d_attended = equations.active(block).attended_backward(params, saved, d_state)
+    gradient = core.contract(saved.core, d_attended, tokens, total=not keep)
+    mask, causal = saved.allowed
+    kept = Kept(tokens, gradient, mask, causal_offset(causal, n, n))
+    flat = xp.reshape(tokens, (b * n, tokens.shape[2]))
+    centred = xp.reshape(tokens - xp.mean(tokens, axis=1, keepdims=True), flat.shape)
+    gram, gram_keys = (xp.matrix_transpose(x) @ x for x in (flat, centred))
+    heads = params.config.heads
+    pairs = _visible(kept, heads)
+    masked = pairs < float(b * heads * n * n)
+    gradient = xp.sum(gradient, axis=0) if keep else gradient
+    return Statistics(gradient, gram, gram_keys, b, pairs, masked, (kept,) if keep else ())
+
+
+def merge(a: Statistics, b: Statistics) -> Statistics:
+    """Return the statistics of two batches together, both under the same weights and of the same loss."""
+    check_is("a", a, Statistics)
+    check_is("b", b, Statistics)
+    if bool(a.kept) != bool(b.kept):
+        raise ValueError("b: got statistics of which not all or not none are kept, needs them as those of a")
+    return replace(
+        a,
+        gradient=a.gradient + b.gradient,
+        gram=a.gram + b.gram,
+        gram_keys=a.gram_keys + b.gram_keys,
+        sequences=a.sequences + b.sequences,
+        pairs=a.pairs + b.pairs,
+        masked=a.masked or b.masked,
+        kept=a.kept + b.kept,
+    )
+
+
+def apply_metric(statistics: Statistics, z: Array, *, center_keys: bool = False) -> Array:
+    """Return T(Z) for Z (h, in, in); with `center_keys` the keys' side has the centred tokens, unmasked."""
+    if not statistics.kept:
+        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
+    if center_keys and statistics.masked:
+        raise ValueError("center_keys: got True with a mask, needs False: hidden keys have no mean")
+    total = 0.0 * z
+    for kept in statistics.kept:
+        b, n, width = kept.tokens.shape
+        size = max(1, CHUNK // (z.shape[0] * max(width * width, min(n, ROWS) * n)))
+        for first in range(0, b, size):
+            at = slice(first, min(first + size, b))
+            part = kept.tokens[at, ...]
+            mask = kept.mask
+            if mask is not None and mask.shape[0] != 1:
+                mask = mask[at, ...]
+            total = total + _applied(replace(kept, tokens=part, mask=mask), z, center_keys)
+    return total
+
+
+def _applied(kept: Kept, z: Array, center_keys: bool) -> Array:
+    xp, tokens = namespace(z), kept.tokens
+    if kept.mask is None and kept.offset is None:
+        keys = tokens - xp.mean(tokens, axis=1, keepdims=True) if center_keys else tokens
+        left, right = (xp.matrix_transpose(x) @ x for x in (tokens, keys))
+        return xp.sum(left[:, None, :, :] @ z @ right[:, None, :, :], axis=0)
+    total, everything = 0.0 * z, tokens[:, None, :, :]
+    for first in range(0, tokens.shape[1], ROWS):
+        rows = (first, min(first + ROWS, tokens.shape[1]))
+        own = everything[..., slice(*rows), :]
+        scores = own @ z @ xp.matrix_transpose(everything)
+        allowed = kept.allowed(rows)
+        if allowed is not None:
+            scores = xp.where(allowed, scores, 0.0)
+        total = total + xp.sum(xp.matrix_transpose(own) @ (scores @ everything), axis=0)
+    return total
+
+
+def _visible(kept: Kept, heads: int) -> float:
+    """Return how many scores of all heads no mask hides."""
+    b, n, _ = kept.tokens.shape
+    xp = namespace(kept.tokens)
+    count = 0.0
+    for first in range(0, n, ROWS):
+        rows = (first, min(first + ROWS, n))
+        allowed, plane = kept.allowed(rows), (b, heads, rows[1] - rows[0], n)
+        if allowed is None:
+            count += float(math.prod(plane))
+        else:
+            full = (1,) * (4 - len(allowed.shape)) + tuple(allowed.shape)
+            times = math.prod(size for size, own in zip(plane, full, strict=True) if own == 1)
+            count += times * float(sum_wide(xp.astype(allowed, xp.float64)))
+    return count

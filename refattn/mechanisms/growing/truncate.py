@@ -1,0 +1,190 @@
+"""Kernels of low rank: the truncations of F = M - gamma D, and the factors that become weights.
+
+A head's kernel is M = s w_q w_k^T, of a rank of at most its width. Growth wants the kernel of rank r nearest to F where
+distance is that of the scores, |dM|^2 = <dM, T(dM)>. Three truncations, F' = L R^T::
+
+    frobenius    the r largest singular triplets of F: nearest in the norm of the weights, which is the report's claim
+    optimal      the same of W F W^T with W^T W = A, and back: nearest in the Kronecker metric A x A, by Eckart and
+                 Young, and so exactly nearest for one sequence, or where all C_b are equal
+    optimal_als  from there, some sweeps of alternating least squares on <F' - F, T(F' - F)> itself
+
+Then the factors are balanced, L^T L = R^T R, and turned, L O and R O with an orthogonal O, so that their columns lie as
+near as can be to the columns that were there: the state that an optimiser keeps of these goes on to mean something.
+
+Axes: h head, in width of the augmented tokens, r rank.
+
+Source: Eckart and Young 1936; Friedland and Torokhti 2007; Schoenemann 1966 for the turn.
+"""
+
+from __future__ import annotations
+
+import math
+
+from refattn import counter
+from refattn.mechanisms.growing.metric import Factor, Metric
+from refattn.mechanisms.growing.statistics import Statistics, apply_metric
+from refattn.ops.solve import conjugate_gradients
+from refattn.xp import Array, backend, concrete, device, namespace, sum_wide, zeros
+
+TRUNCATIONS = ("frobenius", "optimal", "optimal_als")
+
+SWEEPS = 3
+"""Sweeps of alternating least squares: what more of them gain is below a thousandth of the distance."""
+
+
+def svd(x: Array) -> tuple[Array, Array, Array]:
+    """Return (u, sigma, v) with x = u diag(sigma) v^T and signs that are always the same: the largest entry of a column
+    of u is positive."""
+    xp = namespace(x)
+    u, sigma, v = xp.linalg.svd(x, full_matrices=False)
+    highest, lowest = xp.max(u, axis=-2, keepdims=True), xp.min(u, axis=-2, keepdims=True)
+    signs = xp.where(highest >= -lowest, xp.ones_like(highest), -1.0)
+    return u * signs, sigma, xp.matrix_transpose(v) * signs
+
+
+def truncate(
+    f: Array, rank: int, how: str, metric: Metric, statistics: Statistics | None = None
+) -> tuple[Array, Array]:
+    """Return factors (L, R), both (h, in, at most `rank`), of a kernel of this rank near F (h, in, in).
+
+    Parameters
+    ----------
+    f
+        The kernel before.
+    rank
+        The largest rank of the kernel after.
+    how
+        "frobenius", "optimal" or "optimal_als".
+    metric
+        The Kronecker metric.
+    statistics
+        For "optimal_als": with the sequences kept.
+
+    Raises
+    ------
+    ValueError
+        Where the truncation is unknown, or needs sequences that were not kept.
+    """
+    if how not in TRUNCATIONS:
+        raise ValueError(f"method: got {how!r}, needs one of {', '.join(TRUNCATIONS)}")
+    if how == "frobenius":
+        return _leading(f, rank)
+    left, right = _leading(metric.whiten(f), rank)
+    left, right = metric.left.back @ left, metric.right.back @ right
+    if how == "optimal":
+        return left, right
+    if statistics is None or not statistics.kept:
+        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
+    return alternate(f, left, right, metric, statistics)[:2]
+
+
+def _leading(f: Array, rank: int) -> tuple[Array, Array]:
+    u, sigma, v = svd(f)
+    roots = namespace(f).sqrt(sigma[..., None, :rank])
+    return u[..., :rank] * roots, v[..., :rank] * roots
+
+
+def distance(f: Array, left: Array, right: Array, statistics: Statistics) -> float:
+    """Return <F' - F, T(F' - F)>, the square of the distance of all scores."""
+    change = left @ namespace(f).matrix_transpose(right) - f
+    return float(sum_wide(change * apply_metric(statistics, change)))
+
+
+def alternate(
+    f: Array, left: Array, right: Array, metric: Metric, statistics: Statistics, sweeps: int = SWEEPS
+) -> tuple[Array, Array, list[float]]:
+    """Return better factors by alternating least squares, and the distance before and after each sweep.
+
+    With R fixed and orthonormal, L solves T(L R^T) R = T(F) R; and so for R. A step starts from the factor that there
+    is, so that the distance never grows; it ends where it falls by less than 1e-13 of itself.
+    """
+    distances = [distance(f, left, right, statistics)]
+    for _ in range(sweeps):
+        left, right = _half(f, left, right, statistics, metric, swap=False)
+        right, left = _half(f, right, left, statistics, metric, swap=True)
+        distances.append(distance(f, left, right, statistics))
+        if distances[-2] - distances[-1] <= 1e-13 * distances[-2]:
+            break
+    return left, right, distances
+
+
+def _half(
+    f: Array, moving: Array, fixed: Array, statistics: Statistics, metric: Metric, *, swap: bool
+) -> tuple[Array, Array]:
+    """Return the moving factor that is best for a fixed one, and that one with orthonormal columns."""
+    xp = namespace(f)
+    fixed, triangle = xp.linalg.qr(fixed)
+    moving = moving @ xp.matrix_transpose(triangle)
+    own, other = (metric.right, metric.left) if swap else (metric.left, metric.right)
+    # The side that moves is preconditioned by A^+, the fixed one by what A is on its columns.
+    outer = own.back @ xp.matrix_transpose(own.back)
+    projected = other.whitener @ fixed
+    inner = xp.linalg.pinv(xp.matrix_transpose(projected) @ projected)
+
+    def kernel(x: Array) -> Array:
+        return fixed @ xp.matrix_transpose(x) if swap else x @ xp.matrix_transpose(fixed)
+
+    def pulled(z: Array) -> Array:
+        image = apply_metric(statistics, z)
+        return (xp.matrix_transpose(image) if swap else image) @ fixed
+
+    change, _ = conjugate_gradients(
+        lambda x: pulled(kernel(x)), pulled(f - kernel(moving)), lambda x: outer @ x @ inner, tolerance=1e-10
+    )
+    return moving + change, fixed
+
+
+def balance(left: Array, right: Array, width: int, seed: int = 0) -> tuple[Array, Array]:
+    """Return factors (h, in, width) of the same kernel with L^T L = R^T R, diagonal and falling.
+
+    Where the kernel has a lower rank than the width, L has random columns in place of zeros, as long as the others are
+    in the mean, and R has zeros. Zeros in both would never get a gradient.
+    """
+    xp = namespace(left)
+    (q_left, r_left), (q_right, r_right) = xp.linalg.qr(left), xp.linalg.qr(right)
+    u, sigma, v = svd(r_left @ xp.matrix_transpose(r_right))
+    inputs, rank = left.shape[1], sigma.shape[-1]
+    roots = xp.sqrt(sigma)[..., None, :]
+    left, right = q_left @ u * roots, q_right @ v * roots
+    if width > rank:
+        pad = zeros((left.shape[0], inputs, width - rank), left)
+        left, right, sigma = (
+            xp.concat([left, pad], axis=2),
+            xp.concat([right, pad], axis=2),
+            xp.concat([sigma, pad[:, 0, :]], axis=1),
+        )
+    dead = (sigma <= inputs * xp.finfo(left.dtype).eps * sigma[:, :1])[:, None, :]
+    if concrete(xp.any(dead)) is False:
+        return left, right
+    size = xp.sqrt(xp.mean(xp.sum(left * left, axis=1, keepdims=True), axis=2, keepdims=True))
+    columns = random_columns(left.shape[0], inputs, width, seed, left)
+    fresh = xp.where(size > 0.0, size, 1.0) * columns
+    return xp.where(dead, fresh, left), xp.where(dead, 0.0, right)
+
+
+def align(left: Array, right: Array, w_q: Array, w_k: Array) -> tuple[Array, Array]:
+    """Return L O and R O, the same kernel, with the orthogonal O that brings them nearest to w_q and w_k.
+
+    The latter may have fewer columns; they count as having zeros behind them.
+    """
+    xp = namespace(left)
+    missing = left.shape[2] - w_q.shape[2]
+    pad = zeros((*w_q.shape[:2], missing), w_q)
+    w_q, w_k = (xp.concat([w, pad], axis=2) for w in (w_q, w_k))
+    u, _, v = svd(xp.matrix_transpose(left) @ w_q + xp.matrix_transpose(right) @ w_k)
+    turn = u @ xp.matrix_transpose(v)
+    return left @ turn, right @ turn
+
+
+def random_columns(heads: int, inputs: int, columns: int, seed: int, like: Array) -> Array:
+    """Return (h, in, columns) random columns of unit length in the mean."""
+    draw = counter.normal((heads, inputs, columns), seed=seed, purpose="growing.columns") / math.sqrt(inputs)
+    return backend(like).from_numpy(draw, device=device(like))
+
+
+def projector(metric_side: Factor, w: Array) -> Array:
+    """Return the projector (h, seen, seen) on the whitened columns of w (h, in, d)."""
+    xp = namespace(w)
+    u, sigma, _ = svd(metric_side.whitener @ w)
+    kept = u * xp.astype(sigma > 1e-10 * sigma[:, :1], u.dtype)[:, None, :]
+    return kept @ xp.matrix_transpose(kept)

@@ -1,0 +1,73 @@
+"""Runs of growing attention that together reach every line with a tag, for tests/test_equation_ids.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refattn import Context, counter, mechanism
+
+Make = Callable[[Any], Any]
+Run = tuple[Mapping[str, int], Callable[[], None]]
+
+
+def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+
+    `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
+    """
+    # Tokens of the block are queries and keys at once, and each has as many heads.
+    alone = {**sizes, "i": sizes["n"], "j": sizes["n"], "g": sizes["h"], "r": 1, "in": sizes["m"]}
+    core = partial(_core, make=make, form=form)
+    block = partial(_block, make=make)
+    return [
+        (sizes, partial(core, sizes, full=True)),
+        (sizes, partial(core, sizes, full=False)),
+        (alone, partial(core, alone, full=False)),
+        ({**alone, "in": sizes["m"] + 1}, partial(block, alone, full=True)),
+        (alone, partial(block, alone, full=False)),
+    ]
+
+
+def _draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=7, purpose=name)
+
+
+def _mask(name: str, *shape: int) -> Any:
+    return counter.uniform(shape, seed=7, purpose=name) < 0.8
+
+
+def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> None:
+    b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
+    room = mechanism("growing").core
+    assert room is not None
+    options: dict[str, Any] = {}
+    if full:
+        options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "scale": 0.3}
+        assert set(mechanism("growing").defaults) == {*options, "form"}
+    q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
+    _, saved = room.forward(q, k, v, form=form, **options)
+    d_out = make(_draw("d_out", b, h, i, e))
+    room.backward(saved, d_out)
+    if i == j:
+        for total in (False, True):
+            room.contract(saved, d_out, make(_draw("x", b, i, sizes["in"])), total=total)
+
+
+def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
+    b, h, n, d, e, m = (sizes[letter] for letter in "bhndem")
+    block = mechanism("growing").block
+    options: dict[str, Any] = {"bias": True, "train_scale": True} if full else {"residual": False}
+    config = block.Config(width=m, heads=h, head_width=d, value_width=e, **options)
+    x = make(np.asarray(_draw("x", b, n, m)))
+    context = Context()
+    if full:
+        mask, padding = make(_mask("mask", b, h, n, n)), make(_mask("padding", b, n))
+        context = Context(mask=mask, key_mask=padding, causal=True)
+    params = block.init(config, seed=7, like=x)
+    state, saved = block.forward(params, block.start(params, x, context), context)
+    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))
+    block.backward(params, saved, d_state)

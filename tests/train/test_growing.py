@@ -1,0 +1,341 @@
+"""Growth on the way: when, what the optimiser's state becomes, and a run that is resumed to the bit across a growth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import model, tree
+from refattn.train import checkpoint, data, growing, loop, metrics, plot
+from refattn.train.diagnose import DivergedError
+from refattn.train.growing import History, Schedule, due, widened
+from refattn.train.optimiser import AdamW, Group
+from refattn.train.settings import Settings, build, differences, parse
+from tests.train.runs import SMALL, write_text
+
+GROWS = [name for name in ra.list_mechanisms() if ra.mechanism(name).grow is not None]
+GROWTH = {"most": 2, "sequences": 16}
+
+
+def settings_of(text: str, name: str = "growing", **changes: Any) -> Settings:
+    given = SMALL | {
+        "data": text,
+        "grow": [3, 7],
+        "growth": GROWTH,
+        "layers": 2,
+        "block": {"head_width": 2, "value_width": 8},
+    }
+    return build(name, given | changes)
+
+
+class Quiet:
+    """Takes what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def step(self, row: Mapping[str, Any], steps: int) -> None:
+        pass
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    return write_text(tmp_path)
+
+
+# --- when
+
+
+def losses_of(*values: float) -> History:
+    return History(tuple(values))
+
+
+def test_growth_is_due_at_a_plateau() -> None:
+    schedule = Schedule(every=4, window=4, plateau=0.01, cooldown=8)
+    still, falling = losses_of(2.0, 2.0, 2.0, 1.99), losses_of(2.0, 2.0, 1.9, 1.9)
+    assert due(schedule, still, 8)
+    assert not due(schedule, falling, 8)
+    assert not due(schedule, still, 9)  # no step of a look
+    assert not due(schedule, losses_of(2.0, 2.0, 2.0), 8)  # too little is known
+    assert not due(schedule, replace(still, grown=4), 8)  # too soon after the last
+    assert due(schedule, replace(still, grown=4), 12)
+    rising = losses_of(2.0, 2.0, 2.1, 2.1)
+    assert due(schedule, rising, 8)
+
+
+def test_growth_is_due_at_its_steps() -> None:
+    schedule = Schedule(steps=(5, 7))
+    assert [step for step in range(10) if due(schedule, losses_of(), step)] == [5, 7]
+
+
+def test_the_history_is_a_window() -> None:
+    history = History()
+    for n in range(5):
+        history = history.after(float(n), 3)
+    assert history.losses == (2.0, 3.0, 4.0)
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "problem"),
+    [
+        ({"grow": "always"}, ValueError, "grow: got 'always', needs null, \"auto\" or a list of steps"),
+        ({"grow": [0]}, ValueError, "grow: got 0, needs a whole number of at least 1"),
+        ({"grow": ["a"]}, TypeError, "grow: got 'a' of type str, needs a whole number"),
+        ({"growth": {"most": 1}}, ValueError, "growth: got most, needs grow as well"),
+        ({"grow": "auto", "growth": {"width": 1}}, ValueError, "growth: got 'width', needs some of every, window"),
+        ({"grow": "auto", "growth": {"most": -1}}, ValueError, "growth.most: got -1, needs a whole number"),
+        ({"grow": "auto", "growth": {"window": 1}}, ValueError, "growth.window: got 1, needs a whole number of at"),
+        ({"grow": "auto", "growth": {"moments": "lose"}}, ValueError, "growth.moments: got 'lose', needs one of keep"),
+        ({"grow": "auto", "growth": 3}, TypeError, "growth: got int, needs a Mapping"),
+    ],
+)
+def test_wrong_settings_are_named(values: dict[str, Any], error: type[Exception], problem: str) -> None:
+    with pytest.raises(error) as caught:
+        build("growing", values)
+    assert str(caught.value).startswith(problem)
+
+
+def test_who_does_not_grow_says_who_does() -> None:
+    with pytest.raises(ValueError, match="grow: got 'auto', but softmax does not grow; needs one of growing"):
+        build("softmax", {"grow": "auto"})
+
+
+def test_growth_settings_are_read_merged_and_compared() -> None:
+    found = parse(["growth.most=3", "growth.mode=additive", 'grow="auto"', "block.bias=true"])
+    assert found == {"grow": "auto", "growth": {"most": 3, "mode": "additive"}, "block": {"bias": True}}
+    chosen = build("growing", found)
+    assert chosen.growing is not None and (chosen.growing[1].most, chosen.growing[1].mode) == (3, "additive")
+    stored = chosen.to_json()
+    assert differences(stored, build("growing", found | {"growth": {"most": 3}}).to_json()) == ["growth.mode"]
+    assert build("softmax", {}).growing is None
+
+
+# --- the optimiser
+
+
+def params_with(width: int) -> dict[str, Any]:
+    return {"w": np.ones((2, 3, width)), "other": np.ones((4, 3))}
+
+
+def test_new_columns_come_with_zeros_and_a_count_of_their_own() -> None:
+    adam = AdamW(0.1, groups=(Group("*"),))
+    params = params_with(2)
+    state = adam.start(params)
+    for _ in range(3):
+        params, state = adam.update(state, params, tree.map_leaves(np.ones_like, params))
+    grown = {**params, "w": np.concatenate([params["w"], np.zeros((2, 3, 2))], axis=2)}
+    wide = widened(state, grown)
+    for part, old in ((wide.first, state.first), (wide.second, state.second)):
+        np.testing.assert_array_equal(part["w"][..., :2], old["w"])
+        assert not np.any(part["w"][..., 2:]) and part["w"].shape == (2, 3, 4)
+        assert part["other"] is old["other"]
+    np.testing.assert_array_equal(wide.count["w"], [[[3.0, 3.0, 0.0, 0.0]]])
+    assert wide.count["other"].shape == ()
+    # Test 23: the first step of a new column has the size of the rate, since its bias correction starts anew.
+    after, following = adam.update(wide, grown, tree.map_leaves(np.ones_like, grown))
+    np.testing.assert_allclose(after["w"][..., 2:], -0.1, rtol=1e-7)
+    again = widened(following, {**after, "w": np.concatenate([after["w"], np.zeros((2, 3, 1))], axis=2)})
+    np.testing.assert_array_equal(again.count["w"], [[[4.0, 4.0, 1.0, 1.0, 0.0]]])
+    reset = widened(state, grown, reset=True)
+    assert (
+        not np.any(reset.first["w"]) and not np.any(reset.count["w"]) and reset.first["other"] is state.first["other"]
+    )
+
+
+def test_in_mode_zero_the_old_columns_go_on_as_if_nothing_had_happened(text: str) -> None:
+    """Test 23, its second part, in the model: without clipping, whose norm the new columns belong to."""
+    chosen = settings_of(text, growth={**GROWTH, "mode": "zero"}, clip=None, dtype="float64", grow=[1])
+    loaded = data.load(text)
+    before, _ = loop.step(loop.fresh(chosen), chosen, loaded)
+    grown, facts = loop.grow(before, chosen, loaded)
+    assert facts["grown"] and facts["widths"] == [4, 4] and facts["after"] == pytest.approx(facts["before"], rel=1e-12)
+    plain = loop.step(before, chosen, loaded)[0].params
+    other = tree.flatten(loop.step(grown, chosen, loaded)[0].params)
+    for name, expected in tree.flatten(plain).items():
+        found = other[name][tuple(slice(n) for n in expected.shape)]
+        # Weight decay, the rate and all moments are the same, so the step is.
+        np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-12, err_msg=name)
+    new = other["layers.0.block.w_k"][..., 2:]
+    np.testing.assert_allclose(np.abs(new), chosen.schedule(2), rtol=1e-3)
+
+
+# --- runs
+
+
+@pytest.mark.parametrize("name", GROWS)
+@pytest.mark.parametrize(
+    ("growth", "stops"),
+    [
+        ({}, (2, 4, 9)),  # before the first growth, between both and after the second
+        ({"mode": "additive", "scale": "rescale"}, (4,)),
+        ({"metric": "exact", "method": "optimal_als", "moments": "reset"}, (4,)),
+    ],
+    ids=("default", "additive", "exact"),
+)
+def test_a_run_grows_and_goes_on_to_the_bit(
+    tmp_path: Path, text: str, name: str, growth: dict[str, Any], stops: tuple[int, ...]
+) -> None:
+    chosen = settings_of(text, name, growth=GROWTH | growth, checkpoint_every=2)
+    whole = loop.run(chosen, tmp_path / "whole", Quiet())
+    assert whole.finished and whole.facts["widths"] == [6, 6]
+    rows = metrics.read(tmp_path / "whole" / "metrics.jsonl")
+    looks = [row for row in rows if "growth" in row]
+    assert [row["step"] for row in looks] == [3, 7] and [row["growth"]["widths"] for row in looks] == [[4, 4], [6, 6]]
+    for row in looks:
+        assert row["growth"]["grown"] and row["growth"]["after"] <= row["growth"]["before"] * (1.0 + 1e-6)
+    for stop in stops:
+        path = tmp_path / f"stopped{stop}"
+        _stop_after(chosen, path, stop)
+        found = loop.run(chosen, path, Quiet(), resume=True)
+        assert found.facts["heldout_bits"] == whole.facts["heldout_bits"]
+        files = [checkpoint.newest(folder / "checkpoints", print) for folder in (path, tmp_path / "whole")]
+        assert files[0] is not None and files[1] is not None
+        assert files[0].facts == files[1].facts and files[0].arrays.keys() == files[1].arrays.keys()
+        for leaf, array in files[0].arrays.items():
+            assert array.tobytes() == files[1].arrays[leaf].tobytes(), leaf
+    last = files[1]
+    assert last is not None
+    assert [block["head_width"] for block in last.facts["growth"]["blocks"]] == [6, 6]
+    assert last.arrays["params.layers.0.block.w_q"].shape == (2, 16, 6)
+    assert last.arrays["optimiser.count.layers.0.block.w_q"].shape == (1, 1, 6)
+
+
+def _stop_after(chosen: Settings, path: Path, stop: int) -> None:
+    """Run until a step and leave what a process that is killed there leaves."""
+
+    class KilledError(Exception):
+        pass
+
+    class Report(Quiet):
+        def step(self, row: Mapping[str, Any], steps: int) -> None:
+            if row["step"] == stop:
+                raise KilledError
+
+    with pytest.raises(KilledError):
+        loop.run(chosen, path, Report())
+
+
+@pytest.mark.parametrize("name", GROWS)
+def test_growth_is_told(tmp_path: Path, text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(plot, "draw_loss", lambda rows, facts, path: drawn.extend(marked(rows)))
+    report = Quiet()
+    loop.run(settings_of(text, name), tmp_path / "run", report)
+    told = [line for line in report.said if "widths" in line]
+    assert len(told) == 2 and told[0].startswith("step 3: widths [4, 4], loss ") and " at amplitude " in told[0]
+    assert drawn == [3, 7]
+
+
+def marked(rows: Any) -> list[int]:
+    return [row["step"] for row in rows if row.get("growth", {}).get("grown")]
+
+
+def test_the_picture_marks_growth(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason='the picture needs matplotlib: pip install "refattn[plot]"')
+    rows = [{"step": n, "loss": 2.0, **({"growth": {"grown": n == 2}} if n in (1, 2) else {})} for n in range(1, 5)]
+    facts = {"bigram_bits": 3.0, "gzip_bits": 2.0, "heldout_bits": 2.5}
+    pictures = []
+    for given in (rows, [{**row, "growth": {}} for row in rows]):
+        plot.draw_loss(given, facts, tmp_path / "loss.png")
+        pictures.append((tmp_path / "loss.png").read_bytes())
+    assert pictures[0] != pictures[1]
+
+
+def test_where_nothing_is_gained_nothing_grows(tmp_path: Path, text: str) -> None:
+    growth = {"every": 2, "window": 2, "plateau": 1.0, "cooldown": 0, "sequences": 8, "gain": 1e9}
+    chosen = settings_of(text, grow="auto", growth=growth)
+    report = Quiet()
+    found = loop.run(chosen, tmp_path / "run", report)
+    assert found.facts["widths"] == [2, 2]
+    assert "step 2: nothing to gain by growing, widths [2, 2]" in report.said
+    plain = loop.run(settings_of(text, grow=None, growth={}), tmp_path / "plain", Quiet())
+    assert plain.facts["heldout_bits"] == found.facts["heldout_bits"] and "widths" not in plain.facts
+
+
+def test_columns_of_an_automatic_growth_are_confirmed(tmp_path: Path, text: str) -> None:
+    growth = {"every": 4, "window": 4, "plateau": 1.0, "cooldown": 8, "sequences": 64, "gain": 0.0, "trust": 0.0}
+    found = loop.run(settings_of(text, grow="auto", growth=growth), tmp_path / "run", Quiet())
+    assert all(width > 2 for width in found.facts["widths"])
+    rows = [row["growth"] for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "growth" in row]
+    assert [row["grown"] for row in rows] == [True, True]  # after 4 and 12 steps: 8 is too soon after 4
+    assert all(row["actual"] < 0.0 and row["predicted"] < 0.0 for row in rows)
+
+
+def test_statistics_have_tokens_for_every_entry_of_a_kernel() -> None:
+    assert Schedule().size(width=64, context=64) == 512
+    assert Schedule().size(width=16, context=64) == 128
+    assert Schedule(sequences=7).size(width=64, context=64) == 7
+
+
+def test_statistics_are_of_a_batch_that_no_step_trains_on(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, int]] = []
+    batch = data.batch
+
+    def watched(part: Any, *, size: int, step: int, **given: Any) -> Any:
+        drawn.append((size, step))
+        return batch(part, size=size, step=step, **given)
+
+    monkeypatch.setattr(data, "batch", watched)
+    loop.run(settings_of(text), tmp_path / "run", Quiet())
+    assert sorted(drawn) == [(4, step) for step in range(1, 13)] + [(16, 12 + 3), (16, 12 + 7)]
+
+
+def test_an_option_that_does_not_fit_is_named(tmp_path: Path, text: str) -> None:
+    """A model is causal, and hidden keys have no mean: nothing to do with numbers that are not finite."""
+    chosen = settings_of(text, growth={**GROWTH, "center_keys": True})
+    with pytest.raises(ValueError, match="center_keys: got True with a mask, needs False"):
+        loop.run(chosen, tmp_path / "run", Quiet())
+
+
+def test_numbers_that_are_not_finite_are_told_as_such(text: str) -> None:
+    chosen, loaded = settings_of(text), data.load(text)
+    state = replace(loop.fresh(chosen), step=3)
+    huge = tree.map_leaves(lambda w: w * np.float32(1e30), state.params)
+    with pytest.raises(DivergedError, match="not finite; first: "):
+        loop.grow(replace(state, params=huge), chosen, loaded)
+
+
+def test_statistics_do_not_depend_on_workers_or_parts(text: str) -> None:
+    chosen = settings_of(text)
+    state, loaded = loop.fresh(chosen), data.load(text)
+    results = []
+    for workers in (1, 3):
+        with ra.backends.use_workers(workers):
+            grown, facts = loop.grow(replace(state, step=3), chosen, loaded)
+        results.append((json.dumps(facts), {n: x.tobytes() for n, x in tree.flatten(grown.params).items()}))
+    assert results[0] == results[1]
+
+
+def test_the_model_tells_what_each_block_is_given() -> None:
+    config = model.Config("growing", vocabulary=11, context=8, width=8, heads=2, layers=3)
+    params = model.init(config, seed=0, like=np.zeros(1))
+    logits, saved = model.forward(params, np.arange(16).reshape(2, 8) % 11)
+    seen: list[tuple[int, Any]] = []
+    found = model.backward(params, saved, logits, watch=lambda i, p, s, d: seen.append((i, (p, s, d))))
+    assert [index for index, _ in seen] == [2, 1, 0]
+    for index, (block, block_saved, d_state) in seen:
+        assert block is params.layers[index].block
+        _, again, _ = config.record.block.backward(block, block_saved, d_state)
+        np.testing.assert_array_equal(again.w_q, found.layers[index].block.w_q)
+
+
+def test_nothing_but_the_record_is_asked() -> None:
+    """The trainer knows no mechanism by name."""
+    for module in (growing, loop):
+        source = Path(str(module.__file__)).read_text()
+        assert "mechanisms.growing" not in source
