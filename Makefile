@@ -6,9 +6,9 @@ BIN    := $(VENV)/bin
 
 .PHONY: check test lint bench bench-compare bench-publish docs facts clean
 
-# The reference certifies itself; then a production kernel is verified against it.
+# The reference certifies itself; then a production kernel is verified against it.  make check MECHANISMS=softmax
 check: $(VENV)/.with-onnx
-	$(BIN)/refattn check
+	$(BIN)/refattn check $(MECHANISMS)
 	$(BIN)/refattn verify softmax --impl examples/onnxruntime_attention.py:attend
 
 # The workers share the cores, so each is held to one thread; nothing outside this line sees the setting.
@@ -18,7 +18,7 @@ test: $(VENV)/.with-onnx $(VENV)/.with-test
 lint: $(VENV)/.with-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy refattn tests asv_benchmarks
+	$(BIN)/mypy refattn tests asv_benchmarks docs
 
 # Runs the benchmarks (float32 on NumPy), stores the results, and says what differs from those stored last on this
 # machine.  make bench ARGS="--profile full"

@@ -62,6 +62,12 @@ class Backend(Protocol):
     def erf(self, x: Array) -> Array:
         """Return the error function, which the standard lacks, of each element."""
 
+    def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
+        """Return W x (rows, k) for a sparse W by rows, and x (columns, k).
+
+        Row i of W has the columns ``indices[indptr[i]:indptr[i + 1]]``, with the values `data` there.
+        """
+
     def keep_memory(self) -> None:
         """Let the process keep the memory of freed arrays, where that saves time; for programs, not for libraries."""
 
@@ -143,6 +149,20 @@ class BaseBackend:
 
         host: Any = self  # a subclass has what the protocol asks for
         return host.from_numpy(np.asarray(erf(host.to_numpy(x))), device=x.device)
+
+    def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
+        # The standard has no sums by segment: rows are filled up to the longest one.
+        xp = self.namespace()
+        lengths = indptr[1:] - indptr[:-1]
+        widest = int(xp.max(lengths)) if lengths.shape[0] else 0
+        if not widest:
+            return xp.zeros((lengths.shape[0], x.shape[1]), dtype=x.dtype, device=x.device)
+        at = indptr[:-1, None] + xp.arange(widest, dtype=indptr.dtype, device=indptr.device)[None, :]
+        inside = at < indptr[1:, None]
+        flat = xp.reshape(xp.where(inside, at, xp.zeros_like(at)), (-1,))
+        values = xp.where(xp.reshape(inside, (-1,)), xp.take(data, flat), xp.zeros_like(data[:1]))
+        parts = values[:, None] * xp.take(x, xp.take(indices, flat), axis=0)
+        return xp.sum(xp.reshape(parts, (*at.shape, x.shape[1])), axis=1)
 
     def keep_memory(self) -> None:
         pass

@@ -53,6 +53,11 @@ class CupyBackend(BaseBackend):
 
         return erf(x)
 
+    def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
+        from cupyx.scipy.sparse import csr_matrix
+
+        return csr_matrix((data, indices, indptr), shape=(len(indptr) - 1, len(x))) @ x
+
     def synchronize(self) -> None:
         cupy = self.library()
         for i in range(self._count()):

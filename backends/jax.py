@@ -54,6 +54,13 @@ class JaxBackend(BaseBackend):
 
         return jax.scipy.special.erf(x)
 
+    def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
+        import jax
+
+        count, edges = len(indptr) - 1, jax.numpy.arange(len(indices))
+        rows = jax.numpy.searchsorted(indptr, edges, side="right") - 1
+        return jax.ops.segment_sum(data[:, None] * x[indices], rows, num_segments=count, indices_are_sorted=True)
+
     def synchronize(self) -> None:
         jax = self.library()
         jax.effects_barrier()

@@ -38,6 +38,13 @@ class NumpyBackend(BaseBackend):
         # NumPy returns scalars of its own where the standard has arrays without axes.
         return isinstance(x, np.ndarray | np.generic)
 
+    def sparse_product(
+        self, indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], x: NDArray[Any]
+    ) -> NDArray[Any]:
+        from scipy.sparse import csr_array
+
+        return np.asarray(csr_array((data, indices, indptr), shape=(len(indptr) - 1, len(x))) @ x)
+
     def keep_memory(self) -> None:
         # glibc gives large blocks back to the system at once, and each new page then costs a fault. Freeing one such
         # block makes it keep blocks up to that size.

@@ -53,6 +53,12 @@ class TorchBackend(BaseBackend):
     def erf(self, x: Array) -> Array:
         return self.library().erf(x)
 
+    def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
+        torch = self.library()
+        rows = torch.repeat_interleave(indptr[1:] - indptr[:-1])
+        total = torch.zeros((len(indptr) - 1, x.shape[1]), dtype=x.dtype, device=x.device)
+        return total.index_add(0, rows, data[:, None] * x[indices])
+
     def synchronize(self) -> None:
         torch = self.library()
         if torch.cuda.is_initialized():

@@ -66,7 +66,10 @@ def test_there_are_pages() -> None:
 def test_relative_links_lead_somewhere() -> None:
     links = [found for found in on_pages(r"\]\(([^)\s]+)\)") if not re.match(r"[a-z]+:|#", found.text)]
     assert links
-    assert [str(x) for x in links if not (ROOT / x.page).parent.joinpath(x.text.partition("#")[0]).exists()] == []
+    # The pages of mechanisms are written where the documentation is built.
+    written = {ROOT / "docs" / "mechanisms" / f"{name}.md" for name in ("index", *ra.list_mechanisms())}
+    leads = {found: (ROOT / found.page).parent.joinpath(found.text.partition("#")[0]).resolve() for found in links}
+    assert [str(found) for found, path in leads.items() if not path.exists() and path not in written] == []
 
 
 def test_paths_in_code_exist() -> None:

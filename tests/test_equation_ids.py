@@ -36,7 +36,22 @@ Run = tuple[Mapping[str, int], Callable[[], object]]
 NOTATION = Path(__file__).parents[1] / "docs" / "notation.md"
 
 # No two sizes are the same, neither are two products such as h*d and g*e; h is g*r.
-SIZES = {"b": 5, "h": 6, "g": 3, "r": 2, "i": 7, "j": 11, "d": 4, "e": 10, "m": 9, "n": 13, "t": 17}
+SIZES = {
+    "b": 5,
+    "h": 6,
+    "g": 3,
+    "r": 2,
+    "i": 7,
+    "j": 11,
+    "d": 4,
+    "e": 10,
+    "m": 9,
+    "n": 13,
+    "t": 17,
+    "l": 8,
+    "o": 19,
+    "c": 23,
+}
 
 
 def letters() -> dict[str, str]:

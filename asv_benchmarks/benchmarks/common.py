@@ -87,7 +87,8 @@ def scaled(case: Case, n: int, d: int) -> Case:
     def resized(given: Input) -> Input:
         if len(given.shape) < 2:
             return given
-        last = (n, d) if given.design == "normal" else tuple(1 if size == 1 else n for size in given.shape[-2:])
+        full = (n, d) if given.design == "normal" else (n, n)
+        last = tuple(1 if size == 1 else new for size, new in zip(given.shape[-2:], full, strict=True))
         return replace(given, shape=(*given.shape[:-2], *last))
 
     return replace(case, name=f"{case.name}-{n}-{d}", inputs={name: resized(x) for name, x in case.inputs.items()})
@@ -95,7 +96,7 @@ def scaled(case: Case, n: int, d: int) -> Case:
 
 @functools.lru_cache(maxsize=1)  # setup runs before every sample
 def core_call(form: str, n: int, d: int, dtype: str, backend: str, causal: bool = False) -> Call:
-    """Return the calls of a form of a core: the case "tiny", at another size."""
+    """Return the calls of a form of a core: the case "tiny", at another size; causal where the form is always."""
     record, chosen = split(form)
     core, owner = record.core, usable(backend)
     assert core is not None
@@ -104,7 +105,13 @@ def core_call(form: str, n: int, d: int, dtype: str, backend: str, causal: bool 
     case = scaled(record.case("tiny"), n, d)
     inputs = {name: array(owner, x, dtype) for name, x in make(record.name, case, dtype).items()}
     options = {**case.options, **({"causal": True} if causal else {})}
-    out, saved = core.forward(**inputs, **options, form=chosen)
+    try:
+        out, saved = core.forward(**inputs, **options, form=chosen)
+    except NotImplementedError:
+        if causal:
+            raise
+        options["causal"] = True  # a form that is nothing else
+        out, saved = core.forward(**inputs, **options, form=chosen)
     upstream = array(owner, make_upstream(record.name, case, "out", tuple(out.shape), dtype), dtype)
 
     def forward() -> Any:

@@ -45,7 +45,7 @@ def sdpa(
     import torch
 
     attend = torch.nn.functional.scaled_dot_product_attention
-    return _torch(lambda q, k, v: attend(q, k, v, is_causal=causal), arrays(n, dtype, heads, width), run)
+    return in_torch(lambda q, k, v: attend(q, k, v, is_causal=causal), arrays(n, dtype, heads, width), run)
 
 
 def eager(
@@ -63,10 +63,11 @@ def eager(
             scores = scores.masked_fill(hidden, -math.inf)
         return torch.softmax(scores, dim=-1) @ v
 
-    return _torch(attend, arrays(n, dtype, heads, width), run)
+    return in_torch(attend, arrays(n, dtype, heads, width), run)
 
 
-def _torch(attend: Callable[..., Any], given: list[Any], run: str) -> Callable[[], Any]:
+def in_torch(attend: Callable[..., Any], given: list[Any], run: str) -> Callable[[], Any]:
+    """Return the call of a function of q, k and v in PyTorch, with autograd where `run` is "both"."""
     import torch
 
     q, k, v, d_out = (torch.from_numpy(x) for x in given)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 @click.option("--steps", type=int, metavar="N", help="Number of updates.")
 @click.option("--out", metavar="DIR", help="The folder of the run; runs/MECHANISM by default, or the next free name.")
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder, to the bit.")
+@click.option(
+    "--grow", metavar="auto|N,N,...", help="Make blocks wider: where it is worth while, or after these steps."
+)
 @click.option("--backend", metavar="NAME", help="The array library; numpy by default.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting; block.KEY for the block's."
@@ -40,6 +43,7 @@ def train(
     steps: int | None,
     out: str | None,
     resume: bool,
+    grow: str | None,
     backend: str | None,
     assignments: tuple[str, ...],
 ) -> None:
@@ -53,7 +57,7 @@ def train(
     from refattn.train.checkpoint import CheckpointError
     from refattn.train.diagnose import DivergedError
 
-    options = {"data": data, "steps": steps, "backend": backend}
+    options = {"data": data, "steps": steps, "backend": backend, "grow": _steps(grow)}
     given = {name: value for name, value in options.items() if value is not None}
     try:
         if twice := [name for name in settings.parse(assignments) if name in given]:
@@ -82,6 +86,11 @@ def train(
         click.echo(f"stopped after step {found.step} of {chosen.steps}; go on with --resume --out {path}", err=True)
         ctx.exit(INTERRUPTED)
     print_text(_told(found))
+
+
+def _steps(grow: str | None) -> str | list[int] | None:
+    """Return the steps of a list of them; any other text as it is."""
+    return [int(n) for n in grow.split(",")] if grow and re.fullmatch(r"\d+(,\d+)*", grow) else grow
 
 
 def _folder(mechanism: str, resume: bool) -> Path:

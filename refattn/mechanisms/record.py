@@ -17,6 +17,13 @@ from refattn.xp import Array
 Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
 
 
+class Unsupported(ValueError, NotImplementedError):  # noqa: N818 (to its caller it is a ValueError like others)
+    """Raised by a form that does not compute what it was asked for, such as one that is never causal.
+
+    Tools that run all forms pass over it; a benchmark that raises NotImplementedError is shown as n/a.
+    """
+
+
 @dataclass(frozen=True)
 class Input:
     """One designed array of a case: reproducible in any language from its numbers alone.
@@ -71,6 +78,8 @@ class Mechanism:
         The identifier, the name in words, and the publication.
     tagged
         The modules whose lines carry the equations: the dense form first, then the block.
+    around
+        Those modules of `tagged` that stand around the core, beside the module of the block.
     loops
         The second derivation: ``forward`` and ``backward`` in scalar loops, returning equation values by id.
     forms
@@ -97,13 +106,32 @@ class Mechanism:
         Plausible wrong readings by name: functions with the core's signature that return (out, *outputs).
     outputs
         Fields of the core's `saved` that are outputs beside `out`.
+    differentiable
+        Options of the core that are numbers with a gradient.
+    one_sequence
+        Whether queries and keys are those of the same tokens, and so have to be as many.
+    configs
+        Further configurations of the block whose gradients are checked, beside width and heads.
+    sampled
+        Options that the samples of laws are given, where the defaults are not what laws should be tried on.
+    huge
+        What laws add to numbers that must not matter: less where the mechanism raises for such numbers.
+    tiled
+        Whether a form cuts queries and keys into tiles, so that laws have to be tried on lengths of several.
     brings
         What the block brings to a layer itself: "norm" (its own norms and residual; otherwise a model gives it
         normalised tokens and adds the result), "mlp" (it contains or replaces the MLP sublayer).
     stream
         Decoding token by token; None where the mechanism has to compute everything again.
-    grow, diagnostics
-        Further abilities, None where the mechanism has none.
+    grow
+        How a block gets wider, None where it cannot: a module with ``Options`` (a dataclass; the trainer reads its
+        ``keeps``, ``searches``, ``amplitude``, ``gain`` and ``most``), ``observe(params, saved, d_state, keep=)`` which
+        gathers statistics at the block's backward, ``merge(a, b)`` of two of them, ``plan(params, statistics, options,
+        columns=, halves=)`` with ``columns``, ``slope``, ``gain`` and ``facts``, ``apply(plan, amplitude)`` which gives
+        parameters whose arrays grew at the end of their axes, ``search(loss, before, slope, options)``,
+        ``facts_of(found)`` and ``width(params)``.
+    diagnostics
+        A further ability, None where the mechanism has none.
     """
 
     name: str
@@ -122,9 +150,16 @@ class Mechanism:
     stored: Mapping[str, Magnitude] = field(default_factory=dict)
     conventions: Mapping[str, Callable[..., tuple[Array, ...]]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    differentiable: tuple[str, ...] = ()
+    around: tuple[ModuleType, ...] = ()
+    one_sequence: bool = False
+    configs: tuple[Mapping[str, Any], ...] = ()
+    sampled: Mapping[str, Any] = field(default_factory=dict)
+    huge: float = 1e6
+    tiled: bool = True
     brings: tuple[str, ...] = ()
     stream: Stream | None = None
-    grow: Any = None
+    grow: ModuleType | None = None
     diagnostics: Any = None
 
     @property

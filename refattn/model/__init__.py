@@ -5,7 +5,7 @@ from __future__ import annotations
 from refattn import equations
 from refattn.mechanisms.arguments import check_gradient, check_is
 from refattn.model import network
-from refattn.model.network import Saved
+from refattn.model.network import Saved, Watch
 from refattn.model.params import Config, Params, check_tokens, init
 from refattn.xp import Array
 
@@ -46,7 +46,7 @@ def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[A
     return equations.active(network).forward(params, tokens, training)
 
 
-def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
+def backward(params: Params, saved: Saved, d_logits: Array, *, watch: Watch | None = None) -> Params:
     """Gradients of a loss with respect to all parameters, as a tree of their structure.
 
     Parameters
@@ -55,6 +55,9 @@ def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
         The parameters that `forward` was given, and what it returned.
     d_logits
         (b, n, t): gradient of the loss with respect to the logits.
+    watch
+        Is called for every layer, from the last, with what the backward of its block is given: ``watch(index, params,
+        saved, d_state)``.
 
     Raises
     ------
@@ -68,4 +71,4 @@ def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
     check_is("params", params, Params)
     check_is("saved", saved, Saved)
     check_gradient("d_logits", d_logits, (*saved.tokens.shape, params.token_embedding.shape[0]), params.token_embedding)
-    return equations.active(network).backward(params, saved, d_logits)
+    return equations.active(network).backward(params, saved, d_logits, watch)

@@ -45,6 +45,10 @@ Step = Callable[[int, Layer, Any], tuple[Any, Any]]
 """What a block makes of a state: (index of the layer, its parameters, state) -> (next state, what it saved)."""
 
 
+Watch = Callable[[int, Any, Any, Any], None]
+"""Who is told what the backward of each block is given: index of the layer, parameters, what it saved, d_state."""
+
+
 @dataclass(frozen=True)
 class LayerSaved:
     """What the backward of a layer reads."""
@@ -114,7 +118,7 @@ def _layer(params: Params, layer: Layer, state: Any, index: int, step: Step) -> 
     return replace(state, x=x), LayerSaved(norm_1, block, norm_2, mlp_saved)
 
 
-def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
+def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None = None) -> Params:
     """Return the gradients of all parameters for a given gradient of the logits (b, n, t)."""
     xp = namespace(params.token_embedding, d_logits)
     block, blocks = params.config.record.block, [layer.block for layer in params.layers]
@@ -128,8 +132,8 @@ def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
     d_read = d_last  # (b, n, m) [dLM.6]
     d_state, d_block = block.read_backward(blocks[-1], saved.state, d_read)
     layers: list[Layer] = []
-    for layer, layer_saved in zip(reversed(params.layers), reversed(saved.layers), strict=True):
-        d_state, d_layer = _layer_backward(params, layer, layer_saved, d_state)
+    for index in reversed(range(len(params.layers))):
+        d_state, d_layer = _layer_backward(params, index, saved.layers[index], d_state, watch)
         layers.insert(0, d_layer)
     layers[-1] = replace(layers[-1], block=_sum(layers[-1].block, d_block))
     d_x, d_block = block.start_backward(blocks[0], d_state)  # untagged: the first is the gradient of LM.1
@@ -142,8 +146,11 @@ def backward(params: Params, saved: Saved, d_logits: Array) -> Params:
     return Params(params.config, d_tokens, d_positions, tuple(layers), d_norm)
 
 
-def _layer_backward(params: Params, layer: Layer, saved: LayerSaved, d_state: Any) -> tuple[Any, Layer]:
+def _layer_backward(
+    params: Params, index: int, saved: LayerSaved, d_state: Any, watch: Watch | None
+) -> tuple[Any, Layer]:
     """Return the gradients of the state that came in and of the parameters of one layer."""
+    layer = params.layers[index]
     d_x = d_state.x  # (b, n, m) untagged: it came in
     d_norm_1 = d_norm_2 = d_mlp = None
     if saved.mlp is not None and saved.norm_2 is not None and layer.mlp is not None:
@@ -155,6 +162,8 @@ def _layer_backward(params: Params, layer: Layer, saved: LayerSaved, d_state: An
         d_x = d_x + d_through  # (b, n, m) [dLM.4]
     # forward: state = block(state with inner in place of x)
     d_state = replace(d_state, x=d_x)
+    if watch is not None:
+        watch(index, layer.block, saved.block, d_state)
     d_state, d_block, _ = params.config.record.block.backward(layer.block, saved.block, d_state)
     if saved.norm_1 is not None:
         d_inner = d_state.x  # (b, n, m) [dLM.3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Config:
     Attributes
     ----------
     mechanism
-        Name of the mechanism of the blocks.
+        Name of the mechanism of the blocks; ``MODULE:NAME`` for a record that the library does not list.
     vocabulary
         Number of different tokens: 256 for bytes.
     context
@@ -56,9 +57,7 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.mechanism not in registry.list_mechanisms():
-            needs = ", ".join(registry.list_mechanisms())
-            raise ValueError(f"mechanism: got {self.mechanism!r}, needs one of {needs}")
+        self.record  # noqa: B018 (which checks the name)
         for name in ("vocabulary", "context", "width", "heads", "layers", "mlp_ratio"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -79,7 +78,17 @@ class Config:
     @property
     def record(self) -> Mechanism:
         """The record of the mechanism."""
-        return registry.mechanism(self.mechanism)
+        check_is("mechanism", self.mechanism, str)
+        module, sign, name = self.mechanism.partition(":")
+        if not sign:
+            return registry.mechanism(self.mechanism)
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"mechanism: got {self.mechanism!r}, needs MODULE:NAME of a record: {error}") from error
+        check_is(f"mechanism {self.mechanism}", found, Mechanism)
+        record: Mechanism = found
+        return record
 
     @property
     def has_mlp(self) -> bool:

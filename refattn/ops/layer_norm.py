@@ -38,16 +38,21 @@ def layer_norm_forward(
 
 
 def layer_norm_backward(saved: Saved, d_y: Array) -> tuple[Array, Array, Array]:
-    """Return the gradients with respect to x, the gain and the bias; the last two are asked for by who has them."""
+    """Return the gradients with respect to x, the gain and the bias."""
+    axes = tuple(range(len(d_y.shape) - 1))
+    xp = namespace(d_y)
+    # forward: y = normalised * gain + bias
+    d_gain = xp.sum(d_y * saved.normalised, axis=axes)
+    d_bias = xp.sum(d_y, axis=axes)
+    return layer_norm_backward_x(saved, d_y), d_gain, d_bias
+
+
+def layer_norm_backward_x(saved: Saved, d_y: Array) -> Array:
+    """Return the gradient with respect to x alone."""
     normalised = saved.normalised
     xp = namespace(normalised)
-    axes = tuple(range(len(d_y.shape) - 1))
-    product = d_y * normalised
-    # forward: y = normalised * gain + bias
-    d_gain = xp.sum(product, axis=axes)
-    d_bias = xp.sum(d_y, axis=axes)
-    d_normalised, product = (d_y, product) if saved.gain is None else (d_y * saved.gain, product * saved.gain)
+    d_normalised = d_y if saved.gain is None else d_y * saved.gain
     # forward: normalised = (x - mean(x)) * inverse
     along_one = xp.mean(d_normalised, axis=-1, keepdims=True)
-    along_x = xp.mean(product, axis=-1, keepdims=True)
-    return (d_normalised - along_one - normalised * along_x) * saved.inverse, d_gain, d_bias
+    along_x = xp.mean(d_normalised * normalised, axis=-1, keepdims=True)
+    return (d_normalised - along_one - normalised * along_x) * saved.inverse

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from refattn import backends, model, tree
-from refattn.train import baselines, checkpoint, data, diagnose, metrics, plot
+from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
 from refattn.train.folder import Folder, begin, check_place, compare_with_checkpoint, hold
 from refattn.train.interrupt import interruptible
@@ -47,6 +48,7 @@ class Progress:
     moments: AdamWState
     seconds: float
     tokens: int
+    history: growing.History = field(default_factory=growing.History)
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,10 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False)
         Where something cannot be read or written; what was saved before is untouched.
     """
     owner = backends.get(settings.backend)
-    if settings.dtype == "float64":
+    if settings.dtype == "float64" or settings.growing is not None:
         owner.enable_float64()
+    if settings.growing is not None and not owner.float64():
+        raise ValueError(f"grow: got {settings.grow!r} with {owner.name}, which has no float64 here; growth needs it")
     owner.keep_memory()
     text = data.load(settings.data)
     data.check_length(text, settings.context)
@@ -116,6 +120,8 @@ def _train(
         while state.step < settings.steps and not stop.requested:
             state, row = _advance(state, settings, text, folder)
             record.append(row)
+            if "growth" in row:
+                report.say(_growth_told(row))
             if state.step % settings.checkpoint_every == 0 or state.step == settings.steps:
                 record.sync()
                 _save(folder, settings, state)
@@ -128,17 +134,20 @@ def _train(
 
 
 def _advance(state: Progress, settings: Settings, text: data.Text, folder: Folder) -> tuple[Progress, dict[str, Any]]:
-    """Make one step, and score it where it is time to; DivergedError where numbers are not finite."""
+    """Make one step, grow and score where it is time to; DivergedError where numbers are not finite."""
     began = time.perf_counter()
     try:
         new, row = step(state, settings, text)
+        new, facts = grow(new, settings, text)
+        if facts:
+            row["growth"] = facts
         if new.step % settings.score_every == 0 or new.step == settings.steps:
             row["heldout_bits"] = _score(new.params, _scored(settings, text), every=16)
     except DivergedError as error:
         raise DivergedError(f"step {state.step + 1}: {error}; {_keep(state, settings, folder)}") from error
     seconds = state.seconds + time.perf_counter() - began
     row["seconds"] = round(seconds, 6)
-    return Progress(new.step, new.params, new.moments, seconds, new.tokens), row
+    return replace(new, seconds=seconds), row
 
 
 def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress, dict[str, Any]]:
@@ -158,7 +167,51 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     loss, norm, params, moments = diagnose.watched(state.params, compute, lambda found: diagnose.not_finite(*found[:3]))
     tokens = state.tokens + settings.batch * settings.context
     row = {"step": number, "loss": loss, "rate": rate, "norm": norm, "tokens": tokens}
-    return Progress(number, params, moments, state.seconds, tokens), row
+    history = state.history
+    if settings.growing is not None:
+        history = history.after(loss, settings.growing[0].window)
+    return Progress(number, params, moments, state.seconds, tokens, history), row
+
+
+def grow(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress, dict[str, Any]]:
+    """Return the state after a growth and what there is to write down; the same state and nothing where none is due."""
+    if settings.growing is None or not growing.due(settings.growing[0], state.history, state.step):
+        return state, {}
+    schedule, options = settings.growing
+    size = schedule.size(settings.width, settings.context)
+    # A batch that no step trains on.
+    batch = _batch(state.params, settings, text, settings.steps + state.step, size)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a search may try what overflows
+            params, moments, facts = growing.grow(state.params, state.moments, *batch, schedule, options)
+    except ValueError:  # an option that does not fit; or else numbers that are not finite, which tells this:
+        _check_finite(state.params, batch)
+        raise
+    if name := diagnose.parameter_not_finite(params):
+        raise DivergedError(f"{name} is not finite after a growth")
+    if not facts["grown"]:
+        return state, facts
+    history = replace(state.history, grown=state.step)
+    return replace(state, params=params, moments=moments, history=history), facts
+
+
+def _check_finite(params: model.Params, batch: tuple[Array, Array]) -> None:
+    """Raise DivergedError where the loss of a batch, or something on the way back from it, is not finite."""
+    diagnose.watched(
+        params,
+        lambda: loss_and_gradients(params, *batch)[0],
+        lambda loss: None if math.isfinite(loss) else "the loss of the batch of a growth",
+    )
+
+
+def _growth_told(row: Mapping[str, Any]) -> str:
+    """Return in one line what came of a look at growth."""
+    facts = row["growth"]
+    if not facts["grown"]:
+        return f"step {row['step']}: nothing to gain by growing, widths {facts['widths']}"
+    told = f"widths {facts['widths']}, loss {facts['before']:.4f} to {facts['after']:.4f}"
+    return f"step {row['step']}: {told} at amplitude {facts['amplitude']:g}"
 
 
 def _scored(settings: Settings, text: data.Text) -> data.Bytes:
@@ -166,9 +219,12 @@ def _scored(settings: Settings, text: data.Text) -> data.Bytes:
     return text.heldout[: settings.score_bytes + 1]
 
 
-def _batch(params: model.Params, settings: Settings, text: data.Text, number: int) -> tuple[Array, Array]:
+def _batch(
+    params: model.Params, settings: Settings, text: data.Text, number: int, size: int | None = None
+) -> tuple[Array, Array]:
     """Return the inputs and targets of a step."""
-    drawn = data.batch(text.train, size=settings.batch, context=settings.context, seed=settings.seed, step=number)
+    size = settings.batch if size is None else size
+    drawn = data.batch(text.train, size=size, context=settings.context, seed=settings.seed, step=number)
     inputs, targets = (to_tokens(params, x) for x in drawn)
     return inputs, targets
 
@@ -204,7 +260,11 @@ def _keep(state: Progress, settings: Settings, folder: Folder) -> str:
 def _save(folder: Folder, settings: Settings, state: Progress) -> None:
     leaves = tree.flatten({"params": state.params, "optimiser": state.moments})
     owner = backends.get(settings.backend)
-    facts = {"settings": settings.to_json(), "tokens": state.tokens}
+    facts: dict[str, Any] = {"settings": settings.to_json(), "tokens": state.tokens}
+    if settings.growing is not None:
+        # The arrays tell their shapes; what else a block is after a growth stands in its configuration.
+        blocks = [asdict(layer.block.config) for layer in state.params.layers]
+        facts["growth"] = asdict(state.history) | {"blocks": blocks}
     checkpoint.save(folder.checkpoints, state.step, {n: owner.to_numpy(x) for n, x in leaves.items()}, facts)
 
 
@@ -217,10 +277,22 @@ def _load(folder: Folder, settings: Settings, first: Progress, report: Report) -
     checkpoint.prune(folder.checkpoints, found.step)  # a process that was killed may have come no further
     owner = backends.get(settings.backend)
     leaves = {name: owner.from_numpy(x, device=settings.device) for name, x in found.arrays.items()}
+    history = growing.History()
+    if settings.growing is not None:
+        grown = found.facts["growth"]
+        history = growing.History(tuple(grown["losses"]), grown["grown"])
+        first = replace(first, params=_with_blocks(first.params, grown["blocks"]))
     whole: Any = tree.unflatten({"params": first.params, "optimiser": first.moments}, leaves)
     rows = metrics.read(folder.metrics) if folder.metrics.exists() else []
     seconds = max((row.get("seconds", 0.0) for row in rows if row["step"] <= found.step), default=0.0)
-    return Progress(found.step, whole["params"], whole["optimiser"], seconds, found.facts["tokens"])
+    return Progress(found.step, whole["params"], whole["optimiser"], seconds, found.facts["tokens"], history)
+
+
+def _with_blocks(params: model.Params, configs: list[dict[str, Any]]) -> model.Params:
+    """Return parameters whose blocks have other configurations."""
+    kind = params.config.record.block.Config
+    blocks = (replace(layer.block, config=kind(**c)) for layer, c in zip(params.layers, configs, strict=True))
+    return replace(params, layers=tuple(replace(a, block=b) for a, b in zip(params.layers, blocks, strict=True)))
 
 
 def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder, report: Report) -> Result:
@@ -242,6 +314,8 @@ def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder
         "bigram_bits": baselines.bigram_bits(text.train, heldout),
         "gzip_bits": baselines.gzip_bits(heldout),
     }
+    if settings.growing is not None:
+        facts["widths"] = growing.widths(state.params)
     prompt = heldout[: settings.context // 4 + 1].tobytes()
     made = generate(state.params, prompt, settings.sample_bytes, seed=settings.seed, temperature=settings.temperature)
     sample = prompt + made

@@ -25,6 +25,8 @@ def draw_loss(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], path:
     for name, style in (("bigram", "--"), ("gzip", ":")):
         value = facts[f"{name}_bits"]
         axes.axhline(value, color="black", linestyle=style, linewidth=0.8, label=f"{name} {value:.2f}")
+    for n, step in enumerate(row["step"] for row in rows if row.get("growth", {}).get("grown")):
+        axes.axvline(step, color="tab:green", linewidth=0.8, label="growth" if n == 0 else None)
     axes.set(
         xlabel="step", ylabel="bits per byte", title=f"held out at the end: {facts['heldout_bits']:.3f} bits per byte"
     )

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import model
 from refattn.mechanisms.arguments import check_is
+from refattn.train import growing
 from refattn.train.arguments import check_real, check_whole
 from refattn.train.optimiser import AdamW, default_groups
 from refattn.train.schedule import WarmupCosine
+
+MAPPINGS = ("block", "growth")
+"""Settings that hold settings of their own, called ``block.NAME``."""
 
 MODEL = ("mechanism", "context", "width", "heads", "layers", "mlp", "mlp_ratio", "gelu")
 
@@ -38,6 +42,9 @@ class Settings:
         AdamW, and the largest norm of the gradients (None: no limit).
     seed
         Of the parameters, the order of the data and the sample.
+    grow, growth
+        When blocks get wider, of a mechanism that can: None, "auto" or a list of steps; and how, by the names of
+        `refattn.train.growing.Schedule` and of the mechanism's options.
     backend, device, dtype
         The array library, its device (None: its default) and "float32" or "float64".
     checkpoint_every, score_every
@@ -70,6 +77,8 @@ class Settings:
     weight_decay: float = 0.1
     clip: float | None = 1.0
     seed: int = 0
+    grow: str | Sequence[int] | None = None
+    growth: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "numpy"
     device: str | None = None
     dtype: str = "float32"
@@ -95,7 +104,7 @@ class Settings:
             raise ValueError(f"accumulate: got {self.accumulate}, needs a divisor of the batch of {self.batch}")
         if self.clip is not None:
             check_real("clip", self.clip, 0.0, above=True)
-        self.model, self.schedule, self.optimiser  # noqa: B018 (each checks its own)
+        self.model, self.schedule, self.optimiser, self.growing  # noqa: B018 (each checks its own)
 
     @property
     def model(self) -> model.Config:
@@ -118,9 +127,16 @@ class Settings:
         groups = default_groups(self.weight_decay)
         return AdamW(self.learning_rate, self.beta1, self.beta2, self.epsilon, groups)
 
+    @property
+    def growing(self) -> tuple[growing.Schedule, Any] | None:
+        """When and how blocks get wider; None where they do not."""
+        check_is("growth", self.growth, Mapping)
+        return growing.parts(self.mechanism, self.grow, self.growth)
+
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON has them."""
-        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self) | {"block": dict(self.block)}))
+        mappings = {name: dict(getattr(self, name)) for name in MAPPINGS}
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self) | mappings))
         return plain
 
 
@@ -130,7 +146,7 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
     A value is read as JSON where it is JSON (``3``, ``1e-3``, ``true``, ``null``), otherwise as a text.
     """
     values: dict[str, Any] = {}
-    options: dict[str, Any] = {}
+    options: dict[str, dict[str, Any]] = {name: {} for name in MAPPINGS}
     for text in assignments:
         name, sign, value = text.partition("=")
         if not sign or not name:
@@ -140,14 +156,17 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
         except ValueError:
             parsed = value
         head, _, option = name.partition(".")
-        if option and head == "block":
-            options[option] = parsed
+        if option and head in MAPPINGS:
+            options[head][option] = parsed
         else:
             values[name] = parsed
-    block = values.get("block", {})
-    if not isinstance(block, dict):
-        raise ValueError(f"block: got {block!r}, needs block.NAME=VALUE")
-    return values | ({"block": block | options} if block or options else {})
+    for head, own in options.items():
+        given = values.get(head, {})
+        if not isinstance(given, dict):
+            raise ValueError(f"{head}: got {given!r}, needs {head}.NAME=VALUE")
+        if given or own:
+            values[head] = given | own
+    return values
 
 
 def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
@@ -157,8 +176,8 @@ def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            others = [name for name in known if name != "block"]
-            raise ValueError(f"setting: got {name!r}{hint}, needs one of {', '.join(others)}, block.NAME")
+            others = [name for name in known if name not in MAPPINGS] + [f"{name}.NAME" for name in MAPPINGS]
+            raise ValueError(f"setting: got {name!r}{hint}, needs one of {', '.join(others)}")
     numbers = {f.name for f in dataclasses.fields(Settings) if str(f.type).startswith("float")}
     # 1 is as good as 1.0, as far as it is the same number.
     plain: dict[str, Any] = {
@@ -174,16 +193,16 @@ def from_json(stored: Mapping[str, Any]) -> Settings:
 
 def merge(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored settings, but for the mechanism, with the given ones in their place."""
-    block = {**stored.get("block", {}), **given.get("block", {})}
-    return {name: x for name, x in stored.items() if name != "mechanism"} | dict(given) | {"block": block}
+    own = {head: {**stored.get(head, {}), **given.get(head, {})} for head in MAPPINGS}
+    return {name: x for name, x in stored.items() if name != "mechanism"} | dict(given) | own
 
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return the names whose values differ, or that only one has; options of the block as ``block.NAME``."""
+    """Return the names whose values differ, or that only one has; those in `MAPPINGS` as ``block.NAME``."""
     a, b = _flat(stored), _flat(wanted)
     return [name for name in {**a, **b} if name not in a or name not in b or a[name] != b[name]]
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    block = {f"block.{name}": value for name, value in values.get("block", {}).items()}
-    return {name: value for name, value in values.items() if name != "block"} | block
+    own = {f"{head}.{name}": value for head in MAPPINGS for name, value in values.get(head, {}).items()}
+    return {name: value for name, value in values.items() if name not in MAPPINGS} | own

@@ -47,14 +47,14 @@ def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate
     loss = 0.0
     gradients: list[Params] = []
     for first in range(0, size, portion):
-        parts = _parts(params, first, first + portion, inputs.shape[1])
+        parts = parts_of(params, first, first + portion, inputs.shape[1])
         found = backend(params.token_embedding).map(lambda part: _part(params, inputs, targets, part, weight), parts)
         loss += sum(float(part_loss) for part_loss, _ in found)
         gradients = [_sum(gradients + [part_gradients for _, part_gradients in found])]
     return loss * weight, gradients[0]
 
 
-def _parts(params: Params, first: int, stop: int, tokens: int) -> list[list[slice]]:
+def parts_of(params: Params, first: int, stop: int, tokens: int) -> list[list[slice]]:
     """Cut the sequences from `first` to `stop` into parts of shards."""
     if not backend(params.token_embedding).pools:
         return [[slice(first, stop)]]

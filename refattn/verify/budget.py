@@ -8,7 +8,7 @@ noise that any implementation with such roundings has to be granted. A last roun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,11 +122,13 @@ def _disturbances(
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
     given = {**inputs, **case.options, "d_out": upstream}
     sizes = rounding_sizes(mechanism, given, traced, computed)
-    for id in {*mechanism.stored, *roundings} & set(sizes) if dtype in ("float16", "bfloat16") else ():
-        size = np.abs(mechanism.stored[id](given, traced) if id in mechanism.stored else traced[id])
+    low = {*mechanism.stored, *roundings} if dtype in ("float16", "bfloat16") else set()
+    for key in [key for key in sizes if key.partition("[")[0] in low]:
+        id = key.partition("[")[0]
+        size = np.abs(mechanism.stored[id](given, Pass(traced, key)) if id in mechanism.stored else traced[key])
         # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
         subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
-        sizes[id] = np.hypot(sizes[id], np.maximum(TYPES[dtype].unit * finite(size), subnormal))
+        sizes[key] = np.hypot(sizes[key], np.maximum(TYPES[dtype].unit * finite(size), subnormal))
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
         with equations.apply(disturbance(sizes, computed, draw, seed)):
@@ -145,19 +147,53 @@ def rounding_sizes(
     `given` holds the arguments of the call and upstream gradients, `traced` the value of every equation.
     """
     sizes = {}
-    for id, value in traced.items():
-        terms = mechanism.magnitudes[id](given, traced) if id in mechanism.magnitudes else np.abs(value)
-        sizes[id] = unit * finite(terms)
+    for key, value in traced.items():
+        id = key.partition("[")[0]
+        known = mechanism.magnitudes.get(id)
+        terms = np.abs(value) if known is None else known(given, Pass(traced, key))
+        sizes[key] = unit * finite(terms)
     return sizes
 
 
+class Pass(Mapping[str, Any]):
+    """What was traced, as the pass `key` of an equation sees it: other equations by their pass that belongs to it.
+
+    Passes of the forward belong together counted from the last, which all equations of a repetition take part in; those
+    of the backward from the first, which is the last of the forward.
+    """
+
+    def __init__(self, traced: Mapping[str, Any], key: str) -> None:
+        self.traced = traced
+        id, _, number = key.partition("[")
+        at = int(number.rstrip("]") or 0)
+        self.from_last = at if id.startswith("d") else self._count(id) - 1 - at
+
+    def _count(self, id: str) -> int:
+        return sum(key.partition("[")[0] == id for key in self.traced)
+
+    def __getitem__(self, id: str) -> Any:
+        number = self.from_last if id.startswith("d") else self._count(id) - 1 - self.from_last
+        single = self._count(id) == 1
+        return self.traced[id if single or number <= 0 else f"{id}[{number}]"]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.traced)
+
+    def __len__(self) -> int:
+        return len(self.traced)
+
+
 def disturbance(sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0) -> equations.Hook:
-    """Return a hook that adds to each equation a random error of its size: one draw of what rounding may do."""
+    """Return a hook for one run that adds to each equation a random error of its size: a draw of what rounding does."""
+    passes: dict[str, int] = {}
 
     def hook(id: str, name: str, value: Floats) -> Floats:
-        signs = SIGMA * _signs(value.size + 1, f"budget.{id}", draw, seed)
+        number = passes.get(id, 0)
+        passes[id] = number + 1
+        key = f"{id}[{number}]" if number else id
+        signs = SIGMA * _signs(value.size + 1, f"budget.{key}", draw, seed)
         shared = 1.0 + unit * signs[-1]  # a constant of the equation, rounded once
-        return value * shared + signs[:-1].reshape(value.shape) * sizes[id]
+        return value * shared + signs[:-1].reshape(value.shape) * sizes[key]
 
     return hook
 

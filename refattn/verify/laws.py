@@ -19,9 +19,6 @@ from refattn.ops.masks import Causal, causal_offset
 from refattn.verify.budget import finite
 from refattn.verify.probe import Core, Sample, Values, same_bits, used_share
 
-HUGE = 1e6
-"""What is added to numbers that must not matter."""
-
 _ALIGNMENTS: tuple[Causal, ...] = ("bottom_right", "top_left")
 
 
@@ -37,6 +34,17 @@ def query_permutation(core: Core, s: Sample) -> float:
     order = counter.permutation(s.inputs["q"].shape[2], seed=0, purpose="laws.queries")
     expected = _queries(core(s.inputs, s.options, s.upstream), order)
     moved = core(_queries(s.inputs, order), s.options, _queries(s.upstream, order))
+    return used_share(moved, expected, _noise(core, s))
+
+
+def token_permutation(core: Core, s: Sample) -> float:
+    """Tokens, as queries and as keys, in another order: everything follows. Where lengths differ, the first ones."""
+    queries, keys = s.inputs["q"].shape[2], s.inputs["k"].shape[2]
+    both = min(queries, keys)
+    order = counter.permutation(both, seed=0, purpose="laws.tokens")
+    rows, columns = (np.concatenate([order, np.arange(both, n)]) for n in (queries, keys))
+    expected = _keys(_queries(core(s.inputs, s.options, s.upstream), rows), columns)
+    moved = core(_keys(_queries(s.inputs, rows), columns), s.options, _queries(s.upstream, rows))
     return used_share(moved, expected, _noise(core, s))
 
 
@@ -56,7 +64,9 @@ def constant_value(core: Core, s: Sample) -> float:
     value = np.repeat(s.inputs["v"][:, :, :1], s.inputs["v"].shape[2], axis=2)
     x, upstream = {**s.inputs, "v": value}, {"d_out": s.upstream["d_out"]}
     got = core(x, s.options, upstream)
-    alive = np.any(x["mask"], axis=-1, keepdims=True) if "mask" in x else True
+    alive: Any = np.any(x["mask"], axis=-1, keepdims=True) if "mask" in x else True
+    if "key_mask" in x:
+        alive = alive & np.any(x["key_mask"], axis=-1)[:, None, None, None]
     out = np.where(alive, _per_query_head(value[:, :, :1], x), np.zeros(got["out"].shape))
     expected = {"out": out, "d_q": np.zeros(x["q"].shape), "d_k": np.zeros(x["k"].shape)}
     return used_share(got, expected, core.noise(x, s.options, upstream))
@@ -100,15 +110,32 @@ def padding(core: Core, s: Sample) -> float:
     """A masked key is as good as deleted, whatever it holds, and its gradients are exactly 0."""
     b, _, keys, _ = s.inputs["k"].shape
     keep = counter.uniform((keys,), seed=0, purpose="laws.padding") < 0.7
-    mask = {"key_mask": np.repeat(keep[None], b, axis=0)}
+    mask = {"key_mask": s.inputs.get("key_mask", np.ones((b, 1), dtype=np.bool_)) & keep}
     if "mask" in core.mechanism.defaults:
         mask = {"mask": s.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_)) & keep}
     hidden = np.s_[:, :, ~keep]
-    got = core({**_raised(s.inputs, k=hidden, v=hidden), **mask}, s.options, s.upstream)
+    got = core({**_raised(core, s.inputs, k=hidden, v=hidden), **mask}, s.options, s.upstream)
     short = _keys(s.inputs, keep)
     noise = core.noise(short, s.options, s.upstream)
     share = used_share(_keys(got, keep), core(short, s.options, s.upstream), noise)
     return max(share, _zero(got["d_k"][hidden]), _zero(got["d_v"][hidden]))
+
+
+def token_padding(core: Core, s: Sample) -> float:
+    """Tokens that are masked as queries and as keys are as good as deleted, and so are the gradients of both: 0."""
+    queries, keys = s.inputs["q"].shape[2], s.inputs["k"].shape[2]
+    keep = counter.uniform((max(queries, keys),), seed=0, purpose="laws.padding") < 0.7
+    rows, columns = keep[:queries], keep[:keys]
+    mask = s.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_)) & rows[:, None] & columns
+    changed = _raised(core, s.inputs, q=np.s_[:, :, ~rows], k=np.s_[:, :, ~columns], v=np.s_[:, :, ~columns])
+    got = core({**changed, "mask": mask}, s.options, s.upstream)
+    short, upstream = _keys(_queries(s.inputs, rows), columns), _queries(s.upstream, rows)
+    noise = core.noise(short, s.options, upstream)
+    share = used_share(_keys(_queries(got, rows), columns), core(short, s.options, upstream), noise)
+    hidden = [got[name][:, :, ~rows] for name in ("out", "d_q")] + [
+        got[name][:, :, ~columns] for name in ("d_k", "d_v")
+    ]
+    return max(share, *map(_zero, hidden))
 
 
 def empty(core: Core, s: Sample) -> float:
@@ -118,7 +145,7 @@ def empty(core: Core, s: Sample) -> float:
     mask[dead] = False
     x = {**s.inputs, "mask": mask}
     got = core(x, s.options, s.upstream)
-    louder = core(x, s.options, _raised(s.upstream, **dict.fromkeys(s.upstream, dead)))
+    louder = core(x, s.options, _raised(core, s.upstream, **dict.fromkeys(s.upstream, dead)))
     infinite = 0.0 if np.all(got.get("lse", np.full(mask.shape, -math.inf))[dead] == -math.inf) else math.inf
     return max(infinite, _zero(got["out"][dead]), _zero(got["d_q"][dead]), same_bits(got, louder))
 
@@ -131,7 +158,7 @@ def causal(core: Core, s: Sample) -> float:
         for now in sorted({1, queries // 2, queries - 1}):
             seen = now + (causal_offset(alignment, queries, keys) or 0)
             unseen = np.s_[:, :, seen:]
-            changed = _raised(s.inputs, q=np.s_[:, :, now:], k=unseen, v=unseen)
+            changed = _raised(core, s.inputs, q=np.s_[:, :, now:], k=unseen, v=unseen)
             options, upstream = {**s.options, "causal": alignment}, _silent_from(now, s.upstream)
             results = [core(x, options, upstream) for x in (s.inputs, changed)]
             worst = max(worst, same_bits(*(_keys(_queries(x, slice(now)), slice(seen)) for x in results)))
@@ -172,8 +199,8 @@ def independent(core: Core, s: Sample) -> float:
     shared = s.inputs["q"].shape[1] // s.inputs["k"].shape[1]
     results = core(s.inputs, s.options, s.upstream)
     tensors = {name: x for name, x in results.items() if x.ndim > 2}
-    batch = core(_raised(s.inputs, **dict.fromkeys("qkv", np.s_[:1])), s.options, s.upstream)
-    heads = core(_raised(s.inputs, q=np.s_[:, :shared], k=np.s_[:, :1], v=np.s_[:, :1]), s.options, s.upstream)
+    batch = core(_raised(core, s.inputs, **dict.fromkeys("qkv", np.s_[:1])), s.options, s.upstream)
+    heads = core(_raised(core, s.inputs, q=np.s_[:, :shared], k=np.s_[:, :1], v=np.s_[:, :1]), s.options, s.upstream)
     first = {name: 1 if name in ("d_k", "d_v") else shared for name in tensors}
     return max(
         same_bits({name: x[1:] for name, x in tensors.items()}, {name: batch[name][1:] for name in tensors}),
@@ -203,7 +230,7 @@ def repeatable(core: Core, s: Sample) -> float:
 LAWS: dict[str, Callable[[Core, Sample], float]] = {
     law.__name__: law
     for law in (permutation, query_permutation, linear_in_v, constant_value, key_shift, split_and_merge, padding, empty)
-    + (causal, truncation, causal_mask, independent, workers, repeatable)
+    + (token_permutation, token_padding, causal, truncation, causal_mask, independent, workers, repeatable)
 }
 """The laws by the names that records list."""
 
@@ -214,7 +241,9 @@ def _noise(core: Core, s: Sample) -> dict[str, float]:
 
 def _keys(arrays: Values, at: Any) -> Values:
     """Index the keys of inputs, upstream gradients or results."""
-    where = dict.fromkeys(("k", "v", "d_k", "d_v"), np.s_[:, :, at]) | {"mask": np.s_[..., at]}
+    where = dict.fromkeys(("k", "v", "d_k", "d_v"), np.s_[:, :, at]) | dict.fromkeys(
+        ("mask", "key_mask"), np.s_[..., at]
+    )
     return {name: x[where[name]] if name in where else x for name, x in arrays.items()}
 
 
@@ -229,11 +258,11 @@ def _per_query_head(x: NDArray[Any], inputs: Values) -> NDArray[Any]:
     return np.repeat(x, inputs["q"].shape[1] // x.shape[1], axis=1)
 
 
-def _raised(arrays: Values, **at: Any) -> Values:
-    """Add `HUGE` to parts of the named arrays."""
+def _raised(core: Core, arrays: Values, **at: Any) -> Values:
+    """Add what must not matter to parts of the named arrays."""
     changed = {name: arrays[name].copy() for name in at}
     for name, part in at.items():
-        changed[name][part] += HUGE
+        changed[name][part] += core.mechanism.huge
     return {**arrays, **changed}
 
 

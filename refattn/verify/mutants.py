@@ -60,7 +60,8 @@ def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
 
 
 def _core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
-    core = (module for module in mechanism.tagged if module is not mechanism.block.module)
+    around = (mechanism.block.module, *mechanism.around)
+    core = (module for module in mechanism.tagged if module not in around)
     return (tag for module in core for tag in equations.tags(module) if tag.claims)
 
 
@@ -189,7 +190,10 @@ def census(
 def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mutant: Mutant) -> Fate:
     worst: tuple[float, str, str] = (-1.0, "", "")
     for case, truth in truths:
-        verdicts = judge(kernel(mechanism, case, truth, dtype, mutant), truth)
+        try:
+            verdicts = judge(kernel(mechanism, case, truth, dtype, mutant), truth)
+        except ArithmeticError:  # a kernel that finds no result is caught by whoever calls it
+            return Fate(mutant, dtype, "caught", float("inf"), case.name, "")
         worst = max(worst, *((verdict.share, case.name, verdict.tensor) for verdict in verdicts))
         if worst[0] > 1.0:
             return Fate(mutant, dtype, "caught", *worst)

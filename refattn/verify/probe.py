@@ -155,12 +155,13 @@ def sample(mechanism: Mechanism, case: Case) -> Sample:
 def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sample, ...]:
     """Return samples without and with mask and numbers: two small ones, and two of `long` numbers of queries and keys.
 
-    In the last one a group has two query heads, which share the rows of a tile.
+    In the last one a group has two query heads, which share the rows of a tile. Values are as wide as keys where they
+    are in every designed case, and nothing is long where no form has tiles.
     """
     given: dict[str, Any] = {"keep": 0.6, "scale": 0.5, "softcap": 2.0}
     small = (2, 4, 2, 11, 17, 8, 6)
     cases = [_law_case(mechanism, "plain", small), _law_case(mechanism, "masked", small, **given)]
-    if long is not None:
+    if long is not None and mechanism.tiled:
         cases.append(_law_case(mechanism, "long", (1, 2, 2, *long, 8, 6)))
         cases.append(_law_case(mechanism, "long masked", (1, 2, 1, *long, 8, 6), **given))
     return tuple(sample(mechanism, case) for case in cases)
@@ -170,7 +171,13 @@ def _law_case(
     mechanism: Mechanism, name: str, sizes: tuple[int, ...], keep: float | None = None, **numbers: float
 ) -> Case:
     b, h, g, queries, keys, d, e = sizes
+    queries = keys if mechanism.one_sequence else queries
+    if all(case.inputs["v"].shape[3] == case.inputs["q"].shape[3] for case in mechanism.cases):
+        e = d
     inputs = {"q": Input((b, h, queries, d)), "k": Input((b, g, keys, d)), "v": Input((b, g, keys, e))}
     if keep is not None and "mask" in mechanism.defaults:
         inputs["mask"] = Input((b, h, queries, keys), "mask", {"keep": keep})
-    return Case(name, "law", inputs, {n: x for n, x in numbers.items() if n in mechanism.defaults})
+    elif keep is not None and "key_mask" in mechanism.defaults:
+        inputs["key_mask"] = Input((b, keys), "mask", {"keep": keep})
+    known = {n: x for n, x in numbers.items() if n in mechanism.defaults}
+    return Case(name, "law", inputs, {**mechanism.sampled, **known})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from refattn import backends, equations
-from refattn.mechanisms.record import Case, Mechanism
+from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.verify import gradients
 from refattn.verify.budget import Truth, evaluate, truth
 from refattn.verify.compare import compare
@@ -167,7 +167,8 @@ def _loops(scope: Scope) -> Found:
             return math.inf, f"not in both derivations: {', '.join(sorted(differ))}"
         noise = core.noise(s.inputs, s.options, s.upstream)
         values = {id: scope.owner.to_numpy(x) for id, x in traced.items()}
-        return max((used_share({id: x}, {id: expected[id]}, noise), id) for id, x in values.items())
+        found = ((used_share({id: x}, {id: expected[id]}, noise), id) for id, x in values.items())
+        return max(found, default=(0.0, "no equation ran"))
 
     return _worst((case.name, partial(compare_ids, gradients.shrunk(case))) for case in scope.cases)
 
@@ -215,26 +216,33 @@ def _gradients(scope: Scope, what: str, way: str) -> Found:
     """The hand-written backward of every form against another way."""
     if way == "autograd" and (reason := backends.get("torch").why_unavailable()) is not None:
         raise NotRun(reason)
-    other = {"differences": gradients.by_differences, "autograd": gradients.by_autograd}[way]
 
     def compare_ways(subject: gradients.Subject) -> Found:
-        expected = other(subject)
-        hands = ((form, gradients.by_hand(subject, scope.owner, form)) for form in subject.forms)
-        error, leaf, form = max((*gradients.largest_error(hand, expected), form) for form, hand in hands)
+        judge = gradients.beside(subject, way)
+        errors = []
+        for form in subject.forms:
+            with suppress(Unsupported):
+                errors.append((*judge(gradients.by_hand(subject, scope.owner, form)), form))
+        error, leaf, form = max(errors)
         return error / gradients.TOLERANCES[way], f"gradient of {leaf}, form {form}"
 
     return _worst((subject.name, partial(compare_ways, subject)) for subject in scope.subjects(what))
 
 
 def _worst(parts: Iterable[tuple[str, Callable[[], Found]]]) -> Found:
-    """Run all parts; return the largest share and where it was. A part that raises has an infinite share."""
+    """Run all parts; return the largest share and where it was. A part that raises has an infinite share.
+
+    Parts that ask a form for what it does not compute are passed over.
+    """
     worst, where, count = 0.0, "", 0
     for name, run in parts:
-        count += 1
         try:
             share, place = run()
+        except Unsupported:
+            continue
         except Exception as error:  # a broken mechanism may raise anything
             share, place = math.inf, one_line(error)
+        count += 1
         if not share <= worst:  # true for NaN
             worst, where = share, f"{name}: {place}"
     if not count:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import refattn as ra
 from refattn.cli import cli
 from refattn.cli.train import _folder
 from refattn.train import data, loop, plot
@@ -257,7 +258,8 @@ def test_every_problem_is_one_line(here: Path, words: list[str], problem: str) -
 
 
 def test_a_mechanism_that_is_none() -> None:
-    assert refused("train", "telepathy") == "mechanism: got 'telepathy', needs one of softmax"
+    listed = ", ".join(ra.list_mechanisms())
+    assert refused("train", "telepathy") == f"mechanism: got 'telepathy', needs one of {listed}"
 
 
 def test_numbers_that_are_not_finite_end_with_1() -> None:
@@ -314,3 +316,20 @@ def test_help_names_what_there_is() -> None:
     assert result.exit_code == 0
     for option in ("--data", "--steps", "--out", "--resume", "--backend", "--set"):
         assert option in result.stdout
+
+
+def test_grow(here: Path) -> None:
+    """Steps or "auto", on the command line as in --set; the widths are told on the way and stand in the result."""
+    words = [word if word != "softmax" else "growing" for word in short("run", "--grow", "3,7")]
+    words += ["--set", "growth.sequences=8", "--set", "growth.most=1", "--set", "block.head_width=2"]
+    result = run(*words)
+    assert result.exit_code == 0
+    assert re.search(r"^step 3: widths \[3\], loss [\d.]+ to [\d.]+ at amplitude ", result.stderr, re.MULTILINE)
+    assert json.loads((here / "run" / "result.json").read_text())["widths"] == [4]
+    stored = json.loads((here / "run" / "config.json").read_text())["settings"]
+    assert (stored["grow"], stored["growth"]) == ([3, 7], {"sequences": 8, "most": 1})
+    assert run("train", "growing", "--out", "run", "--resume").exit_code == 0
+    assert refused("train", "softmax", "--grow", "auto").startswith("grow: got 'auto', but softmax does not grow")
+    assert refused("train", "growing", "--grow", "3,x").startswith("grow: got '3,x', needs null, \"auto\" or a list")
+    twice = ("train", "growing", "--grow", "auto", "--set", "grow=[3]")
+    assert refused(*twice) == "grow: got --grow and --set grow=..., needs one of them"

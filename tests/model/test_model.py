@@ -138,10 +138,11 @@ def test_gradients_in_three_ways(name: str, changes: dict[str, Any]) -> None:
     params = params_of(name, **small | changes)
     given, targets = tokens(2, 3) % 5, tokens(2, 3, "targets") % 5
 
-    def losses(leaves: Any) -> tuple[Any, Any]:
+    def loss(leaves: Any) -> dict[str, Any]:
         at = tree.unflatten(params, leaves)
         placed = [backends.of(at.token_embedding).from_numpy(x) for x in (given, targets)]
-        return loss_and_gradients(at, *placed)
+        logits, _ = model.forward(at, placed[0])
+        return {"loss": cross_entropy_forward(logits, placed[1])[0]}
 
     def by_hand(leaves: Any, upstream: Any, form: str) -> dict[str, Any]:
         at = tree.unflatten(params, leaves)
@@ -150,12 +151,12 @@ def test_gradients_in_three_ways(name: str, changes: dict[str, Any]) -> None:
         _, loss_saved = cross_entropy_forward(logits, placed[1])
         return tree.flatten(model.backward(at, saved, cross_entropy_backward(loss_saved, upstream["loss"])))
 
-    subject = gradients.Subject(name, tree.flatten(params), lambda x: {"loss": losses(x)[0]}, by_hand, ("",))
+    subject = gradients.Subject(name, tree.flatten(params), loss, by_hand, ("",))
     found = gradients.by_hand(subject, backends.get("numpy"), "")
-    error, leaf = gradients.largest_error(found, gradients.by_differences(subject))
+    error, leaf = gradients.beside(subject, "differences")(found)
     assert error < gradients.TOLERANCES["differences"], leaf
     pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
-    error, leaf = gradients.largest_error(found, gradients.by_autograd(subject))
+    error, leaf = gradients.beside(subject, "autograd")(found)
     assert error < gradients.TOLERANCES["autograd"], leaf
 
 
@@ -227,6 +228,9 @@ def test_decoding_gives_the_logits_of_the_whole(
     ("changes", "message"),
     [
         ({"mechanism": "hardmax"}, "mechanism: got 'hardmax', needs one of softmax"),
+        ({"mechanism": "nowhere:record"}, "mechanism: got 'nowhere:record', needs MODULE:NAME of a record: No module"),
+        ({"mechanism": ":record"}, "mechanism: got ':record', needs MODULE:NAME of a record"),
+        ({"mechanism": "math:record"}, "mechanism: got 'math:record', needs MODULE:NAME of a record: module 'math'"),
         ({"layers": 0}, "layers: got 0, needs a whole number of at least 1"),
         ({"width": True}, "width: got True, needs a whole number of at least 1"),
         ({"context": 1.5}, "context: got 1.5, needs a whole number of at least 1"),
@@ -241,7 +245,17 @@ def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
         config(**{"name": "softmax"} | changes) if "mechanism" not in changes else config(changes["mechanism"])
 
 
+def test_a_record_is_found_by_its_place() -> None:
+    place = "refattn.mechanisms.softmax:record"
+    assert config(place).record is ra.mechanism("softmax")
+    assert tree.flatten(model.init(config(place), like=np.zeros(1))).keys() == tree.flatten(params_of("softmax")).keys()
+
+
 def test_wrong_types() -> None:
+    with pytest.raises(TypeError, match="mechanism: got int, needs a str"):
+        config(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="mechanism math:pi: got float, needs a Mechanism"):
+        config("math:pi")
     with pytest.raises(TypeError, match="mlp: got str, needs a bool"):
         config("softmax", mlp="yes")
     with pytest.raises(TypeError, match="config: got dict, needs a Config"):

@@ -58,8 +58,8 @@ def test_a_near_miss_is_named(name: str, near: str) -> None:
 def test_what_is_unknown_gets_the_whole_list() -> None:
     with pytest.raises(ValueError) as caught:
         build("softmax", {"colour": 3})
-    known = [field.name for field in dataclasses.fields(Settings) if field.name not in ("mechanism", "block")]
-    assert str(caught.value) == f"setting: got 'colour', needs one of {', '.join(known)}, block.NAME"
+    known = [field.name for field in dataclasses.fields(Settings) if field.name not in ("mechanism", "block", "growth")]
+    assert str(caught.value) == f"setting: got 'colour', needs one of {', '.join(known)}, block.NAME, growth.NAME"
     with pytest.raises(ValueError, match="setting: got 'mechanism', needs"):
         build("softmax", {"mechanism": "softmax"})  # which is an argument of its own
 

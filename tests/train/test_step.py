@@ -76,7 +76,7 @@ def test_however_a_batch_is_cut_the_result_is_the_same(size: int, shard: int, pa
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(step, "SHARD_TOKENS", shard)
         patches.setattr(step, "PARTS", parts)
-        cut = step._parts(params, 0, size, 8)
+        cut = step.parts_of(params, 0, size, 8)
         assert [n for part in cut for rows in part for n in range(size)[rows]] == list(range(size))
         assert len(cut) <= parts and all(rows.stop - rows.start <= max(1, shard // 8) for part in cut for rows in part)
         loss, found = loss_and_gradients(params, inputs, targets, portions)

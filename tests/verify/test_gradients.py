@@ -14,8 +14,10 @@ from refattn import backends, equations
 from refattn.mechanisms.softmax import block, dense, tiled
 from refattn.verify.gradients import (
     FLOOR,
+    STEP,
     TOLERANCES,
     Subject,
+    beside,
     block_subjects,
     by_autograd,
     by_differences,
@@ -178,10 +180,35 @@ def polynomial(power: int) -> Subject:
     )
 
 
-@pytest.mark.parametrize("power", range(1, 7))
-def test_differences_are_exact_for_polynomials_of_sixth_degree(power: int) -> None:
+@pytest.mark.parametrize("power", range(1, 9))
+def test_differences_are_exact_for_polynomials_of_eighth_degree(power: int) -> None:
+    """With a long step, at which a lower order would show."""
     subject = polynomial(power)
-    assert largest_error(by_differences(subject), by_hand(subject, NUMPY, ""))[0] < 1e-11
+    assert largest_error(by_differences(subject, 0.25), by_hand(subject, NUMPY, ""))[0] < 1e-11
+
+
+def bent(slope: float, at: float) -> Subject:
+    """Return y = x, from `at` on three times as steep, at x = 1, with a backward that gives `slope`."""
+    return Subject(
+        "bent",
+        {"x": np.asarray([1.0])},
+        lambda leaves: {"y": leaves["x"] + 2.0 * np.maximum(leaves["x"] - at, 0.0)},
+        lambda leaves, upstream, form: {"x": slope * upstream["y"]},
+        ("",),
+    )
+
+
+def test_a_kink_within_the_step_is_no_disagreement() -> None:
+    subject = bent(1.0, 1.0 + 2.0 * STEP)
+    right = by_hand(subject, NUMPY, "")
+    assert largest_error(right, by_differences(subject))[0] > TOLERANCES["differences"]
+    assert beside(subject, "differences")(right)[0] <= TOLERANCES["differences"]
+
+
+@pytest.mark.parametrize("at", [1.0 + 2.0 * STEP, 2.0])
+def test_a_wrong_gradient_is_wrong_beside_every_step(at: float) -> None:
+    subject = bent(1.0 + 1e-8, at)
+    assert beside(subject, "differences")(by_hand(subject, NUMPY, ""))[0] > TOLERANCES["differences"]
 
 
 def test_an_lse_of_minus_infinity_is_a_constant() -> None:

@@ -53,5 +53,6 @@ record = Mechanism(
     stored=_STORED,
     conventions=_CONVENTIONS,
     outputs=("lse",),
+    differentiable=("scale", "softcap"),
     stream=Stream(_stream, _BLOCK),
 )
