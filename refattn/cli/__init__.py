@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 import refattn
+from refattn.cli.analyse import analyse
 from refattn.cli.arguments import BAD_INPUT, INTERRUPTED
 from refattn.cli.certify import check, verify
 from refattn.cli.inspect import backends, list_
@@ -85,7 +86,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
         ctx.exit(BAD_INPUT)
 
 
-for _command in (list_, backends, check, verify, trace, train):
+for _command in (list_, backends, check, verify, trace, train, analyse):
     cli.add_command(_command)
 
 

@@ -1,0 +1,26 @@
+"""What the pictures of all studies have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of this size, in inches; ImportError where matplotlib is not installed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG; the same picture gives the same bytes, and the file is there whole or not at all."""
+    part = path.with_name(f"{path.stem}.part.png")
+    figure.savefig(part, dpi=120, metadata={"Software": None})
+    part.replace(path)

@@ -1,0 +1,52 @@
+"""``refattn analyse``: mechanisms studied as dynamical systems. A study is a command, in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from refattn.cli.arguments import Problem
+from refattn.cli.output import deliver
+
+out_option = click.option(
+    "--out", metavar="DIR", help="The folder for the pictures and the data; analysis/STUDY by default."
+)
+
+
+def folder_of(out: str | None, study: str) -> Path:
+    """Return the folder of a study, made; fail now, not after long work, where it or a picture cannot be written."""
+    if find_spec("matplotlib") is None:
+        raise Problem('matplotlib: got none, needs it for the pictures: pip install "refattn[plot]"')
+    path = Path(out) if out is not None else Path("analysis", study)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / f"{study}.json").touch()
+    except OSError as error:
+        raise Problem(f"--out: got {str(path)!r}, needs a folder that can be written ({error.strerror})") from error
+    return path
+
+
+def finish(folder: Path, study: str, text: str, data: Any, draw: Callable[[Path], object]) -> None:
+    """Draw STUDY.png, write STUDY.json and print the text, with where they stand."""
+    picture, facts = folder / f"{study}.png", folder / f"{study}.json"
+    draw(picture)
+    deliver(lambda **_: f"{text}\n\n{picture}\n{facts}", data, str(facts))
+
+
+class Studies(click.Group):
+    """The group of studies; of an unknown one it says which there are."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the study of this name."""
+        if args[0] not in self.commands:
+            ctx.fail(f"study: got {args[0]!r}, needs one of {', '.join(self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group("analyse", cls=Studies, short_help="Study a mechanism as a dynamical system, in pictures.")
+def analyse() -> None:
+    """Study a mechanism as a dynamical system: a table, a picture and the data, in a folder."""
