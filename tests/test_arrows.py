@@ -47,7 +47,6 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "cupy": (("backends/cupy.py",), False),
     "cupyx": (("backends/cupy.py",), False),
     "array_api_compat": (("xp.py", "backends/"), True),
-    "array_api_extra": (("xp.py",), True),
     "array_api_strict": (("backends/strict.py",), False),
     "scipy": (("backends/", "analysis/", "ops/solve.py"), True),
     "mpmath": (("verify/",), False),

@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = (
     "array_api_compat",
-    "array_api_extra",
     "array_api_strict",
     "click",
     "cupy",

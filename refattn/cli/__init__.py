@@ -79,7 +79,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
     it, and train a model with it.
 
     Exit codes: 0 all that ran agree; 1 something disagrees, raises or has the wrong shape; 2 bad usage or input; 3
-    nothing was run.
+    nothing was run; 130 interrupted.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)

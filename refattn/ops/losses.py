@@ -21,6 +21,8 @@ def cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, Saved]:
     """Return the loss of each token in nats, log(sum_t exp(logits_t)) - logits_target, and what the backward reads.
 
     `logits` are (..., t), `targets` (...,) whole numbers from 0 to t - 1, and the losses (...,).
+
+    Source: Bishop 2006, *Pattern Recognition and Machine Learning*, equations 4.104 and 4.108, for one token.
     """
     xp = namespace(logits, targets)
     shifted = logits - max_last(logits)

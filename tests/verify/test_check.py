@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from refattn.mechanisms.softmax import block, core, dense, loops, tiled
 from refattn.verify import check as check_module
 from refattn.verify.check import CheckReport, Row, check
 from refattn.verify.sections import NotRun, Scope, Task, small_tiles, tasks
+from tests.conftest import Library
 
 RECORD = ra.mechanism("softmax")
 NUMPY = backends.get("numpy")
@@ -88,8 +90,14 @@ def test_exit_codes(statuses: list[str], require_all: bool, code: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skip_xp_backend("numpy-readonly", reason="the check makes its own arrays")
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_every_library_agrees(name: str, backend: Any) -> None:
+    if os.environ.get("REFATTN_SLOW_SAMPLE") and name != "softmax":
+        # `refattn check` has run on NumPy by then, and what holds on the strictest holds on strict.
+        others = (Library.TORCH, Library.STRICTEST, Library.JAX)
+        if backend.library is not others[ra.list_mechanisms().index(name) % len(others)]:
+            pytest.skip("not of the sample: each mechanism on one library")
     found = check(ra.mechanism(name), backend.owner)
     assert [r for r in found.rows if r.status == "disagrees"] == []
     assert found.exit_code == 0
