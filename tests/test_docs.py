@@ -139,21 +139,25 @@ def commands() -> list[Found]:
 
 def command_problem(line: str) -> str | None:
     """Say what is wrong with the arguments of a command line, or None."""
+    import click
     from click.testing import CliRunner
 
     from refattn.cli import cli
 
     words = line.split()
     start = next((n for n, word in enumerate(words) if not word.startswith("-")), len(words))
-    command = cli if start == len(words) else cli.commands.get(words[start])
+    command, place = (cli, start) if start == len(words) else (cli.commands.get(words[start]), start + 1)
+    if isinstance(command, click.Group) and words[place:] and words[place].islower() and words[place][0] != "-":
+        command, place = command.commands.get(words[place]), place + 1
+    name = " ".join(words[start:place])
     if command is None:
-        return f"no command {words[start]}"
-    shown = CliRunner().invoke(cli, [*words[start : start + 1], "--help"])
+        return f"no command {name}"
+    shown = CliRunner().invoke(cli, [*words[start:place], "--help"])
     if shown.exit_code:
         return f"--help exits with {shown.exit_code}"
-    asked = (("refattn", cli, words[:start]), (words[start] if words[start:] else "", command, words[start:]))
-    for name, place, part in asked:
-        known = {option for parameter in place.params for option in parameter.opts} | {"--help"}
+    asked = (("refattn", cli, words[:start]), (name, command, words[place:]))
+    for name, group, part in asked:
+        known = {option for parameter in group.params for option in parameter.opts} | {"--help"}
         if unknown := set(re.findall(r"--[a-z][a-z0-9-]*", " ".join(part))) - known:
             return f"{name} has no {', '.join(sorted(unknown))}"
     return None
@@ -179,6 +183,8 @@ def test_commands_exist() -> None:
         ("--debug check", None),
         ("--version", None),
         ("verify MECHANISM --impl FILE:FUNCTION [--grad] [--dtype NAME]...", None),
+        ("golden write DIR --size full", None),
+        ("golden eat DIR", "no command golden eat"),
         ("fly", "no command fly"),
         ("check --fast softmax", "check has no --fast"),
         ("--quiet check", "refattn has no --quiet"),

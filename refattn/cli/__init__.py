@@ -16,14 +16,15 @@ import click
 
 import refattn
 from refattn.cli.analyse import analyse
-from refattn.cli.arguments import BAD_INPUT, INTERRUPTED
+from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, Group
 from refattn.cli.certify import check, verify
+from refattn.cli.golden import golden
 from refattn.cli.inspect import backends, list_
 from refattn.cli.trace import trace
 from refattn.cli.train import train
 
 
-class Commands(click.Group):
+class Commands(Group):
     """A group of commands that says every error in one line, and its traceback only with ``--debug``."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -45,12 +46,6 @@ class Commands(click.Group):
             if ctx.params["debug"]:
                 traceback.print_exc()
             ctx.exit(_explain(error))
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command of this name; say which there are where there is none."""
-        if args[0] not in self.commands:
-            ctx.fail(f"command: got {args[0]!r}, needs one of {', '.join(self.commands)}")
-        return super().resolve_command(ctx, args)
 
 
 def _explain(error: BaseException) -> int:
@@ -86,7 +81,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
         ctx.exit(BAD_INPUT)
 
 
-for _command in (list_, backends, check, verify, trace, train, analyse):
+for _command in (list_, backends, check, verify, trace, train, analyse, golden):
     cli.add_command(_command)
 
 

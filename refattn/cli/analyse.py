@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from refattn.cli.arguments import Problem
+from refattn.cli.arguments import Group, Problem
 from refattn.cli.output import deliver
 
 out_option = click.option(
@@ -37,16 +37,6 @@ def finish(folder: Path, study: str, text: str, data: Any, draw: Callable[[Path]
     deliver(lambda **_: f"{text}\n\n{picture}\n{facts}", data, str(facts))
 
 
-class Studies(click.Group):
-    """The group of studies; of an unknown one it says which there are."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the study of this name."""
-        if args[0] not in self.commands:
-            ctx.fail(f"study: got {args[0]!r}, needs one of {', '.join(self.commands)}")
-        return super().resolve_command(ctx, args)
-
-
-@click.group("analyse", cls=Studies, short_help="Study a mechanism as a dynamical system, in pictures.")
+@click.group("analyse", cls=Group, short_help="Study a mechanism as a dynamical system, in pictures.")
 def analyse() -> None:
     """Study a mechanism as a dynamical system: a table, a picture and the data, in a folder."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,16 @@ backend_option = click.option(
 
 class Problem(click.ClickException):
     """Something that the user can put right; the message names what was given and what is needed."""
+
+
+class Group(click.Group):
+    """A group of commands that says which there are where one is unknown."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command of this name."""
+        if args[0] not in self.commands:
+            ctx.fail(f"command: got {args[0]!r}, needs one of {', '.join(self.commands)}")
+        return super().resolve_command(ctx, args)
 
 
 def record_of(name: str) -> Mechanism:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import TYPES, round_to, spacing
+from refattn.golden.storage import TYPES, round_to, spacing, stored
 from refattn.mechanisms.record import Case, Mechanism
 
 Floats = NDArray[np.float64]
@@ -77,32 +77,43 @@ def wide(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def truth(
-    mechanism: Mechanism, case: Case, dtype: str, *, grad: bool, seed: int = 0, roundings: tuple[str, ...] = ()
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    *,
+    grad: bool,
+    seed: int = 0,
+    roundings: tuple[str, ...] = (),
+    given: str = "",
 ) -> Truth:
     """Return inputs, true results and error budget of a case in a storage type.
 
-    `roundings` are equations that the implementation declares to round to the storage type, beside the record's.
+    `roundings` are equations that the implementation declares to round to the storage type, beside the record's. The
+    inputs are rounded to `given` where that is another type, one that `dtype` holds.
     """
-    inputs = make(mechanism.name, case, dtype, seed=seed)
+    inputs = make(mechanism.name, case, given or dtype, seed=seed)
+    inputs = {name: x if x.dtype == np.bool_ else stored(x.astype(np.float64), dtype) for name, x in inputs.items()}
     exact = wide(inputs)
     shape = evaluate(mechanism, exact, case.options, None)["out"].shape
-    upstream = make_upstream(mechanism.name, case, "out", shape, dtype, seed=seed) if grad else None
-    exact_upstream = None if upstream is None else upstream.astype(np.float64)
+    exact_upstream = upstream = None
+    if grad:
+        exact_upstream = make_upstream(mechanism.name, case, "out", shape, given or dtype, seed=seed).astype(np.float64)
+        upstream = stored(exact_upstream, dtype)
     with equations.trace() as traced:
         values = evaluate(mechanism, exact, case.options, exact_upstream)
     errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, traced, values, roundings, seed)
-    stored = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
+    types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
     variance, bias = {}, {}
     for name, value in values.items():
         noise = np.sqrt(np.mean(errors[name] ** 2, axis=0))
         # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
         # carries it over a rounding boundary, and by the noise itself where that is larger.
-        variance[name] = noise**2 + 0.8 * noise * spacing(value, stored[name])
+        variance[name] = noise**2 + 0.8 * noise * spacing(value, types[name])
         # In float64 the truth has errors of the same size as the result that is judged.
         variance[name] *= 2.0 if dtype == "float64" else 1.0
         biases = [bias_of(name, error, variance[name], value) for error in errors[name]]
         bias[name] = float(np.sqrt(np.mean(np.square(biases))))
-    return Truth(inputs, upstream, values, variance, bias, stored)
+    return Truth(inputs, upstream, values, variance, bias, types)
 
 
 def _disturbances(

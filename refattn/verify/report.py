@@ -41,7 +41,7 @@ _LEGEND = (
 def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:
     """Return the table of mechanisms."""
     rows = [(m.name, m.title, ", ".join(m.forms), m.source) for m in records]
-    return _render([_table(("name", "title", "forms", "source"), rows, width)], width, colour)
+    return render([table(("name", "title", "forms", "source"), rows, width)], width, colour)
 
 
 def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:
@@ -57,14 +57,19 @@ def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, co
         )
         for row in descriptions
     ]
-    return _render([_table(("name", "available", "version", "devices", "float64", "note"), rows, width)], width, colour)
+    return render([table(("name", "available", "version", "devices", "float64", "note"), rows, width)], width, colour)
 
 
 def checked(report: CheckReport, *, width: int = WIDE, colour: bool = False) -> str:
     """Return the report of the reference's check of itself: every row, then one line that says the verdict."""
-    rows = [(r.section, r.name, r.status, "" if r.share is None else _share(r.share), r.detail) for r in report.rows]
-    table = _table(("section", "name", "status", "share", "detail"), rows, width)
-    return _render([table, "", _check_closing(report)], width, colour)
+    rows = [
+        (r.section, r.name, r.status, "" if r.share is None else share_text(r.share), r.detail) for r in report.rows
+    ]
+    return render(
+        [table(("section", "name", "status", "share", "detail"), rows, width), "", _check_closing(report)],
+        width,
+        colour,
+    )
 
 
 def _check_closing(report: CheckReport) -> str:
@@ -76,7 +81,7 @@ def _check_closing(report: CheckReport) -> str:
     if not shares:
         return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}"
     share, row = max(shares, key=lambda pair: pair[0])
-    worst = f"worst use of the allowed error {_share(share)} ({row.section}: {row.name})"
+    worst = f"worst use of the allowed error {share_text(share)} ({row.section}: {row.name})"
     return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}; {worst}"
 
 
@@ -88,7 +93,7 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
     """
     what = "outputs and gradients" if report.grad else "outputs"
     parts: list[RenderableType] = [f"{report.implementation} against {mechanism.title.lower()}: {what}", ""]
-    parts += [_table(*_worst(report, mechanism, width), width), ""]
+    parts += [table(*_worst(report, mechanism, width), width), ""]
     if any(outcome.verdicts for outcome in report.outcomes):
         parts += [_LEGEND, ""]
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
@@ -98,10 +103,10 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     if declined:
         parts.append(f"Declined ({len(declined)} of {len(report.outcomes)} cases)")
-        parts += [_table(("cases", "reason", "where"), _decline_rows(declined), width), ""]
+        parts += [table(("cases", "reason", "where"), _decline_rows(declined), width), ""]
     counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
-    parts += [_table(("class", "run", "agreed", "failed", "declined"), counts, width), "", closing(report)]
-    return _render(parts, width, colour)
+    parts += [table(("class", "run", "agreed", "failed", "declined"), counts, width), "", closing(report)]
+    return render(parts, width, colour)
 
 
 def closing(report: Report) -> str:
@@ -121,7 +126,7 @@ def closing(report: Report) -> str:
     where = f"({outcome.dtype} {worst.tensor}, case {outcome.case})"
     if not math.isfinite(worst.share) and worst.statistic in _RUNGS:
         return f"{report.mechanism}: {verdict}: {counts}; worst: {_RUNGS[worst.statistic]} {where}"
-    return f"{report.mechanism}: {verdict}: {counts}; worst use of the allowed error {_share(worst.share)} {where}"
+    return f"{report.mechanism}: {verdict}: {counts}; worst use of the allowed error {share_text(worst.share)} {where}"
 
 
 _RUNGS = {"shape": "wrong shape", "dtype": "wrong dtype", "non-finite": "non-finite numbers differ"}
@@ -149,7 +154,7 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
                 continue
             outcome, worst = max(found[tensor], key=lambda pair: _size(pair[1].share))
             wrong = sum(not verdict.agrees for _, verdict in found[tensor])
-            shown = (_share(worst.share), worst.statistic, outcome.case, _index(worst), worst.got, worst.expected)
+            shown = (share_text(worst.share), worst.statistic, outcome.case, _index(worst), worst.got, worst.expected)
             word = f"{wrong} disagree" if wrong else "agrees"
             rows.append((dtype, tensor, str(len(found[tensor])), *shown, word))
     if _natural(header, rows) + len(header) - 1 > width:  # the two numbers, one above the other, in one column
@@ -163,7 +168,7 @@ def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[Renderabl
     purposes = {case.name: f": {case.purpose}" for case in mechanism.cases if case.purpose}
     calls = {case.name: _call(case) for case in mechanism.cases}
     wrong = [[verdict for verdict in outcome.verdicts if not verdict.agrees] for outcome in failed]
-    cells = [[(v.tensor, _share(v.share), v.statistic, _index(v), v.got) for v in verdicts] for verdicts in wrong]
+    cells = [[(v.tensor, share_text(v.share), v.statistic, _index(v), v.got) for v in verdicts] for verdicts in wrong]
     widths = [max(map(len, column)) for column in zip(*(row for rows in cells for row in rows), strict=True)]
     lines: list[RenderableType] = []
     for outcome, verdicts, rows in zip(failed, wrong, cells, strict=True):
@@ -206,23 +211,23 @@ _NUMBERS = ("cases", "share", "run", "agreed", "failed", "declined")
 _PROSE = ("title", "source", "note", "detail", "reason", "where", "devices")
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> Table:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> Table:
     """Return a table; columns of numbers stand to the right, and only columns of prose are broken into lines."""
     rows = list(rows)
     needed, prose = _natural(header, rows), any(name in _PROSE for name in header)
     gap = 2 if prose or needed + 2 * (len(header) - 1) <= width else 1
     whole = prose or needed + gap * (len(header) - 1) <= width
-    table = Table(box=_PLAIN, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0), header_style="bold")
+    made = Table(box=_PLAIN, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0), header_style="bold")
     for name in header:
-        table.add_column(
+        made.add_column(
             name,
             justify="right" if name in _NUMBERS else "left",
             no_wrap=whole and name not in _PROSE,
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
-    return table
+        made.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    return made
 
 
 def _natural(header: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
@@ -234,7 +239,8 @@ def _style(cell: str) -> str:
     return "red" if cell.endswith(" disagree") else _COLOURS.get(cell, "")
 
 
-def _render(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
+def render(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
+    """Return texts and tables, one below the other, as one text."""
     stream = io.StringIO()
     console = Console(
         file=stream,
@@ -252,7 +258,7 @@ def _render(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def _share(share: float) -> str:
+def share_text(share: float) -> str:
     """Return a share with two digits behind the point, rounded away from the limit where it is above."""
     if not math.isfinite(share):
         return "inf"

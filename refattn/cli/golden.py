@@ -1,0 +1,118 @@
+"""``refattn golden``: write sets of golden vectors, check them, and look into them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import refattn
+from refattn.cli.arguments import BAD_INPUT, NOTHING_RUN, Group, Problem, check_writable, json_option, record_of
+from refattn.cli.output import deliver, progress
+from refattn.mechanisms import registry
+
+if TYPE_CHECKING:
+    from refattn.golden.vectors import GoldenSet
+
+
+@click.group(cls=Group, short_help="Write, check and show golden vectors.")
+def golden() -> None:
+    """Golden vectors: inputs, every equation's value, results, gradients, and what an implementation may differ by.
+
+    Without DIR, the set that comes with the package is meant.
+    """
+
+
+@golden.command(short_help="Write a set.")
+@click.argument("folder", metavar="DIR")
+@click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
+@click.option("--size", default="small", metavar="NAME", help="small (default), or full: the cases as designed.")
+@click.option("--replace", is_flag=True, help="Put it in the place of the set that is there.")
+def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) -> None:
+    """Write the designed cases of all mechanisms, or of those that are named, into DIR, a new or empty folder.
+
+    The same version gives the same bytes on the same machine.
+    """
+    records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
+    from refattn.golden import vectors
+    from refattn.verify import freeze
+
+    if size not in freeze.SIZES:
+        raise Problem(f"--size: got {size!r}, needs one of {', '.join(freeze.SIZES)}")
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise Problem(f"DIR: got {folder!r}, a file, needs a folder")
+    old = path.exists() and any(path.iterdir())
+    if old and not (replace and (path / vectors.MANIFEST).exists()):
+        raise Problem(f"DIR: got {folder!r} with something in it, needs a new folder, or a set and --replace")
+    part = path.with_name(f"{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    todo = list(freeze.frozen_cases(records, size))
+    with progress("golden", "cases") as wrap:
+        frozen = (freeze.freeze(record, case) for record, case in wrap(todo))
+        manifest = vectors.write(part, freeze.about(records, size, refattn.__version__), frozen)
+    if old:
+        shutil.rmtree(path)
+    elif path.exists():
+        path.rmdir()
+    part.replace(path)
+    total = sum(entry["bytes"] for entry in manifest["cases"])
+    click.echo(f"{folder}: {manifest['count']} cases, {total} bytes, sha256 {manifest['sha256']}")
+
+
+@golden.command(short_help="Check that a set is whole, and that the reference still computes it.")
+@click.argument("folder", metavar="[DIR]", required=False)
+@json_option
+@click.pass_context
+def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
+    """Check that the set in DIR is whole and unchanged, and compute every case of it again.
+
+    Exit codes: 0 all cases agree; 1 some do not; 2 the set is incomplete or was changed; 3 there are none.
+    """
+    check_writable(file)
+    found = _read(ctx, folder)
+    from refattn.verify import freeze, golden_text
+
+    rows: list[dict[str, Any]] = []
+    with progress("golden", "cases") as wrap:
+        for entry in wrap(found.cases):
+            share, where = freeze.recompute(record_of(entry["mechanism"]), found, entry)
+            rows.append({"mechanism": entry["mechanism"], "case": entry["case"], "share": share, "where": where})
+    failed = [row for row in rows if not row["share"] <= 1.0]
+    data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": failed}
+    deliver(lambda **form: golden_text.agreement(rows, **form), data, file)
+    ctx.exit(1 if failed else 0)
+
+
+@golden.command(short_help="Show what a set holds.")
+@click.argument("folder", metavar="[DIR]", required=False)
+@click.option("--case", metavar="MECHANISM/CASE", help="Every array of this case.")
+@json_option
+@click.pass_context
+def show(ctx: click.Context, folder: str | None, case: str | None, file: str | None) -> None:
+    """Show the cases of the set in DIR, or the arrays of one of them."""
+    check_writable(file)
+    found = _read(ctx, folder)
+    from refattn.verify import golden_text
+
+    if case is None:
+        deliver(lambda **form: golden_text.cases(found.manifest, **form), found.manifest, file)
+        return
+    entries = {f"{entry['mechanism']}/{entry['case']}": entry for entry in found.cases}
+    if case not in entries:
+        raise Problem(f"--case: got {case!r}, needs one of {', '.join(entries)}")
+    arrays = found.arrays(entries[case])
+    deliver(lambda **form: golden_text.arrays(entries[case], arrays, **form), entries[case], file)
+
+
+def _read(ctx: click.Context, folder: str | None) -> GoldenSet:
+    """Return the set; where it is no whole one, say so and exit."""
+    from refattn.golden import vectors
+
+    try:
+        return vectors.read(Path(folder) if folder is not None else vectors.SHIPPED)
+    except vectors.SetError as error:
+        click.echo(f"refattn: error: {error}", err=True)
+        ctx.exit(NOTHING_RUN if error.empty else BAD_INPUT)

@@ -1,0 +1,71 @@
+"""Named arrays as the bytes of a safetensors file and back: bfloat16 too, and nothing is believed that was not checked.
+
+bfloat16 is held in float32 in memory, as everywhere on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, TensorSpec, deserialize, serialize
+
+from refattn.golden.storage import TYPES, round_to
+
+KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "I64": "int64"}
+"""The types of the format that are read and written -> their names here."""
+
+
+def encode(arrays: Mapping[str, tuple[str, NDArray[Any]]]) -> bytes:
+    """Return the bytes of a file of arrays, each with the name of the type to store it in, which must hold it exactly.
+
+    The same arrays give the same bytes.
+    """
+    # A specification has but the address of its bytes: `held` keeps them.
+    held = {name: _held(name, dtype, x) for name, (dtype, x) in sorted(arrays.items())}
+    specs = {
+        name: TensorSpec(dtype=arrays[name][0], shape=x.shape, data_ptr=x.ctypes.data, data_len=x.nbytes)
+        for name, x in held.items()
+    }
+    return bytes(serialize(specs))
+
+
+def _held(name: str, dtype: str, x: NDArray[Any]) -> NDArray[Any]:
+    """Return an array with the bytes of x in a type."""
+    if dtype in TYPES and not np.array_equal(round_to(wide := x.astype(np.float64), dtype), wide, equal_nan=True):
+        raise ValueError(f"{name}: got values that {dtype} does not hold, needs such that it does")
+    if dtype == "bfloat16":
+        return (np.asarray(x, np.float32, order="C").view(np.uint32) >> np.uint32(16)).astype("<u2")
+    return np.asarray(x, np.dtype(dtype).newbyteorder("<"), order="C")
+
+
+def decode(data: bytes) -> dict[str, tuple[str, NDArray[Any]]]:
+    """Return the arrays of a file by name, each with the name of the type that it was stored in.
+
+    Raises
+    ------
+    ValueError
+        Where the bytes are no safetensors file, a header that lies about sizes included, or hold an unknown type.
+    """
+    try:
+        found = deserialize(data)
+    except SafetensorError as error:
+        raise ValueError(f"no safetensors file: {error}") from error
+    return {name: _unpacked(name, entry) for name, entry in sorted(found, key=lambda pair: str(pair[0]))}
+
+
+def _unpacked(name: str, entry: Mapping[str, Any]) -> tuple[str, NDArray[Any]]:
+    kind, shape, data = entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])
+    if kind not in KINDS:
+        raise ValueError(f"{name}: got the type {kind}, needs one of {', '.join(KINDS)}")
+    dtype = KINDS[kind]
+    size = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+    if len(data) != size * math.prod(shape):
+        raise ValueError(f"{name}: got {len(data)} bytes for the shape {shape} of {dtype}")
+    if dtype == "bfloat16":
+        bits = np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)
+        return dtype, bits.view(np.float32).reshape(shape)
+    return dtype, np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(shape)

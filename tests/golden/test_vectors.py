@@ -1,0 +1,200 @@
+"""A set of golden vectors is read whole or not at all, its arrays come back to the bit, and other languages read it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn.golden import vectors
+from refattn.golden.tensors import decode, encode
+from tests.verify.test_freeze import SOFTMAX_CASES, written
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden") / "set"
+    written(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "set"))
+
+
+# --- arrays
+
+
+def test_arrays_come_back_to_the_bit() -> None:
+    x = np.asarray([[1.0, -0.0], [np.inf, np.nan]])
+    stored = {
+        "a": ("float64", x),
+        "b": ("float32", x.astype(np.float32)),
+        "c": ("float16", x.astype(np.float16)),
+        "d": ("bfloat16", np.asarray([1.0, -2.5, 3e38], np.float32).view(np.uint32) & np.uint32(0xFFFF0000)),
+        "e": ("bool", np.asarray([True, False])),
+        "f": ("float64", np.asarray(0.3)),
+        "g": ("float64", np.zeros((2, 0, 3))),
+    }
+    stored["d"] = ("bfloat16", stored["d"][1].view(np.float32))
+    found = decode(encode(stored))
+    assert list(found) == sorted(stored)
+    for name, (dtype, values) in stored.items():
+        assert found[name][0] == dtype and found[name][1].shape == values.shape
+        assert found[name][1].tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "x"), [("float32", 1.0 + 2.0**-30), ("float16", 1e5), ("bfloat16", 1.0 + 2.0**-8)])
+def test_a_type_that_does_not_hold_a_value_is_refused(dtype: str, x: float) -> None:
+    with pytest.raises(ValueError, match=f"q: got values that {dtype} does not hold"):
+        encode({"q": (dtype, np.asarray(x))})
+
+
+def header(text: str, body: bytes = b"", length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if length is None else length) + text.encode() + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x01",
+        header("", length=2**63),  # a header that would be far larger than any memory
+        header('{"q":{"dtype":"F64","shape":[4],"data_offsets":[0,32]}}', b"\0" * 8),
+        header('{"q":{"dtype":"F64","shape":[4],"data_offsets":[0,8]}}', b"\0" * 8),
+        header('{"q":{"dtype":"F64","shape":[1],"data_offsets":[8,0]}}', b"\0" * 8),
+        header('{"q":{"dtype":"I8","shape":[8],"data_offsets":[0,8]}}', b"\0" * 8),
+        header("[1, 2]"),
+        b"\x80\x04K\x01.",
+    ],
+    ids=["nothing", "short", "huge", "beyond", "sizes", "backwards", "type", "list", "pickle"],
+)
+def test_what_is_no_safetensors_file_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="safetensors|got the type I8"):
+        decode(data)
+
+
+# --- the tripwire
+
+
+def test_a_whole_set_is_read(whole: Path) -> None:
+    found = vectors.read(whole)
+    assert [entry["case"] for entry in found.cases] == list(SOFTMAX_CASES)
+    entry = found.cases[0]
+    assert {f"results/{name}" for name in entry["results"]} <= set(found.arrays(entry))
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / vectors.MANIFEST).read_text()))
+
+
+def _without_a_case(folder: Path) -> None:
+    changed = manifest_of(folder)
+    gone = changed["cases"].pop()
+    (folder / gone["file"]).unlink()
+    changed["manifest_sha256"] = vectors._of_manifest(changed)
+    (folder / vectors.MANIFEST).write_text(json.dumps(changed))
+
+
+def _without_cases(folder: Path) -> None:
+    changed = manifest_of(folder) | {"cases": [], "count": 0, "sha256": vectors._of_all([])}
+    changed["manifest_sha256"] = vectors._of_manifest(changed)
+    (folder / vectors.MANIFEST).write_text(json.dumps(changed))
+
+
+def _outside(folder: Path) -> None:
+    changed = manifest_of(folder)
+    changed["cases"][0]["file"] = "../elsewhere.safetensors"
+    changed["sha256"] = vectors._of_all(changed["cases"])
+    changed["manifest_sha256"] = vectors._of_manifest(changed)
+    (folder / vectors.MANIFEST).write_text(json.dumps(changed))
+
+
+def _edit(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def _emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str, bool]] = {
+    "no folder": (shutil.rmtree, "got no vectors", True),
+    "empty": (_emptied, "got no vectors", True),
+    "no cases": (_without_cases, "a set of no cases", True),
+    "no manifest": (lambda folder: (folder / vectors.MANIFEST).unlink(), "not written to its end", False),
+    "manifest cut": (_edit(vectors.MANIFEST, lambda data: data[: len(data) // 2]), "cut off", False),
+    "manifest changed": (_edit(vectors.MANIFEST, lambda x: x.replace(b'"normal"', b'"NORMAL"', 1)), "changed", False),
+    "another format": (_edit(vectors.MANIFEST, lambda x: x.replace(b'"format": 1', b'"format": 2')), "format 2", False),
+    "a case less": (_without_a_case, "lists 2 cases, needs the 3", False),
+    "a file missing": (lambda folder: (folder / "softmax/tiny.safetensors").unlink(), "tiny.*cannot be read", False),
+    "a file cut": (_edit("softmax/tiny.safetensors", lambda data: data[:-8]), "tiny.*bytes, needs", False),
+    "a bit changed": (
+        _edit("softmax/tiny.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+        "tiny.*was changed",
+        False,
+    ),
+    "a file too many": (
+        lambda folder: shutil.copy(folder / "softmax/tiny.safetensors", folder / "softmax/more.safetensors"),
+        "more.safetensors, which",
+        False,
+    ),
+    "a file outside": (_outside, "needs one in the folder", False),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_set_that_is_not_whole_is_refused(how: str, copy: Path) -> None:
+    vectors.read(copy)
+    change, message, empty = BROKEN[how]
+    change(copy)
+    with pytest.raises(vectors.SetError, match=message) as caught:
+        vectors.read(copy)
+    assert caught.value.empty == empty
+
+
+def test_nothing_is_written_over(whole: Path) -> None:
+    with pytest.raises(vectors.SetError, match="needs a new or an empty one"):
+        vectors.write(whole, {}, [])
+
+
+# --- other languages
+
+
+@pytest.mark.parametrize(
+    ("source", "compiler"),
+    [("read_vectors.c", ["cc", "-O1", "-Wall", "-Werror"]), ("read_vectors.rs", ["rustc", "--edition", "2021"])],
+)
+def test_other_languages_make_the_same_inputs(source: str, compiler: list[str], whole: Path, tmp_path: Path) -> None:
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"{compiler[0]} is not installed")
+    assert len((EXAMPLES / source).read_text().splitlines()) <= 100
+    program = tmp_path / "read_vectors"
+    library = ["-lm"] if compiler[0] == "cc" else []
+    subprocess.run([*compiler, "-o", program, EXAMPLES / source, *library], check=True)
+    found = vectors.read(whole)
+    for entry in found.cases:
+        for name, given in entry["inputs"].items():
+            number = given["numbers"].get("keep" if given["design"] == "mask" else "scale", 1.0)
+            call = [program, whole / entry["file"], name, given["design"], repr(number)]
+            right = subprocess.run([*call, given["stream"]], capture_output=True, text=True)
+            assert right.returncode == 0 and "every bit the same" in right.stdout, right
+            wrong = subprocess.run([*call, given["stream"] + "x"], capture_output=True, text=True)
+            assert wrong.returncode == 1
+    call = [program, whole / found.cases[0]["file"], "nothing", "normal", "1", "softmax.tiny.q"]
+    assert subprocess.run(call, capture_output=True).returncode == 2
+    lying = tmp_path / "lying.safetensors"
+    for data in (header("", length=2**62), header('{"float64/q":{"data_offsets":[0,4096]}}')):
+        lying.write_bytes(data)
+        assert subprocess.run([program, lying, "q", "normal", "1", "x"], capture_output=True).returncode == 2
