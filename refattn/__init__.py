@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     # `as` says that these are meant to be imported from here.
+    from refattn import bridges as bridges
     from refattn.equations import trace as trace
     from refattn.mechanisms.context import Context as Context
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
@@ -34,12 +35,14 @@ _HOMES = {
     "trace": "refattn.equations",
 }
 
-__all__ = sorted(["__version__", *_HOMES, *_registry.list_mechanisms()])
+__all__ = sorted(["__version__", "bridges", *_HOMES, *_registry.list_mechanisms()])
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "bridges":
+        return importlib.import_module("refattn.bridges")
     if name in _registry.list_mechanisms():
         return _registry.room(name)
     raise AttributeError(f"module 'refattn' has no attribute {name!r}")

@@ -1,0 +1,105 @@
+"""The cores inside PyTorch and JAX: the autograd of both gives our gradients, for every mechanism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.golden.inputs import make, make_upstream
+from refattn.verify.gradients import shrunk
+
+NAMES = [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None]
+
+Arrays = dict[str, Any]
+
+
+def arguments(name: str, case_name: str = "tiny") -> tuple[Arrays, Arrays, Any]:
+    """Inputs of a case on the host, its options, and an upstream gradient."""
+    case = shrunk(ra.mechanism(name).case(case_name))
+    inputs = make(name, case, "float64")
+    shape = (*inputs["q"].shape[:3], inputs["v"].shape[3])
+    return inputs, dict(case.options), make_upstream(name, case, "out", shape, "float64")
+
+
+def by_hand(name: str, inputs: Arrays, options: Arrays, d_out: Any) -> Arrays:
+    core: Any = ra.mechanism(name).core
+    _, saved = core.forward(**inputs, **options)
+    gradients = core.backward(saved, d_out)  # some with numbers that were not given, too
+    return {each: x for each, x in gradients.items() if each in {**inputs, **options}}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_finds_our_gradients_and_differences_agree(name: str) -> None:
+    torch = pytest.importorskip("torch", reason='needs torch: pip install "refattn[torch]"')
+    inputs, options, d_out = arguments(name)
+    tensors = {each: torch.tensor(x, requires_grad=x.dtype != bool) for each, x in inputs.items()}
+    out = ra.bridges.torch(name)(**tensors, **options)
+    out.backward(torch.tensor(d_out))
+    for each, wanted in by_hand(name, inputs, options, d_out).items():
+        np.testing.assert_allclose(tensors[each].grad.numpy(), wanted, rtol=1e-12, atol=1e-12)
+    leaves = [each for each, x in tensors.items() if x.requires_grad]
+    whole = ra.bridges.torch(name, outputs=True)
+
+    def call(*xs: Any) -> Any:
+        return whole(**tensors | dict(zip(leaves, xs, strict=True)), **options)
+
+    assert len(call(*(tensors[each] for each in leaves))) == 1 + len(ra.mechanism(name).outputs)
+    # Every output has its gradient, and one that nothing depends on is no error.
+    assert torch.autograd.gradcheck(call, [tensors[each] for each in leaves], fast_mode=True)
+
+
+# JAX compiles each of the many steps of a Koopman operator.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "koopman" else name for name in NAMES]
+)
+def test_jax_finds_our_gradients(name: str) -> None:
+    jax = pytest.importorskip("jax", reason='needs jax: pip install "refattn[jax]"')
+    inputs, options, d_out = arguments(name)
+    arrays = {each: jax.numpy.asarray(x) for each, x in inputs.items()}
+    learned = {each: x for each, x in arrays.items() if x.dtype != bool}
+    attend = ra.bridges.jax(name)
+
+    def loss(learned: Arrays) -> Any:
+        return jax.numpy.sum(attend(**arrays | learned, **options) * d_out)
+
+    found = jax.jit(jax.grad(loss))(learned)
+    for each, wanted in by_hand(name, inputs, options, d_out).items():
+        np.testing.assert_allclose(np.asarray(found[each]), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_numbers_that_are_tensors_have_a_gradient_and_masks_are_none() -> None:
+    torch = pytest.importorskip("torch", reason='needs torch: pip install "refattn[torch]"')
+    inputs, _, d_out = arguments("softmax", "mask-full")
+    wanted = by_hand("softmax", inputs, {"scale": 0.3}, d_out)
+    tensors = {each: torch.tensor(x) for each, x in inputs.items()}
+    scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    out, lse = ra.bridges.torch("softmax", outputs=True)(**tensors, scale=scale)
+    (out * torch.tensor(d_out)).sum().backward()
+    np.testing.assert_allclose(scale.grad.numpy(), wanted["scale"], rtol=1e-12)
+    scale.grad = None
+    finite = torch.isfinite(lse)
+    assert not finite.requires_grad
+    _, lse = ra.bridges.torch("softmax", outputs=True)(**tensors, scale=scale)
+    lse[finite].sum().backward()  # out alone has no upstream gradient then
+    _, saved = ra.softmax.forward(**inputs, scale=0.3)
+    expected = ra.softmax.backward(saved, np.zeros(out.shape), d_lse=np.where(np.isfinite(saved.lse), 1.0, 0.0))
+    np.testing.assert_allclose(scale.grad.numpy(), expected["scale"], rtol=1e-12)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    torch = pytest.importorskip("torch", reason='needs torch: pip install "refattn[torch]"')
+    q = torch.ones((1, 1, 2, 3), dtype=torch.float64, requires_grad=True)
+    out = ra.bridges.torch("softmax")(q, q, q)
+    (gradient,) = torch.autograd.grad((out * out).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_an_unknown_mechanism_is_told(library: str) -> None:
+    pytest.importorskip(library, reason=f'needs {library}: pip install "refattn[{library}]"')
+    with pytest.raises(ValueError, match="got 'hardmax', needs one of softmax"):
+        getattr(ra.bridges, library)("hardmax")
