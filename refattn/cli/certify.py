@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 
 import click
 
@@ -16,6 +17,7 @@ from refattn.cli.arguments import (
     json_option,
     record_of,
 )
+from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress
 from refattn.mechanisms import registry
 
@@ -46,9 +48,13 @@ def check(ctx: click.Context, mechanisms: tuple[str, ...], backend: str, file: s
 
 @click.command("verify", short_help="Verify an implementation against the reference.")
 @click.argument("mechanism")
+@click.option("--impl", metavar="MODULE_OR_FILE:FUNCTION", help="The implementation, such as kernel.py:attend.")
+@click.option("--exec", "program", metavar="CMD", help="A program of any language, run as CMD IN OUT for each case.")
+@click.option("--outputs", metavar="DIR", help="A folder of results, CASE.DTYPE.safetensors, of golden vectors.")
 @click.option(
-    "--impl", required=True, metavar="MODULE_OR_FILE:FUNCTION", help="The implementation, such as kernel.py:attend."
+    "--vectors", metavar="DIR", help="The golden vectors that --outputs is from; those of the package if absent."
 )
+@click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each run of --exec; 60 by default.")
 @click.option("--grad", is_flag=True, help="Judge the gradients too.")
 @click.option(
     "--dtype", "dtypes", multiple=True, metavar="NAME", help="float64, float32, float16 or bfloat16; all by default."
@@ -56,7 +62,16 @@ def check(ctx: click.Context, mechanisms: tuple[str, ...], backend: str, file: s
 @json_option
 @click.pass_context
 def verify(
-    ctx: click.Context, mechanism: str, impl: str, grad: bool, dtypes: tuple[str, ...], file: str | None
+    ctx: click.Context,
+    mechanism: str,
+    impl: str | None,
+    program: str | None,
+    outputs: str | None,
+    vectors: str | None,
+    timeout: float,
+    grad: bool,
+    dtypes: tuple[str, ...],
+    file: str | None,
 ) -> None:
     """Verify an implementation of MECHANISM against the reference, on its designed cases.
 
@@ -66,7 +81,13 @@ def verify(
     record = record_of(mechanism)
     if record.core is None:
         raise Problem(f"mechanism: got {mechanism!r}, which is no map of q, k and v, needs one that is")
-    from refattn.verify import adapter, run
+    given = [name for name, x in (("--impl", impl), ("--exec", program), ("--outputs", outputs)) if x is not None]
+    if len(given) != 1:
+        raise Problem(f"got {' and '.join(given) or 'no implementation'}, needs one of --impl, --exec and --outputs")
+    if vectors is not None and outputs is None:
+        raise Problem("--vectors: got a folder, needs --outputs beside it")
+    from refattn.verify import adapter, dumped, run
+    from refattn.verify.program import Program
 
     for name in dtypes:
         if name not in run.DTYPES:
@@ -78,11 +99,24 @@ def verify(
     # Whatever foreign code prints is kept out of the report.
     with progress(f"verify {record.name}", "cases") as wrap, contextlib.redirect_stdout(sys.stderr):
         try:
-            implementation = adapter.load(impl)
-            found = run.verify(record, implementation, label=impl, dtypes=dtypes, grad=grad, progress=wrap)
+            if outputs is not None:
+                golden = read_set(ctx, vectors)
+                record = dumped.as_stored(record, golden)
+                found = dumped.verify_files(record, _folder(outputs), golden, dtypes=dtypes, grad=grad, progress=wrap)
+            else:
+                named = ("out", *record.outputs)
+                implementation = Program(program, named, timeout) if program is not None else adapter.load(impl or "")
+                label = program or impl or ""
+                found = run.verify(record, implementation, label=label, dtypes=dtypes, grad=grad, progress=wrap)
         except adapter.LoadError as error:
             raise Problem(str(error)) from error
     from refattn.verify import report
 
     deliver(lambda **form: report.verified(found, record, **form), found.to_json(), file)
     ctx.exit(found.exit_code)
+
+
+def _folder(name: str) -> Path:
+    if not Path(name).is_dir():
+        raise Problem(f"--outputs: got {name!r}, needs a folder")
+    return Path(name)

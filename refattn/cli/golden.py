@@ -72,7 +72,7 @@ def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
     Exit codes: 0 all cases agree; 1 some do not; 2 the set is incomplete or was changed; 3 there are none.
     """
     check_writable(file)
-    found = _read(ctx, folder)
+    found = read_set(ctx, folder)
     from refattn.verify import freeze, golden_text
 
     rows: list[dict[str, Any]] = []
@@ -94,7 +94,7 @@ def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
 def show(ctx: click.Context, folder: str | None, case: str | None, file: str | None) -> None:
     """Show the cases of the set in DIR, or the arrays of one of them."""
     check_writable(file)
-    found = _read(ctx, folder)
+    found = read_set(ctx, folder)
     from refattn.verify import golden_text
 
     if case is None:
@@ -107,7 +107,7 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
     deliver(lambda **form: golden_text.arrays(entries[case], arrays, **form), entries[case], file)
 
 
-def _read(ctx: click.Context, folder: str | None) -> GoldenSet:
+def read_set(ctx: click.Context, folder: str | None) -> GoldenSet:
     """Return the set; where it is no whole one, say so and exit."""
     from refattn.golden import vectors
 

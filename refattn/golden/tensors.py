@@ -19,10 +19,10 @@ KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 """The types of the format that are read and written -> their names here."""
 
 
-def encode(arrays: Mapping[str, tuple[str, NDArray[Any]]]) -> bytes:
+def encode(arrays: Mapping[str, tuple[str, NDArray[Any]]], about: Mapping[str, str] | None = None) -> bytes:
     """Return the bytes of a file of arrays, each with the name of the type to store it in, which must hold it exactly.
 
-    The same arrays give the same bytes.
+    `about` is the metadata of the file. The same arguments give the same bytes.
     """
     # A specification has but the address of its bytes: `held` keeps them.
     held = {name: _held(name, dtype, x) for name, (dtype, x) in sorted(arrays.items())}
@@ -30,7 +30,7 @@ def encode(arrays: Mapping[str, tuple[str, NDArray[Any]]]) -> bytes:
         name: TensorSpec(dtype=arrays[name][0], shape=x.shape, data_ptr=x.ctypes.data, data_len=x.nbytes)
         for name, x in held.items()
     }
-    return bytes(serialize(specs))
+    return bytes(serialize(specs, dict(about) if about else None))
 
 
 def _held(name: str, dtype: str, x: NDArray[Any]) -> NDArray[Any]:
@@ -38,7 +38,7 @@ def _held(name: str, dtype: str, x: NDArray[Any]) -> NDArray[Any]:
     if dtype in TYPES and not np.array_equal(round_to(wide := x.astype(np.float64), dtype), wide, equal_nan=True):
         raise ValueError(f"{name}: got values that {dtype} does not hold, needs such that it does")
     if dtype == "bfloat16":
-        return (np.asarray(x, np.float32, order="C").view(np.uint32) >> np.uint32(16)).astype("<u2")
+        return np.asarray(np.asarray(x, np.float32, order="C").view(np.uint32) >> np.uint32(16), "<u2")
     return np.asarray(x, np.dtype(dtype).newbyteorder("<"), order="C")
 
 
