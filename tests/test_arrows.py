@@ -49,6 +49,7 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "array_api_compat": (("xp.py", "backends/"), True),
     "array_api_strict": (("backends/strict.py",), False),
     "scipy": (("backends/", "analysis/", "ops/solve.py"), True),
+    "pytest": (("verify/plugin.py",), True),
     "mpmath": (("verify/",), False),
     "matplotlib": (("analysis/", "train/plot.py"), False),
     "safetensors": (("golden/", "train/checkpoint.py", "cli/"), True),

@@ -1,0 +1,80 @@
+"""The pytest plugin: a user's test runs on every case, says in one line what is wrong, and skips what is declined."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import refattn as ra
+from refattn.verify.plugin import GoldenCase
+
+TESTS = """
+import numpy as np
+import pytest
+import refattn as ra
+
+def attend(q, k, v, *, mask=None, causal=False, scale=None, **options):
+    if options or mask is not None:
+        return ra.Decline("no options")
+    return ra.softmax.forward(q, k, v, causal=causal, scale=scale)[0] * q.dtype.type(FACTOR)
+
+@pytest.mark.golden("softmax", dtypes=["float32", "float16"], cases=["tiny", "causal", "softcap"])
+def test_mine(golden_case):
+    assert golden_case.inputs["q"].dtype == golden_case.dtype
+    golden_case.check(attend)
+"""
+
+
+def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "test_user.py").write_text(text)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs", "--rootdir", str(folder)]
+    loaded = [] if _installed() else ["-p", "refattn.verify.plugin"]
+    call = [sys.executable, "-m", "pytest", *options, *loaded, str(folder)]
+    path = str(Path(str(ra.__file__)).parents[1])
+    return subprocess.run(call, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def _installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(entry.value == "refattn.verify.plugin" for entry in entry_points(group="pytest11"))
+
+
+def test_honest_and_wrong(tmp_path: Path) -> None:
+    found = run(TESTS.replace("FACTOR", "1.0"), tmp_path)
+    assert found.returncode == 0 and "4 passed, 2 skipped" in found.stdout and "no options" in found.stdout
+    found = run(TESTS.replace("FACTOR", "1.01"), tmp_path)
+    assert found.returncode == 1 and "4 failed, 2 skipped" in found.stdout
+    line = next(line for line in found.stdout.splitlines() if line.startswith("softmax-causal-float32: out["))
+    assert "needs" in line and "of the allowed error" in line
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ('"hardmax"', "got 'hardmax', needs one of softmax"),
+        ('"softmax", cases=["none"]', "case: got 'none', needs one of tiny"),
+        ('"softmax", dtypes=["int8"]', "dtypes: got int8, needs some of float64"),
+    ],
+)
+def test_what_is_unknown_is_told(marker: str, message: str, tmp_path: Path) -> None:
+    start, _, rest = TESTS.partition('"softmax", dtypes')
+    found = run(f"{start}{marker}{rest.partition(']')[2].partition(']')[2]}", tmp_path)
+    assert found.returncode and message in found.stdout + found.stderr
+
+
+def test_a_case_tells_what_it_is() -> None:
+    case = GoldenCase("softmax", "softcap", "bfloat16")
+    assert str(case) == "softmax-softcap-bfloat16" and case.options == {"softcap": 5.0}
+    outcome = case.check(lambda q, k, v, dtype, softcap: ra.softmax.forward(q, k, v, softcap=softcap)[0])
+    assert outcome.status == "agrees" and [verdict.tensor for verdict in outcome.verdicts] == ["out"]
+    with pytest.raises(pytest.fail.Exception, match="softmax-softcap-bfloat16: raised RuntimeError: no kernel"):
+        case.check(_fails)
+
+
+def _fails(q: object, k: object, v: object, dtype: str, **options: object) -> None:
+    raise RuntimeError("no kernel")
