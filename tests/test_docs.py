@@ -185,6 +185,7 @@ def test_commands_exist() -> None:
         ("verify MECHANISM --impl FILE:FUNCTION [--grad] [--dtype NAME]...", None),
         ("golden write DIR --size full", None),
         ("golden eat DIR", "no command golden eat"),
+        ("analyse equilibria --out DIR", None),
         ("fly", "no command fly"),
         ("check --fast softmax", "check has no --fast"),
         ("--quiet check", "refattn has no --quiet"),

@@ -12,7 +12,9 @@ import click
 from refattn.cli.arguments import Group, Problem
 from refattn.cli.output import deliver
 
-out_option = click.option(
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+out_option: Decorator = click.option(
     "--out", metavar="DIR", help="The folder for the pictures and the data; analysis/STUDY by default."
 )
 
@@ -40,3 +42,10 @@ def finish(folder: Path, study: str, text: str, data: Any, draw: Callable[[Path]
 @click.group("analyse", cls=Group, short_help="Study a mechanism as a dynamical system, in pictures.")
 def analyse() -> None:
     """Study a mechanism as a dynamical system: a table, a picture and the data, in a folder."""
+
+
+from refattn.cli.analyse_bifurcation import bifurcation  # noqa: E402  (which imports what stands above)
+from refattn.cli.analyse_equilibria import equilibria  # noqa: E402
+
+analyse.add_command(equilibria)
+analyse.add_command(bifurcation)
