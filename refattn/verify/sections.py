@@ -11,10 +11,12 @@ from functools import partial
 from typing import Any
 
 from refattn import backends, equations
+from refattn.golden import vectors
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.verify import gradients
 from refattn.verify.budget import Truth, evaluate, truth
 from refattn.verify.compare import compare
+from refattn.verify.freeze import recompute
 from refattn.verify.laws import LAWS
 from refattn.verify.probe import Core, Sample, law_samples, on_backend, same_bits, sample, used_share
 from refattn.xp import dtype_name
@@ -119,6 +121,8 @@ def tasks(scope: Scope) -> Iterator[Task]:
     if mechanism.core is not None:
         for law in mechanism.laws:
             yield Task("laws", law, partial(_law, scope, law))
+    if mechanism.core is not None and scope.owner.name == "numpy":
+        yield Task("vectors", "every stored case", partial(_vectors, scope))
     for what, way in itertools.product(("core", "block"), gradients.TOLERANCES):
         if what == "block" or mechanism.core is not None:
             yield Task("gradients", f"{what}, {way}", partial(_gradients, scope, what, way))
@@ -203,6 +207,22 @@ def _ids(scope: Scope) -> Found:
         differ = {tag.id for tag in equations.tags(module) if tag.id} ^ set(equations.declared(module))
         problems += [f"{id} is not both declared and tagged in {module.__name__}" for id in differ]
     return (math.inf, "; ".join(sorted(problems))) if problems else (0.0, f"{len(computed)} equations")
+
+
+def _vectors(scope: Scope) -> Found:
+    """The golden vectors that come with the package: the reference computes what it did when they were written."""
+    try:
+        golden = vectors.read(vectors.SHIPPED)
+    except vectors.SetError as error:
+        if not error.empty:
+            return math.inf, str(error)
+        golden = None
+    known = {case.name for case in scope.mechanism.cases}
+    entries = [entry for entry in golden.cases if entry["mechanism"] == scope.mechanism.name] if golden else []
+    if golden is None or not entries:
+        raise NotRun("there are no golden vectors of it: refattn golden write")
+    parts = ((e["case"], partial(recompute, scope.mechanism, golden, e)) for e in entries if e["case"] in known)
+    return _worst(parts)
 
 
 def _law(scope: Scope, name: str) -> Found:
