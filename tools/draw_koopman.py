@@ -6,6 +6,7 @@
   again and by Koopman updates of both regularisations; and what both perturbations do as epsilon goes to 0.
 - koopman_spectrum.png: the eigenvalues of the operators that are fitted to trajectories of queries, and how far each
   update moves a query.
+- koopman_prediction.png: known systems as fitted operators predict them, as `refattn analyse prediction` draws it.
 
 All numbers are those of `refattn.mechanisms.koopman`; nothing is drawn from a formula of its own.
 """
@@ -21,25 +22,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import refattn as ra
-from refattn import counter
+from refattn.analysis import figure as pictures
+from refattn.analysis import prediction
+from refattn.analysis.known_systems import SYSTEMS
+from refattn.analysis.spectrum import COLOURS, TEXT, designed, draw_eigenvalues, draw_unit_circle, draw_way, spectrum
 
 TARGET = Path(__file__).parents[1] / "docs" / "figures"
-COLOURS = ("#d7191c", "#e6872b", "#3a7ca5", "#5b4b8a", "#2a9d55")
-TEXT = "#222222"
 SIZE = (12.0, 4.8)
 UPDATES = 6
-
-
-def arrays(queries: int, keys: int, width: int) -> list[Any]:
-    """Return q, k and v (1, 1, n, width)."""
-    sizes = {"q": queries, "k": keys, "v": keys}
-    return [counter.normal((1, 1, n, width), seed=3, purpose=f"figure.{name}") for name, n in sizes.items()]
 
 
 def draw_updates(path: Path) -> None:
     """Draw trajectories, and the limits of the perturbations."""
     figure, (left, right) = _panels()
-    q, k, v = arrays(5, 12, 2)
+    q, k, v = designed(5, 12, 2, seed=3)
     plain = [q]
     for _ in range(UPDATES):
         plain.append(ra.koopman.forward(plain[-1], k, v, updates=1)[0])
@@ -47,19 +43,19 @@ def draw_updates(path: Path) -> None:
     for tau, name in ((0.0, "Koopman, ridge to 0"), (1.0, "Koopman, ridge to the identity")):
         given: dict[str, Any] = {"updates": UPDATES, "perturbation": "identity", "tau": tau}
         ways[name] = list(ra.koopman.forward(q, k, v, **given)[1].trajectory)
-    for (name, points), colour in zip(ways.items(), COLOURS[2:], strict=True):
+    for (name, points), colour in zip(ways.items(), COLOURS[:3], strict=True):
         for query in range(q.shape[2]):
-            way = np.stack([x[0, 0, query] for x in points[1:]])
-            label = name if query == 0 else None
-            left.plot(way[:, 0], way[:, 1], color=colour, marker="o", markersize=3, linewidth=1.3, label=label)
-    first = plain[1][0, 0]
-    left.scatter(first[:, 0], first[:, 1], s=40, facecolor="white", edgecolor=TEXT, label="first update", zorder=4)
-    left.set(xlabel="first coordinate", ylabel="second coordinate", title=f"{UPDATES} updates of five queries")
+            draw_way(left, [x[0, 0, query] for x in points[1:]], colour, name if query == 0 else None)
+    left.set(
+        xlabel="first coordinate",
+        ylabel="second coordinate",
+        title=f"{UPDATES} updates of five queries, from the first (circles)",
+    )
     left.legend(frameon=False, fontsize=9)
-    q, k, v = arrays(64, 16, 2)
+    q, k, v = designed(64, 16, 2, seed=3)
     phi = ra.koopman.forward(q, k, v, perturbation="identity", epsilon=0.0)[0]
     sizes = np.logspace(-4, 1, 21)
-    for perturbation, colour in (("identity", COLOURS[2]), ("shift", COLOURS[0])):
+    for perturbation, colour in (("identity", COLOURS[0]), ("shift", COLOURS[4])):
         gaps = []
         for size in sizes:
             found = inverted(q, k, v, perturbation, float(size))
@@ -87,19 +83,15 @@ def inverted(q: Any, k: Any, v: Any, perturbation: str, epsilon: float) -> dict[
 def draw_spectrum(path: Path) -> None:
     """Draw eigenvalues of fitted operators, and how the steps of queries shrink."""
     figure, (left, right) = _panels()
-    q, k, v = arrays(24, 16, 4)
-    angle = np.linspace(0.0, 2.0 * np.pi, 200)
-    left.plot(np.cos(angle), np.sin(angle), color="#bbbbbb", linewidth=1)
-    for ridge, colour in zip((1e-1, 1e-2, 1e-4), COLOURS[2:], strict=True):
-        given: dict[str, Any] = {"updates": 5, "perturbation": "identity", "epsilon": 0.01}
-        _, saved = ra.koopman.forward(q, k, v, ridge=ridge, form="dense", **given)
-        values = np.linalg.eigvals(saved.inner.updates[-1].koopman).ravel()
-        values = values[np.abs(values) < 3.0]
-        left.scatter(values.real, values.imag, s=14, color=colour, alpha=0.7, label=f"ridge {ridge:g}")
-    left.set(xlabel="real part", ylabel="imaginary part", title="Eigenvalues of the fitted operators", aspect="equal")
+    q, k, v = designed(24, 16, 4, seed=3)
+    draw_unit_circle(left)
+    for ridge, colour in zip((1e-1, 1e-2, 1e-4), COLOURS, strict=False):
+        found = spectrum(q, k, v, ridge=ridge, updates=5, perturbation="identity", epsilon=0.01)
+        draw_eigenvalues(left, found.eigenvalues[-1], colour, f"ridge {ridge:g}")
+    left.set(title="Eigenvalues of the fitted operators")
     left.legend(frameon=False, loc="upper left")
-    for tau, ridge, colour in ((0.0, 0.1, COLOURS[2]), (0.0, 1.0, COLOURS[3]), (1.0, 0.1, COLOURS[0])):
-        given = {"updates": 8, "perturbation": "identity", "tau": tau, "ridge": ridge}
+    for tau, ridge, colour in ((0.0, 0.1, COLOURS[0]), (0.0, 1.0, COLOURS[1]), (1.0, 0.1, COLOURS[4])):
+        given: dict[str, Any] = {"updates": 8, "perturbation": "identity", "tau": tau, "ridge": ridge}
         points = ra.koopman.forward(q, k, v, **given)[1].trajectory
         steps = [np.median(np.linalg.norm(b - a, axis=-1)) for a, b in zip(points[1:-1], points[2:], strict=True)]
         label = f"ridge {ridge:g} to " + ("0" if tau == 0.0 else "the identity")
@@ -107,6 +99,14 @@ def draw_spectrum(path: Path) -> None:
     right.set(xlabel="update", ylabel="median length of a step", title="How far an update moves a query")
     right.legend(frameon=False)
     _save(figure, path)
+
+
+def draw_prediction(path: Path) -> None:
+    """Draw how the operator of Koopman attention, EDMD and kernel EDMD predict known systems."""
+    results = [prediction.predict(name) for name in SYSTEMS]
+    picture = pictures.new_figure(*prediction.size_of(results))
+    prediction.draw(results, picture)
+    pictures.save(picture, path)
 
 
 def _panels() -> tuple[Figure, Any]:
@@ -131,6 +131,7 @@ def main() -> None:
     folder = parser.parse_args().out
     draw_updates(folder / "koopman_updates.png")
     draw_spectrum(folder / "koopman_spectrum.png")
+    draw_prediction(folder / "koopman_prediction.png")
     print(folder)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.experiments import linear_attention, linear_attention_block
+from docs.experiments import linear_attention, linear_attention_block, repeated_attention
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.record import Mechanism
 
@@ -18,6 +18,21 @@ LINEAR_ATTENTION = Mechanism(
     reads=("causal",),
     core=None,
     block=Block(linear_attention_block, "Linear attention", ("causal",)),
+    cases=(),
+    laws=(),
+)
+
+REPEATED_ATTENTION = Mechanism(
+    name="repeated_attention",
+    title="Repeated attention",
+    source="the update of Koopman attention with the identity in place of its operator",
+    tagged=(),
+    loops=repeated_attention,
+    forms=(),
+    defaults={},
+    reads=("causal", "draws"),
+    core=None,
+    block=Block(repeated_attention, "Repeated attention", ("causal", "draws")),
     cases=(),
     laws=(),
 )

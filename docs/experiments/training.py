@@ -91,7 +91,7 @@ def train(mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, se
             losses.append(loss)
             norms.append(norm)
         found = score(params, task)
-    except diagnose.DivergedError as error:
+    except (diagnose.DivergedError, ArithmeticError) as error:  # the second: no inverse was found, or a division
         diverged = f"step {len(losses) + 1}: {error}"
     pieces = [piece for piece in np.array_split(np.asarray(norms), PIECES) if len(piece)]
     return found | {

@@ -96,13 +96,14 @@ def forward(
         Whether the coordinate functions are observables too.
     ridge
         Above 0, the weight of the operator's norm; an array () for all, (updates - 1,) for each update after the first,
-        or (candidates, updates - 1), of which at most 8 are tried in order. None means 0.1.
+        or (candidates, updates - 1), of which at most 8 are tried in order; with a third axis of size d a ridge for
+        each coordinate, and an operator for each of its different values. None means 0.1.
     ridge_scale
         "sum": the ridge is as given; "mean": it is multiplied by the number of transitions times that of seen keys.
     tau
         0: the ridge draws the operator to 0; 1: to the identity.
     epsilon
-        At least 0, in the shapes of `ridge`: the size of the perturbation psi. None means 0.1.
+        At least 0, in the shapes of `ridge` but the last: the size of the perturbation psi. None means 0.1.
     perturbation
         "shift" (psi = phi + epsilon pi), "identity" (psi = pi + epsilon phi) or "pencil" (psi = mix pi + epsilon phi).
     mix
@@ -135,7 +136,7 @@ def forward(
     ------
     KoopmanInverseError
         Where psi was not inverted for some query by any candidate. Under ``jax.jit`` the query is NaN instead, and
-        only the first candidate is tried.
+        only the first candidate is tried. Numbers that come in as NaN or infinite go on as NaN, and raise nothing.
     TypeError
         Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
     ValueError

@@ -49,7 +49,7 @@ def _not_shared(options: Options, mask: Array | None, offset: int | None, shape:
     hidden = offset is not None and offset < shape[3] - 1
     if options.updates > 1 and hidden and options.fit == "stein":
         return 'fit="stein" where the future is hidden, needs fit="separable"'
-    return "certify=True, needs certify=False" if options.certify else None
+    return None
 
 
 def _elements(options: Options, shape: tuple[int, ...], width: int) -> int:

@@ -49,10 +49,10 @@ class OneStep:
         return bound + kernel.weight * STEEPEST[kernel.name] / kernel.bandwidth * columns
 
 
-def certify(one_step: OneStep, own: Any, share: Any, alive: Array) -> None:
-    """Raise ValueError where psi(x) = own x + share D^T kappa(x) is not certain to be one to one."""
-    xp = namespace(one_step.factors)
-    rate = share * one_step.steepness() / own
+def certify(steepness: Array, own: Any, share: Any, alive: Array) -> None:
+    """Raise ValueError where psi(x) = own x + share f(x), with f of a given steepness, is not sure to be one to one."""
+    xp = namespace(steepness)
+    rate = share * steepness / own
     worst = xp.max(xp.where(alive, rate, 0.0))
     if concrete(worst >= 1.0):
         raise ValueError(
@@ -95,6 +95,14 @@ def add(total: dict[str, Array], parts: dict[str, Array]) -> None:
     """Add parts to a total that is the caller's own, name by name."""
     for name, part in parts.items():
         total[name] = total[name] + part if name in total else part
+
+
+def total(parts: list[Array]) -> Array:
+    """Return the sum of at least one array."""
+    found = parts[0]
+    for part in parts[1:]:
+        found = found + part
+    return found
 
 
 def ridge_factor(options: Options, observables: Observables, first: Array) -> Array | float:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, namespace
+from refattn.xp import Array, concrete, namespace
 
 FITS = ("stein", "separable")
 
@@ -62,6 +62,32 @@ def d_ridge(fit: str, gram: Array, found: Array, d_targets: Array) -> Array:
     xp = namespace(found)
     factor = found if fit == "stein" else found @ gram
     return -xp.sum(d_targets * factor, axis=(-2, -1))
+
+
+def slope(fit: str, inner: Array, gram: Array, ridge: Any, found: Array) -> Array:
+    """Return minus the derivative of A = `found` with respect to the ridge."""
+    if fit == "stein":
+        return coefficients(fit, inner, gram, ridge, found)
+    # (Z + ridge) A G = Y, whatever G is
+    return solve(inner + ridge * identity(inner.shape[-1], inner), found)
+
+
+def distinct(ridge: Array) -> tuple[tuple[Array, Array | None], ...]:
+    """Return the values of a ridge, each with a row (d,) that has 1 at its coordinates, or None for all.
+
+    Where values cannot be compared, under ``jax.jit``, every coordinate has a value of its own.
+    """
+    if ridge.shape == ():
+        return ((ridge, None),)
+    eye, found = identity(ridge.shape[0], ridge), list[tuple[Array, Array]]()
+    for p in range(ridge.shape[0]):
+        same = [n for n, (value, _) in enumerate(found) if concrete(value == ridge[p])]
+        if same:
+            value, own = found[same[0]]
+            found[same[0]] = (value, own + eye[p, :])
+        else:
+            found.append((ridge[p], eye[p, :]))
+    return tuple(found)
 
 
 def _kronecker(inner: Array, gram: Array, ridge: Any) -> Array:

@@ -57,7 +57,8 @@ class Options:
 class Numbers:
     """The differentiable numbers, as arrays of the dtype of the computation.
 
-    `ridge` and `epsilon` are (candidates, updates after the first), or 1 in place of either.
+    `ridge` and `epsilon` are (candidates, updates after the first), or 1 in place of either; `ridge` may have a third
+    axis, of the coordinates.
     """
 
     ridge: Array
@@ -120,11 +121,14 @@ def check_numbers(options: Options, like: Array, **given: Any) -> Numbers:
         one = not is_array(value) or tuple(getattr(value, "shape", ())) == ()
         x = _placed(name, check_number(name, value) if one else value, like)
         shape = (1,) * (2 - len(x.shape)) + tuple(x.shape)
-        if len(shape) != 2 or not 1 <= shape[0] <= CANDIDATES or shape[1] not in (1, later):
+        own, width = name == "ridge" and len(shape) == 3, like.shape[-1]
+        if len(shape) != 2 + own or not 1 <= shape[0] <= CANDIDATES or shape[1] not in (1, later):
             raise ValueError(
                 f"{name}: got shape {tuple(x.shape)}, needs a number, ({later},) for the updates after the first, or "
                 f"(at most {CANDIDATES} candidates, {later})"
             )
+        if own and shape[2] != width:
+            raise ValueError(f"ridge: got shape {shape}, needs one number for each of the {width} coordinates")
         low = x <= 0.0 if name == "ridge" else x < 0.0
         if concrete(xp.any(low | ~xp.isfinite(x))):
             raise ValueError(

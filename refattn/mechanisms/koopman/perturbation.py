@@ -11,6 +11,9 @@ full step in the end, which makes the error of the derivative as small as that o
 
 A root with a singular Jacobian, one of many, counts as none.
 
+Where the points of a position, or the keys of its head, are not finite, its root is NaN: what was not finite before
+goes on, as everywhere in the cores, and nothing failed to be inverted.
+
 psi need not be injective: it is where |b| lip(phi) < |a + b tau|. Elsewhere the root is the one that is reached from
 the first of the starts that leads to one.
 """
@@ -117,8 +120,19 @@ def _regular(x: Array, inverse: Array) -> Array:
     return (size > 0.0) & (size * _norm(inverse) * (float(namespace(x).finfo(x.dtype).eps) * x.shape[-1]) < 1.0)
 
 
-def invert(evaluate: Evaluate, starts: Sequence[Array], alive: Array, update: int, system: System = WHOLE) -> Array:
-    """Return the roots x (..., d); positions that are not `alive` (...,) keep their start.
+def not_finite(keys: Array, *points: Array) -> Array:
+    """Return whether a position (b, h, i) is not finite in its points (b, h, i, d), or its head in the keys."""
+    xp = namespace(keys)
+    found = xp.sum(0.0 * keys, axis=(-2, -1))[..., None]
+    for x in points:
+        found = found + xp.sum(0.0 * x, axis=-1)
+    return xp.isnan(found)
+
+
+def invert(
+    evaluate: Evaluate, starts: Sequence[Array], alive: Array, lost: Array, update: int, system: System = WHOLE
+) -> Array:
+    """Return the roots x (..., d); NaN where `lost` (...,); positions that are not `alive` (...,) keep their start.
 
     Raises
     ------
@@ -126,6 +140,7 @@ def invert(evaluate: Evaluate, starts: Sequence[Array], alive: Array, update: in
         Where a position has not converged from any of the starts.
     """
     xp = namespace(*starts)
+    alive = alive & ~lost
     best, left = _newton(evaluate, starts[0], alive, system)
     for start in starts[1:]:
         if concrete(xp.any(left > STALLED)) is not True:
@@ -140,7 +155,7 @@ def invert(evaluate: Evaluate, starts: Sequence[Array], alive: Array, update: in
         raise _error(failed, left, update, starts[0])
     if some is None:
         best = xp.where(failed[..., None], float("nan"), best)
-    return best
+    return xp.where(lost[..., None], float("nan"), best)
 
 
 def _newton(evaluate: Evaluate, start: Array, active: Array, system: System) -> tuple[Array, Array]:

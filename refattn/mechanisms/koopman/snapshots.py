@@ -20,57 +20,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.koopman.kernel import Kernel
+from refattn.mechanisms.koopman.kernel import STEEPEST
+from refattn.mechanisms.koopman.one_step import add, total
+from refattn.mechanisms.koopman.operator import distinct
 from refattn.mechanisms.koopman.options import Options
 from refattn.mechanisms.koopman.perturbation import condition
-from refattn.mechanisms.koopman.whitening import Whitening, fit
+from refattn.mechanisms.koopman.space import Space, combine, flat_outer, flat_product
+from refattn.mechanisms.koopman.whitening import fit
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, namespace
 
 
 @dataclass(frozen=True)
-class Space:
-    """What a chunk of queries sees: kernel sections at keys, and the coordinates if augmented."""
+class Fit:
+    """The operator of one ridge."""
 
-    kernel: Kernel
-    keys: Array  # (b, h, j, d)
-    seen: Array  # (b, h, c, j)
-    augment: bool
-    whitening: Whitening
-    past: Array | None  # (c, o): where the future is hidden, the features that a query sees
-    coordinates: Array  # (b, h, o, d): P' = F P
-
-    def sections(self, x: Array) -> Array:
-        """(b, h, c, d) -> (b, h, c, o): g(x)."""
-        return self._sections(x, self.kernel.values(x, self.keys))
-
-    def _sections(self, x: Array, values: Array) -> Array:
-        xp = namespace(x)
-        at_keys = xp.where(self.seen, values, 0.0)
-        return xp.concat([x, at_keys], axis=-1) if self.augment else at_keys
-
-    def visible(self, features: Array) -> Array:
-        """Return features (b, h, c, o) or (b, h, c, l, o) with 0 for those of the future."""
-        if self.past is None:
-            return features
-        past = self.past if len(features.shape) == 4 else self.past[:, None, :]
-        return namespace(features).where(past, features, 0.0)
-
-    def features(self, x: Array) -> Array:
-        """(b, h, c, d) -> (b, h, c, o): w(x)."""
-        return self.visible(self.whitening.features(self.sections(x)))
-
-    def sections_backward(self, x: Array, d_sections: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the gradients with respect to x, the keys, the bandwidth and the weight."""
-        xp, width = namespace(x), x.shape[-1] if self.augment else 0
-        # forward: sections = concat(x, k(x, keys) where seen)
-        d_values = xp.where(self.seen, d_sections[..., width:], 0.0)
-        d_x, d_keys, d_bandwidth, d_weight = self.kernel.all_backward(x, self.keys, d_values)
-        return (d_x + d_sections[..., :width] if self.augment else d_x), d_keys, d_bandwidth, d_weight
+    ridge: Array  # () or (b, h, c, 1, 1)
+    own: Array | None  # (d,): 1 at the coordinates that have this ridge; None: all
+    found: Array  # (b, h, c, l, o): A'
+    modes: Array  # (b, h, c, l, d): D
+    koopman: Array  # (b, h, c, l, l): R
 
 
 class Fitted:
-    """An operator fitted to points of a trajectory, and psi made of it."""
+    """An operator fitted to points of a trajectory, one for each ridge, and psi made of it."""
 
     def __init__(
         self,
@@ -79,12 +52,13 @@ class Fitted:
         features: list[Array],  # w of them, (b, h, c, o) each
         duals: list[Array],  # F^T w of all but the last
         attended: Array,
-        ridge: Array,
+        ridge: Array,  # () or (d,)
+        factor: Any,  # what multiplies it
         ab: tuple[Any, Any],
         options: Options,
     ) -> None:
         xp, transpose = namespace(attended), namespace(attended).matrix_transpose
-        self.space, self.attended, self.ridge, self.options = space, attended, ridge, options
+        self.space, self.attended, self.factor, self.options = space, attended, factor, options
         (self.a, self.b), self.tau = ab, options.tau
         self.own = self.a + self.b * self.tau
         self.starts = xp.stack(features[:-1], axis=-2)  # (b, h, c, l, o): W
@@ -95,10 +69,14 @@ class Fitted:
         self.inner = (
             space.kernel.values(self.first, self.first) if self.full else self.starts @ transpose(self.starts)
         )  # (b, h, c, l, l): Z
-        self.found = fit(self.inner, space.whitening.gains, ridge, self.targets)  # (b, h, c, l, o): A'
-        self.modes = flat_product(self.found, space.coordinates)  # (b, h, c, l, d): D
-        self.koopman = self.found @ transpose(self.starts)  # (b, h, c, l, l): R
-        self.turned = self.koopman @ self.modes  # (b, h, c, l, d): R D
+        self.fits = []
+        for value, own in distinct(ridge):
+            found = fit(self.inner, space.whitening.gains, value * factor, self.targets)
+            modes = flat_product(found, space.coordinates)
+            modes = modes if own is None else modes * own
+            self.fits.append(Fit(value * factor, own, found, modes, found @ transpose(self.starts)))
+        self.modes = total([one.modes for one in self.fits])  # (b, h, c, l, d): D
+        self.turned = total([one.koopman @ one.modes for one in self.fits])  # (b, h, c, l, d): R D
         self.lifted = (self.a + 2.0 * self.tau * self.b) * self.modes + self.b * self.turned  # (b, h, c, l, d): H
         self.section = self.kappa(attended)  # (b, h, c, l): c
         self.image = (self.a + self.b) * self.tau * attended + combine(self.section, self.lifted)  # (b, h, c, d): z
@@ -110,6 +88,24 @@ class Fitted:
             return self.space.kernel.values(self.first, x[..., None, :])[..., 0]
         return (self.dual @ self.space.sections(x)[..., None])[..., 0]
 
+    def steepness(self) -> Array:
+        """Return a bound on |D^T kappa(x) - D^T kappa(y)| / |x - y|, (b, h, c)."""
+        xp, kernel, width = namespace(self.modes), self.space.kernel, self.attended.shape[-1]
+        back, squares = xp.matrix_transpose(self.modes), self.modes @ xp.matrix_transpose(self.modes)
+        if self.dual is None:
+            linear, columns = back @ self.first, xp.sum(squares * identity(squares.shape[-1], squares), axis=-1)
+        else:
+            beyond = width if self.space.augment else 0
+            at_keys = self.dual[..., beyond:]
+            linear = back @ flat_product(at_keys, self.space.keys)
+            linear = linear + back @ self.dual[..., :beyond] if beyond else linear
+            columns = xp.sum(at_keys * (squares @ at_keys), axis=-2)  # |D^T N_j|^2
+        bound = xp.linalg.matrix_norm(linear, ord=2)
+        if kernel.name == "linear":
+            return bound
+        lengths = xp.sum(xp.sqrt(xp.where(columns > 0.0, columns, 0.0)), axis=-1)
+        return bound + kernel.weight * STEEPEST[kernel.name] / kernel.bandwidth * lengths
+
     def look(self, x: Array) -> tuple[Array, Array, Array]:
         """Return kappa(x) (b, h, c, l), the sizes of its sums, and its Jacobian (b, h, c, l, d)."""
         xp, space, row = namespace(x), self.space, x[..., None, :]
@@ -119,7 +115,7 @@ class Fitted:
             return value, xp.abs(value), (along - towards) * self.first + towards * row
         width = x.shape[-1] if space.augment else 0
         values, along, towards = space.kernel.all(x, space.keys)
-        sections = space._sections(x, values)[..., None]
+        sections = space.sections_of(x, values)[..., None]
         value = (self.dual @ sections)[..., 0]
         size = (xp.abs(self.dual) @ xp.abs(sections))[..., 0]
         at_keys = self.dual[..., width:]
@@ -181,16 +177,11 @@ class Fitted:
         d_section = (self.lifted @ d_image[..., None])[..., 0]  # (b, h, c, l)
         d_lifted = self.section[..., None] * d_image[..., None, :]  # (b, h, c, l, d)
         fixed = at_root[..., None] * d_image[..., None, :]
-        d_modes = (a + 2.0 * tau * b) * d_lifted + b * (transpose(self.koopman) @ d_lifted - fixed)
-        d_koopman = b * d_lifted @ transpose(self.modes)  # (b, h, c, l, l)
-        d_found = flat_product(d_modes, transpose(self.space.coordinates)) + d_koopman @ self.starts
-        d_targets = fit(self.inner, self.space.whitening.gains, self.ridge, self.space.visible(d_found))
-        gains = self.space.whitening.gains
-        own = self.found if gains is None else self.found / gains
-        left = self.targets if gains is None else self.inner @ self.found
-        d_inner = -(d_targets @ transpose(self.found))  # (b, h, c, l, l)
-        d_starts = transpose(d_koopman) @ self.found - tau * d_targets
-        d_gram = flat_outer(left, d_targets)  # (b, h, o, o)
+        passed: dict[str, Array] = {}
+        for one in self.fits:
+            add(passed, self._fit_backward(one, d_lifted, fixed))
+        d_targets, d_inner = passed["targets"], passed["inner"]
+        d_starts, d_gram = passed["starts"] - tau * d_targets, passed["gram"]
         if not self.full:
             assert of_root is not None and of_attended is not None
             d_dual = d_inner @ self.starts + d_at_root[..., None] * of_root[..., None, :]
@@ -204,32 +195,38 @@ class Fitted:
             "starts": d_starts,
             "targets": d_targets,
             "gram": d_gram,
-            "coordinates": flat_outer(self.found, d_modes),
+            "coordinates": passed["coordinates"],
             "inner": d_inner,
             "section": d_section,
             "at_root": d_at_root,
             "attended": (a + b) * tau * d_image,
-            "ridge": -xp.sum(d_targets * own, axis=(-2, -1))[..., None, None],
+            "ridge": passed["ridge"],
             "a": own_a,
             "b": own_b + xp.sum(d_lifted * (2.0 * tau * self.modes + self.turned)),
         }
 
-
-def combine(weights: Array, rows: Array) -> Array:
-    """(b, h, c, l), (b, h, c, l, d) -> (b, h, c, d)."""
-    return (weights[..., None, :] @ rows)[..., 0, :]
-
-
-def flat_product(x: Array, y: Array) -> Array:
-    """(b, h, c, l, o), (b, h, o, d) -> (b, h, c, l, d), as one matrix product a head."""
-    xp = namespace(x)
-    b, h, c, rows, columns = x.shape
-    return xp.reshape(xp.reshape(x, (b, h, c * rows, columns)) @ y, (b, h, c, rows, y.shape[-1]))
-
-
-def flat_outer(x: Array, y: Array) -> Array:
-    """(b, h, c, l, o), (b, h, c, l, p) -> (b, h, o, p), summed over queries and transitions."""
-    xp = namespace(x)
-    b, h, c, rows, columns = x.shape
-    flat = xp.reshape(x, (b, h, c * rows, columns))
-    return xp.matrix_transpose(flat) @ xp.reshape(y, (b, h, c * rows, y.shape[-1]))
+    def _fit_backward(self, one: Fit, d_lifted: Array, fixed: Array) -> dict[str, Array]:
+        """Return what the operator of one ridge passes on, by name."""
+        xp, transpose, gains = namespace(fixed), namespace(fixed).matrix_transpose, self.space.whitening.gains
+        d_modes = (self.a + 2.0 * self.tau * self.b) * d_lifted + self.b * (transpose(one.koopman) @ d_lifted - fixed)
+        d_modes = d_modes if one.own is None else d_modes * one.own
+        d_koopman = self.b * d_lifted @ transpose(one.modes)  # (b, h, c, l, l)
+        d_found = flat_product(d_modes, transpose(self.space.coordinates)) + d_koopman @ self.starts
+        d_targets = fit(self.inner, gains, one.ridge, self.space.visible(d_found))
+        own = one.found if gains is None else one.found / gains
+        if one.own is None:
+            d_ridge = -xp.sum(xp.sum(d_targets * own, axis=(-2, -1))[..., None, None] * self.factor)
+        else:
+            slopes = fit(self.inner, gains, one.ridge, own)  # -dA' / dridge
+            of_modes = d_modes * flat_product(slopes, self.space.coordinates)
+            of_turned = self.b * d_lifted * (slopes @ transpose(self.starts) @ one.modes)
+            d_ridge = -xp.sum((of_modes + of_turned) * one.own * self.factor, axis=(0, 1, 2, 3))
+        left = self.targets if gains is None else self.inner @ one.found
+        return {
+            "targets": d_targets,
+            "inner": -(d_targets @ transpose(one.found)),  # (b, h, c, l, l)
+            "starts": transpose(d_koopman) @ one.found,
+            "gram": flat_outer(left, d_targets),  # (b, h, o, o)
+            "coordinates": flat_outer(one.found, d_modes),
+            "ridge": d_ridge,
+        }

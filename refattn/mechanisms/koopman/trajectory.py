@@ -65,8 +65,11 @@ def advance(
 
 
 def pick(table: Array, candidate: int, later: int) -> Array:
-    """Return the number () of one candidate and update from a table that may have 1 in place of either size."""
-    return table[min(candidate, table.shape[0] - 1), min(later, table.shape[1] - 1)]
+    """Return the number (), or those of the coordinates (d,), of one candidate and update.
+
+    The table may have 1 in place of either size.
+    """
+    return table[min(candidate, table.shape[0] - 1), min(later, table.shape[1] - 1), ...]
 
 
 def jitter_backward(
@@ -90,10 +93,11 @@ def first_points(trajectory_length: int, window: int | None) -> int:
 def table_gradient(table: Array, chosen: tuple[int, ...], parts: list[Array]) -> Array:
     """Return the gradient of a table of ridges or epsilons from those of the updates: what was not taken has none."""
     xp = namespace(table)
-    rows, columns = table.shape
-    gradient = zeros((rows, columns), table)
+    rows, columns = table.shape[:2]
+    gradient = zeros(table.shape, table)
     for later, (candidate, part) in enumerate(zip(chosen, parts, strict=True)):
         row = identity(rows, table)[min(candidate, rows - 1), :]
         column = identity(columns, table)[min(later, columns - 1), :]
-        gradient = gradient + part * row[:, None] * column[None, :]
+        place = row[:, None] * column[None, :]
+        gradient = gradient + (part * place if part.shape == () else place[..., None] * part)
     return xp.astype(gradient, table.dtype, copy=False)

@@ -31,6 +31,9 @@ Adjoints, for a given dq^r (w = kappa(q^r), J the Jacobian of psi there)::
 The root moves with everything that psi and z are made of, but not with itself: g(q^r) in dN is a constant. No
 eigenvector is differentiated anywhere.
 
+Where coordinates have ridges of their own, there is an operator for each value of them: KOOP.11 to KOOP.14 and their
+adjoints are repeated, D has the columns of the coordinates with this ridge alone, and further on D and H are the sums.
+
 Axes: b batch, h query head, i query, l transition, o observable, d width.
 
 Source: Tie 2024; Khosravi 2023 (arXiv:2208.01681) for A; docs/deviations.md says how they are read.
@@ -43,11 +46,23 @@ from typing import Any
 
 from refattn.mechanisms.koopman import operator
 from refattn.mechanisms.koopman.observables import Observables
-from refattn.mechanisms.koopman.one_step import OneStep, add, certify, full_backward, kappa, ridge_factor
+from refattn.mechanisms.koopman.one_step import OneStep, add, certify, full_backward, kappa, ridge_factor, total
 from refattn.mechanisms.koopman.options import Options
-from refattn.mechanisms.koopman.perturbation import coefficients_of, invert
+from refattn.mechanisms.koopman.perturbation import coefficients_of, invert, not_finite
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The operator of one ridge."""
+
+    ridge: Array  # () or (b, h, i, 1, 1)
+    own: Array | None  # (d,): 1 at the coordinates that have this ridge; None: all
+    found: Array  # (b, h, i, l, o): A
+    modes: Array  # (b, h, i, l, d): D
+    koopman: Array  # (b, h, i, l, l): R
+    lifted: Array  # (b, h, i, l, d): H
 
 
 @dataclass(frozen=True)
@@ -58,16 +73,24 @@ class Saved:
     attended: Array  # (b, h, i, d)
     root: Array  # (b, h, i, d)
     alive: Array  # (b, h, i)
-    ridge: Array  # () or (b, h, i, 1, 1)
     ab: tuple[Any, Any]
     starts: Array  # (b, h, i, l, o): B
     dual: Array | None  # (b, h, i, l, o): N
     inner: Array  # (b, h, i, l, l): Z
-    found: Array  # (b, h, i, l, o): A
+    fits: tuple[Fit, ...]
     modes: Array  # (b, h, i, l, d): D
-    koopman: Array  # (b, h, i, l, l): R
     lifted: Array  # (b, h, i, l, d): H
     section: Array  # (b, h, i, l): c
+
+    @property
+    def found(self) -> Array:
+        """Return A (b, h, i, l, o), of the first ridge."""
+        return self.fits[0].found
+
+    @property
+    def koopman(self) -> Array:
+        """Return R (b, h, i, l, l), of the first ridge."""
+        return self.fits[0].koopman
 
 
 def forward(
@@ -95,7 +118,7 @@ def forward(
     a, b = ab
     first = points[..., :-1, :]  # (b, h, i, l, d) untagged: where the transitions start
     alive = xp.any(observables.seen, axis=-1)  # (b, h, i) untagged: whether the query sees a key
-    weight = ridge * ridge_factor(options, observables, first)  # untagged: the ridge of each query
+    factor = ridge_factor(options, observables, first)  # untagged: what multiplies the ridge of each query
     starts = observables.values(first)  # (b, h, i, l, o) [KOOP.7]
     targets = observables.values(points[..., 1:, :]) - tau * starts  # (b, h, i, l, o) [KOOP.8]
     dual = None
@@ -104,17 +127,24 @@ def forward(
     inner = (
         observables.kernel.values(first, first) if dual is None else dual @ transpose(starts)
     )  # (b, h, i, l, l) [KOOP.10]
-    found = operator.coefficients(options.fit, inner, gram, weight, targets)  # (b, h, i, l, o) [KOOP.11]
-    modes = found @ observables.coordinates()  # (b, h, i, l, d) [KOOP.12]
-    koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
-    lifted = (a + 2.0 * tau * b) * modes + b * (koopman @ modes)  # (b, h, i, l, d) [KOOP.14]
+    fits = []
+    for value, own in operator.distinct(ridge):
+        weight = value * factor  # untagged: the ridge of each query
+        found = operator.coefficients(options.fit, inner, gram, weight, targets)  # (b, h, i, l, o) [KOOP.11]
+        all_modes = found @ observables.coordinates()  # (b, h, i, l, d) untagged: of all coordinates
+        modes = all_modes if own is None else all_modes * own  # (b, h, i, l, d) [KOOP.12]
+        koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
+        lifted = (a + 2.0 * tau * b) * modes + b * (koopman @ modes)  # (b, h, i, l, d) [KOOP.14]
+        fits.append(Fit(weight, own, found, modes, koopman, lifted))
+    modes = total([fit.modes for fit in fits])  # (b, h, i, l, d) untagged: D of all ridges
+    lifted = total([fit.lifted for fit in fits])  # (b, h, i, l, d) untagged: H of all ridges
     section = kappa(observables, dual, first, attended)  # (b, h, i, l) [KOOP.15]
     predicted = xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) untagged: part of KOOP.16
     image = (a + b) * tau * attended + predicted  # (b, h, i, d) [KOOP.16]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d) untagged: phi(q')
     one_step = OneStep(observables, dual, first, modes)
     if options.certify:
-        certify(one_step, a + b * tau, b, alive)
+        certify(one_step.steepness(), a + b * tau, b, alive)
 
     def evaluate(x: Array) -> tuple[Array, Array, Array]:
         value, size, jacobian = one_step.at(x)  # untagged: D^T kappa(x) and what it sums
@@ -124,9 +154,11 @@ def forward(
         slope = (a + b * tau) * eye + b * jacobian  # untagged: J
         return residual, xp.sqrt(xp.sum(terms * terms, axis=-1)), slope
 
-    found_root = invert(evaluate, (expected, attended, points[..., -1, :]), alive, update)  # untagged: KOOP.17
+    last = points[..., -1, :]  # (b, h, i, d) untagged: the newest query
+    lost = not_finite(observables.keys[:, :, 0, :, :], attended, last)  # (b, h, i) untagged: what is NaN
+    found_root = invert(evaluate, (expected, attended, last), alive, lost, update)  # untagged: KOOP.17
     root = xp.where(alive[..., None], found_root, 0.0)  # (b, h, i, d) [KOOP.17]
-    parts = (points, attended, root, alive, weight, ab, starts, dual, inner, found, modes, koopman, lifted, section)
+    parts = (points, attended, root, alive, ab, starts, dual, inner, tuple(fits), modes, lifted, section)
     return root, Saved(*parts)
 
 
@@ -136,7 +168,7 @@ def backward(saved: Saved, observables: Observables, gram: Array, options: Optio
     tau, (a, b) = options.tau, saved.ab
     first = saved.points[..., :-1, :]  # (b, h, i, l, d) untagged: where the transitions start
     last = saved.points[..., 1:, :]  # (b, h, i, l, d) untagged: where they end
-    dual, modes, koopman, found = saved.dual, saved.modes, saved.koopman, saved.found
+    dual, modes = saved.dual, saved.modes
     one_step = OneStep(observables, dual, first, modes)
     # forward: psi(root) = image
     eye = identity(d_root.shape[-1], d_root)  # (d, d) untagged: 1 on the diagonal
@@ -150,22 +182,39 @@ def backward(saved: Saved, observables: Observables, gram: Array, options: Optio
     # forward: image = (a + b) * tau * attended + lifted^T section
     d_section = (saved.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
     d_lifted = saved.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.14]
-    # forward: lifted = (a + 2 tau b) modes + b koopman @ modes; psi(root) has b * modes^T w
-    turned = transpose(koopman) @ d_lifted  # (b, h, i, l, d) untagged: part of dKOOP.12
+    # forward: psi(root) has b * modes^T w
     fixed = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d) untagged: part of dKOOP.12
-    d_modes = (a + 2.0 * tau * b) * d_lifted + b * (turned - fixed)  # (b, h, i, l, d) [dKOOP.12]
-    d_koopman = b * d_lifted @ transpose(modes)  # (b, h, i, l, l) [dKOOP.13]
-    # forward: modes = found @ coordinates; koopman = found @ starts^T
     coordinates = observables.coordinates()  # (b, h, 1, o, d) untagged: P
-    everywhere = d_modes @ transpose(coordinates) + d_koopman @ saved.starts  # (b, h, i, l, o) untagged: dKOOP.11
-    d_found = observables.seen_observables(everywhere)  # (b, h, i, l, o) [dKOOP.11]
-    d_coordinates = xp.sum(transpose(found) @ d_modes, axis=2, keepdims=True)  # untagged: dP
-    # forward: Z A G + ridge A = Y
-    d_targets = operator.adjoint(options.fit, saved.inner, gram, saved.ridge, d_found)  # (b, h, i, l, o) [dKOOP.8]
-    d_inner = operator.d_inner(options.fit, gram, saved.ridge, found, d_targets)  # (b, h, i, l, l) [dKOOP.10]
-    d_gram = operator.d_gram(options.fit, saved.inner, saved.ridge, found, d_targets)  # untagged: part of dKOOP.6
-    d_own = operator.d_ridge(options.fit, gram, found, d_targets)[..., None, None]  # untagged: of each query
-    d_ridge = d_own * ridge_factor(options, observables, first)  # (b, h, i, 1, 1) untagged: part of dKOOP.ridge
+    factor = ridge_factor(options, observables, first)  # untagged: what multiplies the ridge of each query
+    passed: dict[str, Array] = {}
+    for fit in reversed(saved.fits):
+        # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
+        turned = transpose(fit.koopman) @ d_lifted  # (b, h, i, l, d) untagged: part of dKOOP.12
+        all_modes = (a + 2.0 * tau * b) * d_lifted + b * (turned - fixed)  # (b, h, i, l, d) untagged: if all were own
+        d_modes = all_modes if fit.own is None else all_modes * fit.own  # (b, h, i, l, d) [dKOOP.12]
+        d_koopman = b * d_lifted @ transpose(fit.modes)  # (b, h, i, l, l) [dKOOP.13]
+        # forward: modes = found @ coordinates; koopman = found @ starts^T
+        everywhere = d_modes @ transpose(coordinates) + d_koopman @ saved.starts  # (b, h, i, l, o) untagged: dKOOP.11
+        d_found = observables.seen_observables(everywhere)  # (b, h, i, l, o) [dKOOP.11]
+        d_coordinates = xp.sum(transpose(fit.found) @ d_modes, axis=2, keepdims=True)  # untagged: dP
+        # forward: Z A G + ridge A = Y
+        d_targets = operator.adjoint(options.fit, saved.inner, gram, fit.ridge, d_found)  # (b, h, i, l, o) [dKOOP.8]
+        d_inner = operator.d_inner(options.fit, gram, fit.ridge, fit.found, d_targets)  # (b, h, i, l, l) [dKOOP.10]
+        d_gram = operator.d_gram(options.fit, saved.inner, fit.ridge, fit.found, d_targets)  # untagged: of dKOOP.6
+        if fit.own is None:
+            d_own = operator.d_ridge(options.fit, gram, fit.found, d_targets)[..., None, None]  # untagged: of a query
+            d_ridge = xp.sum(d_own * factor)  # () untagged: part of dKOOP.ridge
+        else:
+            # Coordinates of one ridge share its solution, and what each loses by the ridge is found from its slope.
+            slopes = operator.slope(options.fit, saved.inner, gram, fit.ridge, fit.found)  # untagged: -dA / dridge
+            of_modes = d_modes * (slopes @ coordinates)  # (b, h, i, l, d) untagged: through D
+            of_turned = b * d_lifted * (slopes @ transpose(saved.starts) @ fit.modes)  # untagged: through R
+            d_ridge = -xp.sum((of_modes + of_turned) * fit.own * factor, axis=(0, 1, 2, 3))  # (d,) untagged: likewise
+        d_starts = transpose(d_koopman) @ fit.found  # (b, h, i, l, o) untagged: part of dKOOP.7
+        one = {"targets": d_targets, "inner": d_inner, "gram": d_gram, "coordinates": d_coordinates}
+        add(passed, {**one, "ridge": d_ridge, "starts": d_starts})
+    d_targets, d_inner, d_gram = passed["targets"], passed["inner"], passed["gram"]  # untagged: of all ridges
+    d_coordinates = passed["coordinates"]  # untagged: of all ridges
     # forward: inner = dual @ starts^T; dual = starts G^-1; section = dual @ g(q')
     rest = -tau * d_targets  # (b, h, i, l, o) untagged: part of dKOOP.7
     parts = [(last, d_targets, "last")]
@@ -180,33 +229,34 @@ def backward(saved: Saved, observables: Observables, gram: Array, options: Optio
             (saved.attended[..., None, :], transpose(d_section[..., None]) @ dual, "attended"),
             (saved.root[..., None, :], transpose(d_at_root[..., None]) @ dual, "root"),
         ]
-    d_starts = transpose(d_koopman) @ found + rest  # (b, h, i, l, o) [dKOOP.7]
+    d_starts = passed["starts"] + rest  # (b, h, i, l, o) [dKOOP.7]
     # forward: starts = g(first); targets = g(last) - tau * starts; and g at q' and at the root
     parts += [(first, d_starts, "first")]
-    total = {"keys": d_coordinates[..., : observables.keys.shape[-2], :]}
+    sums = {"keys": d_coordinates[..., : observables.keys.shape[-2], :]}
     for x, d_values, name in parts:
         d_x, d_keys = observables.values_backward(x, d_values)  # untagged: of one evaluation of g
         d_bandwidth, d_weight = observables.numbers_backward(x, d_values)  # untagged: of one evaluation of g
-        add(total, {name: d_x, "keys": d_keys, "bandwidth": d_bandwidth, "weight": d_weight})
+        add(sums, {name: d_x, "keys": d_keys, "bandwidth": d_bandwidth, "weight": d_weight})
     if dual is None:
-        add(total, full_backward(observables, (first, saved.attended, saved.root), (d_inner, d_section, d_at_root)))
+        add(sums, full_backward(observables, (first, saved.attended, saved.root), (d_inner, d_section, d_at_root)))
     zero = xp.zeros_like(first[..., :1, :])  # (b, h, i, 1, d) untagged: nothing
-    shifted = (xp.concat([total["first"], zero], axis=-2), xp.concat([zero, total["last"]], axis=-2))
+    shifted = (xp.concat([sums["first"], zero], axis=-2), xp.concat([zero, sums["last"]], axis=-2))
     direct = (a + b) * tau * d_image  # (b, h, i, d) untagged: through (a + b) tau q'
     own = d_image * (tau * saved.attended - saved.root)  # (b, h, i, d) untagged: da, but for what H passes
     d_a = xp.sum(own) + xp.sum(d_lifted * modes)  # () untagged: of dKOOP.epsilon or dKOOP.mix
     own_b = d_image * (tau * (saved.attended - saved.root) - value)  # (b, h, i, d) untagged: db, likewise
-    d_b = xp.sum(own_b) + xp.sum(d_lifted * (2.0 * tau * modes + koopman @ modes))  # () untagged: as d_a
+    all_turned = total([fit.koopman @ fit.modes for fit in saved.fits])  # (b, h, i, l, d) untagged: R D
+    d_b = xp.sum(own_b) + xp.sum(d_lifted * (2.0 * tau * modes + all_turned))  # () untagged: as d_a
     beyond = d_coordinates[..., observables.keys.shape[-2] :, :]  # untagged: of the coordinates, if augmented
     d_norm = xp.sum(beyond * eye) if observables.augment else d_a * 0.0  # () untagged: of 1 / linear_part
     return {
         "points": shifted[0] + shifted[1],
-        "attended": direct + total["attended"][..., 0, :],
-        "keys": total["keys"],
+        "attended": direct + sums["attended"][..., 0, :],
+        "keys": sums["keys"],
         "gram": d_gram,
-        "bandwidth": total["bandwidth"],
-        "weight": total["weight"],
-        "ridge": xp.sum(d_ridge),
+        "bandwidth": sums["bandwidth"],
+        "weight": sums["weight"],
+        "ridge": passed["ridge"],
         "a": d_a,
         "b": d_b,
         "norm": d_norm,

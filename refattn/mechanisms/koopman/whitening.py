@@ -43,18 +43,32 @@ class Whitening:
 def whiten(gram: Array, stein: bool) -> Whitening:
     """Return the whitening of G (b, h, o, o): by eigenvectors for a fit of "stein", otherwise by Cholesky's factor.
 
+    Of a matrix that is not finite it is NaN.
+
     Raises
     ------
     ValueError
         Where G is not positive, which takes a jitter that is too small.
     """
     xp = namespace(gram)
+    gram, lost = _finite(gram)
     if not stein:
-        return Whitening(triangular_inverse(_cholesky(gram)), None)
+        return Whitening(triangular_inverse(_cholesky(gram)) + lost, None)
     values, vectors = xp.linalg.eigh(gram)
+    vectors = vectors + lost
     least = float(xp.finfo(gram.dtype).eps) * gram.shape[-1] * values[..., -1:]
     values = xp.where(values > least, values, least)
     return Whitening(xp.matrix_transpose(vectors) / xp.sqrt(values)[..., None], values[..., None, None, :])
+
+
+def _finite(x: Array) -> tuple[Array, Array]:
+    """Return matrices (..., n, n) with the identity for those that are not finite, and NaN (..., 1, 1) for these, or 0.
+
+    Libraries raise where they are given others to factor.
+    """
+    xp = namespace(x)
+    lost = 0.0 * xp.sum(x, axis=(-2, -1), keepdims=True)
+    return xp.where(xp.isnan(lost), identity(x.shape[-1], x), x), lost
 
 
 def _cholesky(gram: Array) -> Array:
@@ -128,6 +142,8 @@ def fit(inner: Array, gains: Array | None, ridge: Array, targets: Array) -> Arra
     xp = namespace(inner, targets)
     if gains is None:
         return solve(inner + ridge * identity(inner.shape[-1], inner), targets)
+    inner, lost = _finite(inner)
     values, vectors = xp.linalg.eigh((inner + xp.matrix_transpose(inner)) / 2.0)
+    vectors = vectors + lost
     positive = xp.where(values > 0.0, values, 0.0)[..., None]
     return vectors @ ((xp.matrix_transpose(vectors) @ targets) / (positive + ridge / gains))

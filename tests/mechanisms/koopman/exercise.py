@@ -31,6 +31,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (one, partial(core, sizes, updates=1)),
         (augmented, partial(core, sizes, augment=True)),
         (one, partial(core, sizes, space="full", similarity="kernel", fit="separable")),
+        (one, partial(core, sizes, ridge=make(0.1 + np.arange(sizes["d"])[None, None] // 2), ridge_scale="mean")),
         (one, partial(_block, sizes, make=make, full=True)),
         (alone, partial(_block, alone, make=make, full=False)),
     ]

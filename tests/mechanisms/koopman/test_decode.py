@@ -1,4 +1,4 @@
-"""Decoding and draws (T21 and T22 of the specification)."""
+"""Decoding and draws, beyond T21 and T22 of test_acceptance.py."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ def normal(name: str, *shape: int) -> Any:
     return counter.normal(shape, seed=5, purpose=name)
 
 
-def test_t21_draws() -> None:
+def test_draws_of_seeds_steps_and_layers() -> None:
     like = np.zeros(1)
     one, same = (draw(5, seed=1, step=2, layer=3, like=like) for _ in range(2))
     assert all(np.array_equal(one[name], same[name]) for name in one)
     for other in ({"seed": 2}, {"step": 3}, {"layer": 4}):
         found = draw(5, **{"seed": 1, "step": 2, "layer": 3, **other}, like=like)
         assert not np.any(found["ridge"] == one["ridge"])
-    many = draw(100_001, seed=0, step=0, layer=0, like=like)
-    for x in many.values():
-        assert np.min(x) > 0.0
-        assert np.max(x) <= 1.0
-        assert abs(np.mean(x) - 0.1) < 0.002
+    many = draw(101, seed=0, step=0, layer=0, like=like)
     assert not np.any(many["ridge"] == many["epsilon"])
 
 
@@ -45,7 +41,7 @@ def test_a_block_uses_its_draws() -> None:
         block.forward(params, block.start(params, x, Context()), Context(draws={"noise": x}))
 
 
-def test_t22_pointing() -> None:
+def test_pointing() -> None:
     q, k = normal("q", 2, 2, 5, 4), normal("k", 2, 2, 7, 4)
     indices, probabilities = decode.point(q, k)
     scores = q @ np.swapaxes(k, -1, -2) / 2.0
@@ -67,7 +63,7 @@ def test_pointing_sees_masks() -> None:
     assert probabilities[0, 0, 2] == 0.0
 
 
-def test_t22_generation_repeats_itself() -> None:
+def test_generation_repeats_itself() -> None:
     w_q, w_k, w_v = (normal(name, 6, 4) for name in ("w_q", "w_k", "w_v"))
     source = normal("source", 5, 6)
     k, v = ((source @ w)[None, None] for w in (w_k, w_v))
@@ -83,7 +79,7 @@ def test_t22_generation_repeats_itself() -> None:
     assert decode.generate(last_query, source, k[0, 0], normal("start", 6), 30, stop=found[0]) == found[:1]
 
 
-def test_t22_the_last_update_may_point() -> None:
+def test_the_last_update_may_point() -> None:
     """The readout "last": the weights that the last update attended with, before it moved the query."""
     q, k = normal("q", 1, 2, 5, 4), normal("k", 1, 2, 7, 4)
     _, saved = ra.koopman.forward(q, k, k, perturbation="identity", updates=3, form="dense")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.koopman import forms, shared, whitening
+from refattn.mechanisms.koopman import forms, shared
 from refattn.mechanisms.koopman.kernel import KERNELS
 from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, invert
 from refattn.mechanisms.record import Unsupported
@@ -209,7 +209,6 @@ def test_auto_takes_the_quicker_one() -> None:
     [
         ({"causal": True}, r'form: got "shared" with fit="stein" where the future is hidden, needs fit="separable"'),
         ({"mask": np.ones((6, 7), bool)}, r"a mask that differs between queries, needs one of shape \(..., 1, keys\)"),
-        ({"certify": True}, r'form: got "shared" with certify=True, needs certify=False, or form="dense"'),
     ],
 )
 def test_what_the_shared_form_is_not_for(options: dict[str, Any], message: str) -> None:
@@ -237,27 +236,6 @@ def test_a_gram_matrix_without_jitter_is_refused() -> None:
     q, k, v = qkv(5, 7, 2)
     with pytest.raises(ValueError, match=r"jitter: the Gram matrix of the keys is not positive to rounding"):
         ra.koopman.forward(q, k, v, kernel="linear", fit="separable", jitter=0.0, form="shared")
-
-
-# --- the factorisation
-
-
-@pytest.mark.parametrize("size", [1, 5, 16, 17, 40, 100])
-def test_the_inverse_of_a_triangular_matrix(size: int) -> None:
-    lower = np.tril(draw("lower", 2, size, size)) / np.sqrt(size) + 2.0 * np.eye(size)
-    inverse = whitening.triangular_inverse(lower)
-    np.testing.assert_allclose(inverse @ lower, np.broadcast_to(np.eye(size), lower.shape), atol=1e-12)
-    assert np.all(np.triu(inverse, 1) == 0.0)
-
-
-@pytest.mark.parametrize("stein", [True, False])
-def test_whitening(stein: bool) -> None:
-    x = draw("x", 1, 2, 6, 9)
-    gram = x @ np.swapaxes(x, -1, -2)
-    found = whitening.whiten(gram, stein)
-    whitened = found.factor @ gram @ np.swapaxes(found.factor, -1, -2)
-    np.testing.assert_allclose(whitened, np.broadcast_to(np.eye(6), gram.shape), atol=1e-12)
-    assert (found.gains is None) != stein
 
 
 def test_memory_is_that_of_a_chunk() -> None:

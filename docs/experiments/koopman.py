@@ -1,0 +1,115 @@
+"""Koopman updates of queries in small models: against attention alone, and against attention with an MLP.
+
+    python -m docs.experiments.koopman run     # some 16 minutes of one core; goes on where it was stopped
+    python -m docs.experiments.koopman page    # the tables of koopman.md and the figure, from the results
+
+All models of a task have the same number of parameters, to 4 per cent; each learns with three seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from docs.experiments.page import put
+from docs.experiments.runs import Run, found, run_all, told
+from docs.experiments.tasks import Recall, Task, Text
+from docs.experiments.training import Plan
+
+RESULTS = Path(__file__).with_name("koopman.jsonl")
+PAGE = Path(__file__).with_name("koopman.md")
+FIGURE = Path(__file__).parents[1] / "figures" / "koopman_experiment.png"
+
+SEEDS = (0, 1, 2)
+
+RECALL = Plan(
+    width=32,
+    heads=1,
+    layers=2,
+    mlp=False,
+    embedding=0.16,
+    steps=800,
+    batch=32,
+    learning_rate=3e-3,
+    warmup=30,
+    weight_decay=0.0,
+)
+
+TASKS: dict[str, tuple[Task, Plan, int]] = {
+    "text": (
+        Text(context=32, every=32),
+        replace(RECALL, width=64, heads=2, embedding=0.02, steps=300, batch=16, weight_decay=0.1),
+        40,
+    ),
+    "recall": (Recall(pairs=6, keys=16, values=16), RECALL, 19),
+    "one layer": (Recall(pairs=6, keys=16, values=16), replace(RECALL, layers=1), 20),
+}
+"""By name: what is learnt, the plan without MLPs, and the width at which a model with MLPs has as many parameters."""
+
+REPEATED = "docs.experiments.baselines:REPEATED_ATTENTION"
+
+MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "attention": ("softmax", {}, False),
+    "attention + MLP": ("softmax", {}, True),
+    "attention twice": (REPEATED, {"updates": 2, "tau": 1.0}, False),
+    "Koopman, ridge to 0": ("koopman", {"updates": 2}, False),
+    "Koopman": ("koopman", {"updates": 2, "tau": 1.0}, False),
+    "Koopman, 3 updates": ("koopman", {"updates": 3, "tau": 1.0}, False),
+    "Koopman + MLP": ("koopman", {"updates": 2, "tau": 1.0}, True),
+}
+"""By name: the mechanism, the options of its block, and whether there are MLPs."""
+
+
+def grid(names: Sequence[str], tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) -> list[Run]:
+    """Return the runs of some models on some tasks, one seed after the other."""
+    return [_run(name, task, seed, steps) for seed in seeds for task in tasks for name in names]
+
+
+def _run(name: str, task: str, seed: int, steps: int | None) -> Run:
+    mechanism, options, mlp = MODELS[name]
+    what, plan, narrow = TASKS[task]
+    plan = replace(plan, mlp=True, width=narrow) if mlp else plan
+    return Run(mechanism, what, plan if steps is None else replace(plan, steps=steps), seed, options)
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    """Run the experiment, or write its page."""
+
+
+@main.command(short_help="Train all models that have no line in the results yet.")
+@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
+@click.option("--processes", type=click.IntRange(1), default=2, help="Trainings at a time; each has one thread.")
+@click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
+@click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look.")
+@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
+@click.option("--model", "names", type=click.Choice(list(MODELS)), multiple=True, help="The same.")
+def run(
+    results: Path, processes: int, seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    """Train all models that have no line in the results yet."""
+    wanted = grid(names or tuple(MODELS), tasks or tuple(TASKS), range(seeds), steps)
+    lines = run_all(wanted, results, processes=processes)
+    for line in lines:
+        click.echo(told(line))
+    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+
+
+@main.command(short_help="Write the tables into koopman.md, and draw the figure.")
+@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
+def page(results: Path) -> None:
+    """Write the tables into koopman.md and draw the figure, from the lines of the whole experiment."""
+    from docs.experiments import koopman_page
+
+    lines = found(grid(tuple(MODELS), tuple(TASKS), SEEDS), results)
+    put(PAGE, koopman_page.tables(lines, TASKS, MODELS))
+    koopman_page.draw(lines, TASKS, MODELS, FIGURE)
+    click.echo(f"{PAGE}\n{FIGURE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Operators fitted to given transitions: that of Koopman attention, and the two that its field knows.
+
+Each predicts by powers of its operator K: the states after t steps are (K^t pi)(x), with pi the coordinates. No state
+that was predicted is ever put in again.
+
+Sources: Khosravi 2023 (arXiv:2208.01681) for the first; Williams, Kevrekidis, Rowley 2015 (J. Nonlinear Sci. 25) for
+extended dynamic mode decomposition (EDMD); Williams, Rowley, Kevrekidis 2015 (J. Comput. Dyn. 2) for its kernel form.
+
+Letters: n state, l transition, o observable, d coordinate.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from refattn.mechanisms.koopman import operator
+from refattn.mechanisms.koopman.kernel import Kernel
+
+Numbers = Any
+"""A NumPy array."""
+
+
+class Operator(Protocol):
+    """What is fitted to transitions."""
+
+    def predict(self, states: Numbers, steps: int) -> Numbers:
+        """Return the states after 1, 2, ... steps, (steps, n, d), of states (n, d)."""
+        ...
+
+    def eigenvalues(self) -> Numbers:
+        """Return the eigenvalues, the largest first."""
+        ...
+
+
+class Koopman:
+    """The operator of Koopman attention, whose observables are kernel sections at the keys.
+
+    With the coefficients A, B_lo = g_o(x_l) and N = B G^-1 it is (K f)(x) = tau f(x) + kappa(x)^T A f(keys), where
+    kappa(x) = N g(x), or in the full space kappa_l(x) = k(x_l, x).
+
+    Parameters
+    ----------
+    kernel, ridge, fit, space, tau
+        As in the mechanism.
+    starts, ends
+        (l, d): the transitions.
+    keys
+        (o, d).
+    jitter
+        Added to the diagonal of the Gram matrix.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        starts: Numbers,
+        ends: Numbers,
+        keys: Numbers,
+        *,
+        ridge: float,
+        jitter: float,
+        fit: str = "stein",
+        space: str = "keys",
+        tau: float = 0.0,
+    ) -> None:
+        self.kernel, self.tau, self.starts, self.keys = kernel, tau, starts, keys
+        gram = kernel.values(keys, keys) + jitter * np.eye(len(keys))
+        at_starts = kernel.values(starts, keys)
+        self.dual = np.linalg.solve(gram, at_starts.T).T if space == "keys" else None
+        inner = kernel.values(starts, starts) if self.dual is None else self.dual @ at_starts.T
+        found = operator.spectral(fit, inner, gram, ridge, kernel.values(ends, keys) - tau * at_starts)
+        self.modes, self.matrix = found @ keys, found @ at_starts.T  # D, R
+
+    def kappa(self, states: Numbers) -> Numbers:
+        """Return kappa (n, l) of states (n, d)."""
+        if self.dual is None:
+            return self.kernel.values(states, self.starts)
+        return self.kernel.values(states, self.keys) @ self.dual.T
+
+    def predict(self, states: Numbers, steps: int) -> Numbers:
+        """Return the states after 1, 2, ... steps."""
+        # K^t pi = own x + kappa(x)^T rows
+        kappa, own, rows, found = self.kappa(states), 1.0, 0.0 * self.modes, []
+        for _ in range(steps):
+            own, rows = self.tau * own, self.tau * rows + own * self.modes + self.matrix @ rows
+            found.append(own * states + kappa @ rows)
+        return np.stack(found)
+
+    def eigenvalues(self) -> Numbers:
+        """Return the eigenvalues: tau, and beside it those of tau + R on the span of kappa."""
+        return largest_first(self.tau + np.linalg.eigvals(self.matrix))
+
+
+class EDMD:
+    """Least squares over a dictionary: kernel sections at the keys, and the coordinates."""
+
+    def __init__(self, kernel: Kernel, starts: Numbers, ends: Numbers, keys: Numbers) -> None:
+        self.kernel, self.keys, self.width = kernel, keys, starts.shape[1]
+        self.matrix = np.linalg.lstsq(self.features(starts), self.features(ends), rcond=None)[0]
+
+    def features(self, states: Numbers) -> Numbers:
+        """Return the dictionary at states (n, d), coordinates first."""
+        return np.concatenate([states, self.kernel.values(states, self.keys)], axis=1)
+
+    def predict(self, states: Numbers, steps: int) -> Numbers:
+        """Return the states after 1, 2, ... steps."""
+        features, found = self.features(states), []
+        columns = np.eye(len(self.matrix))[:, : self.width]
+        for _ in range(steps):
+            columns = self.matrix @ columns
+            found.append(features @ columns)
+        return np.stack(found)
+
+    def eigenvalues(self) -> Numbers:
+        """Return the eigenvalues."""
+        return largest_first(np.linalg.eigvals(self.matrix))
+
+
+class KernelEDMD:
+    """The same by kernel sections at the starts of the transitions, with small eigenvalues of their Gram cut off."""
+
+    CUT = 1e-10
+    """Kept are the eigenvalues above this part of the largest."""
+
+    def __init__(self, kernel: Kernel, starts: Numbers, ends: Numbers) -> None:
+        self.kernel, self.starts, self.ends = kernel, starts, ends
+        values, vectors = np.linalg.eigh(kernel.values(starts, starts))
+        kept = values > self.CUT * values[-1]
+        self.roots = vectors[:, kept] / np.sqrt(values[kept])  # V g^-1/2
+        self.matrix = self.roots.T @ kernel.values(ends, starts) @ self.roots
+
+    def predict(self, states: Numbers, steps: int) -> Numbers:
+        """Return the states after 1, 2, ... steps."""
+        features, found = self.kernel.values(states, self.starts) @ self.roots, []
+        rows = self.roots.T @ self.ends
+        for _ in range(steps):
+            found.append(features @ rows)
+            rows = self.matrix @ rows
+        return np.stack(found)
+
+    def eigenvalues(self) -> Numbers:
+        """Return the eigenvalues."""
+        return largest_first(np.linalg.eigvals(self.matrix))
+
+
+def largest_first(values: Numbers) -> Numbers:
+    """Return complex numbers (..., l) with the largest first; of a pair the one above the real axis."""
+    order = np.lexsort((-np.imag(values), -np.round(np.abs(values), 12)), axis=-1)
+    return np.take_along_axis(values, order, axis=-1)

@@ -1,0 +1,82 @@
+"""The experiment on Koopman attention: its script, its results, and that its page says what these say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import refattn as ra
+from docs.experiments import koopman, repeated_attention
+from docs.experiments.baselines import REPEATED_ATTENTION
+from docs.experiments.koopman import MODELS, PAGE, RESULTS, SEEDS, TASKS, grid
+from docs.experiments.page import put
+from docs.experiments.runs import found, read
+from docs.experiments.training import fresh
+from refattn import Context, counter, tree
+
+WHOLE = grid(tuple(MODELS), tuple(TASKS), SEEDS)
+
+
+def test_all_models_of_a_task_have_as_many_parameters() -> None:
+    assert len({json.dumps(run.to_json(), sort_keys=True) for run in WHOLE}) == len(WHOLE) == 7 * 3 * 3
+    for task in TASKS:
+        counts = []
+        for run in grid(tuple(MODELS), [task], [0]):
+            params = fresh(run.mechanism, run.options, run.task, run.plan, 0)
+            counts.append(sum(x.size for x in tree.flatten(params).values()))
+        assert max(counts) < 1.04 * min(counts)
+
+
+def test_attention_that_is_repeated() -> None:
+    """The control is softmax attention of what attention gave, forward and backward."""
+    block, x = REPEATED_ATTENTION.block, counter.normal((2, 5, 8), seed=1, purpose="x")
+    params = block.init(block.Config(width=8, heads=1, tau=1.0, residual=False), seed=0, like=x)
+    context = Context(causal=True)
+    state, saved = block.forward(params, block.start(params, x, context), context)
+    q, k, v = ((x @ getattr(params, f"w_{name}"))[:, None] for name in "qkv")
+    first, first_saved = ra.softmax.forward(q, k, v, causal=True)
+    second, second_saved = ra.softmax.forward(first, k, v, causal=True)
+    np.testing.assert_allclose(state.x, second[:, 0] @ params.w_o, rtol=0, atol=1e-5)
+    upstream = counter.normal(state.x.shape, seed=1, purpose="d")
+    _, d_params, _ = block.backward(params, saved, type(state)(upstream))
+    d_second = ra.softmax.backward(second_saved, (upstream @ params.w_o.T)[:, None])
+    d_first = ra.softmax.backward(first_saved, d_second["q"])
+    d_k = np.sum(np.swapaxes(x, 1, 2) @ (d_first["k"] + d_second["k"])[:, 0], axis=0)
+    np.testing.assert_allclose(d_params.w_k, d_k, rtol=0, atol=1e-4)
+    wrong = block.init(block.Config(width=8, heads=1), seed=0, like=x)
+    with pytest.raises(ValueError, match=r"tau: got 0.0, needs 1"):
+        repeated_attention.forward(wrong, block.start(wrong, x, context), context)
+
+
+def test_the_script(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    words = ["--steps", "2", "--processes", "1", "--seeds", "1", "--task", "one layer", "--model", "Koopman"]
+    done = CliRunner().invoke(koopman.main, ["run", "--results", str(path), *words])
+    assert done.exit_code == 0, done.output
+    (line,) = read(path)
+    assert line["run"]["options"] == {"updates": 2, "tau": 1.0}
+    assert line["result"]["diverged"] is None
+
+
+def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason='needs pip install -e ".[plot]"')
+    from docs.experiments import koopman_page
+
+    lines = found(WHOLE, RESULTS)
+    groups = koopman_page.grouped(lines, TASKS, MODELS)
+    for (task, name), results in groups.items():
+        own = [
+            line["result"] for line in lines if line["run"] in [run.to_json() for run in grid([name], [task], SEEDS)]
+        ]
+        assert own == results
+    text = PAGE.read_text(encoding="utf-8")
+    copy = tmp_path / "page.md"
+    copy.write_text(text, encoding="utf-8")
+    put(copy, koopman_page.tables(lines, TASKS, MODELS))
+    assert copy.read_text(encoding="utf-8") == text
+    koopman_page.draw(lines, TASKS, MODELS, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

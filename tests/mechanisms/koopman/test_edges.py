@@ -1,0 +1,228 @@
+"""Edges of Koopman attention: certificates, inverses that fail, ridges by coordinate, odd inputs, NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import counter
+from refattn.mechanisms.koopman.kernel import KERNELS
+from refattn.mechanisms.koopman.observables import Observables
+from refattn.mechanisms.koopman.one_step import OneStep
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
+from refattn.mechanisms.koopman.way import Way
+
+
+def draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=11, purpose=name)
+
+
+def qkv(queries: int = 5, keys: int = 7, d: int = 4) -> tuple[Any, Any, Any]:
+    return draw("q", 1, 2, queries, d), draw("k", 1, 2, keys, d), draw("v", 1, 2, keys, d)
+
+
+def run(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    return ra.koopman.forward(q, k, v, **{"perturbation": "identity", **options})[0]
+
+
+@pytest.mark.parametrize("form", ["dense", "shared"])
+def test_certify_raises(form: str) -> None:
+    q, k, v = qkv()
+    ra.koopman.forward(q, k, v, perturbation="identity", epsilon=0.01, certify=True, form=form)
+    with pytest.raises(ValueError, match="certify: got a perturbation whose share of the one-step map is"):
+        ra.koopman.forward(q, k, v, perturbation="identity", epsilon=50.0, certify=True, form=form)
+
+
+@pytest.mark.parametrize("space", [{}, {"space": "full"}, {"augment": True}])
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "linear+polynomial"])
+def test_the_certificate_is_that_of_the_dense_form(kernel: str, space: dict[str, Any]) -> None:
+    """Without the matrix that the dense form has for every query."""
+    q, k, v = qkv()
+    for fit in ("stein", "separable"):
+        given = {"perturbation": "identity", "kernel": kernel, "updates": 3, "fit": fit, "jitter": 1e-3, **space}
+        inner = ra.koopman.forward(q, k, v, form="dense", **given)[1].inner
+        step = inner.updates[-1]
+        keys = Observables(inner.numbers.kernel(inner.options), inner.k[:, :, None], inner.seen, "augment" in space)
+        expected = OneStep(keys, step.dual, step.points[..., :-1, :], step.modes).steepness()
+        way = Way(ra.koopman.forward(q, k, v, form="shared", **given)[1].inner, q, 0, 5)
+        way.points = list(inner.trajectory)
+        found = way.fitted(3, way.attend(inner.trajectory[2])[1]).steepness()
+        np.testing.assert_allclose(found, expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "linear+polynomial"])
+def test_the_bound_of_the_certificate_is_reached(kernel: str) -> None:
+    """By one key in one dimension: somewhere the map is as steep as it may be."""
+    q, k = np.full((1, 1, 2001, 1), 0.4), np.full((1, 1, 1, 1), 0.7)
+    inner = ra.koopman.forward(q, k, k, perturbation="identity", kernel=kernel, bandwidth=0.8, form="dense")[1].inner
+    step = inner.updates[-1]
+    keys = Observables(inner.numbers.kernel(inner.options), inner.k[:, :, None], inner.seen, False)
+    one_step = OneStep(keys, step.dual, step.points[..., :-1, :], step.modes)
+    steepest = np.max(np.abs(one_step.at(np.linspace(-4.0, 4.0, 2001).reshape(q.shape))[2]))
+    np.testing.assert_allclose(steepest, one_step.steepness()[0, 0, 0], rtol=1e-5)
+
+
+def test_a_singular_perturbation_raises_with_its_place() -> None:
+    q, k, v = qkv()
+    with pytest.raises(KoopmanInverseError, match=r"update 2: the perturbation was not inverted at 10 positions") as e:
+        ra.koopman.forward(q, k * 0.0, v, epsilon=0.0, tau=0.0)  # psi = phi = 0, and z = 0 ... has no single root
+    assert e.value.update == 2
+    assert e.value.positions[0] == (0, 0, 0)
+
+
+def test_another_candidate_is_tried() -> None:
+    q, k, v = qkv()
+    epsilon = np.asarray([[0.0], [3.0]])
+    out, saved = ra.koopman.forward(q, k, v, epsilon=epsilon)
+    np.testing.assert_array_equal(out, ra.koopman.forward(q, k, v, epsilon=3.0)[0])
+    gradient = ra.koopman.backward(saved, draw("d", *out.shape))["epsilon"]
+    assert gradient[0, 0] == 0.0
+    assert gradient[1, 0] != 0.0
+
+
+def test_twice_every_key_is_half_the_ridge() -> None:
+    q, k, v = qkv()
+    twice = [np.concatenate([x, x], axis=2) for x in (k, v)]
+    for fit, ridge in (("stein", 0.1), ("separable", 0.2)):
+        out = run(q, *twice, ridge=0.2, updates=3, fit=fit)
+        assert np.max(np.abs(out - run(q, k, v, ridge=ridge, updates=3, fit=fit))) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"fit": "separable"}, {"space": "full"}, {"augment": True}])
+def test_trouble_gives_finite_numbers(options: dict[str, Any]) -> None:
+    """One key; equal keys; no keys but 0; a trajectory that stands still; more transitions than keys."""
+    q, k, v = qkv()
+    for given in ((q, k[:, :, :1], v[:, :, :1]), (q, k[:, :, :1] + 0.0 * k, v), (q, 0.0 * k, v), (v, v, v)):
+        for updates in (2, 5):
+            out, saved = ra.koopman.forward(*given, perturbation="identity", updates=updates, **options)
+            gradients = ra.koopman.backward(saved, draw("d", *out.shape))
+            assert all(np.all(np.isfinite(x)) for x in (out, *gradients.values()))
+
+
+def test_a_query_that_sees_nothing_gives_nothing() -> None:
+    q, k, v = qkv()
+    mask = np.ones((5, 7), dtype=bool)
+    mask[2] = False
+    out, saved = ra.koopman.forward(q, k, v, perturbation="identity", mask=mask, updates=3)
+    assert np.all(out[:, :, 2] == 0.0)
+    assert np.all(ra.koopman.backward(saved, draw("d", *out.shape))["q"][:, :, 2] == 0.0)
+
+
+# --- a ridge for each coordinate
+
+
+def by_coordinate(ridges: Any, **options: Any) -> Any:
+    """The second query: where psi = pi the update is phi, and phi_p is that of the ridge of coordinate p."""
+    columns = []
+    for p, ridge in enumerate(ridges):
+        columns.append(run(*qkv(), ridge=float(ridge), epsilon=0.0, **options)[..., p])
+    return np.stack(columns, axis=-1)
+
+
+@pytest.mark.parametrize("form", ["dense", "shared"])
+@pytest.mark.parametrize("fit", ["stein", "separable"])
+def test_each_coordinate_has_the_operator_of_its_ridge(fit: str, form: str) -> None:
+    ridges = np.asarray([0.1, 2.0, 0.1, 0.7])
+    given: dict[str, Any] = {"fit": fit, "form": form, "jitter": 1e-3}
+    found = run(*qkv(), ridge=ridges[None, None], epsilon=0.0, **given)
+    np.testing.assert_allclose(found, by_coordinate(ridges, **given), rtol=0, atol=1e-12)
+    alike = run(*qkv(), ridge=np.full((1, 1, 4), 0.3), updates=4, **given)
+    np.testing.assert_allclose(alike, run(*qkv(), ridge=0.3, updates=4, **given), rtol=0, atol=1e-12)
+
+
+def test_psi_of_several_operators() -> None:
+    """(K psi)_p = a phi_p(q') + b (K_p phi_p)(q'), and psi takes that at the root: from fits of one ridge each."""
+    q, k, v = qkv()
+    ridges = (0.1, 2.0, 0.5, 0.7)
+    given: dict[str, Any] = {"perturbation": "identity", "epsilon": 0.4, "form": "dense"}
+    out = ra.koopman.forward(q, k, v, ridge=np.asarray(ridges)[None, None], **given)[0]
+    for p, ridge in enumerate(ridges):
+        inner = ra.koopman.forward(q, k, v, ridge=ridge, **given)[1].inner
+        step, kernel = inner.updates[0], inner.numbers.kernel(inner.options)
+
+        def kappa(x: Any, step: Any = step, kernel: Any = kernel) -> Any:
+            return np.squeeze(kernel.values(x[..., None, :], k[:, :, None]) @ np.swapaxes(step.dual, -1, -2), -2)
+
+        twice = np.sum(kappa(step.attended) * (step.koopman @ step.modes)[..., p], axis=-1)
+        image = np.sum(kappa(step.attended) * step.modes[..., p], axis=-1) + 0.4 * twice
+        reached = out[..., p] + 0.4 * np.sum(kappa(out) * step.modes[..., p], axis=-1)
+        np.testing.assert_allclose(reached, image, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["dense", "shared"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fit": "separable", "causal": True},
+        {"augment": True, "tau": 1.0, "ridge_scale": "mean"},
+        {"space": "full"},
+    ],
+)
+def test_gradients_of_ridges_by_coordinate(options: dict[str, Any], form: str) -> None:
+    """Two coordinates share a ridge, and have gradients of their own; two candidates and two updates."""
+    q, k, v = qkv(4, 4, 3)
+    ridges = np.asarray([[[0.2, 0.5, 0.2], [0.4, 0.4, 0.1]], [[0.3, 0.3, 0.9], [1.0, 0.2, 0.2]]])
+    given: dict[str, Any] = {"perturbation": "identity", "updates": 3, "jitter": 1e-2, "form": form, "epsilon": 0.3}
+    leaves = {"q": q, "k": k, "v": v, "ridge": ridges}
+    out, saved = ra.koopman.forward(**leaves, **given, **options)
+    upstream = draw("d", *out.shape)
+    found = ra.koopman.backward(saved, upstream)
+    assert np.all(found["ridge"][1] == 0.0)
+    assert len(np.unique(found["ridge"][0])) == 6
+
+    def loss(name: str, moved: Any) -> float:
+        return float(np.sum(ra.koopman.forward(**{**leaves, name: moved}, **given, **options)[0] * upstream))
+
+    for n in range(6):
+        step = np.zeros((2, 2, 3))
+        step[0].flat[n] = 1e-4
+        change = (loss("ridge", ridges + step) - loss("ridge", ridges - step)) / 2e-4
+        assert found["ridge"][0].flat[n] == pytest.approx(change, rel=1e-4, abs=1e-8)
+    for name in "qkv":
+        step = 1e-4 * draw(f"to {name}", *leaves[name].shape)
+        change = loss(name, leaves[name] + step) - loss(name, leaves[name] - step)
+        assert 2.0 * np.sum(found[name] * step) == pytest.approx(change, rel=1e-5, abs=1e-9)
+
+
+# --- what is not finite
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"form": "dense"},
+        {"form": "dense", "fit": "separable", "causal": True},
+        {"form": "shared"},
+        {"form": "shared", "fit": "separable", "causal": True},
+    ],
+)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_what_is_not_finite_goes_on(name: str, options: dict[str, Any], bad: float) -> None:
+    """As NaN, and raises nothing; other heads, and for a query all others, keep their bits."""
+    arrays = dict(zip("qkv", qkv(5, 5), strict=True))
+    given: dict[str, Any] = {"perturbation": "identity", "updates": 3, **options}
+    out = ra.koopman.forward(**arrays, **given)[0]
+    arrays[name] = arrays[name].copy()
+    arrays[name][0, 1, 2, 0] = bad
+    with np.errstate(all="ignore"):
+        other, saved = ra.koopman.forward(**arrays, **given)
+        gradients = ra.koopman.backward(saved, np.ones_like(out))
+    assert np.array_equal(other[0, 0], out[0, 0])
+    assert np.all(np.isnan(other[0, 1, 2]))
+    assert np.any(np.isnan(gradients[name][0, 1]))
+    assert np.all(np.isfinite(gradients["q"][0, 0]))
+    if name == "q":
+        rest = [0, 1, 3, 4]
+        assert np.array_equal(other[0, 1, rest], out[0, 1, rest])
+
+
+def test_numbers_that_overflow_within_are_an_error() -> None:
+    """Finite numbers came in, and there is no inverse to be had."""
+    q, k, v = qkv()
+    with np.errstate(all="ignore"), pytest.raises(KoopmanInverseError):
+        ra.koopman.forward(q, 1e200 * k, v, updates=3)
