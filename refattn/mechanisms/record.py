@@ -111,7 +111,8 @@ class Mechanism:
     one_sequence
         Whether queries and keys are those of the same tokens, and so have to be as many.
     configs
-        Further configurations of the block whose gradients are checked, beside width and heads.
+        Further configurations of the block whose gradients are checked, beside width and heads. A ``Config`` that reads
+        fewer fields of the context than the mechanism tells them as ``reads``.
     sampled
         Options that the samples of laws are given, where the defaults are not what laws should be tried on.
     huge
@@ -131,7 +132,9 @@ class Mechanism:
         parameters whose arrays grew at the end of their axes, ``search(loss, before, slope, options)``,
         ``facts_of(found)`` and ``width(params)``.
     diagnostics
-        A further ability, None where the mechanism has none.
+        How far a block is from rest, None where there is no such thing: a module with ``force(saved)`` for what the
+        block's forward saved, which returns the sum of the squared norms of the gradient of an energy over batch and
+        heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
     """
 
     name: str

@@ -25,7 +25,7 @@ from refattn.train.interrupt import interruptible
 from refattn.train.optimiser import AdamWState, clip
 from refattn.train.sample import generate
 from refattn.train.settings import Settings
-from refattn.train.step import loss_and_gradients, score, to_tokens
+from refattn.train.step import loss_and_gradients, measured, score, to_tokens
 from refattn.xp import Array
 
 
@@ -157,16 +157,20 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     """
     number = state.step + 1
     batch = _batch(state.params, settings, text, number)
-    rate = settings.schedule(number)
+    adapts = settings.gamma is not None
 
-    def compute() -> tuple[float, float, model.Params, AdamWState]:
-        loss, gradients = loss_and_gradients(state.params, *batch, settings.accumulate)
+    def compute() -> tuple[float, float, model.Params, AdamWState, float, float | None]:
+        loss, gradients, force = measured(state.params, *batch, settings.accumulate, forces=adapts)
         clipped, norm = clip(gradients, settings.clip)
-        return loss, float(norm), *settings.optimiser.update(state.moments, state.params, clipped, rate)
+        rate = settings.rate(number, force)
+        return loss, float(norm), *settings.optimiser.update(state.moments, state.params, clipped, rate), rate, force
 
-    loss, norm, params, moments = diagnose.watched(state.params, compute, lambda found: diagnose.not_finite(*found[:3]))
+    found = diagnose.watched(state.params, compute, lambda found: diagnose.not_finite(*found[:3]))
+    loss, norm, params, moments, rate, force = found
     tokens = state.tokens + settings.batch * settings.context
-    row = {"step": number, "loss": loss, "rate": rate, "norm": norm, "tokens": tokens}
+    row = {"step": number, "loss": loss, "rate": rate, "norm": norm, "tokens": tokens} | (
+        {"force": force} if adapts else {}
+    )
     history = state.history
     if settings.growing is not None:
         history = history.after(loss, settings.growing[0].window)

@@ -203,6 +203,15 @@ class AdamW:
         return p, m, v
 
 
+def adaptive_rate(force: float, gamma: float, largest: float) -> float:
+    """Return gamma / force, at most `largest`: the rate of a step where the gradient of an energy has the norm `force`.
+
+    Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium), where the rate has no bound:
+    near a minimum its steps then have a constant length and never arrive.
+    """
+    return min(largest, gamma / (force + 1e-12))
+
+
 def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     """Return the gradients, scaled down where their norm is above `limit`, and the norm that they had.
 

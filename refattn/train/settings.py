@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import model
+from refattn.mechanisms import registry
 from refattn.mechanisms.arguments import check_is
 from refattn.train import growing
 from refattn.train.arguments import check_real, check_whole
-from refattn.train.optimiser import AdamW, default_groups
+from refattn.train.optimiser import AdamW, adaptive_rate, default_groups
 from refattn.train.schedule import WarmupCosine
 
 MAPPINGS = ("block", "growth")
@@ -40,6 +41,8 @@ class Settings:
         The schedule: the highest rate, the steps that lead up to it, and the last rate as a part of the highest.
     beta1, beta2, epsilon, weight_decay, clip
         AdamW, and the largest norm of the gradients (None: no limit).
+    gamma
+        A step's rate is at most gamma / |grad E|, of a mechanism whose diagnostics tell that norm (None: no limit).
     seed
         Of the parameters, the order of the data and the sample.
     grow, growth
@@ -76,6 +79,7 @@ class Settings:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     clip: float | None = 1.0
+    gamma: float | None = None
     seed: int = 0
     grow: str | Sequence[int] | None = None
     growth: Mapping[str, Any] = field(default_factory=dict)
@@ -104,6 +108,11 @@ class Settings:
             raise ValueError(f"accumulate: got {self.accumulate}, needs a divisor of the batch of {self.batch}")
         if self.clip is not None:
             check_real("clip", self.clip, 0.0, above=True)
+        if self.gamma is not None:
+            check_real("gamma", self.gamma, 0.0, above=True)
+            if registry.mechanism(self.mechanism).diagnostics is None:
+                able = [n for n in registry.list_mechanisms() if registry.mechanism(n).diagnostics is not None]
+                raise ValueError(f"gamma: got {self.gamma} with {self.mechanism}, needs one of {', '.join(able)}")
         self.model, self.schedule, self.optimiser, self.growing  # noqa: B018 (each checks its own)
 
     @property
@@ -120,6 +129,11 @@ class Settings:
     def schedule(self) -> WarmupCosine:
         """The learning rate of each step; a run shorter than the warm-up only warms up."""
         return WarmupCosine(self.learning_rate, min(self.warmup, self.steps - 1), self.steps, self.floor)
+
+    def rate(self, step: int, force: float | None) -> float:
+        """Return the learning rate of a step, where the gradient of an energy has the norm `force`."""
+        largest = self.schedule(step)
+        return largest if force is None or self.gamma is None else adaptive_rate(force, self.gamma, largest)
 
     @property
     def optimiser(self) -> AdamW:

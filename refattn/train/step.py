@@ -22,12 +22,23 @@ from refattn.xp import Array, backend, device, namespace, sum_wide
 SHARD_TOKENS = 512
 """Tokens of a shard."""
 
+Force = tuple[float, int]
+"""What the diagnostics of a block tell: a sum of squares, and of how many."""
+
 PARTS = 8
 """Parts of a batch: each holds gradients of its own."""
 
 
 def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate: int = 1) -> tuple[float, Params]:
-    """Return the mean loss of the targets in nats, and its gradients.
+    """Return the mean loss of the targets in nats, and its gradients; the arguments are those of `measured`."""
+    loss, gradients, _ = measured(params, inputs, targets, accumulate)
+    return loss, gradients
+
+
+def measured(
+    params: Params, inputs: Array, targets: Array, accumulate: int = 1, *, forces: bool = False
+) -> tuple[float, Params, float | None]:
+    """Return the mean loss of the targets in nats, its gradients, and how far blocks are from rest.
 
     Parameters
     ----------
@@ -38,6 +49,9 @@ def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate
     accumulate
         Take the sequences in so many portions, one after the other, and add up: the same loss and gradients, with the
         memory of one portion.
+    forces
+        Whether to ask the mechanism's diagnostics of its blocks: for each layer the root mean square of the norm over
+        batch and heads, summed over layers. Otherwise None is returned.
     """
     size, accumulate = inputs.shape[0], check_whole("accumulate", accumulate, 1)
     if size % accumulate:
@@ -46,12 +60,17 @@ def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate
     portion = size // accumulate
     loss = 0.0
     gradients: list[Params] = []
+    asked: list[Force] = [(0.0, 0)] * (len(params.layers) if forces else 0)
     for first in range(0, size, portion):
         parts = parts_of(params, first, first + portion, inputs.shape[1])
-        found = backend(params.token_embedding).map(lambda part: _part(params, inputs, targets, part, weight), parts)
-        loss += sum(float(part_loss) for part_loss, _ in found)
-        gradients = [_sum(gradients + [part_gradients for _, part_gradients in found])]
-    return loss * weight, gradients[0]
+        found = backend(params.token_embedding).map(
+            lambda part: _part(params, inputs, targets, part, weight, forces), parts
+        )
+        loss += sum(float(part_loss) for part_loss, _, _ in found)
+        gradients = [_sum(gradients + [part_gradients for _, part_gradients, _ in found])]
+        asked = functools.reduce(_more, (part_forces for _, _, part_forces in found), asked)
+    total_force = sum(math.sqrt(squares / count) for squares, count in asked) if forces else None
+    return loss * weight, gradients[0], total_force
 
 
 def parts_of(params: Params, first: int, stop: int, tokens: int) -> list[list[slice]]:
@@ -64,20 +83,35 @@ def parts_of(params: Params, first: int, stop: int, tokens: int) -> list[list[sl
     return [shards[n : n + each] for n in range(0, len(shards), each)]
 
 
-def _part(params: Params, inputs: Array, targets: Array, shards: list[slice], weight: float) -> tuple[Array, Params]:
-    """Return the sum of the losses of some sequences, and the gradients of `weight` times that sum."""
-    found = (_shard(params, inputs[rows, :], targets[rows, :], weight) for rows in shards)
-    return functools.reduce(lambda a, b: (a[0] + b[0], _sum([a[1], b[1]])), found)
+def _part(
+    params: Params, inputs: Array, targets: Array, shards: list[slice], weight: float, forces: bool
+) -> tuple[Array, Params, list[Force]]:
+    """Return the sum of the losses of some sequences, the gradients of `weight` times that sum, and the forces."""
+    found = (_shard(params, inputs[rows, :], targets[rows, :], weight, forces) for rows in shards)
+    return functools.reduce(lambda a, b: (a[0] + b[0], _sum([a[1], b[1]]), _more(a[2], b[2])), found)
 
 
-def _shard(params: Params, inputs: Array, targets: Array, weight: float) -> tuple[Array, Params]:
+def _more(a: list[Force], b: list[Force]) -> list[Force]:
+    return [(x[0] + y[0], x[1] + y[1]) for x, y in zip(a, b, strict=True)]
+
+
+def _shard(
+    params: Params, inputs: Array, targets: Array, weight: float, forces: bool
+) -> tuple[Array, Params, list[Force]]:
     xp = namespace(params.token_embedding, inputs)
+    found: dict[int, Force] = {}
+
+    def watch(index: int, block: Any, saved: Any, d_state: Any) -> None:
+        squares, count = params.config.record.diagnostics.force(saved)
+        found[index] = float(squares), count
+
     logits, saved = model.forward(params, inputs, training=True)
     losses, loss_saved = cross_entropy_forward(logits, targets)
     # forward: loss = weight * sum(losses)
     d_losses = xp.full(losses.shape, weight, dtype=losses.dtype, device=device(losses))
     d_logits = cross_entropy_backward(loss_saved, d_losses)
-    return sum_wide(losses), model.backward(params, saved, d_logits)
+    gradients = model.backward(params, saved, d_logits, watch=watch if forces else None)
+    return sum_wide(losses), gradients, [found[index] for index in sorted(found)]
 
 
 def _sum(parts: list[Params]) -> Params:

@@ -234,7 +234,6 @@ def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
 def block_subjects(mechanism: Mechanism) -> Iterator[Subject]:
     """Yield one step of the block for each configuration and context."""
     known = {field.name for field in dataclasses.fields(mechanism.block.Config)}
-    read = [tuple(name for name in fields if name in mechanism.reads) for fields in CONTEXTS]
     seen: list[Any] = []
     for n, given in enumerate((*CONFIGS, *({**CONFIGS[0], **more} for more in mechanism.configs))):
         config = mechanism.block.Config(**{name: x for name, x in given.items() if name in known})
@@ -242,7 +241,11 @@ def block_subjects(mechanism: Mechanism) -> Iterator[Subject]:
         if config in seen:
             continue
         seen.append(config)
-        for context in dict.fromkeys(read if n < len(CONFIGS) else read[1:2]):
+        reads = getattr(config, "reads", mechanism.reads)
+        read = [tuple(name for name in fields if name in reads) for fields in CONTEXTS]
+        if n >= len(CONFIGS):
+            read = read[1:3] if "memory" in reads else read[1:2]
+        for context in dict.fromkeys(read):
             yield _block_subject(mechanism, config, [*context], f"block {n} with {', '.join(context) or 'no context'}")
 
 

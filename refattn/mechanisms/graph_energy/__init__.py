@@ -5,6 +5,7 @@ from __future__ import annotations
 from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.graph_energy import block as _block
 from refattn.mechanisms.graph_energy import core as _core
+from refattn.mechanisms.graph_energy import diagnostics as _diagnostics
 from refattn.mechanisms.graph_energy import flow as _flow
 from refattn.mechanisms.graph_energy import graph as _graph
 from refattn.mechanisms.graph_energy import loops as _loops
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _TITLE = "Graph energy attention"
-_READS = ("mask", "key_mask", "causal")
+_READS = ("mask", "key_mask", "causal", "memory", "memory_mask")
 _BLOCK = Block(_block, _TITLE, _READS)
 
 record = Mechanism(
@@ -69,5 +70,11 @@ record = Mechanism(
     conventions=_CONVENTIONS,
     differentiable=("mu", "kappa", "scale", "tau", "step"),
     one_sequence=True,
+    configs=(
+        {"kind": "proximal", "tau": 0.2, "learn_tau": True, "learn_step": True, "step": 0.2, "steps": 3},
+        {"graph_scores": "kk", "kind": "soft", "tau": 0.1, "learn_tau": True, "symmetrise": "min", "steps": 3},
+        {"graph_scores": "kk", "state": "query", "steps": 3},
+    ),
     stream=Stream(_stream, _BLOCK),
+    diagnostics=_diagnostics,
 )

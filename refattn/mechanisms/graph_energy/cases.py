@@ -21,19 +21,27 @@ def _case(
     h: int = 4,
     g: int | None = None,
     n: int = 21,
+    rows: int | None = None,
     d: int = 16,
     e: int | None = None,
     logits: float = 1.0,
     mask: Input | None = None,
     bias: Input | None = None,
+    start: Input | None = None,
     **options: Any,
 ) -> Case:
     g, e = h if g is None else g, d if e is None else e
-    inputs = {"q": Input((b, h, n, d), "normal", {"scale": logits}), "k": Input((b, g, n, d)), "v": Input((b, g, n, e))}
+    inputs = {
+        "q": Input((b, h, rows or n, d), "normal", {"scale": logits}),
+        "k": Input((b, g, n, d)),
+        "v": Input((b, g, n, e)),
+    }
     if mask is not None:
         inputs["mask"] = mask
     if bias is not None:
         inputs["bias"] = bias
+    if start is not None:
+        inputs["start"] = start
     if options.get("coupling") == "polynomial":
         inputs["coefficients"] = Input((3,))
     return Case(name, group, inputs, options, purpose)
@@ -61,6 +69,18 @@ CASES = (
     _case("emptied-zero", "emptied", "they become 0", tau=0.55, mask=_mask(21, 21, keep=0.2), empty="zero"),
     _case("bias", "plain", "scores of heads have a bias", bias=Input((4, 21, 21))),
     _case("soft", "threshold", "tau is subtracted", kind="soft", tau=0.3, step=0.25),
+    _case("proximal", "threshold", "tau is subtracted after every step", kind="proximal", tau=0.3, n=11),
+    _case(
+        "cross",
+        "cross",
+        "queries attend other tokens, some of which none may attend",
+        n=13,
+        rows=7,
+        start=Input((13,)),
+        mask=_mask(1, 1, 7, 13, keep=0.3),
+        graph_scores="kk",
+    ),
+    _case("cross-query", "cross", "a distribution for each query", n=11, rows=5, state="query", graph_scores="kk"),
     _case("mean", "graph", "symmetric, with large degrees", symmetrise="mean", step=0.1),
     _case("min", "graph", "symmetric, with small degrees", symmetrise="min"),
     _case("directed", "graph", "no symmetry at all", symmetrise="none", mu=0.5, kappa=2.0, step=0.2),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from refattn import tree
 from refattn.mechanisms.arguments import check_is, check_number
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.graph_energy.core import CHOICES
-from refattn.mechanisms.graph_energy.options import choice
+from refattn.mechanisms.graph_energy.options import CHOICES, choice
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace
 
@@ -32,11 +32,14 @@ class Config:
         Widths of a head (None: width / heads; None: as head_width).
     bias, residual
         Whether the projections have biases, and whether x is added to the result.
-    state, coupling, intrinsic, tau, steps, integrator, symmetrise, scale, kind, empty, adjoint
-        As in the core; the coupling is one whose slope is at most 1, the intrinsic force "anchor" or "none".
+    state, coupling, intrinsic, tau, steps, integrator, symmetrise, graph_scores, scale, kind, empty, adjoint
+        As in the core; the coupling is one whose slope is at most 1, the intrinsic force "anchor" or "none". With the
+        graph scores "kk" tokens may attend a memory, and where scores of keys start is learned.
     step
         None: 1/L of the learned strengths, or for the graphs "mean" and "causal_mirror", whose degrees have no bound,
         the core's own, a constant.
+    learn_step, learn_tau
+        Whether the step and the threshold are learned, per head, from what they would be otherwise.
     """
 
     width: int
@@ -54,10 +57,13 @@ class Config:
     steps: int = 10
     integrator: str = "euler"
     symmetrise: str | None = None
+    graph_scores: str = "qk"
     scale: float | None = None
     kind: str = "hard"
     empty: str = "argmax"
     adjoint: str = "unroll"
+    learn_step: bool = False
+    learn_tau: bool = False
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "kv_heads", "head_width", "value_width", "steps"):
@@ -70,7 +76,7 @@ class Config:
             raise ValueError(f"kv_heads: got {self.kv_heads}, needs a divisor of the {self.heads} heads")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}, or a head_width")
-        for name in ("bias", "residual"):
+        for name in ("bias", "residual", "learn_step", "learn_tau"):
             check_is(name, getattr(self, name), bool)
         for name in ("tau", "step", "scale"):
             if getattr(self, name) is not None:
@@ -81,6 +87,34 @@ class Config:
         for name, choices in CHOICES.items():
             if name not in ("coupling", "intrinsic") and getattr(self, name) is not None:
                 choice(name, getattr(self, name), choices)
+        if self.learn_tau and self.kind == "hard":
+            raise ValueError(
+                'learn_tau: got True with kind="hard", whose threshold has no gradient; needs another kind'
+            )
+        if self.learn_tau and not self.first_tau > 0.0:
+            raise ValueError(f'tau: got {self.tau} with learn_tau and state="{self.state}", needs a number above 0')
+        if self.learn_step and self.step is None and self.symmetrise in ("mean", "causal_mirror"):
+            raise ValueError(f'step: got None with learn_step and symmetrise="{self.symmetrise}", needs a number')
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of the context that a block of this configuration reads."""
+        return ("mask", "key_mask", *(("memory", "memory_mask") if self.graph_scores == "kk" else ("causal",)))
+
+    @property
+    def first_tau(self) -> float:
+        """Where a threshold that is learned starts; 0 where there is none."""
+        return self.tau if self.tau is not None else 0.4 if self.state == "token" else 0.0
+
+    @property
+    def first_step(self) -> float:
+        """Where a step that is learned starts."""
+        return self.step if self.step is not None else 1.0 / 3.0 if self.intrinsic == "anchor" else 0.5
+
+    @property
+    def probes(self) -> bool:
+        """Whether it is learned where scores of keys start."""
+        return self.graph_scores == "kk" and self.state == "token"
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -91,7 +125,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Params:
-    """Weights (in, out), biases (None where the configuration has none), and the raw strengths (h,) of the forces."""
+    """Weights (in, out), biases (None where the configuration has none), and the raw numbers (h,) that are learned."""
 
     config: Config
     w_q: Array  # (m, h*d)
@@ -100,6 +134,9 @@ class Params:
     w_o: Array  # (h*e, m)
     raw_kappa: Array  # (h)
     raw_mu: Array | None = None  # (h)
+    raw_step: Array | None = None  # (h)
+    raw_tau: Array | None = None  # (h)
+    probe: Array | None = None  # (h, d)
     b_q: Array | None = None
     b_k: Array | None = None
     b_v: Array | None = None
@@ -107,7 +144,10 @@ class Params:
 
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
-    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, biases of 0, and mu = kappa = 1."""
+    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, biases of 0, and mu = kappa = 1.
+
+    A step and a threshold that are learned start at what the configuration says, and a probe like a weight.
+    """
     h, g, d, e = config.sizes
     m = config.width
     xp = namespace(like)
@@ -127,10 +167,19 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
         return xp.full((size,), value, dtype=like.dtype, device=device(like))
 
     weights = (weight("w_q", m, h * d), weight("w_k", m, g * d), weight("w_v", m, g * e), weight("w_o", h * e, m))
-    raw = math.log(math.expm1(1.0))
-    raw_mu = constant(h, raw) if config.intrinsic == "anchor" else None
+
+    def raw(size: float, there: bool = True) -> Array | None:
+        """Return what the softplus of is a number."""
+        return constant(h, math.log(math.expm1(size))) if there else None
+
+    learned = (
+        raw(1.0, config.intrinsic == "anchor"),
+        raw(config.first_step, config.learn_step),
+        raw(config.first_tau if config.learn_tau else 1.0, config.learn_tau),
+        namespace(like).matrix_transpose(weight("probe", d, h)) if config.probes else None,
+    )
     biases = (constant(h * d, 0.0), constant(g * d, 0.0), constant(g * e, 0.0), constant(m, 0.0))
-    return Params(config, *weights, constant(h, raw), raw_mu, *(biases if config.bias else (None,) * 4))
+    return Params(config, *weights, raw(1.0), *learned, *(biases if config.bias else (None,) * 4))
 
 
 def check_params(params: Params) -> None:
@@ -139,8 +188,10 @@ def check_params(params: Params) -> None:
     if params.config.bias:
         needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
     needs["raw_kappa"] = (h,)
-    if params.config.intrinsic == "anchor":
-        needs["raw_mu"] = (h,)
+    own = {"raw_mu": params.config.intrinsic == "anchor", "raw_step": params.config.learn_step}
+    needs |= {name: (h,) for name, there in (own | {"raw_tau": params.config.learn_tau}).items() if there}
+    if params.config.probes:
+        needs["probe"] = (h, d)
     shapes = {name: tuple(x.shape) for name, x in tree.flatten(params).items()}
     for name in {**needs, **shapes}:
         if shapes.get(name) != needs.get(name):
@@ -155,7 +206,7 @@ def is_bounded(config: Config, context: Context) -> bool:
     return symmetrise not in ("mean", "causal_mirror")
 
 
-def core_options(config: Config, mu: Array | None, kappa: Array, step: Array | None) -> dict[str, Any]:
-    """Return the options of the core; None stands for what is not learned."""
-    chosen = {name: getattr(config, name) for name in (*CHOICES, "tau", "steps", "scale")}
-    return chosen | {"mu": 0.0 if mu is None else mu, "kappa": kappa, "step": config.step if step is None else step}
+def core_options(config: Config, numbers: Mapping[str, Array | None]) -> dict[str, Any]:
+    """Return the options of the core, for the numbers that are learned; None stands for what is not."""
+    chosen = {name: getattr(config, name) for name in (*CHOICES, "tau", "step", "steps", "scale")}
+    return chosen | {"mu": 0.0} | {name: x for name, x in numbers.items() if x is not None}

@@ -14,27 +14,13 @@ from refattn.mechanisms.arguments import (
     check_qkv,
 )
 from refattn.mechanisms.graph_energy import attend
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS, Coupling
+from refattn.mechanisms.graph_energy.couplings import Coupling
 from refattn.mechanisms.graph_energy.forms import form_of, module_of
-from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS
-from refattn.mechanisms.graph_energy.options import ADJOINTS, EMPTY, GRAPHS, KINDS, STATES, Options, check_options
+from refattn.mechanisms.graph_energy.options import NUMBERS, USUAL, Options, check_options
 from refattn.mechanisms.graph_energy.polynomial import check_coefficients
 from refattn.mechanisms.graph_energy.sparse import CSR
-from refattn.mechanisms.graph_energy.tableaus import TABLEAUS
 from refattn.ops.masks import Causal, allowed_pairs, causal_offset
-from refattn.xp import Array, all_finite, namespace, raised
-
-CHOICES = {
-    "state": STATES,
-    "coupling": (*COUPLINGS, "polynomial"),
-    "intrinsic": tuple(INTRINSICS),
-    "integrator": tuple(TABLEAUS),
-    "symmetrise": GRAPHS,
-    "kind": KINDS,
-    "empty": EMPTY,
-    "adjoint": ADJOINTS,
-}
-"""The options that are one of several names."""
+from refattn.xp import Array, namespace, raised
 
 
 @dataclass(frozen=True)
@@ -48,7 +34,7 @@ class Saved:
     weights
         (b, h, i, j): the attention weights p; None in state "feature".
     graph
-        (b, h, i, j): the links w on which scores flowed.
+        (b, h, j, j): the links w on which scores flowed.
     scores
         (b, h, j, c): the scores after the last step, before the threshold.
     """
@@ -85,6 +71,8 @@ def forward(
     stop_level: float | None = None,
     symmetrise: str | None = None,
     graph: Array | CSR | None = None,
+    graph_scores: str = "qk",
+    start: Array | None = None,
     mask: Array | None = None,
     causal: Causal = False,
     scale: float | Array | None = None,
@@ -104,7 +92,8 @@ def forward(
     q
         (b, h, n, d), float64, float32, float16 or bfloat16; the last two are computed in float32.
     k
-        (b, g, n, d) with g a divisor of h: each key/value head serves h/g consecutive query heads. As many tokens as q.
+        (b, g, n, d) with g a divisor of h: each key/value head serves h/g consecutive query heads. As many tokens as q,
+        unless `graph_scores` is "kk".
     v
         (b, g, n, e).
     state
@@ -119,7 +108,8 @@ def forward(
     intrinsic
         "anchor": a score is drawn to where it started; "none"; "double_well".
     mu, kappa
-        Strength of the intrinsic force and of the coupling: a number, or an array (h,).
+        Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
+        node, which `refattn.mechanisms.graph_energy.sharing` takes from a table.
     tau
         Threshold, at least 0: a number, or an array (h,). None means 0.4 for "token", a quarter of the mean weight for
         "query" and 0 for "feature".
@@ -144,6 +134,11 @@ def forward(
         Links of your own in place of those: an array (n, n), or one for each head, of weights or booleans, which hold
         where i may attend j; or a sparse one, `refattn.mechanisms.graph_energy.CSR`, which `window_graph`,
         `nearest_graph` and `sparse_graph` make. It is a constant of the backward.
+    graph_scores
+        "qk": links come from the scores of the tokens; "kk": from those of keys with keys, and the queries, any number
+        of them, are no nodes. Keys that no query may attend are none either.
+    start
+        Where scores start, in state "token": an array that broadcasts to (b, h, n). None: the sigmoid of s_jj.
     mask
         Boolean, broadcastable to (b, h, n, n); True = may attend. Padding has to be masked as keys and as queries.
     causal
@@ -151,10 +146,11 @@ def forward(
     scale
         Factor of the scores; None means 1/sqrt(d).
     bias
-        Broadcastable to (b, h, n, n): what is added to the scores. An array `table[classes[:, None], classes]` shares a
-        table among tokens of the same classes.
+        Broadcastable to (b, h, n, n): what is added to the scores; tokens may share those of a table, see
+        `refattn.mechanisms.graph_energy.sharing`.
     kind
-        The threshold: "hard" (below tau: 0) or "soft" (tau is subtracted).
+        The threshold: "hard" (below tau: 0), "soft" (tau is subtracted) or "proximal" (step times tau is subtracted
+        after every step of Euler, which lowers the energy plus tau times the sum of the scores).
     signed
         Whether |x| is compared with tau; None means only in state "feature".
     straight_through
@@ -202,41 +198,11 @@ def forward(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
+    given = {name: value for name, value in locals().items() if name in USUAL}
     xp = check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
     check_qkv(q, k, v)
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"k: got {k.shape[2]} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph"
-        )
     plane = (*q.shape[:3], k.shape[2])
-    options = check_options(
-        q,
-        causal=check_causal(causal) is not False,
-        state=state,
-        coupling=coupling,
-        coefficients=coefficients,
-        intrinsic=intrinsic,
-        mu=mu,
-        kappa=kappa,
-        tau=tau,
-        step=step,
-        steps=steps,
-        integrator=integrator,
-        accuracy=accuracy,
-        stop_force=stop_force,
-        stop_plateau=stop_plateau,
-        stop_level=stop_level,
-        symmetrise=symmetrise,
-        graph=graph,
-        scale=scale,
-        bias=bias,
-        kind=kind,
-        signed=signed,
-        straight_through=straight_through,
-        empty=empty,
-        adjoint=adjoint,
-        checkpoint=checkpoint,
-    )
+    options = check_options(q, k.shape[2], causal=check_causal(causal) is not False, **given)
     if mask is not None and isinstance(graph, CSR):
         raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges that it hides")
     mask = check_mask(mask, plane)
@@ -247,19 +213,10 @@ def forward(
     out, inner = equations.active(attend).forward(
         raised(q), raised(k), raised(v), allowed=allowed, options=options, form=module_of(chosen)
     )
-    check_scores(inner)
+    attend.check_scores(inner)
     if coefficients is not None:
-        coefficients = check_coefficients(coefficients, q)
-    numbers = {
-        "coefficients": coefficients,
-        "mu": mu,
-        "kappa": kappa,
-        "scale": scale,
-        "tau": tau,
-        "step": step,
-        "bias": bias,
-    }
-    given = {name: tuple(getattr(x, "shape", ())) for name, x in numbers.items() if x is not None}
+        given["coefficients"] = check_coefficients(coefficients, q)
+    shapes = {name: tuple(getattr(given[name], "shape", ())) for name in NUMBERS if given[name] is not None}
     saved = Saved(
         chosen,
         inner.readout.weights,
@@ -267,14 +224,20 @@ def forward(
         inner.readout.x,
         tuple(out.shape),
         q,
-        given,
+        shapes,
         options,
         inner,
     )
     return xp.astype(out, q.dtype, copy=False), saved
 
 
-def backward(saved: Saved, d_out: Array, d_weights: Array | None = None) -> dict[str, Array]:
+def backward(
+    saved: Saved,
+    d_out: Array,
+    d_weights: Array | None = None,
+    d_scores: Array | None = None,
+    d_graph: Array | None = None,
+) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
 
     Parameters
@@ -283,13 +246,14 @@ def backward(saved: Saved, d_out: Array, d_weights: Array | None = None) -> dict
         What `forward` returned.
     d_out
         (b, h, n, e): gradient of the loss with respect to `out`.
-    d_weights
-        (b, h, n, n): gradient with respect to `saved.weights`, where the loss depends on them.
+    d_weights, d_scores, d_graph
+        Gradients with respect to `saved.weights`, `saved.scores` and `saved.graph`, of their shapes, where the loss
+        depends on them, as with `refattn.mechanisms.graph_energy.regularisers`.
 
     Returns
     -------
     dict of str to Array
-        "q", "k", "v", "mu" and "kappa", and "scale", "tau", "step", "bias" and "coefficients" where they were given,
+        "q", "k", "v", "mu" and "kappa", and "scale", "tau", "step", "bias", "start" and "coefficients" where given,
         each of the shape of its argument. A step that was not given is a constant.
 
     Raises
@@ -305,29 +269,17 @@ def backward(saved: Saved, d_out: Array, d_weights: Array | None = None) -> dict
     """
     check_is("saved", saved, Saved)
     check_gradient("d_out", d_out, saved.shape, saved.like)
-    if d_weights is not None:
-        if saved.weights is None:
-            raise ValueError('d_weights was given, but state="feature" has no weights')
-        check_gradient("d_weights", d_weights, saved.weights.shape, saved.like)
     xp, like = namespace(saved.like), raised(saved.like)
-    gradients = equations.active(attend).backward(
-        saved.inner,
-        xp.astype(d_out, like.dtype, copy=False),
-        None if d_weights is None else xp.astype(d_weights, like.dtype, copy=False),
-    )
+    if d_weights is not None and saved.weights is None:
+        raise ValueError('d_weights was given, but state="feature" has no weights')
+    if d_graph is not None and isinstance(saved.graph, CSR):
+        raise ValueError("d_graph was given, but a sparse graph is a constant")
+    read = {"weights": d_weights, "scores": d_scores, "graph": d_graph}
+    for name, gradient in read.items():
+        if gradient is not None:
+            check_gradient(f"d_{name}", gradient, getattr(saved, name).shape, saved.like)
+            read[name] = xp.astype(gradient, like.dtype, copy=False)
+    d_result = xp.astype(d_out, like.dtype, copy=False)
+    gradients = equations.active(attend).backward(saved.inner, d_result, read)
     gradients |= {name: xp.reshape(gradients[name], shape) for name, shape in saved.given.items()}
     return {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in ("q", "k", "v", *saved.given)}
-
-
-def check_scores(inner: attend.Saved) -> None:
-    """Raise where finite scores have become infinite."""
-    if all_finite(inner.readout.x) is not False:
-        return
-    if all_finite(inner.graph.start) is False or all_finite(_links(inner.graph.graph)) is False:
-        return  # so were the inputs
-    at = next(n for n, x in enumerate(inner.flow.states) if all_finite(x) is False)
-    raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.flow.law.step}")
-
-
-def _links(graph: Array | CSR) -> Array:
-    return graph.data if isinstance(graph, CSR) else graph

@@ -7,14 +7,20 @@ import warnings
 from types import ModuleType
 
 from refattn.mechanisms.graph_energy.intrinsic import Number
-from refattn.mechanisms.graph_energy.law import Law, Stop
+from refattn.mechanisms.graph_energy.law import Law, Stop, Threshold
 from refattn.mechanisms.graph_energy.options import Options, any_of
-from refattn.mechanisms.graph_energy.readout import Threshold
 from refattn.mechanisms.graph_energy.sparse import CSR, degrees
 from refattn.xp import Array, concrete, namespace
 
 
-def law_of(options: Options, graph: Array, visible: Array | None, balance: Array | None, form: ModuleType) -> Law:
+def law_of(
+    options: Options,
+    graph: Array,
+    visible: Array | None,
+    balance: Array | None,
+    form: ModuleType,
+    threshold: Threshold,
+) -> Law:
     """Return the law of the flow, with a step of 1/L where none is given; such a step is a constant of the backward."""
     bound = _bound(options, graph, visible)
     step = options.step
@@ -47,18 +53,19 @@ def law_of(options: Options, graph: Array, visible: Array | None, balance: Array
         accuracy=options.accuracy,
         stop=stop,
         checkpoint=options.checkpoint,
+        threshold=threshold,
     )
 
 
-def threshold_of(options: Options, allowed: Array | None, q: Array) -> Threshold:
+def threshold_of(options: Options, allowed: Array | None, attention: Array) -> Threshold:
     """Return the threshold; without a tau 0.4 for "token", a quarter of the mean for "query", 0 for "feature"."""
     tau = options.tau
     if tau is None and options.state == "query":
         if allowed is None:
-            tau = 0.25 / max(q.shape[2], 1)
+            tau = 0.25 / max(attention.shape[3], 1)
         else:
-            xp = namespace(q)
-            seen = xp.sum(xp.astype(allowed, q.dtype), axis=-1, keepdims=True)
+            xp = namespace(attention)
+            seen = xp.sum(xp.astype(allowed, attention.dtype), axis=-1, keepdims=True)
             tau = 0.25 / xp.matrix_transpose(xp.where(seen > 0.0, seen, 1.0))
     elif tau is None:
         tau = 0.4 if options.state == "token" else 0.0
@@ -89,7 +96,10 @@ def _bound(options: Options, graph: Array | CSR, visible: Array | None) -> Numbe
         graph = xp.abs(graph)
         sums = xp.sum(graph, axis=-1, keepdims=True) if visible is None else visible * (graph @ visible)
         degree = xp.max(sums, axis=-2, keepdims=True) if graph.shape[-1] else 1.0
-    return options.intrinsic.largest_slope(options.mu) + 2.0 * steep * abs(options.kappa) * degree
+    curved = options.intrinsic.largest_slope(options.mu)
+    if not isinstance(curved, float) and len(curved.shape) == 3 and curved.shape[1]:
+        curved = namespace(curved).max(curved, axis=1, keepdims=True)  # of all nodes
+    return curved + 2.0 * steep * abs(options.kappa) * degree
 
 
 def _inverse(bound: Number) -> Number:

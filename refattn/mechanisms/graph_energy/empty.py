@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from refattn.mechanisms.graph_energy.law import Threshold
 from refattn.xp import Array, arange, concrete, namespace, zeros
 
 
@@ -12,9 +13,11 @@ def alive_rows(allowed: Array) -> Array:
     return namespace(allowed).any(allowed, axis=-1, keepdims=True)
 
 
-def emptied(x: Array, attention: Array, allowed: Array | None, filled: Array, state: str, empty: str) -> Array:
+def emptied(
+    x: Array, attention: Array, allowed: Array | None, filled: Array, state: str, threshold: Threshold
+) -> Array:
     """Return the weights of rows that the threshold has emptied."""
-    xp = namespace(x)
+    xp, empty = namespace(x), threshold.empty
     if empty == "dense":
         return attention
     alive = True if allowed is None else alive_rows(allowed)
@@ -23,7 +26,7 @@ def emptied(x: Array, attention: Array, allowed: Array | None, filled: Array, st
     if empty in ("zero", "error") or attention.shape[-1] == 0:
         return zeros(attention.shape, x)
     rows = xp.matrix_transpose(x)
-    rank = attention * rows if state == "token" else rows
+    rank = attention if threshold.kind == "proximal" else attention * rows if state == "token" else rows
     if allowed is not None:
         rank = xp.where(allowed, rank, -math.inf)
     best = xp.argmax(rank, axis=-1, keepdims=True)

@@ -24,8 +24,10 @@ SMALLEST = 1e-6
 """Smallest singular value of J, relative to the largest or 1, for which a gradient, about its inverse, is told."""
 
 
-def backward(saved: Saved, d_x: Array) -> tuple[Array, Array, dict[str, Array]]:
+def backward(saved: Saved, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the start (as the anchor b) and of the graph, and those of the numbers.
+
+    `tau_terms` are those of the readout, which alone has a threshold.
 
     Raises
     ------
@@ -56,6 +58,8 @@ def backward(saved: Saved, d_x: Array) -> tuple[Array, Array, dict[str, Array]]:
         "kappa": summed(u * coupled, law.kappa),
         "step": summed(zeros(x.shape, x), law.step),
     }
+    if law.threshold is not None and law.threshold.given:
+        numbers["tau"] = summed(tau_terms, law.threshold.tau)
     if law.coupling.powers:
         pulls = (law.form.couple_forward(power, saved.graph, visible, x) for power in law.coupling.powers)
         numbers["coefficients"] = xp.stack([sum_wide(law.kappa * u * pull) for pull in pulls])

@@ -6,20 +6,21 @@ to GE.10, each step one of GE.11)::
     [GE.8]  y = x + h sum_l alpha_nl v_l                 stage n; the first stage, and so the only one of Euler: y = x
     [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
     [GE.10]  v = m f(y; b) + kappa c
-    [GE.11]  x' = x + h sum_n beta_n v_n
+    [GE.11]  x' = x + h sum_n beta_n v_n                 "proximal": of that z, z - h tau if z > h tau, else 0
 
 Adjoints, from the last step to the first and in each from the last stage; dx' of the last step came in, and after the
 first step dx is the gradient of the start::
 
-    [dGE.11]  dx'                                        of an earlier step: dx' + sum_n dy_n of the step after it
-    [dGE.10]  dv_n = h (beta_n dx' + sum_{l>n} alpha_ln dy_l)
+    [dGE.11]  dx'                                        of an earlier step: dz + sum_n dy_n of the step after it
+    [dGE.10]  dv_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)   with dz = dx', for "proximal" 0 where x' = 0
     [dGE.9]  dc = kappa dv
     [dGE.8]  dy_jc = m f'(y_jc) dv_jc + m sum_i m g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
     [dGE.6]  dw_ij = sum over stages and channels of m m dc_ic g(y_jc - y_ic)
     [dGE.7]  db = dx + sum over stages of m (df/db) dv
     [dGE.mu]  dmu = sum over stages of m (df/dmu) dv
     [dGE.kappa]  dkappa = sum over stages of c dv
-    [dGE.step]  dh = sum over stages of v dv / h
+    [dGE.step]  dh = sum over stages of v dv / h         "proximal": - tau sum over steps of dz sign(x')
+    [dGE.tau]  dtau = -sum dy sign(x) where |x| > tau    of GE.12, "soft"; "proximal": -h sum over steps of dz sign(x')
     [dGE.coefficients]  da_m = sum over stages of dc_ic m_ic sum_j w_ij m_jc (y_jc - y_ic)^(2m+1)     for a polynomial g
 
 "implicit_midpoint" has one stage with y = (x + x') / 2, and so dv = h (dx' + dy / 2). In "discrete_gradient" y runs
@@ -30,13 +31,16 @@ A step may be shorter than h, by a factor that the backward takes for a constant
 (`refattn.mechanisms.graph_energy.stopping`), for "rk45" what its errors allow (`.adaptive`). Such choices are made for
 each channel from all its nodes, later tokens too, and so never where scores are causal and nodes are in one channel.
 
+With "proximal" steps are those of the iterative shrinkage-thresholding algorithm, which lower E + tau sum |x| where
+h <= 1/L; with `signed` |z| > h tau keeps z - h tau sign(z).
+
 This is the adjoint of the steps that were taken, not that of the differential equation.
 
 Where w is symmetric v = -grad E with E(x) = sum F(x; b) + kappa/2 sum_ij w_ij G(x_j - x_i), F' = -f and G' = g; with
 detailed balance in the inner product with weights pi (`refattn.mechanisms.graph_energy.energies`). An Euler step then
 lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij.
 
-Axes: b batch, h query head, i and j tokens, c channel.
+Axes: b batch, h query head, i and j nodes, c channel.
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): the equation of a node and the
 gradient flow; D. Sclosa (arXiv:2308.08311), equation 1.
@@ -57,7 +61,7 @@ from refattn.mechanisms.graph_energy.law import Law
 from refattn.mechanisms.graph_energy.means import along
 from refattn.mechanisms.graph_energy.sparse import CSR
 from refattn.mechanisms.graph_energy.stopping import still_flowing
-from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, Tableau, moved, plus, seen, summed, weighted
+from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, Tableau, moved, plus, seen, shrink, summed, weighted
 from refattn.xp import Array, concrete, namespace, sum_wide, zeros
 
 
@@ -70,6 +74,7 @@ class Step:
     couplings: tuple[Array, ...]
     rates: tuple[Array, ...]
     ends: tuple[Array, Array] | None  # x and x' of an implicit step
+    shrunk: Array | None = None  # x' where the threshold acts after every step
 
 
 @dataclass(frozen=True)
@@ -122,11 +127,12 @@ def _step(law: Law, graph: Array, start: Array, visible: Array | None, x: Array,
     for row in tableau.stages:
         between = x if ends is None or after is not None else 0.5 * (x + ends[1])  # untagged: where y begins
         point = moved(between, h, weighted(row, vs))  # (b, h, j, c) [GE.8]
-        coupled = law.form.couple_forward(law.coupling, graph, visible, point, after)  # (b, h, i, c) [GE.9]
+        coupled = law.form.couple_forward(law.coupling, graph, visible, point, after)  # (b, h, j, c) [GE.9]
         rate = seen(visible, along(f, point, after, start, law.mu)) + law.kappa * coupled  # (b, h, j, c) [GE.10]
         ys, cs, vs = [*ys, point], [*cs, coupled], [*vs, rate]
-    x_next = moved(x, h, weighted(tableau.weights, vs))  # (b, h, j, c) [GE.11]
-    return x_next, Step(factor, tuple(ys), tuple(cs), tuple(vs), ends)
+    there = moved(x, h, weighted(tableau.weights, vs))  # (b, h, j, c) untagged: GE.11 before a threshold
+    x_next = shrink(law.threshold, h, there)  # (b, h, j, c) [GE.11]
+    return x_next, Step(factor, tuple(ys), tuple(cs), tuple(vs), ends, x_next if law.shrinks else None)
 
 
 def _last_first(saved: Saved) -> Iterator[Step]:
@@ -143,8 +149,8 @@ def _last_first(saved: Saved) -> Iterator[Step]:
         yield from reversed(again)
 
 
-def backward(saved: Saved, d_x: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """Return the gradients of the start and of the graph, and those of mu, kappa and step."""
+def backward(saved: Saved, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
+    """Return the gradients of the start and of the graph, and those of the numbers; `tau_terms` are of the readout."""
     law, start, visible = saved.law, saved.start, saved.visible
     f, tableau = law.intrinsic, TABLEAUS[law.integrator]
     zero = zeros(start.shape, start)  # (b, h, j, c) untagged: nothing yet
@@ -155,18 +161,26 @@ def backward(saved: Saved, d_x: Array) -> tuple[Array, Array, dict[str, Array]]:
         h, ys = law.step * step.factor, step.points  # untagged: of this step
         after = step.ends[1] if step.ends and law.integrator == "discrete_gradient" else None  # untagged: x'
         d_next = d_x  # (b, h, j, c) [dGE.11]
+        d_end = d_next  # (b, h, j, c) untagged: dz
+        if step.shrunk is not None and law.threshold is not None:
+            # forward: x = sign(there) (|there| - h tau) where that is positive
+            d_end = namespace(d_x).where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c) untagged: dz
+            pushed = d_end * namespace(d_x).sign(step.shrunk)  # (b, h, j, c) untagged: part of dGE.tau and dGE.step
+            tau_terms = tau_terms - h * pushed  # (b, h, j, c) untagged: part of dGE.tau
+            step_terms = step_terms - law.threshold.tau * step.factor * pushed  # (b, h, j, c) untagged: of dGE.step
+        d_x = d_end  # (b, h, j, c) untagged: part of dGE.11 of the step before
         d_ys: list[Array | None] = [None] * len(ys)
         for n in reversed(range(len(ys))):
             # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
-            inner = _inner(saved, step, tableau, n, d_next, d_ys)  # (b, h, j, c) untagged: dGE.10 without h
+            inner = _inner(saved, step, tableau, n, d_end, d_ys)  # (b, h, j, c) untagged: dGE.10 without h
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
             step_terms = step_terms + step.factor * inner * step.rates[n]  # (b, h, j, c) untagged: part of dGE.step
             # forward: rate = m f(point; start) + kappa coupled
-            d_coupled = law.kappa * d_rate  # (b, h, i, c) [dGE.9]
+            d_coupled = law.kappa * d_rate  # (b, h, j, c) [dGE.9]
             for m, power in enumerate(law.coupling.powers):
                 pulled = law.form.couple_forward(
                     power, saved.graph, visible, ys[n], after
-                )  # (b, h, i, c) untagged: of x^(2m+1)
+                )  # (b, h, j, c) untagged: of x^(2m+1)
                 powers[m] = powers[m] + sum_wide(d_coupled * pulled)  # () untagged: part of dGE.coefficients
             d_force = seen(visible, d_rate)  # (b, h, j, c) untagged: part of dGE.8, dGE.7 and dGE.mu
             slopes = [along(df, ys[n], after, start, law.mu) for df in (f.d_b, f.d_mu, f.d_x)]
@@ -181,7 +195,7 @@ def backward(saved: Saved, d_x: Array) -> tuple[Array, Array, dict[str, Array]]:
             d_point = d_force * slopes[2] + d_pull  # (b, h, j, c) [dGE.8]
             d_ys[n] = d_point
             d_x = d_x + d_point  # (b, h, j, c) untagged: dGE.11 of the step before
-    d_graph = law.form.graph_gradient(edges, saved.graph)  # (b, h, i, j) [dGE.6]
+    d_graph = law.form.graph_gradient(edges, saved.graph)  # (b, h, j, j) [dGE.6]
     # forward: x = start, and start is b
     d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu = summed(mu_terms, law.mu)  # [dGE.mu]
@@ -190,16 +204,19 @@ def backward(saved: Saved, d_x: Array) -> tuple[Array, Array, dict[str, Array]]:
     if law.given:
         d_step = summed(step_terms, law.step)  # [dGE.step]
         numbers["step"] = d_step
+    if law.threshold is not None and law.threshold.given:
+        d_tau = summed(tau_terms, law.threshold.tau)  # [dGE.tau]
+        numbers["tau"] = d_tau
     if powers:
         d_coefficients = namespace(d_x).stack(powers)  # [dGE.coefficients]
         numbers["coefficients"] = d_coefficients
     return d_start, d_graph, numbers
 
 
-def _inner(saved: Saved, step: Step, tableau: Tableau, n: int, d_next: Array, d_ys: list[Array | None]) -> Array:
+def _inner(saved: Saved, step: Step, tableau: Tableau, n: int, d_end: Array, d_ys: list[Array | None]) -> Array:
     """Return dv_n / h."""
     later = [tableau.stages[m][n] for m in range(n + 1, len(d_ys))]
-    inner = plus(tableau.weights[n] * d_next, 1.0, weighted(later, d_ys[n + 1 :]))  # untagged: of later stages
+    inner = plus(tableau.weights[n] * d_end, 1.0, weighted(later, d_ys[n + 1 :]))  # untagged: of later stages
     if step.ends is None:
         return inner
     law = saved.law

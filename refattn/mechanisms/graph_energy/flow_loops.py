@@ -62,6 +62,10 @@ class Flow:
     b: np.ndarray  # (j, c)
     m: np.ndarray  # (j, c): 1 where node j exists in channel c, else 0
 
+    def tau_of(self, c: int) -> float:
+        """Return the threshold of a channel."""
+        raise NotImplementedError
+
     def choose(self) -> None:
         """Look up g and g'."""
         self.g, self.slope = FORCES.get(self.o["coupling"], (self._polynomial, self._polynomial_slope))
@@ -137,6 +141,7 @@ class Flow:
         self.points = np.zeros((self.o["steps"], len(weights), self.n, channels))
         self.rates, self.pulls = np.zeros(self.points.shape), np.zeros(self.points.shape)
         self.ends = np.zeros((self.o["steps"], 2, self.n, channels))
+        self.after = np.zeros((self.o["steps"], self.n, channels))
         way = WAYS.get(self.o["integrator"])
         for at in range(self.o["steps"]):
             for c in range(channels):
@@ -156,10 +161,18 @@ class Flow:
                     for id, z in (("GE.8", y), ("GE.9", coupled), ("GE.10", rate)):
                         self._put(id, at * len(weights) + s, c, z, self.b.shape)
                 after = x + self.h[c] * sum(weights[r] * self.rates[at, r, :, c] for r in range(len(weights)))
+                if self.o["kind"] == "proximal":
+                    after = np.array([self._shrunk(z, self.h[c] * self.tau_of(c)) for z in after])
+                    self.after[at, :, c] = after
                 self.x[:, c] = after
                 self._put("GE.11", at, c, after, self.b.shape)
 
-    def flow_adjoint(self, grad: Values, d_x: np.ndarray) -> None:
+    def _shrunk(self, x: float, least: float) -> float:
+        if (abs(x) if self.o["signed"] else x) <= least:
+            return 0.0
+        return math.copysign(abs(x) - least, x) if self.o["signed"] else x - least
+
+    def flow_adjoint(self, grad: Values, d_x: np.ndarray, d_tau: float) -> None:
         n, steps = self.n, self.o["steps"]
         stages, weights = METHODS[self.o["integrator"]]
         count = len(weights)
@@ -172,6 +185,13 @@ class Flow:
             lam = d_x[:, c].copy()
             for back, at in enumerate(reversed(range(steps))):
                 self._put("dGE.11", back, c, lam, self.b.shape)
+                if self.o["kind"] == "proximal":
+                    for j in range(n):
+                        if self.after[at, j, c] == 0.0:
+                            lam[j] = 0.0
+                        push = lam[j] * math.copysign(1.0, self.after[at, j, c])
+                        d_tau -= self.h[c] * push
+                        d_h -= self.tau_of(c) * push
                 below = [np.zeros(n) for _ in weights]
                 for order, s in enumerate(reversed(range(count))):
                     inner = weights[s] * lam
@@ -203,6 +223,8 @@ class Flow:
         grad |= self.value
         self.value = forward
         grad |= {"dGE.6": d_w, "dGE.7": d_b, "dGE.mu": np.asarray(d_mu), "dGE.kappa": np.asarray(d_kappa)}
+        if self.o["tau"] is not None:
+            grad["dGE.tau"] = np.asarray(d_tau)
         if self.a:
             grad["dGE.coefficients"] = d_a
         if self.o["step"] is not None:

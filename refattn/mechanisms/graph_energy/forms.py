@@ -30,8 +30,8 @@ def form_of(form: str, options: Options, q: Array, v: Array) -> str:
         return "sparse"
     if form != "auto":
         return form
-    n = q.shape[2]
-    channels = {"token": 1, "query": n, "feature": v.shape[3]}[options.state]
+    n = v.shape[2]
+    channels = {"token": 1, "query": q.shape[2], "feature": v.shape[3]}[options.state]
     # A trace shows the definition.
     if equations.is_active() or n * n * channels <= DENSE_UP_TO:
         return "dense"

@@ -12,14 +12,14 @@ from refattn.xp import Array, concrete, dtype_name, is_array, is_bool, is_floati
 SOLVED = ("implicit_midpoint", "discrete_gradient")
 
 
-def check_graph(graph: Any, q: Array, given: Mapping[str, Any], causal: bool) -> None:
+def check_graph(graph: Any, q: Array, nodes: int, given: Mapping[str, Any], causal: bool) -> None:
     """Raise where a graph is neither an array of links nor a sparse one, or does not fit the other options."""
     if given["symmetrise"] is not None:
         raise ValueError(f'symmetrise: got "{given["symmetrise"]}" with a graph, which has its links; needs None')
     if causal and given["step"] is None:
         raise ValueError("step: got None with causal scores and a graph, whose degrees it would follow; needs a number")
     if isinstance(graph, CSR):
-        _check_sparse(graph, q, causal)
+        _check_sparse(graph, q, nodes, causal)
         by_energy = [name for name in ("stop_plateau", "stop_level") if given[name] is not None]
         if given["integrator"] in SOLVED or given["adjoint"] == "implicit" or by_energy:
             raise ValueError(
@@ -32,7 +32,7 @@ def check_graph(graph: Any, q: Array, given: Mapping[str, Any], causal: bool) ->
     check_arrays(q=q, graph=graph)
     if not is_bool(graph) and not is_floating(graph):
         raise TypeError(f"graph: got dtype {dtype_name(graph)}, needs bool or a floating one")
-    shape, full = tuple(graph.shape), (*q.shape[:3], q.shape[2])
+    shape, full = tuple(graph.shape), (*q.shape[:2], nodes, nodes)
     fits = 2 <= len(shape) <= 4 and all(n in (1, m) for n, m in zip(reversed(shape), reversed(full), strict=False))
     if not fits or shape[-2:] != full[-2:]:
         raise ValueError(f"graph: got shape {shape}, needs {full}, or (n, n)")
@@ -43,7 +43,49 @@ def check_graph(graph: Any, q: Array, given: Mapping[str, Any], causal: bool) ->
             raise ValueError("graph: got one that is not symmetric with what needs an energy; needs a symmetric one")
 
 
-def check_bias(bias: Any, q: Array) -> Array | None:
+def check_over_keys(given: Mapping[str, Any], state: str, symmetrise: str, causal: bool) -> None:
+    """Raise where the links of keys with keys do not fit the other options."""
+    if causal:
+        raise ValueError('graph_scores: got "kk" with causal scores, whose past depends on later keys; needs "qk"')
+    if state == "feature":
+        raise ValueError('graph_scores: got "kk" with state="feature", whose output are its nodes; needs "qk"')
+    if symmetrise == "causal_mirror":
+        raise ValueError('symmetrise: got "causal_mirror" with graph_scores="kk", whose keys have no order')
+    if state == "token" and given["start"] is None:
+        raise ValueError(
+            'start: got None with graph_scores="kk" and state="token", needs an array: no q meets its own k'
+        )
+
+
+def check_proximal(given: Mapping[str, Any], integrator: str, stop: Mapping[str, float]) -> None:
+    """Raise where a threshold after every step does not fit the other options."""
+    if integrator != "euler":
+        raise ValueError(f'integrator: got "{integrator}" with kind="proximal", needs "euler"')
+    if given["adjoint"] == "implicit":
+        raise ValueError(
+            'adjoint: got "implicit" with kind="proximal", whose rest is not that of the flow; needs "unroll"'
+        )
+    if stop:
+        raise ValueError(f'stop_{next(iter(stop))}: got a number with kind="proximal", needs None')
+
+
+def check_start(start: Any, q: Array, nodes: int, state: str) -> Array | None:
+    """Return where scores start, in the dtype that is computed in."""
+    if start is None:
+        return None
+    if state != "token":
+        raise ValueError(f'start: got an array with state="{state}", which has its own; needs None')
+    if not is_array(start):
+        raise TypeError(f"start: got {type(start).__name__}, needs an array")
+    xp = check_arrays(q=q, start=start)
+    check_floating(start=start)
+    shape, full = tuple(start.shape), (*q.shape[:2], nodes)
+    if len(shape) > 3 or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(full), strict=False)):
+        raise ValueError(f"start: got shape {shape}, needs one that broadcasts to {full}")
+    return xp.astype(start, raised(q).dtype)
+
+
+def check_bias(bias: Any, q: Array, nodes: int) -> Array | None:
     """Return a bias of the scores in the dtype that is computed in."""
     if bias is None:
         return None
@@ -51,7 +93,7 @@ def check_bias(bias: Any, q: Array) -> Array | None:
         raise TypeError(f"bias: got {type(bias).__name__}, needs an array")
     check_arrays(q=q, bias=bias)
     check_floating(bias=bias)
-    shape, full = tuple(bias.shape), (*q.shape[:3], q.shape[2])
+    shape, full = tuple(bias.shape), (*q.shape[:3], nodes)
     if len(shape) > 4 or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(full), strict=False)):
         raise ValueError(f"bias: got shape {shape}, needs one that broadcasts to {full}")
     return namespace(bias).astype(bias, raised(q).dtype)
@@ -92,14 +134,14 @@ def check_choices_of_steps(
         raise ValueError(f'{name} with symmetrise="none", whose graph has no energy; needs another graph')
 
 
-def _check_sparse(graph: CSR, q: Array, causal: bool) -> None:
+def _check_sparse(graph: CSR, q: Array, n: int, causal: bool) -> None:
     arrays = {f"graph.{name}": getattr(graph, name) for name in ("indptr", "indices", "data")}
     for name, x in arrays.items():
         if not is_array(x):
             raise TypeError(f"{name}: got {type(x).__name__}, needs an array")
     check_arrays(q=q, **arrays)
     check_is("graph.shape", graph.shape, tuple)
-    n, edges = q.shape[2], graph.data.shape[0]
+    edges = graph.data.shape[0]
     xp = namespace(graph.data)
     for name, size in (("indptr", n + 1), ("indices", edges), ("data", edges)):
         x = arrays[f"graph.{name}"]

@@ -1,4 +1,4 @@
-"""What makes scores flow, and when they stop."""
+"""What makes scores flow, when they stop, and what becomes of small ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from types import ModuleType
 from refattn.mechanisms.graph_energy.couplings import Coupling
 from refattn.mechanisms.graph_energy.intrinsic import Intrinsic, Number
 from refattn.xp import Array
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What the threshold does: `tau` is a float or broadcasts to a state; `kind` is "hard", "soft" or "proximal"."""
+
+    tau: Number
+    given: bool  # whether tau has a gradient
+    kind: str
+    signed: bool
+    straight_through: bool
+    empty: str
 
 
 @dataclass(frozen=True)
@@ -48,3 +60,9 @@ class Law:
     accuracy: float = 1e-6  # of "rk45"
     stop: Stop | None = None
     checkpoint: int | None = None  # every how many steps a state is kept
+    threshold: Threshold | None = None  # "proximal" acts after every step; others leave the flow alone
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the threshold acts after every step."""
+        return self.threshold is not None and self.threshold.kind == "proximal"

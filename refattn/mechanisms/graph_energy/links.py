@@ -30,6 +30,19 @@ def balance_of(mutual: Array) -> Array:
     return xp.sum(xp.exp(mutual - xp.where(top == -math.inf, 0.0, top)), axis=-1, keepdims=True)
 
 
+def both_seen(allowed: Array) -> Array:
+    """Tell of two keys whether each may be attended by some query, (b, h, j, j)."""
+    xp = namespace(allowed)
+    seen = xp.any(allowed, axis=-2, keepdims=True)
+    return seen & xp.matrix_transpose(seen)
+
+
+def only_mutual(scores: Array, allowed: Array) -> Array:
+    """Return scores, -inf unless i may attend j and j may attend i."""
+    xp = namespace(scores)
+    return xp.where(allowed & xp.matrix_transpose(allowed), scores, -math.inf)
+
+
 def link_forward(attention: Array, symmetrise: str) -> Array:
     """Return w of GE.6, with an arbitrary diagonal."""
     xp = namespace(attention)

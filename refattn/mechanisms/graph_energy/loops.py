@@ -1,7 +1,7 @@
 """Graph energy attention a second time: scalar loops, sharing nothing with the other files.
 
 The flow, whose adjoint is taken from an explicit Jacobian where the other files use sums over pairs, stands in
-`flow_loops`. The adjoint of a softmax is taken from its full Jacobian, too. Values come back by the ids of the
+`flow_loops`, and the graph in `graph_loops`. Values come back by the ids of the
 docstrings. Slow on purpose; for small sizes.
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): the equation of a node; and the
@@ -15,34 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.graph_energy.flow_loops import Flow, Values
+from refattn.mechanisms.graph_energy.flow_loops import Values
+from refattn.mechanisms.graph_energy.graph_loops import Graph
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.zeros(len(scores))
-    if np.max(scores, initial=-math.inf) > -math.inf:
-        top = max(scores)
-        total = math.fsum(math.exp(s - top) for s in scores)
-        for j, s in enumerate(scores):
-            weights[j] = math.exp(s - top) / total
-    return weights
-
-
-def _softmax_adjoint(weights: np.ndarray, d_weights: np.ndarray) -> np.ndarray:
-    jacobian = np.diag(weights) - np.outer(weights, weights)
-    return np.asarray(jacobian.T @ d_weights)
-
-
-class _Head(Flow):
+class _Head(Graph):
     """One head: what its tokens may attend, and every number of the call."""
 
-    def __init__(self, q: Any, k: Any, v: Any, bias: Any, allowed: Any, masked: bool, options: dict[str, Any]) -> None:
-        self.bias = bias
+    def __init__(
+        self, q: Any, k: Any, v: Any, bias: Any, start: Any, allowed: Any, masked: bool, options: dict[str, Any]
+    ) -> None:
+        self.bias, self.start = bias, start
         self.q, self.k, self.v, self.allowed, self.masked = q, k, v, allowed, masked
-        self.n = len(q)
+        self.rows, self.n = len(q), len(k)
         known = {"state": "token", "coupling": None, "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "tau": None}
         known |= {"step": None, "steps": 10, "integrator": "euler", "symmetrise": None, "scale": None, "kind": "hard"}
         known |= {"signed": None, "straight_through": False, "empty": "argmax", "causal": False, "coefficients": None}
+        known |= {"graph_scores": "qk"}
         self.o = {**known, **options}
         feature, query = self.o["state"] == "feature", self.o["state"] == "query"
         self.feature, self.query = feature, query
@@ -60,47 +49,13 @@ class _Head(Flow):
         self.value: Values = {}
 
     def run(self) -> None:
-        n, value = self.n, self.value
-        products = [[self.scale * math.fsum(self.q[i] * self.k[j]) for j in range(n)] for i in range(n)]
-        scores = np.array(products).reshape(n, n) + self.bias
-        value["GE.1"] = scores.reshape(n, n)
-        masked = np.where(self.allowed, value["GE.1"], -math.inf)
-        if self.masked:
-            value["GE.2"] = masked
-        a = np.array([_softmax(masked[i]) for i in range(n)]).reshape(n, n)
-        value["GE.3"] = a
-        if self.o["symmetrise"] == "kernel":
-            mutual = np.full((n, n), -math.inf)
-            for i in range(n):
-                for j in range(n):
-                    if self.allowed[i, j] and self.allowed[j, i]:
-                        mutual[i, j] = (scores[i, j] + scores[j, i]) / 2.0
-            value["GE.4"] = mutual
-            value["GE.5"] = np.array([_softmax(mutual[i]) for i in range(n)]).reshape(n, n)
-        w = np.zeros((n, n))
-        for i in range(n):
-            for j in range(n):
-                if i != j:
-                    w[i, j] = {
-                        "kernel": lambda i, j: value["GE.5"][i, j],
-                        "none": lambda i, j: a[i, j],
-                        "mean": lambda i, j: (a[i, j] + a[j, i]) / 2.0,
-                        "min": lambda i, j: min(a[i, j], a[j, i]),
-                        "causal_mirror": lambda i, j: a[max(i, j), min(i, j)],
-                    }[self.o["symmetrise"]](i, j)
-        value["GE.6"] = self.w = w
-        if self.feature:
-            b = self.v.copy()
-        elif self.query:
-            b = a.T.copy()
-        else:
-            b = np.array([1.0 / (1.0 + math.exp(-scores[j, j])) for j in range(n)]).reshape(n, 1)
-        value["GE.7"] = self.b = b
-        self.m = self.allowed.T.astype(float) if self.query else np.ones(b.shape)
+        self.link()
+        self.m = self.allowed.T.astype(float) if self.query else np.ones(self.b.shape)
         self.flow()
         self._read()
 
-    def _tau(self, c: int) -> float:
+    def tau_of(self, c: int) -> float:
+        """Return the threshold of a channel."""
         if self.o["tau"] is not None:
             return float(self.o["tau"])
         if self.feature:
@@ -108,22 +63,24 @@ class _Head(Flow):
         return 0.25 / max(int(np.sum(self.allowed[c])), 1) if self.query else 0.4
 
     def _read(self) -> None:
-        n, x, value = self.n, self.x, self.value
+        rows, n, x, value = self.rows, self.n, self.x, self.value
         y = np.zeros(x.shape)
         for j in range(n):
             for c in range(x.shape[1]):
-                size, tau = abs(x[j, c]) if self.o["signed"] else x[j, c], self._tau(c)
-                if self.o["kind"] == "hard":
+                size, tau = abs(x[j, c]) if self.o["signed"] else x[j, c], self.tau_of(c)
+                if self.o["kind"] == "proximal":
+                    y[j, c] = x[j, c]
+                elif self.o["kind"] == "hard":
                     y[j, c] = x[j, c] if size >= tau else 0.0
                 elif size > tau:
                     y[j, c] = math.copysign(size - tau, x[j, c]) if self.o["signed"] else size - tau
         value["GE.12"] = self.y = y
         if self.feature:
-            self.out = np.where(self.allowed.any(axis=1)[:, None], y, 0.0)
+            self.out = np.where(np.any(self.allowed, axis=1, keepdims=True), y, 0.0)
             return
-        value["GE.13"], value["GE.14"], value["GE.15"] = np.zeros((n, n)), np.ones((n, 1)), np.zeros((n, n))
-        self.filled = [False] * n
-        for i in range(n):
+        value["GE.13"], value["GE.14"], value["GE.15"] = np.zeros((rows, n)), np.ones((rows, 1)), np.zeros((rows, n))
+        self.filled = [False] * rows
+        for i in range(rows):
             for j in range(n):
                 score = max(y[j, i if self.query else 0], 0.0)
                 value["GE.13"][i, j] = (
@@ -138,21 +95,23 @@ class _Head(Flow):
                 value["GE.15"][i] = value["GE.3"][i]
             elif self.o["empty"] == "argmax" and self.allowed[i].any():
                 ranks = [x[j, i] if self.query else value["GE.3"][i, j] * x[j, 0] for j in range(n)]
+                if self.o["kind"] == "proximal":
+                    ranks = list(value["GE.3"][i])
                 best = max((j for j in range(n) if self.allowed[i, j]), key=lambda j: (ranks[j], -j))
                 value["GE.15"][i, best] = 1.0
         self.out = value["GE.16"] = value["GE.15"] @ self.v
 
     def adjoint(self, d_out: np.ndarray) -> Values:
-        n, value, grad = self.n, self.value, {}
-        d_a = np.zeros((n, n))
+        rows, n, value, grad = self.rows, self.n, self.value, {}
+        d_a = np.zeros((rows, n))
         d_y = np.zeros(self.y.shape)
         if self.feature:
-            d_y += np.where(self.allowed.any(axis=1)[:, None], d_out, 0.0)
+            d_y += np.where(np.any(self.allowed, axis=1, keepdims=True), d_out, 0.0)
         else:
             grad["dGE.v"] = value["GE.15"].T @ d_out
             grad["dGE.15"] = d_out @ self.v.T
-            grad["dGE.14"], grad["dGE.13"] = np.zeros((n, 1)), np.zeros((n, n))
-            for i in range(n):
+            grad["dGE.14"], grad["dGE.13"] = np.zeros((rows, 1)), np.zeros((rows, n))
+            for i in range(rows):
                 if not self.filled[i]:
                     d_a[i] += grad["dGE.15"][i] if self.o["empty"] == "dense" else 0.0
                     continue
@@ -170,78 +129,36 @@ class _Head(Flow):
         d_x, d_tau = np.zeros(d_y.shape), 0.0
         for j in range(n):
             for c in range(self.b.shape[1]):
-                size, tau = abs(self.x[j, c]) if self.o["signed"] else self.x[j, c], self._tau(c)
-                keeps = size >= tau if self.o["kind"] == "hard" else size > tau
+                size, tau = abs(self.x[j, c]) if self.o["signed"] else self.x[j, c], self.tau_of(c)
+                keeps = size >= tau if self.o["kind"] == "hard" else size > tau or self.o["kind"] == "proximal"
                 d_x[j, c] = d_y[j, c] if keeps or self.o["straight_through"] else 0.0
                 if self.o["kind"] == "soft" and keeps:
                     d_tau -= d_y[j, c] * (math.copysign(1.0, self.x[j, c]) if self.o["signed"] else 1.0)
-        if self.o["tau"] is not None:
-            grad["dGE.tau"] = np.asarray(d_tau)
-        self.flow_adjoint(grad, d_x)
-        self._graph_adjoint(grad, d_a)
+        self.flow_adjoint(grad, d_x, d_tau)
+        self.link_adjoint(grad, d_a)
         return grad
-
-    def _graph_adjoint(self, grad: Values, d_a: np.ndarray) -> None:
-        n, a, way = self.n, self.value["GE.3"], self.o["symmetrise"]
-        d_s = np.zeros((n, n))
-        if way == "kernel":
-            grad["dGE.5"], grad["dGE.4"] = np.zeros((n, n)), np.zeros((n, n))
-        for i in range(n):
-            for j in range(n):
-                if i == j:
-                    continue
-                d = grad["dGE.6"][i, j]
-                if way == "kernel":
-                    grad["dGE.5"][i, j] = d
-                elif way == "none":
-                    d_a[i, j] += d
-                elif way == "mean":
-                    d_a[i, j] += d / 2.0
-                    d_a[j, i] += d / 2.0
-                elif way == "causal_mirror":
-                    d_a[max(i, j), min(i, j)] += d
-                elif a[i, j] == a[j, i]:
-                    d_a[i, j] += d / 2.0
-                    d_a[j, i] += d / 2.0
-                else:
-                    d_a[(i, j) if a[i, j] < a[j, i] else (j, i)] += d
-        if way == "kernel":
-            for i in range(n):
-                grad["dGE.4"][i] = _softmax_adjoint(self.value["GE.5"][i], grad["dGE.5"][i])
-            d_s += (grad["dGE.4"] + grad["dGE.4"].T) / 2.0
-        if self.query:
-            d_a += grad["dGE.7"].T
-        grad["dGE.3"] = d_a
-        grad["dGE.2"] = np.array([_softmax_adjoint(a[i], d_a[i]) for i in range(n)]).reshape(n, n)
-        d_s += grad["dGE.2"]
-        if not self.feature and not self.query:
-            for j in range(n):
-                d_s[j, j] += grad["dGE.7"][j, 0] * self.b[j, 0] * (1.0 - self.b[j, 0])
-        grad["dGE.1"] = d_s
-        grad["dGE.q"], grad["dGE.k"] = self.scale * d_s @ self.k, self.scale * d_s.T @ self.q
-        grad["dGE.scale"] = np.asarray(
-            sum(d_s[i, j] * float(self.q[i] @ self.k[j]) for i in range(n) for j in range(n))
-        )
 
 
 def _heads(q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any]) -> list[list[_Head]]:
-    batch, heads, n, _ = q.shape
-    groups = k.shape[1]
-    allowed = (
-        np.ones((batch, heads, n, n), dtype=np.bool_) if mask is None else np.broadcast_to(mask, (batch, heads, n, n))
-    )
+    batch, heads, rows, _ = q.shape
+    groups, n = k.shape[1:3]
+    plane = (batch, heads, rows, n)
+    allowed: Any = np.ones(plane, dtype=np.bool_) if mask is None else np.broadcast_to(mask, plane)
     causal = options.get("causal", False) is not False
     if causal:
         allowed = allowed & np.array([[j <= i for j in range(n)] for i in range(n)], dtype=np.bool_).reshape(n, n)
     masked = mask is not None or (causal and n > 1)
     given = options.get("bias")
-    bias = np.broadcast_to(np.zeros((1, 1)) if given is None else given, (batch, heads, n, n))
+    bias = np.broadcast_to(np.zeros((1, 1)) if given is None else given, plane)
+    begins = options.get("start")
+    starts: Any = None if begins is None else np.broadcast_to(begins, (batch, heads, n))
     found = []
     for b in range(batch):
         row = []
         for h in range(heads):
             own = q[b, h], k[b, h * groups // heads], v[b, h * groups // heads], bias[b, h]
-            row.append(_Head(*own, allowed[b, h], masked, options))
+            start = None if starts is None else starts[b, h]
+            row.append(_Head(*own, start, allowed[b, h], masked, options))
         for head in row:
             head.run()
         found.append(row)
@@ -268,10 +185,11 @@ def backward(
             batch, count, n, width = grad[id].shape
             groups = k.shape[1]
             grad[id] = grad[id].reshape(batch, groups, count // groups, n, width).sum(axis=2)
-    if options.get("bias") is not None:
-        shape = np.shape(options["bias"])
-        whole = grad["dGE.1"].sum(axis=tuple(range(4 - len(shape))))
-        grad["dGE.bias"] = whole.sum(axis=tuple(n for n, m in enumerate(shape) if m == 1), keepdims=True)
+    for name, id in (("bias", "dGE.1"), ("start", "dGE.start")):
+        if options.get(name) is not None:
+            shape = np.shape(options[name])
+            whole = grad[id].sum(axis=tuple(range(grad[id].ndim - len(shape))))
+            grad[f"dGE.{name}"] = whole.sum(axis=tuple(n for n, m in enumerate(shape) if m == 1), keepdims=True)
     if "dGE.coefficients" in grad:
         grad["dGE.coefficients"] = grad["dGE.coefficients"].sum(axis=(0, 1))
     for id in ("dGE.scale", "dGE.mu", "dGE.kappa", "dGE.step", "dGE.tau"):

@@ -11,58 +11,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from refattn.mechanisms.graph_energy.links import summed_to
+from refattn.mechanisms.graph_energy.graph_magnitudes import GRAPH, per_key
 from refattn.mechanisms.graph_energy.sizes import (
     Given,
     absolute,
     coupling_of,
     heads_of,
     number_of,
-    scale_of,
     size_of_sum,
     squares,
     stages_of,
     transposed,
 )
 from refattn.mechanisms.record import Magnitude
-from refattn.ops.heads import sum_heads
 from refattn.xp import Array, namespace
-
-
-def _scores(inputs: Given, values: Given) -> Array:
-    of_squares = squares(inputs["q"], heads_of(inputs, "k")) * scale_of(inputs) ** 2
-    bias = 0.0 if inputs.get("bias") is None else absolute(inputs["bias"])
-    return size_of_sum(inputs["q"].shape[-1], values["GE.1"], of_squares) + bias
-
-
-def _softmax(id: str, scores: str) -> Magnitude:
-    def size(inputs: Given, values: Given) -> Array:
-        xp, weights = namespace(inputs["q"]), values[id]
-        masked = values.get(scores, values["GE.1"])
-        exponent = xp.where(xp.isfinite(masked), xp.abs(masked), 0.0)
-        largest = xp.max(exponent, axis=-1, keepdims=True) if exponent.shape[-1] else exponent
-        # What is rounded is an exponent, of the size of a score, and a sum over the row.
-        return weights * (2.0 + exponent + largest + math.sqrt(max(weights.shape[-1], 1)))
-
-    return size
-
-
-def _d_softmax(weights_id: str, given_id: str) -> Magnitude:
-    def size(inputs: Given, values: Given) -> Array:
-        xp, weights, given = namespace(inputs["q"]), values[weights_id], values[given_id]
-        terms = weights * given
-        inner = xp.sum(terms, axis=-1, keepdims=True)
-        of_squares = xp.sum(terms * terms, axis=-1, keepdims=True)
-        return weights * (xp.abs(given) + size_of_sum(weights.shape[-1], inner, of_squares))
-
-    return size
-
-
-def _start(inputs: Given, values: Given) -> Array:
-    # A sigmoid, as 1/2 plus something, has the rounding of 1/2; other starts are copies.
-    xp = namespace(inputs["q"])
-    token = inputs.get("state", "token") == "token"
-    return xp.ones_like(values["GE.7"]) if token else xp.zeros_like(values["GE.7"])
 
 
 def _stage(inputs: Given, values: Given) -> Array:
@@ -101,9 +63,16 @@ def _rate(inputs: Given, values: Given) -> Array:
     return terms + kappa * xp.abs(values["GE.9"])
 
 
+def _next(inputs: Given, values: Given) -> Array:
+    # A threshold after the step subtracts; otherwise a sum that is rounded once.
+    x = values["GE.11"]
+    proximal = inputs.get("kind") == "proximal"
+    return absolute(x) + (2.0 * number_of(inputs, "tau", 0.5) * number_of(inputs, "step", 1.0) if proximal else 0.0)
+
+
 def _kept(inputs: Given, values: Given) -> Array:
     y = values["GE.12"]
-    if inputs.get("kind", "hard") == "hard":
+    if inputs.get("kind", "hard") != "soft":
         return 0.0 * y
     return namespace(y).where(y == 0.0, 0.0, absolute(y) + 2.0 * number_of(inputs, "tau", 0.5))
 
@@ -174,33 +143,8 @@ def _d_start(inputs: Given, values: Given) -> Array:
     return steps * (absolute(values["dGE.7"]) + more)
 
 
-def _d_attention(inputs: Given, values: Given) -> Array:
-    more = absolute(values["dGE.6"]) + absolute(transposed(values["dGE.6"]))
-    return absolute(values["dGE.3"]) + (0.0 if inputs.get("symmetrise") == "kernel" else more)
-
-
-def _d_scores(inputs: Given, values: Given) -> Array:
-    more = absolute(values["dGE.4"]) + absolute(transposed(values["dGE.4"])) if "dGE.4" in values else 0.0
-    return absolute(values["dGE.1"]) + absolute(values["dGE.2"]) + more
-
-
-def _d_q(inputs: Given, values: Given) -> Array:
-    of_squares = squares(values["dGE.1"], transposed(heads_of(inputs, "k"))) * scale_of(inputs) ** 2
-    return size_of_sum(inputs["k"].shape[2], values["dGE.q"], of_squares)
-
-
-def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array, factor: Any) -> Array:
-    """Return the size for a sum over the queries of all heads that share a key/value head."""
-    of_squares = sum_heads(squares(transposed(pairs), transposed(rows)), inputs["k"].shape[1])
-    return size_of_sum(rows.shape[2] * rows.shape[1] // max(inputs["k"].shape[1], 1), value, of_squares * factor**2)
-
-
-def _d_k(inputs: Given, values: Given) -> Array:
-    return _per_key(inputs, values["dGE.k"], values["dGE.1"], inputs["q"], scale_of(inputs))
-
-
 def _d_v(inputs: Given, values: Given) -> Array:
-    return _per_key(inputs, values["dGE.v"], values["GE.15"], inputs["d_out"], 1.0)
+    return per_key(inputs, values["dGE.v"], values["GE.15"], inputs["d_out"], 1.0)
 
 
 def _single(id: str, terms_of: Any) -> Magnitude:
@@ -216,24 +160,12 @@ def _single(id: str, terms_of: Any) -> Magnitude:
     return size
 
 
-def _d_scale(inputs: Given, values: Given) -> Array:
-    terms = values["dGE.1"] * values["GE.1"] / scale_of(inputs)
-    return size_of_sum(math.prod(terms.shape), values["dGE.scale"], namespace(terms).sum(terms * terms))
-
-
-def _d_bias(inputs: Given, values: Given) -> Array:
-    shape, d = inputs["bias"].shape, values["dGE.1"]
-    return size_of_sum(math.prod(d.shape) // max(math.prod(shape), 1), values["dGE.bias"], summed_to(d * d, shape))
-
-
 MAGNITUDES: dict[str, Magnitude] = {
-    "GE.1": _scores,
-    "GE.3": _softmax("GE.3", "GE.2"),
-    "GE.5": _softmax("GE.5", "GE.4"),
-    "GE.7": _start,
+    **GRAPH,
     "GE.8": _stage,
     "GE.9": _coupled,
     "GE.10": _rate,
+    "GE.11": _next,
     "GE.12": _kept,
     "GE.14": _total,
     "GE.16": _out,
@@ -245,15 +177,7 @@ MAGNITUDES: dict[str, Magnitude] = {
     "dGE.8": _d_point,
     "dGE.7": _d_start,
     "dGE.6": _d_graph,
-    "dGE.4": _d_softmax("GE.5", "dGE.5"),
-    "dGE.3": _d_attention,
-    "dGE.2": _d_softmax("GE.3", "dGE.3"),
-    "dGE.1": _d_scores,
-    "dGE.q": _d_q,
-    "dGE.k": _d_k,
     "dGE.v": _d_v,
-    "dGE.scale": _d_scale,
-    "dGE.bias": _d_bias,
     "dGE.tau": _single("dGE.tau", lambda values: values["dGE.12"]),
     "dGE.mu": _single("dGE.mu", lambda values: values["dGE.10"] * (abs(values["GE.8"]) + abs(values["GE.7"]))),
     "dGE.kappa": _single("dGE.kappa", lambda values: values["dGE.10"] * values["GE.8"]),

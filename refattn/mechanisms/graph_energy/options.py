@@ -15,6 +15,9 @@ from refattn.mechanisms.graph_energy.given import (
     check_checkpoint,
     check_choices_of_steps,
     check_graph,
+    check_over_keys,
+    check_proximal,
+    check_start,
     check_stop,
 )
 from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS, Intrinsic, Number
@@ -26,9 +29,22 @@ from refattn.xp import Array, concrete, dtype_name, is_array, is_floating, names
 STATES = ("token", "query", "feature")
 GRAPHS = ("kernel", "mean", "min", "none", "causal_mirror")
 EMPTY = ("argmax", "dense", "zero", "error")
-KINDS = ("hard", "soft")
+KINDS = ("hard", "soft", "proximal")
+SCORES = ("qk", "kk")
 ADJOINTS = ("unroll", "implicit")
 
+CHOICES = {
+    "state": STATES,
+    "coupling": (*COUPLINGS, "polynomial"),
+    "intrinsic": tuple(INTRINSICS),
+    "integrator": tuple(TABLEAUS),
+    "symmetrise": GRAPHS,
+    "graph_scores": SCORES,
+    "kind": KINDS,
+    "empty": EMPTY,
+    "adjoint": ADJOINTS,
+}
+"""The options that are one of several names."""
 
 USUAL: dict[str, Any] = {
     "state": "token",
@@ -47,6 +63,8 @@ USUAL: dict[str, Any] = {
     "stop_level": None,
     "symmetrise": None,
     "graph": None,
+    "graph_scores": "qk",
+    "start": None,
     "scale": None,
     "bias": None,
     "kind": "hard",
@@ -57,6 +75,9 @@ USUAL: dict[str, Any] = {
     "checkpoint": None,
 }
 """What the options are where they are not given."""
+
+NUMBERS = ("coefficients", "mu", "kappa", "scale", "tau", "step", "bias", "start")
+"""The options that have a gradient."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +103,24 @@ class Options:
     accuracy: float
     stop: dict[str, float]
     graph: Array | CSR | None
+    over_keys: bool  # whether links come from the scores of keys with keys
+    start: Array | None
     checkpoint: int | None
     bias: Array | None
 
 
-def check_options(q: Array, *, causal: bool, **given: Any) -> Options:
-    """Return the options of a call, as numbers that broadcast to a state (b, h, j, c); raise where one does not fit."""
+def check_options(q: Array, nodes: int, *, causal: bool, **given: Any) -> Options:
+    """Return the options of a call, as numbers that broadcast to a state (b, h, j, c); raise where one does not fit.
+
+    `nodes` is the number of keys.
+    """
     state = choice("state", given["state"], STATES)
+    over_keys = choice("graph_scores", given["graph_scores"], SCORES) == "kk"
+    if not over_keys and q.shape[2] != nodes:
+        raise ValueError(
+            f"k: got {nodes} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph, unless "
+            'graph_scores="kk"'
+        )
     coupling = given["coupling"]
     if coupling is None:
         coupling = "tanh" if state == "feature" else "sin"
@@ -108,18 +140,22 @@ def check_options(q: Array, *, causal: bool, **given: Any) -> Options:
         symmetrise = usual[state == "query"]
     graph = given["graph"]
     if graph is not None:
-        check_graph(graph, q, given, causal)
+        check_graph(graph, q, nodes, given, causal)
         symmetrise = "given"
     else:
         choice("symmetrise", symmetrise, GRAPHS)
         _check_causal_graph(state, symmetrise, causal)
+    if over_keys:
+        check_over_keys(given, state, symmetrise, causal)
     integrator = choice("integrator", given["integrator"], tuple(TABLEAUS))
     accuracy = given["accuracy"]
     check_number("accuracy", accuracy, positive=True)
     stop = check_stop(given)
     check_choices_of_steps(integrator, stop, state, symmetrise, causal)
     numbers = {name: None if given[name] is None else per_head(name, given[name], q) for name in ("tau", "step")}
-    numbers |= {name: per_head(name, given[name], q) for name in ("mu", "kappa")}
+    numbers |= {"mu": per_head("mu", given["mu"], q, nodes), "kappa": per_head("kappa", given["kappa"], q)}
+    if causal and given["step"] is None and len(getattr(given["mu"], "shape", ())) == 2:
+        raise ValueError("step: got None with causal scores and a mu of each node, which it would follow; needs one")
     _check_signs(numbers)
     scale = 1.0 / math.sqrt(q.shape[3]) if given["scale"] is None else _scale(given["scale"], q)
     steps = given["steps"]
@@ -129,8 +165,10 @@ def check_options(q: Array, *, causal: bool, **given: Any) -> Options:
     check_is("signed", state == "feature" if signed is None else signed, bool)
     check_is("straight_through", given["straight_through"], bool)
     kind = choice("kind", given["kind"], KINDS)
-    if kind == "soft" and given["straight_through"]:
-        raise ValueError('straight_through: got True with kind="soft", needs kind="hard"')
+    if kind != "hard" and given["straight_through"]:
+        raise ValueError(f'straight_through: got True with kind="{kind}", needs kind="hard"')
+    if kind == "proximal":
+        check_proximal(given, integrator, stop)
     return Options(
         state=state,
         coupling=coupling,
@@ -151,8 +189,10 @@ def check_options(q: Array, *, causal: bool, **given: Any) -> Options:
         accuracy=float(accuracy),
         stop=stop,
         graph=graph,
+        over_keys=over_keys,
+        start=check_start(given["start"], q, nodes, state),
         checkpoint=check_checkpoint(given["checkpoint"]),
-        bias=check_bias(given["bias"], q),
+        bias=check_bias(given["bias"], q, nodes),
     )
 
 
@@ -163,22 +203,26 @@ def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     return value
 
 
-def per_head(name: str, value: Any, q: Array) -> Number:
-    """Return a number for all heads, or one for each as (h, 1, 1), in the dtype that is computed in."""
+def per_head(name: str, value: Any, q: Array, nodes: int | None = None) -> Number:
+    """Return a number for all heads, or one for each as (h, 1, 1), in the dtype that is computed in.
+
+    With `nodes` there may be one for each node, too: (h, j, 1).
+    """
     if not is_array(value) or tuple(value.shape) == ():
         number = check_number(name, value)
         if not is_array(number):
             return number
         value = number
-    elif tuple(value.shape) != (q.shape[1],):
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}, needs a number or an array ({q.shape[1]},)")
+    elif tuple(value.shape) not in ((q.shape[1],), (q.shape[1], nodes)):
+        needs = f"a number or an array ({q.shape[1]},)" + (f" or ({q.shape[1]}, {nodes})" if nodes is not None else "")
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, needs {needs}")
     if not is_floating(value):
         raise TypeError(f"{name}: got dtype {dtype_name(value)}, needs a floating one")
     xp = check_arrays(q=q, **{name: value})
     if concrete(xp.all(xp.isfinite(value))) is False:
         raise ValueError(f"{name}: got a number that is not finite, needs finite numbers")
     value = xp.astype(value, raised(q).dtype)
-    return value if tuple(value.shape) == () else xp.reshape(value, (-1, 1, 1))
+    return value if tuple(value.shape) == () else xp.reshape(value, (q.shape[1], 1 if len(value.shape) == 1 else -1, 1))
 
 
 def any_of(condition: Array | bool) -> Array | bool:

@@ -3,7 +3,7 @@
 Equations (x is the last state of the flow; with `signed` |x| stands for x in the threshold; rows y_ij are y_j1 of
 "token" and y_ji of "query"; phi(y) = max(y, 0); A(i) is the set of tokens that token i may attend)::
 
-    [GE.12]  y_jc = x_jc if x_jc >= tau, else 0          "soft": x_jc - tau if x_jc > tau, else 0
+    [GE.12]  y_jc = x_jc if x_jc >= tau, else 0          "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
     [GE.13]  u_ij = a_ij phi(y_ij)                       "query": phi(y_ij) for j in A(i), else 0
     [GE.14]  z_i = sum_j u_ij                            1 where that is 0
     [GE.15]  p_ij = u_ij / z_i                           where every u_ij is 0: what the option empty says
@@ -16,16 +16,16 @@ Adjoints, for given do, and where the loss depends on the weights dp0::
     [dGE.14]  dz_i = -sum_j dp_ij p_ij / z_i             0 where every u_ij is 0
     [dGE.13]  du_ij = dp_ij / z_i + dz_i                 0 where every u_ij is 0
     [dGE.12]  dy_jc = sum_i du_ij a_ij where y_jc > 0    "query": du_ij; "feature": do
-    [dGE.tau]  dtau = -sum dy sign(x) where |x| > tau    "hard": 0
 
-dx, which the flow takes, is dy where the threshold keeps a score and 0 elsewhere. With `straight_through` the backward
-passes the threshold by: y > 0 reads x > 0 in dGE.12, and dx is dy everywhere. The
-jump of a hard threshold has no part in any gradient. da has du_ij phi(y_ij), and where every u_ij is 0 and `empty` is
-"dense", dp_ij.
+"proximal" has acted in the flow, after every step. dx, which the flow takes, is dy where the threshold keeps a score
+and 0 elsewhere; dtau, which the flow adds up, has -dy sign(x) where "soft" keeps a score. With `straight_through` the
+backward passes the threshold by: y > 0 reads x > 0 in dGE.12, and dx is dy everywhere. The jump of a hard threshold has
+no part in any gradient. da has du_ij phi(y_ij), and where every u_ij is 0 and `empty` is "dense", dp_ij.
 
 A row whose u are all 0, though it may attend something, is emptied by the threshold. `empty` says what it becomes:
-"argmax": all weight on the token of A(i) with the largest a_ij x_j ("query": x_ji), to which no gradient goes but
-that of its value; "dense": a_i; "zero": nothing; "error": a FloatingPointError. A row that may attend nothing is 0.
+"argmax": all weight on the token of A(i) with the largest a_ij x_j ("query": x_ji; "proximal", where every x is 0:
+a_ij), to which no gradient goes but that of its value; "dense": a_i; "zero": nothing; "error": a FloatingPointError. A
+row that may attend nothing is 0.
 
 Axes: b batch, h query head, i and j tokens, c channel, e width of values.
 
@@ -39,22 +39,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn.mechanisms.graph_energy.empty import alive_rows, emptied
-from refattn.mechanisms.graph_energy.intrinsic import Number
-from refattn.mechanisms.graph_energy.tableaus import summed
+from refattn.mechanisms.graph_energy.law import Threshold
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, namespace, zeros
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """What the threshold does: `tau` is a float or broadcasts to a state; `kind` is "hard" or "soft"."""
-
-    tau: Number
-    given: bool  # whether tau has a gradient
-    kind: str
-    signed: bool
-    straight_through: bool
-    empty: str
 
 
 @dataclass(frozen=True)
@@ -80,7 +67,9 @@ def forward(
     xp = namespace(x)
     size = xp.abs(x) if threshold.signed else x  # (b, h, j, c) untagged: what is compared with tau
     # Comparisons that are false for NaN, which so propagates.
-    if threshold.kind == "hard":
+    if threshold.kind == "proximal":
+        above = x  # (b, h, j, c) untagged: GE.12, "proximal"
+    elif threshold.kind == "hard":
         above = xp.where(size < threshold.tau, 0.0, x)  # (b, h, j, c) untagged: GE.12, "hard"
     else:
         sign = xp.sign(x) if threshold.signed else 1.0  # (b, h, j, c) untagged: of what is left
@@ -98,17 +87,15 @@ def forward(
     summed_parts = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: GE.14, 0 where nothing is left
     filled = summed_parts != 0.0  # (b, h, i, 1) untagged: whether something is left
     total = xp.where(filled, summed_parts, 1.0)  # (b, h, i, 1) [GE.14]
-    instead = emptied(x, attention, allowed, filled, state, threshold.empty)  # (b, h, i, j) untagged: part of GE.15
+    instead = emptied(x, attention, allowed, filled, state, threshold)  # (b, h, i, j) untagged: part of GE.15
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]
     v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e) untagged: copies of v
     out = weights @ v_heads  # (b, h, i, e) [GE.16]
     return out, Saved(threshold, state, attention, allowed, v, x, kept, total, filled, weights)
 
 
-def backward(
-    saved: Saved, d_out: Array, d_weights_read: Array | None
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Return (d_x, a part of d_attention, d_v, d_tau); d_v is None where v is the start, d_tau where no tau came in."""
+def backward(saved: Saved, d_out: Array, d_weights_read: Array | None) -> tuple[Array, Array, Array | None, Array]:
+    """Return (d_x, a part of d_attention, d_v, the terms of d_tau by score); d_v is None where v is the start."""
     xp, threshold = namespace(d_out), saved.threshold
     d_attention = zeros(saved.attention.shape, d_out)  # (b, h, i, j) untagged: "feature" and "query" do not read a
     if saved.weights is None or saved.total is None or saved.filled is None:
@@ -140,14 +127,11 @@ def backward(
         read = xp.where(positive <= 0.0, 0.0, d_rows)  # (b, h, j, c) untagged: dGE.12
     d_kept = read  # (b, h, j, c) [dGE.12]
     # forward: kept = threshold(x)
+    if threshold.kind == "proximal":
+        return d_kept, d_attention, d_v, zeros(d_kept.shape, d_kept)
     size = xp.abs(saved.x) if threshold.signed else saved.x  # (b, h, j, c) untagged: as forward
     drops = size < threshold.tau if threshold.kind == "hard" else size <= threshold.tau  # untagged: as forward
     d_x = d_kept if threshold.straight_through else xp.where(drops, 0.0, d_kept)  # (b, h, j, c) untagged: to the flow
     sign = xp.sign(saved.x) if threshold.signed else xp.ones_like(saved.x)  # (b, h, j, c) untagged: part of dGE.tau
-    moved = (
-        zeros(d_x.shape, d_x) if threshold.kind == "hard" else -sign * d_x
-    )  # (b, h, j, c) untagged: terms of dGE.tau
-    d_tau = None
-    if threshold.given:
-        d_tau = summed(moved, threshold.tau)  # [dGE.tau]
-    return d_x, d_attention, d_v, d_tau
+    terms = zeros(d_x.shape, d_x) if threshold.kind == "hard" else -sign * d_x  # (b, h, j, c) untagged: of dGE.tau
+    return d_x, d_attention, d_v, terms

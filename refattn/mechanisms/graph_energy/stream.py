@@ -21,7 +21,7 @@ from refattn.mechanisms.graph_energy import block, core, pairs, readout
 from refattn.mechanisms.graph_energy.derived import threshold_of
 from refattn.mechanisms.graph_energy.options import USUAL, check_options
 from refattn.mechanisms.graph_energy.rows import softmax_forward
-from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, moved, weighted
+from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, moved, shrink, weighted
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
 from refattn.xp import Array, namespace, raised, zeros
@@ -60,11 +60,11 @@ def prefill(params: block.Params, cache: Cache, state: block.State, context: Con
             one, cache = step(params, cache, block.State(x[:, n : n + 1, :]), replace(context, key_mask=mask))
             parts.append(one.x)
         return replace(state, x=xp.concat(parts, axis=1) if parts else x), cache
-    q, k, v = own.project(params, x)
+    q, k, v = own.project(params, x, x)
     k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
     all_q = q if cache.q is None else xp.concat([cache.q, q], axis=2)
     tokens = (x.shape[0], q.shape[1], k.shape[2], k.shape[2])
-    chosen = block.core_options(params.config, *own.strengths(params, context))
+    chosen = block.core_options(params.config, own.numbers(params, context))
     attended, saved = core.forward(all_q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
     result = _result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :])
     if cache.points is None:
@@ -80,10 +80,10 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
         return prefill(params, cache, state, context)
     _check(cache, state, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
-    q, k, v = own.project(params, x)
+    q, k, v = own.project(params, x, x)
     k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
     options = check_options(
-        q, causal=True, **(USUAL | block.core_options(params.config, *own.strengths(params, context)))
+        q, q.shape[2], causal=True, **(USUAL | block.core_options(params.config, own.numbers(params, context)))
     )
     heads, tokens = q.shape[1], k.shape[2]
     allowed = None
@@ -98,6 +98,7 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
         begin = repeat_heads(raised(v[:, :, tokens - 1 :, :]), heads)  # (b, h, 1, c)
     else:
         begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, tokens - 1 :])  # (b, h, 1, c)
+    threshold = threshold_of(options, None, attention)
     points: list[Array] = []
     at, tableau = begin, TABLEAUS[options.integrator]
     for _ in range(options.steps):
@@ -108,11 +109,10 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
             pull = pairs.rows_forward(options.coupling, graph, None, every, None, slice(tokens - 1, tokens))
             rates.append(options.intrinsic.force(point, begin, options.mu) + options.kappa * pull)
             points.append(point)
-        at = moved(at, options.step, weighted(tableau.weights, rates))  # (b, h, 1, c)
+        at = shrink(threshold, options.step, moved(at, options.step, weighted(tableau.weights, rates)))  # (b, h, 1, c)
     way = xp.stack([*points, at], axis=3)  # (b, h, 1, p, c)
     kept = xp.concat([cache.points, way], axis=2)
     ends = at if options.state == "feature" else kept[:, :, :, -1, :]
-    threshold = threshold_of(options, None, q)
     out, _ = readout.forward(ends, attention, raised(v), allowed=allowed, state=options.state, threshold=threshold)
     return replace(state, x=_result(params, x, xp.astype(out, x.dtype))), Cache(k, v, None, kept)
 
@@ -127,5 +127,10 @@ def _check(cache: Cache, state: block.State, context: Context) -> None:
         raise ValueError(
             "context.mask was given to a stream, whose past has been computed without it; needs a key_mask"
         )
+    for name in ("memory", "memory_mask"):
+        if getattr(context, name) is not None:
+            raise ValueError(
+                f"context.{name} was given to a stream, whose keys are those of its own tokens; needs None"
+            )
     if state.x.shape[0] != cache.k.shape[0]:
         raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {cache.k.shape[0]}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refattn.mechanisms.graph_energy.intrinsic import Number
-from refattn.mechanisms.graph_energy.law import Law
+from refattn.mechanisms.graph_energy.law import Law, Threshold
 from refattn.mechanisms.graph_energy.means import along
 from refattn.xp import Array, namespace, sum_wide
 
@@ -44,10 +44,10 @@ TABLEAUS = {
 
 
 def summed(terms: Array, like: Number) -> Array:
-    """Return the sum of terms (b, h, j, c) over what a number was broadcast to: (h,) or 0-d."""
+    """Return the sum of terms (b, h, j, c) over what a number was broadcast to: (h,), (h, j) or 0-d."""
     if isinstance(like, float) or len(like.shape) == 0:
         return sum_wide(terms)
-    return namespace(terms).sum(terms, axis=(0, 2, 3))
+    return namespace(terms).sum(terms, axis=(0, 3) if like.shape[-2] > 1 else (0, 2, 3))
 
 
 def weighted(weights: Sequence[float], rates: Sequence[Array | None]) -> Array | None:
@@ -62,6 +62,16 @@ def weighted(weights: Sequence[float], rates: Sequence[Array | None]) -> Array |
 
 def moved(x: Array, step: Number, direction: Array | None) -> Array:
     return x if direction is None else x + step * direction
+
+
+def shrink(threshold: Threshold | None, step: Number, x: Array) -> Array:
+    """Return x after a threshold that acts after every step, of the step times tau; x itself for other thresholds."""
+    if threshold is None or threshold.kind != "proximal":
+        return x
+    xp, least = namespace(x), step * threshold.tau
+    size = xp.abs(x) if threshold.signed else x
+    sign = xp.sign(x) if threshold.signed else 1.0
+    return xp.where(size <= least, 0.0, sign * (size - least))
 
 
 def plus(x: Array, factor: float | Array, y: Array | None) -> Array:

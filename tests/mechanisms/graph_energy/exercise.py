@@ -20,7 +20,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     `sizes` are all different, but for queries and keys, which are the same tokens; `make` turns a NumPy array into one
     of the library that the calls shall use.
     """
-    token = {**sizes, "j": sizes["i"], "c": 1}
+    token, cross = {**sizes, "j": sizes["i"], "c": 1}, {**sizes, "c": 1}
     query, feature = {**token, "c": sizes["i"]}, {**token, "c": sizes["e"]}
     core = partial(_core, make=make, form=form)
     solved = "implicit_midpoint" if form == "products" else "discrete_gradient"
@@ -36,10 +36,17 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (token, partial(core, token, state="token", full=False, integrator=solved, steps=2)),
         (token, partial(core, token, state="token", full=False, graph=make(_mask("graph", token["i"], token["i"])))),
         (token, partial(core, token, state="token", full=False, checkpoint=2, steps=3)),
+        (token, partial(core, token, state="token", full=False, kind="proximal")),
+        (cross, partial(core, cross, state="token", full=False, graph_scores="kk", symmetrise="mean")),
+        (
+            cross,
+            partial(core, cross, state="token", full=False, graph_scores="kk", mask=make(_mask("m", 1, sizes["j"]))),
+        ),
         (feature, partial(core, feature, state="feature", full=True)),
         (feature, partial(core, feature, state="feature", full=False, kind="soft", tau=0.1)),
         (token, partial(block, token, full=True)),
         (token, partial(block, token, full=False)),
+        (cross, partial(block, cross, full=False, graph_scores="kk", kind="soft", learn_tau=True, learn_step=True)),
     ]
 
 
@@ -52,34 +59,40 @@ def _mask(name: str, *shape: int) -> Any:
 
 
 def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, **options: Any) -> None:
-    b, h, g, n, d, e = (sizes[letter] for letter in "bhgide")
+    b, h, g, n, keys, d, e = (sizes[letter] for letter in "bhgijde")
     record = mechanism("graph_energy")
     assert record.core is not None
     if full:
         more: dict[str, Any] = {"mask": make(_mask("mask", b, h, n, n)), "causal": True, "scale": 0.3, "step": 0.01}
         more |= {"mu": make(abs(_draw("mu", h))), "kappa": 0.5, "tau": 0.2, "steps": 3, "integrator": "heun"}
         more |= {"coupling": "polynomial", "coefficients": make(0.1 * _draw("coefficients", 3)), "symmetrise": "none"}
-        more |= {"bias": make(_draw("bias", h, 1, n))}
+        more |= {"bias": make(_draw("bias", h, 1, n)), "graph_scores": "qk"}
+        more |= {"start": make(_draw("start", h, n)) if sizes["c"] == 1 else None}
         more |= {"intrinsic": "double_well", "kind": "hard", "accuracy": 1e-3}
         more |= dict.fromkeys(("stop_force", "stop_plateau", "stop_level", "graph", "checkpoint"))
         options = more | {"straight_through": True, "signed": True, "empty": "zero", "adjoint": "unroll"} | options
         assert set(record.defaults) == {*options, "form"}
     elif form == "products":
         options = {**options, "coupling": "sin"}  # which products can compute
-    q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, g, n, d)), make(_draw("v", b, g, n, e))
+    if keys != n:
+        options = {**options, "start": make(_draw("start", h, keys))}
+    q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, g, keys, d)), make(_draw("v", b, g, keys, e))
     _, saved = record.core.forward(q, k, v, form=form, **options)
     record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
 
 
-def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
-    b, h, g, n, d, e, m = (sizes[letter] for letter in "bhgidem")
+def _block(sizes: Mapping[str, int], *, make: Make, full: bool, **more: Any) -> None:
+    b, h, g, n, keys, d, e, m = (sizes[letter] for letter in "bhgijdem")
     block = mechanism("graph_energy").block
     options: dict[str, Any] = {"bias": True} if full else {"residual": False}
-    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
+    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options, **more)
     x = make(np.asarray(_draw("x", b, n, m)))
     context = Context()
     if full:
         context = Context(mask=make(_mask("mask", b, h, n, n)), key_mask=make(_mask("padding", b, n)), causal=True)
+    if keys != n:
+        memory = {"memory": make(_draw("memory", b, keys, m)), "memory_mask": make(_mask("memory", b, keys))}
+        context = Context(mask=make(_mask("mask", n, keys)), **memory)
     params = block.init(config, seed=7, like=x)
     state, saved = block.forward(params, block.start(params, x, context), context)
     d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))

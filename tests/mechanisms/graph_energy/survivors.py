@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NUMBERS = ("bias", "scale", "mu", "kappa", "step", "tau", "coefficients")
+NUMBERS = ("bias", "scale", "mu", "kappa", "step", "tau", "coefficients", "start")
 
 SURVIVORS: dict[str, dict[str, str]] = {
     "float32": {
@@ -17,6 +17,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
             f"{id} rounded one type lower": "its sum with other parts is rounded to bfloat16 right after"
             for id in ("dGE.5", "dGE.4", "dGE.2")
         },
+        "dGE.start scaled by 1.02": "2 % of a sum over all heads is less than the roundings of all weights add up to",
         "dGE.scale scaled by 1.02": "one number: 2 % of it is less than the roundings of all weights add up to",
     },
 }

@@ -1,4 +1,10 @@
-"""The numbers of the specification, a test each; what is proved of the flow stands in test_theorems.py."""
+"""The numbers that graph energy attention was accepted by, 1 to 18.
+
+Some stand elsewhere, by name: 5 (what is proved of the flow) in test_theorems.py and test_integrators.py; more of 8 in
+test_sparse.py; 12 (decoding) in test_stream.py; more of 13 (levels and shared tables) in test_hierarchy.py; more of 16
+in test_bad_input.py. Bifurcations and counts of equilibria, 6 and 7, are no matter of the flow; what of them it alone
+tells stands in test_deviations.py.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +61,22 @@ def test_4_masked_is_as_good_as_deleted(state: str) -> None:
     np.testing.assert_allclose(out[:, :, keep], short, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_8_dense_links_products_and_edges_are_one(coupling: str, state: str) -> None:
+    """One graph as a matrix, in the forms that take one, and as a list of edges."""
+    links = np.where(kept("links", N, N, keep=0.5), np.abs(draw("weights", N, N)), 0.0)
+    np.fill_diagonal(links, 0.0)
+    options: dict[str, Any] = {"state": state, "coupling": coupling, "step": 0.02, "kappa": 0.7}
+    forms = ("dense", "tiled", *(["products"] if coupling in SEPARABLE else []))
+    calls = [run(**options, graph=links, form=form) for form in forms]
+    calls.append(run(**options, graph=ra.graph_energy.sparse_graph(links)))
+    results = [{"out": out, **core.backward(saved, draw("d_out", *out.shape))} for out, saved in calls]
+    for found in results[1:]:
+        for name, x in results[0].items():
+            np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(x)))))
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
@@ -82,6 +104,11 @@ def test_10_emptied_rows_are_finite(empty: str) -> None:
         out, saved = run(state=state, tau=0.99, empty=empty, mask=kept("mask", N, N))
         gradients = core.backward(saved, draw("d_out", *out.shape))
         assert all(np.all(np.isfinite(x)) for x in (out, *gradients.values()))
+
+
+def test_10_emptied_rows_may_be_an_error() -> None:
+    with pytest.raises(FloatingPointError, match="batch 0, head 0, token 0: no score is above tau"):
+        run(tau=0.99, empty="error")
 
 
 def test_11_attention_that_flows_stays_attention() -> None:
@@ -167,3 +194,27 @@ def test_13_a_table_of_biases_is_shared_by_tokens_of_a_class() -> None:
         run(bias=np.zeros(3))
     with pytest.raises(TypeError, match="bias: got float, needs an array"):
         run(bias=1.0)
+
+
+def test_16_what_cannot_be_computed_says_what_to_do() -> None:
+    with pytest.warns(UserWarning, match="step: got more than 2/L"):
+        run(step=1.0)
+    with pytest.warns(UserWarning, match="kappa: got -1.0, below 0: scores repel each other"):
+        run(kappa=-1.0, step=0.1)
+    for options in ({"causal": True}, {"symmetrise": "none"}):
+        with pytest.raises(ValueError, match="an energy exists only for graphs with detailed balance"):
+            ra.graph_energy.energy(run(**options)[1])
+    with pytest.raises(ValueError, match="tau: got -0.1, needs a number at least 0"):
+        run(tau=-0.1)
+    with pytest.raises(ValueError, match="k: got 7 tokens and 5 in q"):
+        core.forward(qkv()[0][:, :, :5], *qkv()[1:])
+
+
+@pytest.mark.parametrize("symmetrise", ["kernel", "mean", "min", "none"])
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_18_scores_that_start_higher_end_higher(coupling: str, symmetrise: str) -> None:
+    """By the same number, for a start that is the anchor as well."""
+    start = 0.3 * draw("start", H, N)
+    options: dict[str, Any] = {"coupling": coupling, "symmetrise": symmetrise, "step": 0.1, "tau": 0.0}
+    low, high = (run(**options, start=start + shift)[1].scores for shift in (0.0, 0.7))
+    np.testing.assert_allclose(high, low + 0.7, rtol=0, atol=1e-12)

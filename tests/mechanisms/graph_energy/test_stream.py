@@ -18,6 +18,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "rk4, feature": {"integrator": "rk4", "steps": 2, "state": "feature", "coupling": "arctan", "value_width": 3},
     "no anchor": {"intrinsic": "none", "kind": "soft", "tau": 0.1, "step": 0.2},
     "emptied": {"tau": 0.7, "empty": "dense"},
+    "proximal": {"kind": "proximal", "tau": 0.3, "learn_tau": True, "learn_step": True, "steps": 4},
 }
 
 

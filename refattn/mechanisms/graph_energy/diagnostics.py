@@ -1,0 +1,24 @@
+"""What a trainer may ask of a block that has run: how far its scores are from rest.
+
+Where the graph has an energy E, the rate of the scores is minus its gradient; where it has none, the rate still tells.
+"""
+
+from __future__ import annotations
+
+from refattn.mechanisms.graph_energy.block import Saved
+from refattn.mechanisms.graph_energy.tableaus import rate_at, shrink
+from refattn.xp import Array, sum_wide
+
+
+def force(saved: Saved) -> tuple[Array, int]:
+    """Return the sum over batch and heads of the squared norm of the rate after the last step, and how many there are.
+
+    With a threshold after every step the rate is that of such a step: 0 where neither the flow nor the threshold moves
+    a score.
+    """
+    inner = saved.core.inner.flow
+    law, x = inner.law, inner.states[-1]
+    rate = rate_at(law, inner.graph, inner.start, inner.visible, x)
+    if law.shrinks:
+        rate = (shrink(law.threshold, law.step, x + law.step * rate) - x) / law.step
+    return sum_wide(rate * rate), x.shape[0] * x.shape[1]

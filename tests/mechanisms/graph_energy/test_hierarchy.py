@@ -1,0 +1,241 @@
+"""Levels of tokens, parameters that nodes share, and sums that regularise a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn import backends
+from refattn.mechanisms.graph_energy import core, hierarchy, regularisers, sharing
+from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, qkv, run
+
+LONG = 11
+
+
+def gradients_of(call: Any, arrays: dict[str, Any], d_out: Any) -> dict[str, Any]:
+    """The gradients of a call's first result by the autograd of torch."""
+    torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    leaves = {name: torch.tensor(np.asarray(x), requires_grad=True) for name, x in arrays.items()}
+    loss = (call(**leaves)[0] * torch.tensor(d_out)).sum()
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return {name: x.numpy() for name, x in zip(leaves, found, strict=True)}
+
+
+def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    floor = 1e-2 * max(float(np.max(np.abs(x))) for x in expected.values())
+    for name, x in expected.items():
+        size = max(float(np.max(np.abs(x))), floor)
+        np.testing.assert_allclose(found[name], x, rtol=0, atol=1e-12 * size, err_msg=name)
+
+
+# --- levels
+
+
+def numbers() -> dict[str, Any]:
+    per_head = {"mu": np.abs(draw("mu", H, LONG)), "kappa": np.abs(draw("kappa", H)), "tau": np.full((H,), 0.3)}
+    others = {"step": np.asarray(0.2), "scale": np.asarray(0.6), "bias": draw("bias", H, 1, LONG)}
+    return {**per_head, **others, "level_logits": draw("logits", 4)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"causal": True, "window": 2, "kind": "proximal"},
+        {"causal": False, "integrator": "heun"},
+        {"causal": False, "symmetrise": "min", "coupling": "tanh", "intrinsic": "double_well"},
+    ],
+    ids=str,
+)
+def test_gradients_of_levels_are_those_of_autograd(options: dict[str, Any]) -> None:
+    arrays = dict(zip("qkv", qkv(LONG), strict=True)) | numbers()
+    options = {"stride": 2, "levels": 4, "kind": "soft", "steps": 3, **options}
+
+    def call(**leaves: Any) -> Any:
+        return hierarchy.forward(**leaves, **options)
+
+    out, saved = call(**arrays)
+    assert [len(level.tokens) for level in saved.levels] == ([11, 5, 2, 1] if options["causal"] else [11, 6, 3, 2])
+    d_out = draw("d_out", *out.shape)
+    found = hierarchy.backward(saved, d_out)
+    assert {name: x.shape for name, x in found.items()} == {name: np.shape(x) for name, x in arrays.items()}
+    agree(found, gradients_of(call, arrays, d_out))
+
+
+def test_one_level_is_the_core() -> None:
+    q, k, v = qkv()
+    for causal in (False, True):
+        out, saved = hierarchy.forward(q, k, v, levels=1, causal=causal)
+        plain, other = core.forward(q, k, v, causal=causal)
+        np.testing.assert_allclose(out, plain, rtol=0, atol=1e-15)
+        found, expected = hierarchy.backward(saved, out), core.backward(other, out)
+        for name in "qkv":
+            np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-14)
+
+
+def test_levels_gather_the_one_below() -> None:
+    """A second derivation: every stage by loops over its readers, with readers of a level apart from all tokens."""
+    q, k, v = (x[:1, :1] for x in qkv(LONG))
+    known = [range(LONG), range(1, LONG, 2), range(3, LONG, 4)]
+
+    def stage(readers: Any, tokens: Any, values: Any) -> Any:
+        s = lambda i, j: float(q[0, 0, i] @ k[0, 0, j]) / np.sqrt(3.0)  # noqa: E731
+        x = b = np.array([1.0 / (1.0 + np.exp(-s(j, j))) for j in tokens])
+        w = np.zeros((len(tokens), len(tokens)))
+        for row, i in enumerate(tokens):
+            weights = np.exp([s(i, j) for j in tokens[: row + 1]])
+            w[row, : row + 1] = weights / np.sum(weights)
+        np.fill_diagonal(w, 0.0)
+        for _ in range(4):
+            x = x + 0.2 * (b - x + np.sum(w * np.sin(x[None, :] - x[:, None]), axis=1))
+        y, out = np.where(x >= 0.2, x, 0.0), np.zeros((len(readers), 5))
+        for row, i in enumerate(readers):
+            seen = [at for at, j in enumerate(tokens) if j <= i][-3:]
+            if seen:
+                parts = np.exp([s(i, tokens[at]) for at in seen]) * y[seen]
+                out[row] = parts @ values[seen] / np.sum(parts)
+        return out
+
+    values = [v[0, 0]]
+    for level in (0, 1):
+        values.append(stage(known[level + 1], known[level], values[level]))
+    weights = np.exp(draw("logits", 3)) / np.sum(np.exp(draw("logits", 3)))
+    expected = sum(w * stage(known[0], known[level], values[level]) for level, w in enumerate(weights))
+    options: dict[str, Any] = {"step": 0.2, "steps": 4, "tau": 0.2, "level_logits": draw("logits", 3)}
+    out, saved = hierarchy.forward(q, k, v, stride=2, levels=3, window=3, causal=True, **options)
+    assert np.all(saved.levels[0].readout.filled)
+    np.testing.assert_allclose(out[0, 0], expected, rtol=0, atol=1e-14)
+
+
+def test_levels_read_nothing_later_and_stop_where_tokens_end() -> None:
+    q, k, v = qkv(LONG)
+    base, _ = hierarchy.forward(q, k, v, stride=2, levels=4, causal=True)
+    for now in range(1, LONG):
+        changed = [x.copy() for x in (q, k, v)]
+        for x in changed:
+            x[:, :, now:] = 1.0 - x[:, :, now:]
+        out, _ = hierarchy.forward(*changed, stride=2, levels=4, causal=True)
+        assert np.array_equal(out[:, :, :now], base[:, :, :now])
+    assert hierarchy.tokens_of(3, 4, 5, True) == [(0, 1, 2)]
+    assert hierarchy.tokens_of(9, 4, 5, False) == [tuple(range(9)), (3, 7, 8)]
+
+
+def test_levels_run_on_every_library() -> None:
+    q, k, v = qkv(5)
+    expected, _ = hierarchy.forward(q, k, v, stride=2, causal=True, window=1)
+    strict = backends.get("strict")
+    out, saved = hierarchy.forward(*map(strict.from_numpy, (q, k, v)), stride=2, causal=True, window=1)
+    np.testing.assert_allclose(strict.to_numpy(out), expected, rtol=0, atol=1e-14)
+    hierarchy.backward(saved, out)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"stride": 1}, ValueError, "stride: got 1, needs a whole number of at least 2"),
+        ({"levels": 0}, ValueError, "levels: got 0, needs a whole number of at least 1"),
+        ({"window": 2}, ValueError, "window: got 2 without causal scores"),
+        ({"state": "query"}, ValueError, "state: got an option that a hierarchy does not take"),
+        ({"level_logits": np.zeros(2)}, ValueError, r"level_logits: got shape \(2,\), needs \(3,\)"),
+    ],
+)
+def test_levels_that_do_not_fit(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        hierarchy.forward(*qkv(), **options)
+
+
+# --- shared parameters
+
+
+def test_nodes_of_a_class_share_a_strength_and_a_start() -> None:
+    q, k, v = qkv()
+    classes = np.array([0, 1, 2, 1, 0, 2, 2])
+    tables = {"mu": np.abs(draw("mu table", H, 3)), "start": np.abs(draw("start table", B, H, 3))}
+
+    def call(mu: Any, start: Any) -> Any:
+        index = classes if isinstance(mu, np.ndarray) else __import__("torch").tensor(classes)
+        given = {"mu": sharing.nodes_forward(mu, index), "start": sharing.nodes_forward(start, index)}
+        like = [x if isinstance(mu, np.ndarray) else __import__("torch").tensor(x) for x in (q, k, v)]
+        return core.forward(*like, **given, step=0.2)
+
+    out, saved = call(**tables)
+    d_out = draw("d_out", *out.shape)
+    d = core.backward(saved, d_out)
+    found = {name: sharing.nodes_backward(d[name], classes, 3) for name in tables}
+    agree(found, gradients_of(call, tables, d_out))
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("kind", ["soft", "proximal"])
+def test_a_strength_of_each_node(kind: str, state: str) -> None:
+    arrays = dict(zip("qkv", qkv(5), strict=True)) | {"mu": np.abs(draw("mu", H, 5)), "tau": np.full((H,), 0.05)}
+
+    def call(**leaves: Any) -> Any:
+        return core.forward(**leaves, state=state, kind=kind, steps=3, step=0.2)
+
+    out, saved = call(**arrays)
+    d_out = draw("d_out", *out.shape)
+    agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
+    with pytest.raises(ValueError, match=r"mu: got shape \(4, 6\), needs a number or an array \(4,\) or \(4, 5\)"):
+        core.forward(**arrays | {"mu": np.ones((H, 6))})
+    with pytest.raises(ValueError, match="step: got None with causal scores and a mu of each node"):
+        core.forward(**arrays, causal=True)
+    # One step for all nodes, from the strongest.
+    step: Any = core.forward(**arrays)[1].inner.flow.law.step
+    assert step.shape == (H, 1, 1)
+
+
+def test_pairs_of_classes_share_a_bias() -> None:
+    """Each element is that of the table, and its adjoint adds up by class."""
+    table, d = draw("table", H, 3, 2), draw("d", B, H, 4, 5)
+    rows, columns = np.array([2, 0, 1, 2]), np.array([1, 1, 0, 0, 1])
+    taken = sharing.pairs_forward(table, rows, columns)
+    assert np.array_equal(taken, table[:, rows][:, :, columns])
+    expected = np.zeros((B, H, 3, 2))
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            expected[:, :, row, column] += d[:, :, i, j]
+    np.testing.assert_allclose(sharing.pairs_backward(d, rows, columns, (3, 2)), expected, rtol=0, atol=1e-14)
+    with pytest.raises(
+        IndexError, match="columns: got a class that the table does not have, needs numbers from 0 to 1"
+    ):
+        sharing.pairs_forward(table, rows, columns + 1)
+    with pytest.raises(TypeError, match="classes: got dtype float64, needs an integer one"):
+        sharing.nodes_forward(table, np.zeros(3))
+
+
+# --- sums that regularise
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [(state, name) for state in STATES for name in ("size", "roughness")]
+    + [(state, name) for state in ("token", "query") for name in ("entropy", "gini")],
+)
+def test_the_gradient_of_a_loss_with_a_sum_in_it(state: str, name: str) -> None:
+    arrays = dict(zip("qkv", qkv(5), strict=True)) | {"mu": np.abs(draw("mu", H)), "kappa": np.abs(draw("kappa", H))}
+    part = getattr(regularisers, name)
+
+    def total(**leaves: Any) -> Any:
+        out, saved = core.forward(**leaves, state=state, kind="soft", tau=0.02, symmetrise="mean", step=0.1, steps=4)
+        given = {"entropy": (saved.weights,), "gini": (saved.weights,), "size": (saved.scores,)}
+        return out, saved, part(*given.get(name, (saved.scores, saved.graph)))
+
+    out, saved, (_, gradients) = total(**arrays)
+    d_out = draw("d_out", *out.shape)
+    found = core.backward(saved, d_out, **{n: 0.3 * x for n, x in gradients.items()})
+
+    def loss(**leaves: Any) -> Any:
+        out, _, (value, _) = total(**leaves)
+        return (out * out.new_tensor(d_out) + 0.3 * value / out.numel(),)
+
+    agree(found, gradients_of(loss, arrays, np.ones(out.shape)))
+
+
+def test_what_is_read_has_to_be_there() -> None:
+    out, saved = run(state="feature")
+    with pytest.raises(ValueError, match="d_scores: got shape"):
+        core.backward(saved, out, d_scores=np.zeros(3))
+    assert N == saved.graph.shape[-1]

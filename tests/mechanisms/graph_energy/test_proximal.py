@@ -1,0 +1,97 @@
+"""A threshold after every step: what it minimises, its gradients, and what it does not go with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.energies import weights_of
+from refattn.mechanisms.graph_energy.tableaus import rate_at
+from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, SYMMETRIC, B, H, N, draw, kept, qkv, run
+from tests.mechanisms.graph_energy.test_gradients import numbers_of
+from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
+
+TAU = {"token": 0.1, "query": 0.1, "feature": 0.3}
+BOUNDED = ("sin", "tanh", "identity", "arctan")
+
+
+@pytest.mark.parametrize("symmetrise", SYMMETRIC)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("coupling", BOUNDED)
+def test_energy_and_sizes_fall_together(coupling: str, state: str, symmetrise: str) -> None:
+    """E + tau sum pi |x| is no larger after a step of at most 1/L, and at rest no rate is larger than tau."""
+    options: dict[str, Any] = {"coupling": coupling, "state": state, "symmetrise": symmetrise, "kind": "proximal"}
+    _, saved = run(**options, steps=400, tau=TAU[state])
+    inner, pi, tau = saved.inner.flow, weights_of(saved), TAU[state]
+    sizes = [np.sum(pi * tau * np.abs(x), axis=(2, 3)) for x in inner.states]
+    levels = ra.graph_energy.energy(saved) + np.stack(sizes, axis=-1)
+    # 30 roundings of a sum of such a size.
+    assert np.max(np.diff(levels, axis=-1) / (1.0 + np.abs(levels[..., 1:]))) < 30 * 2.0**-53
+    assert np.all(levels[..., -1] < levels[..., 0])
+    x = saved.scores
+    rate = rate_at(inner.law, inner.graph, inner.start, None, x)
+    zero = x == 0.0
+    assert np.any(zero) or state == "token"
+    np.testing.assert_allclose(rate[~zero], tau * np.sign(x[~zero]), rtol=0, atol=1e-13)
+    most = np.abs(rate[zero]) if state == "feature" else rate[zero]
+    assert np.max(most, initial=0.0) <= tau + 1e-13
+
+
+def test_without_a_flow_it_is_a_soft_threshold() -> None:
+    """mu = kappa = 0: each step takes h tau away."""
+    for state in STATES:
+        options: dict[str, Any] = {"state": state, "mu": 0.0, "kappa": 0.0, "step": 0.25}
+        out, saved = run(**options, kind="proximal", steps=2, tau=0.1)
+        other, _ = run(**options, kind="soft", steps=2, tau=0.05)
+        np.testing.assert_allclose(out, other, rtol=0, atol=1e-13)
+        assert np.array_equal(saved.inner.readout.kept, saved.scores)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_gradients_are_those_of_autograd(coupling: str, state: str) -> None:
+    forms = ("dense", "products", "tiled") if coupling in ("sin", "identity", "cubic") else ("dense", "tiled")
+    arrays = dict(zip("qkv", qkv(5), strict=True)) | numbers_of(state)
+    mask = kept("mask", B, 1, 5, 5, keep=0.8)
+
+    def call(form: str = "dense", **leaves: Any) -> Any:
+        like = mask if isinstance(leaves["q"], np.ndarray) else leaves["q"].new_tensor(mask).bool()
+        more: dict[str, Any] = {"state": state, "coupling": coupling, "symmetrise": "mean", "steps": 3}
+        return core.forward(**leaves, **more, kind="proximal", mask=like, form=form)
+
+    for form in forms:
+        out, saved = call(form, **arrays)
+        d_out = draw("d_out", *out.shape)
+        agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
+
+
+def test_checkpoints_change_no_bit() -> None:
+    options: dict[str, Any] = {"kind": "proximal", "tau": 0.2, "steps": 7}
+    found = [core.backward(run(**options, checkpoint=n)[1], draw("d_out", B, H, N, 5)) for n in (None, 3)]
+    assert all(np.array_equal(x, found[1][name]) for name, x in found[0].items())
+
+
+def test_a_row_of_zeros_goes_to_the_largest_attention() -> None:
+    out, saved = run(kind="proximal", tau=5.0, steps=8)
+    assert not np.any(saved.scores)
+    attention, v = saved.inner.graph.attention, np.repeat(qkv()[2], 2, axis=1)
+    best = np.argmax(attention, axis=-1)
+    assert np.array_equal(out, np.take_along_axis(v, best[..., None], axis=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"integrator": "heun"}, 'integrator: got "heun" with kind="proximal", needs "euler"'),
+        ({"adjoint": "implicit"}, 'adjoint: got "implicit" with kind="proximal"'),
+        ({"stop_force": 0.1}, 'stop_force: got a number with kind="proximal", needs None'),
+        ({"straight_through": True}, 'straight_through: got True with kind="proximal", needs kind="hard"'),
+    ],
+)
+def test_what_it_does_not_go_with(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(kind="proximal", **options)
