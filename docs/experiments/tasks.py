@@ -1,10 +1,11 @@
-"""What the small models of the experiments learn: the next byte of a text, and associative recall."""
+"""What the small models of the experiments learn: the next byte or token of a text, and associative recall."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -77,6 +78,52 @@ class Text:
         """Yield sequences of the held-out files."""
         part = standard_library().heldout[: self.scored + 1]
         return (_all(*cut) for cut in data.windows(part, context=self.context, size=64, every=self.every))
+
+
+@dataclass(frozen=True)
+class TokenFiles:
+    """The next token of a text that another program cut into tokens: `train.bin` and `val.bin` of a folder.
+
+    Attributes
+    ----------
+    folder
+        Where the files are: tokens of 16 bits, the lower byte first.
+    vocabulary, context
+        How many different tokens there are; tokens of a sequence.
+    scored
+        Of so many tokens of `val.bin` all sequences are scored.
+    """
+
+    folder: str
+    vocabulary: int = 50304
+    context: int = 128
+    scored: int = 1 << 18
+
+    def batch(self, size: int, *, seed: int, step: int) -> Batch:
+        """Return sequences that start anywhere in `train.bin`."""
+        part = self._part("train.bin")
+        starts = counter.integers((size, 1), 0, len(part) - self.context, purpose="token files", seed=seed, step=step)
+        return self._cut(part[starts + np.arange(self.context + 1)])
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield sequences of `val.bin`."""
+        part = self._part("val.bin")[: self.scored + 1]
+        for first in range(0, len(part) - self.context, 64 * self.context):
+            starts = np.arange(first, min(first + 64 * self.context, len(part) - self.context), self.context)
+            yield self._cut(part[starts[:, None] + np.arange(self.context + 1)])
+
+    def _part(self, name: str) -> NDArray[np.uint16]:
+        path = Path(self.folder, name)
+        part = np.memmap(path, np.dtype("<u2"), mode="r")
+        if len(part) <= self.context:
+            raise ValueError(f"{path}: got {len(part)} tokens, needs more than the context of {self.context}")
+        return part
+
+    def _cut(self, tokens: NDArray[np.uint16]) -> Batch:
+        if (most := int(tokens.max())) >= self.vocabulary:
+            raise ValueError(f"{self.folder}: got a token {most}, needs tokens below {self.vocabulary}")
+        whole = tokens.astype(np.int64)
+        return _all(whole[:, :-1], whole[:, 1:])
 
 
 @dataclass(frozen=True)

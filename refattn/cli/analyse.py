@@ -46,9 +46,11 @@ def analyse() -> None:
 
 from refattn.cli.analyse_bifurcation import bifurcation  # noqa: E402  (which imports what stands above)
 from refattn.cli.analyse_equilibria import equilibria  # noqa: E402
+from refattn.cli.analyse_flow import flow  # noqa: E402
 from refattn.cli.analyse_spectrum import prediction, spectrum  # noqa: E402
 
 analyse.add_command(equilibria)
 analyse.add_command(bifurcation)
 analyse.add_command(spectrum)
 analyse.add_command(prediction)
+analyse.add_command(flow)

@@ -9,12 +9,15 @@ from refattn.mechanisms.block import Block, Stream
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import baseline as _baseline
 from refattn.mechanisms.sympformer import block as _block
+from refattn.mechanisms.sympformer import connection as _connection
 from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import dense as _dense
 from refattn.mechanisms.sympformer import doubled as _doubled
+from refattn.mechanisms.sympformer import hamiltonian as _hamiltonian
 from refattn.mechanisms.sympformer import linear as _linear
 from refattn.mechanisms.sympformer import loops as _loops
 from refattn.mechanisms.sympformer import oracle as _oracle
+from refattn.mechanisms.sympformer import rotation as _rotation
 from refattn.mechanisms.sympformer import step as _step
 from refattn.mechanisms.sympformer import stream as _stream
 from refattn.mechanisms.sympformer import substep as _substep
@@ -43,17 +46,34 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_SMALL, "integrator": "etd_ab2", "mlp": "momentum", "layer": 1, "layers": 3, "damping": "linear"},
     {**_SMALL, "integrator": "classical", "mlp": "plain"},
     {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True},
+    {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum", "connection": "h1"},
+    {**_SMALL, "integrator": "lie_trotter", "mlp": "none", "connection": "r2"},
+    {**_MOVING, "force": "hamiltonian", "mlp": "none", "look_ahead": True},
     {**_MOVING, "attention": "linear", "mlp": "none", "look_ahead": True},
     {**_MOVING, "integrator": "presymplectic", "normalise": "each_substep", "mlp": "none"},
     {**_MOVING, "integrator": "strang", "rotation": "learned", "look_ahead": True, "mlp": "momentum"},
 )
 """Every integrator, and with them every other choice; those of several steps go on in the tests of the block."""
 
+_AROUND = (_oracle, _hamiltonian, _linear, _step, _doubled, _rotation, _baseline, _connection, _substep)
+
 record = Mechanism(
     name="sympformer",
     title=_TITLE,
     source="V. Stein, W. Li, G. Steidl 2026, SympFormer (arXiv:2603.16535)",
-    tagged=(_dense, _oracle, _linear, _step, _doubled, _baseline, _substep, _block),
+    tagged=(
+        _dense,
+        _oracle,
+        _hamiltonian,
+        _linear,
+        _step,
+        _doubled,
+        _rotation,
+        _baseline,
+        _connection,
+        _substep,
+        _block,
+    ),
     loops=_loops,
     forms=tuple(_core.FORMS),
     defaults={"kinetic": None, "causal": False, "scale": None, "form": "auto"},
@@ -66,7 +86,7 @@ record = Mechanism(
     stored=_STORED,
     conventions=_CONVENTIONS,
     outputs=("log_z",),
-    around=(_oracle, _linear, _step, _doubled, _baseline, _substep),
+    around=_AROUND,
     one_sequence=True,
     configs=_CONFIGS,
     brings=("norm", "mlp"),

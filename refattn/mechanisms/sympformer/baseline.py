@@ -2,25 +2,32 @@
 
 Both have attention with a softmax for each head; the core gives it at rest, o = z times the attention.
 
-Equations (q, k, v are those of each head; d is the width of a head)::
+With a connection (see there) the Lie-Trotter block is what the authors' later manuscript calls H1 and R2. H1 turns the
+momentum by its connection along the old momentum. R2 takes it along the new one, and moves the tokens by a momentum
+that is turned by half of it.
+
+Equations (q, k, v are those of each head; d is the width of a head; c is SYMP.56, or 0)::
 
     [SYMP.45]  y = gain norm(x + mu p)                  without looking ahead, or at rest: gain norm(x)
     [SYMP.46]  a = merge(o / z)                         o, z of the core for heads(y w_q), heads(y w_k), heads(y w_v)
     [SYMP.47]  f = a w_o
-    [SYMP.48]  p' = gain_p norm(beta p + gamma f)       at rest: gain_p norm(f)
-    [SYMP.49]  x' = x + p'                              the classical block: x' = x + f
+    [SYMP.57]  w = beta p + gamma f                     at rest: f
+    [SYMP.48]  p' = gain_p norm(w - c)
+    [SYMP.49]  x' = x + p'                              the classical block: x' = x + f; R2: x + gain_p norm(w - c/2)
 
 Adjoints, for given dx' and, where p' is read later, dp'::
 
-    [dSYMP.49]  dp' = dx' + later
-    [dSYMP.47]  df = gamma times the adjoint of norm at dp', or dx'
+    [dSYMP.49]  dp' = dx' + later                       R2: later, and dx' for the other norm
+    [dSYMP.57]  dw = adjoint of norm at dp'             R2: with that of the other norm, and what the connection asks
+    [dSYMP.47]  df = gamma dw + what the connection asks; the classical block: dx'
     [dSYMP.46]  da = df w_o^T
     [dSYMP.45]  dy = dq w_q^T + dk w_k^T + dv w_v^T
 
 Axes: b batch, i token, m width.
 
 Source: Vaswani et al. 2017 (arXiv:1706.03762) with norms before the sublayers; the Lie-Trotter block of
-arXiv:2601.23236. Without looking ahead the latter is what the authors' later manuscript calls H0.
+arXiv:2601.23236. Without looking ahead the latter is what the authors' later manuscript calls H0; H1 and R2 are its
+others.
 
 How their code differs: the two substeps of the Lie-Trotter block share the gain of one norm of the momentum; here each
 has its own.
@@ -30,7 +37,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.sympformer import core
+from refattn import equations
+from refattn.mechanisms.sympformer import attend, connection
 from refattn.mechanisms.sympformer.numbers import Numbers, dot
 from refattn.mechanisms.sympformer.params import Add, Params
 from refattn.mechanisms.sympformer.prefix import Prefix
@@ -47,45 +55,47 @@ class Saved:
     p: Array | None
     y: Array
     norm: layer_norm.Saved
-    core: core.Saved | None
-    log_z: Array  # (b, h, i, 1)
-    heads: Array  # (b, h, i, d): the attention of each head
+    attended: attend.Saved
     joined: Array
     force: Array
     norm_p: layer_norm.Saved | None
+    connection: connection.Saved | None
+    norm_half: layer_norm.Saved | None
 
 
 def forward(
     params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix
 ) -> tuple[Array, Array | None, Saved]:
     """Return the next tokens and momenta (None where there are none), and what `backward` reads."""
-    config, xp = params.config, namespace(x)
+    config = params.config
     mu = numbers.get("attention_mu")  # (1) untagged: a number
     ahead = x if mu is None or p is None else x + mu * p  # (b, i, m) untagged: what is normalised
     y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # untagged: the first is SYMP.45
     seen = y  # (b, i, m) [SYMP.45]
     q, k, v = (split_heads(linear_forward(seen, w, None), config.heads) for w in (params.w_q, params.w_k, params.w_v))
-    saved = None
-    if isinstance(causal, Prefix):
-        out, log_z = causal.attend(q, k, v, None, (config.width // config.heads) ** -0.5)  # untagged: in the core
-    else:
-        out, saved = core.forward(q, k, v, causal=causal)  # untagged: tagged in the core
-        log_z = saved.log_z  # untagged: SYMP.7
-    attended = out * xp.exp(-log_z)[..., None]  # untagged: o / z
-    joined = merge_heads(attended)  # (b, i, m) [SYMP.46]
+    heads, attended = attend.forward(q, k, v, causal)  # untagged: the attention of each head
+    joined = merge_heads(heads)  # (b, i, m) [SYMP.46]
     force = linear_forward(joined, params.w_o, None)  # (b, i, m) [SYMP.47]
-    momentum = norm_p = None
+    momentum = norm_p = bent = norm_half = None
     push = force  # (b, i, m) untagged: what moves the tokens of a classical block
     if config.carries:
-        total = force  # (b, i, m) untagged: what is normalised at rest
+        whole = force  # (b, i, m) untagged: SYMP.57 at rest
         if p is not None:
-            total = numbers["attention_beta"] * p + numbers["attention_gamma"] * force  # (b, i, m) untagged: normalised
-        unit, norm_p = layer_norm.layer_norm_forward(total, params.gain_p)  # untagged: the first is SYMP.48
+            whole = numbers["attention_beta"] * p + numbers["attention_gamma"] * force  # (b, i, m) [SYMP.57]
+        turned = whole  # (b, i, m) untagged: without a connection
+        along = {"h1": p, "r2": whole}.get(config.connection)  # untagged: what the connection is taken along
+        if along is not None:
+            own = equations.active(connection)
+            turn, bent = own.forward(params, along, q, k, v, force, causal)  # untagged: SYMP.56
+            turned = whole - turn  # (b, i, m) untagged: what is normalised
+        unit, norm_p = layer_norm.layer_norm_forward(turned, params.gain_p)  # untagged: the first is SYMP.48
         momentum = unit  # (b, i, m) [SYMP.48]
         push = momentum  # (b, i, m) untagged: SYMP.48
+        if config.connection == "r2":
+            half = 0.5 * (whole + turned)  # (b, i, m) untagged: w - c/2
+            push, norm_half = layer_norm.layer_norm_forward(half, params.gain_p)  # untagged: part of SYMP.49
     result = x + push  # (b, i, m) [SYMP.49]
-    kept = Saved(p, seen, norm, saved, log_z[..., None], attended, joined, force, norm_p)
-    return result, momentum, kept
+    return result, momentum, Saved(p, seen, norm, attended, joined, force, norm_p, bent, norm_half)
 
 
 def backward(
@@ -94,35 +104,36 @@ def backward(
     """Return the gradients of x and p, and add those of the parameters and the numbers."""
     config, xp = params.config, namespace(d_result)
     p = saved.p  # (b, i, m) untagged: it came in
+    none = xp.zeros_like(d_result)  # (b, i, m) untagged: no gradient
     # forward: result = x + push
-    d_push = d_result if d_momentum is None else d_result + d_momentum  # (b, i, m) [dSYMP.49]
-    d_total = d_push  # (b, i, m) untagged: of the force of a classical block
-    d_p = None
+    moved = d_result if saved.norm_half is None else none  # (b, i, m) untagged: where tokens move by p'
+    d_push = moved if d_momentum is None else moved + d_momentum  # (b, i, m) [dSYMP.49]
+    d_asked = d_push  # (b, i, m) untagged: of the force of a classical block
+    d_p = d_bent = None
     if saved.norm_p is not None:
-        # forward: momentum = norm(beta * p + gamma * force)
-        d_total, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_push)  # untagged: part of dSYMP.47
-        add("gain_p", d_gain)
-    scaled = d_total  # (b, i, m) untagged: where gamma is 1
-    if p is not None:
-        add("attention_beta", dot(d_total, p))
-        add("attention_gamma", dot(d_total, saved.force))
-        d_p = numbers["attention_beta"] * d_total  # (b, i, m) untagged: part of the gradient of p
-        scaled = numbers["attention_gamma"] * d_total  # (b, i, m) untagged: part of dSYMP.47
-    d_force = scaled  # (b, i, m) [dSYMP.47]
+        d_whole, d_force, d_p, d_bent = _turned_backward(params, saved, d_push, d_result, add)  # untagged: in there
+        d_asked = d_whole + d_force  # (b, i, m) untagged: where gamma is 1
+        if p is not None:
+            # forward: whole = beta * p + gamma * force
+            add("attention_beta", dot(d_whole, p))
+            add("attention_gamma", dot(d_whole, saved.force))
+            carried = numbers["attention_beta"] * d_whole  # (b, i, m) untagged: part of the gradient of p
+            d_p = carried if d_p is None else d_p + carried  # (b, i, m) untagged: part of the gradient of p
+            d_asked = numbers["attention_gamma"] * d_whole + d_force  # (b, i, m) untagged: part of dSYMP.47
+    d_given = d_asked  # (b, i, m) [dSYMP.47]
     # forward: force = joined @ w_o
-    d_given, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_force)  # untagged: the first is dSYMP.46
-    d_joined = d_given  # (b, i, m) [dSYMP.46]
+    d_from, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_given)  # untagged: the first is dSYMP.46
+    d_joined = d_from  # (b, i, m) [dSYMP.46]
     add("w_o", d_w_o)
-    # forward: joined = merge(out * exp(-log_z))
-    d_heads = split_heads(d_joined, config.heads)  # untagged: of the attention of each head
-    d_log_z = -xp.sum(d_heads * saved.heads, axis=-1)  # untagged: of the core's log z
-    assert saved.core is not None
-    d = core.backward(saved.core, d_heads * xp.exp(-saved.log_z), d_log_z)
+    # forward: joined = merge(attention(q, k, v))
+    d_qkv = attend.backward(saved.attended, split_heads(d_joined, config.heads))
+    if d_bent is not None:
+        d_qkv = tuple(a + b for a, b in zip(d_qkv, d_bent, strict=True))
     # forward: q = split(seen @ w_q), and so for k and v
     parts = []
-    for name in ("q", "k", "v"):
+    for name, value in zip("qkv", d_qkv, strict=True):
         weight = getattr(params, f"w_{name}")  # (m, m) untagged: a parameter
-        d_y, d_w, _ = linear_backward(saved.y, weight, merge_heads(d[name]))  # untagged: part of dSYMP.45
+        d_y, d_w, _ = linear_backward(saved.y, weight, merge_heads(value))  # untagged: part of dSYMP.45
         add(f"w_{name}", d_w)
         parts.append(d_y)
     d_seen = parts[0] + parts[1] + parts[2]  # (b, i, m) [dSYMP.45]
@@ -133,3 +144,30 @@ def backward(
         add("attention_mu", dot(d_ahead, p))
         d_p = d_p + numbers["attention_mu"] * d_ahead  # (b, i, m) untagged: the gradient of p
     return d_result + d_ahead, d_p
+
+
+def _turned_backward(
+    params: Params, saved: Saved, d_push: Array, d_result: Array, add: Add
+) -> tuple[Array, Array, Array | None, tuple[Array, Array, Array] | None]:
+    """Return the gradients of w, f and p, and of (q, k, v) where there is a connection."""
+    assert saved.norm_p is not None
+    # forward: momentum = norm(whole - turn)
+    d_turned, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_push)  # untagged: part of dSYMP.57
+    add("gain_p", d_gain)
+    d_half = d_along = d_bent = None
+    d_force = namespace(d_push).zeros_like(d_push)  # (b, i, m) untagged: no gradient
+    if saved.norm_half is not None:
+        # forward: push = norm(whole - turn / 2)
+        d_half, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_half, d_result)  # untagged: part of dSYMP.57
+        add("gain_p", d_gain)
+    if saved.connection is not None:
+        d_turn = -d_turned if d_half is None else -d_turned - 0.5 * d_half  # (b, i, m) untagged: of SYMP.56
+        own = equations.active(connection)
+        d_along, *d_qkv, d_force = own.backward(params, saved.connection, d_turn, add)  # untagged: in the function
+        d_bent = tuple(d_qkv)
+    parts = [d_turned, *(() if d_half is None else (d_half,))]
+    along_old = params.config.connection == "h1"
+    if d_along is not None and not along_old:
+        parts.append(d_along)
+    d_whole = sum(parts[1:], parts[0])  # (b, i, m) [dSYMP.57]
+    return d_whole, d_force, d_along if along_old else None, d_bent

@@ -31,8 +31,9 @@ from refattn import equations, tree
 from refattn.mechanisms.arguments import check_arrays, check_causal, check_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.sympformer import baseline, doubled, params, step, substep
+from refattn.mechanisms.sympformer.choices import DOUBLED
 from refattn.mechanisms.sympformer.numbers import number, numbers_backward, numbers_forward
-from refattn.mechanisms.sympformer.options import DOUBLED, Config
+from refattn.mechanisms.sympformer.options import Config
 from refattn.mechanisms.sympformer.params import Mlp, Params, check_params
 from refattn.mechanisms.sympformer.prefix import Prefix
 from refattn.mechanisms.sympformer.step import History

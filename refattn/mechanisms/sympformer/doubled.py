@@ -1,11 +1,10 @@
 """One step of second order with four calls of the oracle: two copies of tokens and momenta, each moved by the other.
 
 The system depends on time through its damping. With P = e^(eta(t + s) - eta(t)) p, s the time since the step began, it
-is Hamiltonian, and it is split on two copies, (X, P) and (Y, Q): the map A asks the oracle at (X, Q) and
-moves P and Y, the map B asks at (Y, P) and moves X and Q, both by half a step, and a rotation by an angle holds the two
-copies together. One step is A, B, rotation, B, A, at the times s = 0, h/2, h/2, h of the damping: the same backwards,
-and hence of second order, where the angle is 2 xi h with xi fixed. A learned angle that does not vanish with h makes it
-first order.
+is Hamiltonian, and it is split on two copies, (X, P) and (Y, Q): the map A asks the oracle at (X, Q) and moves P and Y,
+the map B asks at (Y, P) and moves X and Q, both by half a step, and `rotation` holds the two copies together. One step
+is A, B, rotation, B, A, at the times s = 0, h/2, h/2, h of the damping: the same backwards, and hence of second order,
+where the angle is 2 xi h with xi fixed. A learned angle that does not vanish with h makes it first order.
 
 Equations (`at` the copies that the oracle is asked at, `move` those that move; a_s = eta(t + s) - eta(t), s measured
 in h_y)::
@@ -14,10 +13,6 @@ in h_y)::
     [SYMP.25]  P_move = P_move + h_y/2 exp(a_s) g       g, f of the oracle at (x_at, p)
     [SYMP.26]  x_move = x_move + h_x/2 f
     [SYMP.27]  P_move = exp(a_s) gain_p norm(exp(-a_s) P_move)  where every substep is normalised
-    [SYMP.28]  X = (X + Y + cos(angle) (X - Y) + sin(angle) (P - Q)) / 2
-    [SYMP.29]  Y = X + Y - X'                           X' the new X
-    [SYMP.30]  P = (P + Q - sin(angle) (X - Y) + cos(angle) (P - Q)) / 2
-    [SYMP.31]  Q = P + Q - P'
     [SYMP.32]  p' = exp(-a_h) P                         Strang: p' = exp(-a_h / 2) P, and P = exp(-a_h / 2) p at first
 
 Strang's splitting damps for half a step before and after the four maps, which then are without damping (a_s = 0).
@@ -29,8 +24,6 @@ Adjoints, for given gradients of what a map makes, in reverse order of the maps:
     [dSYMP.25]  dg = h_y/2 exp(a_s) dP_move
     [dSYMP.26]  df = h_x/2 dx_move
     [dSYMP.24]  dp = what the oracle asks of p
-    [dSYMP.28]  dX - dY is turned back with dP - dQ by minus the angle
-    [dSYMP.angle]  dangle = sum of (sum of the pair turned by a quarter) times its gradient, / 2
 
 Axes: b batch, i token, m width.
 
@@ -44,6 +37,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
+from refattn.mechanisms.sympformer import rotation
 from refattn.mechanisms.sympformer.damping import Decay, decay
 from refattn.mechanisms.sympformer.numbers import Numbers, dot
 from refattn.mechanisms.sympformer.oracles import module_of
@@ -110,7 +104,7 @@ def forward(
     )  # untagged: tagged in the function
     before = (one, two, first, second)
     angle = _angle(params, numbers)  # (1) untagged: the angle
-    one, two, first, second = _rotate(*before, angle)  # untagged: tagged in the function
+    one, two, first, second = equations.active(rotation).forward(*before, angle)  # untagged: tagged in the function
     normed = None
     if config.normalise == "each_substep":
         first, normed_1 = _normalise(params, first, times[1])  # untagged: tagged in the function
@@ -172,18 +166,6 @@ def _normalise(params: Params, momentum: Array, time: Decay | None) -> tuple[Arr
     return result, Normed(norm, time, physical, result)
 
 
-def _rotate(one: Array, two: Array, first: Array, second: Array, angle: Array) -> tuple[Array, Array, Array, Array]:
-    """Return X, Y, P, Q with the differences of the copies turned by an angle; minus the angle is its adjoint."""
-    xp = namespace(one)
-    cos, sin = xp.cos(angle), xp.sin(angle)  # untagged: of the angle
-    d_x, d_p = one - two, first - second  # untagged: the differences
-    x = 0.5 * (one + two + cos * d_x + sin * d_p)  # (b, i, m) [SYMP.28]
-    y = one + two - x  # (b, i, m) [SYMP.29]
-    p = 0.5 * (first + second - sin * d_x + cos * d_p)  # (b, i, m) [SYMP.30]
-    q = first + second - p  # (b, i, m) [SYMP.31]
-    return x, y, p, q
-
-
 def backward(
     params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_raw: Array | None, add: Add
 ) -> tuple[Array, Array, Array]:
@@ -211,11 +193,13 @@ def backward(
     if saved.normed is not None:
         d_first = _normalise_backward(saved.normed[0], 0.5, d_first, clock, add)  # untagged: tagged in the function
         d_second = _normalise_backward(saved.normed[1], 0.5, d_second, clock, add)  # untagged: tagged in the function
-    # forward: one, two, first, second = rotate(before, angle)
-    _add_angle(params, saved, (d_one - d_two, d_first - d_second), add)
-    d_one, d_two, d_first, d_second = _turned_back(
-        d_one, d_two, d_first, d_second, saved.angle
-    )  # untagged: tagged in the function
+    # forward: one, two, first, second = rotation(*before, angle)
+    turned = equations.active(rotation).backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))
+    (d_one, d_two, d_first, d_second), d_angle = turned
+    if config.rotation == "learned":
+        add("angle", config.angle * d_angle)
+    else:
+        add("h_x", 2.0 * config.xi * d_angle)
     d = (d_two, d_first, d_second, d_one)
     d_two, d_first, d_second, d_one = _shear_backward(
         params, numbers, shear_2, 0.5, d, clock, add
@@ -294,32 +278,3 @@ def _normalise_backward(saved: Normed, share: float, d_result: Array, clock: _Cl
     clock.add(time, share, -dot(d_physical, saved.given))
     d_momentum = d_physical if time is None else xp.exp(-time.a) * d_physical  # (b, i, m) [dSYMP.27]
     return d_momentum
-
-
-def _add_angle(params: Params, saved: Saved, turned: tuple[Array, Array], add: Add) -> None:
-    """Add the gradient of the angle, for the gradients of the differences after the rotation."""
-    one, two, first, second = saved.before
-    xp = namespace(one)
-    cos, sin = xp.cos(saved.angle), xp.sin(saved.angle)  # untagged: of the angle
-    d_x, d_p = one - two, first - second  # untagged: the differences
-    # forward: x = (... + cos d_x + sin d_p) / 2; p = (... - sin d_x + cos d_p) / 2; y and q with the other signs
-    quarter_x = cos * d_p - sin * d_x  # (b, i, m) untagged: the pair turned by a quarter
-    quarter_p = -cos * d_x - sin * d_p  # (b, i, m) untagged: the pair turned by a quarter
-    d_angle = 0.5 * (dot(turned[0], quarter_x) + dot(turned[1], quarter_p))  # (1) [dSYMP.angle]
-    if params.config.rotation == "learned":
-        add("angle", params.config.angle * d_angle)
-    else:
-        add("h_x", 2.0 * params.config.xi * d_angle)
-
-
-def _turned_back(
-    d_one: Array, d_two: Array, d_first: Array, d_second: Array, angle: Array
-) -> tuple[Array, Array, Array, Array]:
-    """The adjoint of `_rotate`."""
-    xp = namespace(d_one)
-    cos, sin = xp.cos(angle), xp.sin(angle)  # untagged: of the angle
-    d_x, d_p = d_one - d_two, d_first - d_second  # untagged: the differences
-    # forward: x = (one + two + cos d_x + sin d_p) / 2; p = (first + second - sin d_x + cos d_p) / 2
-    d_x_one = 0.5 * (d_one + d_two + cos * d_x - sin * d_p)  # (b, i, m) [dSYMP.28]
-    d_p_one = 0.5 * (d_first + d_second + sin * d_x + cos * d_p)  # (b, i, m) untagged: dSYMP.28 of the momenta
-    return d_x_one, d_one + d_two - d_x_one, d_p_one, d_first + d_second - d_p_one

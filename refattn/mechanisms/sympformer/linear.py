@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.sympformer.mixing import mix, mix_backward
 from refattn.mechanisms.sympformer.numbers import Numbers, dot
-from refattn.mechanisms.sympformer.oracle import Answer
+from refattn.mechanisms.sympformer.oracle import Answer, share_of
 from refattn.mechanisms.sympformer.params import Add, Params
 from refattn.mechanisms.sympformer.prefix import Prefix
 from refattn.ops import layer_norm
@@ -76,6 +76,8 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
         before = past.count
         past.begin()
     n = counts(before if causal else None, (0, tokens), tokens, x)  # (i, 1) untagged: n_i
+    share = share_of(params.config, causal, x)  # (i, 1) untagged: n_i over the number of all tokens
+    n = n if share is None else n / share  # (i, 1) untagged: n_i, or the number of all tokens
     kernel = Kernel(seen, a, n, 1 if causal else 0, params.config.form, past)
     force = None
     if params.w_v is not None:

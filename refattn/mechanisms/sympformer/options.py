@@ -7,24 +7,7 @@ starts at rest has no momentum before its first layer, and what nothing reads af
   one, and their first layer moves nothing: no B, no step of the positions, no look-ahead there;
 * the others kick a momentum in the last layer that nobody reads: no values, no output matrix, no damping there.
 
-Integrators, with t the time of the layer, h_x and h_y its steps, eta' = alpha = c_log / t + c_lin the damping,
-a = eta(t + h_y) - eta(t), phi(a) = (1 - e^-a) / a, r the ratio of a step to the one before it, g the force, f = B p / z
-the velocity, and g_0, f_0 those of the layer before::
-
-    name                        momentum p'                                         position x'
-    presymplectic_euler         e^-a (p + h_y g)                                    x + h_x B p' / z
-    forward_euler               the same                                            x + h_x f
-    exponential_presymplectic   e^-a p + h_y phi(a) g                               x + h_x B p' / z
-    exponential_euler           the same                                            x + h_x f
-    half_damped                 e^-a/2 p*, p* = e^-a/2 p + h_y g(x, e^-a/2 p)       x + h_x B p* / z
-    explicit_euler              p + h_y (g - alpha p)                               x + h_x f
-    plain_euler                 retention p + h_y g                                 x + h_x f
-    ab2                         p + h_y [(1 + r/2) R - r/2 R_0], R = g - alpha p    x + h_x [(1 + r/2) f - r/2 f_0]
-    etd_ab2                     e^-a p + h_y [(1 + r/2) e^-a g - r/2 e^-b g_0]      x + h_x [(1 + r/2) f - r/2 f_0]
-    presymplectic, strang       four calls of the oracle, see `doubled`
-
-with b = eta(t + h_y) - eta(t_0). Then p' is normalised. `classical` and `lie_trotter` are what these are compared with:
-blocks without a Hamiltonian, see `baseline`.
+What there is to choose stands in `choices`.
 """
 
 from __future__ import annotations
@@ -33,30 +16,7 @@ import math
 from dataclasses import dataclass, fields
 
 from refattn.mechanisms.arguments import check_is, check_number
-from refattn.ops.mlp import GELU
-
-MOVING = ("presymplectic_euler", "exponential_presymplectic", "half_damped", "presymplectic", "strang")
-MULTISTEP = ("ab2", "etd_ab2")
-DOUBLED = ("presymplectic", "strang")
-BASELINES = ("classical", "lie_trotter")
-INTEGRATORS = (*MOVING, "forward_euler", "exponential_euler", "explicit_euler", "plain_euler", *MULTISTEP, *BASELINES)
-
-DAMPINGS = ("log", "linear", "loglin")
-NORMALISATIONS = ("end", "each_substep", "none")
-SUBSTEPS = ("attention_velocity", "momentum", "velocity", "plain", "none")
-
-_CHOICES = {
-    "integrator": INTEGRATORS,
-    "damping": DAMPINGS,
-    "normalise": NORMALISATIONS,
-    "mlp": SUBSTEPS,
-    "attention": ("exponential", "linear"),
-    "form": ("auto", "gram", "state"),
-    "mobility": ("learned", "identity"),
-    "rotation": ("fixed", "learned"),
-    "start": ("rest", "linear"),
-    "gelu": tuple(GELU),
-}
+from refattn.mechanisms.sympformer.choices import BASELINES, CHOICES, DOUBLED, MOVING, MULTISTEP
 
 
 @dataclass(frozen=True)
@@ -72,6 +32,12 @@ class Config:
         Position in the stack, counted from 0, and the number of its layers.
     attention
         "exponential" kernel, softmax attention; or "linear" attention, with matrices A and V alone: see `linear`.
+    force
+        Of softmax attention: "prefix", which may be causal; or "hamiltonian", the gradient of a Hamiltonian of all
+        tokens, which may not: see `hamiltonian`.
+    normaliser
+        What sums over tokens are divided by: the tokens that a token attends ("prefix"), or all of them ("length"), as
+        the authors' first program does, so that the past depends on how many tokens follow.
     form
         Of linear attention: "gram" (all pairs), "state" (time linear in the tokens) or "auto".
     integrator
@@ -102,6 +68,9 @@ class Config:
         "rest", or "linear": the first momentum is a linear map of the tokens.
     rotation, xi, angle
         Of `presymplectic` and `strang`: "fixed" turns by 2 xi h_x; "learned" by an angle between 0 and `angle`.
+    connection
+        Of `lie_trotter`: what its momentum is turned by: "none" (H0), or the connection along the old momentum ("h1")
+        or along the new one ("r2"); see `connection`.
     retention
         Of `plain_euler`: where the share of the momentum that is kept starts.
     spread
@@ -116,6 +85,8 @@ class Config:
     layer: int = 0
     layers: int = 1
     attention: str = "exponential"
+    force: str = "prefix"
+    normaliser: str = "prefix"
     form: str = "auto"
     integrator: str = "presymplectic_euler"
     damping: str = "loglin"
@@ -136,6 +107,7 @@ class Config:
     rotation: str = "fixed"
     xi: float = 1.0
     angle: float = 1.0
+    connection: str = "none"
     retention: float = 0.9
     spread: float | None = None
     detach: bool = False
@@ -149,7 +121,7 @@ class Config:
             raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}")
         if self.layer >= self.layers:
             raise ValueError(f"layer: got {self.layer}, needs one below the {self.layers} layers")
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, needs one of {', '.join(choices)}")
         for field in fields(self):
@@ -162,6 +134,13 @@ class Config:
             raise ValueError(f"retention: got {self.retention!r}, needs a number between 0 and 1")
         if self.normalise == "each_substep" and self.integrator not in DOUBLED:
             raise ValueError(f"normalise: got 'each_substep', which only {' and '.join(DOUBLED)} have")
+        if self.connection != "none" and self.integrator != "lie_trotter":
+            raise ValueError(f"connection: got {self.connection!r}, which only lie_trotter has")
+        if self.normaliser == "length" and self.baseline:
+            raise ValueError(f"normaliser: got 'length', but {self.integrator} divides by no number of tokens")
+        if self.force == "hamiltonian" and (self.baseline or self.attention == "linear"):
+            other = self.integrator if self.baseline else "linear attention"
+            raise ValueError(f"force: got 'hamiltonian', which {other} does not have")
         if self.baseline and self.attention == "linear":
             raise ValueError(f"attention: got 'linear', {self.integrator} has softmax attention")
         if self.baseline and self.mlp == "attention_velocity":
@@ -175,6 +154,11 @@ class Config:
                 f"layers: got 1, but {self.integrator} moves no token in a first layer that starts at rest: it needs "
                 "more layers, or start='linear'"
             )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of the context that a block of this configuration reads."""
+        return () if self.force == "hamiltonian" else ("causal",)
 
     @property
     def scale(self) -> float:
@@ -195,6 +179,11 @@ class Config:
     def carries(self) -> bool:
         """Whether layers hand a momentum on."""
         return self.integrator != "classical"
+
+    @property
+    def connects(self) -> bool:
+        """Whether there is a connection."""
+        return self.connection == "r2" or (self.connection == "h1" and not self.rests)
 
     @property
     def multistep(self) -> bool:

@@ -32,7 +32,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.sympformer.numbers import Numbers, dot
+from refattn.mechanisms.sympformer.options import Config
 from refattn.mechanisms.sympformer.params import Add, Params
 from refattn.mechanisms.sympformer.prefix import Prefix
 from refattn.ops import layer_norm
@@ -60,6 +62,7 @@ class Saved:
     look: Array | None
     core: core.Saved | None
     attended: Array  # (b, i, m)
+    share: Array | None  # (i, 1)
 
 
 def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
@@ -79,7 +82,11 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
     kinetic = None
     if p is not None and kicks:
         kinetic = xp.sum(moved * p, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.16]
-    energy = None if kinetic is None else kinetic[:, None, ...]  # (b, 1, i, 1) untagged: with one head
+    share = share_of(params.config, causal, x)  # (i, 1) untagged: n_i over the number of all tokens
+    given = kinetic  # (b, i, 1) untagged: what the core is given
+    if share is not None and kinetic is not None:
+        given = kinetic / (share * share)  # (b, i, 1) untagged: so that u has the other z
+    energy = None if given is None else given[:, None, ...]  # (b, 1, i, 1) untagged: with one head
     one = [each[:, None, ...] for each in (q, k, v)]
     scale = params.config.scale
     saved = None
@@ -89,11 +96,25 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
         out, saved = core.forward(one[0], one[1], one[2], energy, causal=causal, scale=scale)  # untagged: in the core
         bounded = saved.log_z  # (b, 1, i) untagged: SYMP.7
     attended = out[:, 0, ...]  # untagged: SYMP.10 without the head
+    if share is not None:
+        attended = share * attended  # untagged: SYMP.10 divided by all tokens
     force = None
     if kicks:
         force = linear_forward(attended, params.w_o, None)  # (b, i, m) [SYMP.17]
     log_z = bounded[:, 0, :, None]  # (b, i, 1) untagged: SYMP.7 without the head
-    return Answer(force, moved, log_z), Saved(p, moved, seen, norm, look, saved, attended)
+    if share is not None:
+        log_z = log_z + xp.log(share)  # (b, i, 1) untagged: SYMP.7 divided by all tokens
+    return Answer(force, moved, log_z), Saved(p, moved, seen, norm, look, saved, attended, share)
+
+
+def share_of(config: Config, causal: bool | Prefix, x: Array) -> Array | None:
+    """Return which share of all tokens each one attends (i, 1), where sums are divided by all; otherwise None."""
+    if config.normaliser == "prefix" or causal is False:
+        return None
+    if isinstance(causal, Prefix):
+        raise ValueError("normaliser: got 'length', but a stream does not know how many tokens come: it needs 'prefix'")
+    tokens = x.shape[1]
+    return counts(0, (0, tokens), tokens, x) / tokens
 
 
 def mobilised(params: Params, p: Array) -> Array:
@@ -144,6 +165,9 @@ def backward(
         add("w_o", d_w_o)
     else:
         d_attended = xp.zeros_like(saved.attended)  # untagged: nobody asked for the force
+    if saved.share is not None:
+        # forward: attended = share * out
+        d_attended = saved.share * d_attended  # untagged: of the core's SYMP.10
     d = core.backward(
         saved.core, d_attended[:, None, ...], None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))
     )
@@ -154,6 +178,9 @@ def backward(
         if "kinetic" in d:
             # forward: kinetic = sum(moved * p)
             d_kinetic = d["kinetic"][:, 0, ...]  # (b, i, 1) untagged: dSYMP.kinetic without the head
+            if saved.share is not None:
+                # forward: given = kinetic / share^2
+                d_kinetic = d_kinetic / (saved.share * saved.share)  # (b, i, 1) untagged: of SYMP.16
             pull = d_kinetic * saved.b  # (b, i, m) untagged: part of dSYMP.momentum
             ask = ask + d_kinetic * p  # (b, i, m) untagged: part of dSYMP.15
         d_b = ask  # (b, i, m) [dSYMP.15]

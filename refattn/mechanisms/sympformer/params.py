@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from refattn import tree
+from refattn.mechanisms.sympformer.choices import DOUBLED
 from refattn.mechanisms.sympformer.numbers import number, raw
-from refattn.mechanisms.sympformer.options import DOUBLED, Config
+from refattn.mechanisms.sympformer.options import Config
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace
 
@@ -77,7 +78,7 @@ def present(config: Config) -> set[str]:
     if config.attention == "linear":
         has = {name for name, there in (("w_a", config.drifts), ("w_v", config.kicks)) if there}
     else:
-        has = {"w_q", "w_k"} | ({"w_v", "w_o"} if config.kicks else set())
+        has = {"w_q", "w_k"} | ({"w_v", "w_o"} if config.kicks and config.force == "prefix" else set())
         has |= {"w_b"} if config.drifts and config.mobility == "learned" and not config.baseline else set()
     each = config.normalise == "each_substep" and config.integrator in DOUBLED
     if each or (config.normalise == "end" and config.keeps) or config.integrator == "lie_trotter":

@@ -9,12 +9,12 @@ Axes: b batch, n new token, m width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from refattn import equations
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.sympformer import block
-from refattn.mechanisms.sympformer.options import DOUBLED
+from refattn.mechanisms.sympformer.choices import DOUBLED
 from refattn.mechanisms.sympformer.prefix import Past, Prefix
 from refattn.xp import raised, zeros
 
@@ -37,6 +37,8 @@ def start(params: block.Params, batch: int) -> Cache:
     else:
         h = config.heads if config.baseline else 1
         past = Past(*(zeros((batch, h, 0, width), like) for width in (m // h, wide // h, 1)))
+        if config.connects:
+            return Cache((past, replace(past, v=zeros((batch, h, 0, 3 * m // h), like))), 0, batch)
     return Cache((past,) * (4 if config.integrator in DOUBLED else 1), 0, batch)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from unittest import mock
 
-from refattn import Context, counter, mechanism
+from refattn import Context, counter, equations, mechanism
+from refattn.mechanisms.sympformer import attend
 
 Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
@@ -19,7 +21,10 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"integrator": "classical", "mlp": "plain"},
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True},
     {"integrator": "presymplectic", "normalise": "each_substep", "detach": True},
-    {"attention": "linear", "look_ahead": True},
+    {"force": "hamiltonian", "causal": False, "look_ahead": True, "integrator": "forward_euler", "start": "linear"},
+    {"force": "hamiltonian", "causal": False},
+    {"normaliser": "length"},
+    {"attention": "linear", "look_ahead": True, "normaliser": "length"},
     {"attention": "linear", "integrator": "etd_ab2", "form": "state", "start": "linear"},
     {"integrator": "strang", "look_ahead": True, "rotation": "learned"},
 )
@@ -33,7 +38,36 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     tokens = {**sizes, "j": sizes["i"]}
     stacks = (run for options in STACKS for run in _stack(tokens, make, **options))
     cores = ((tokens, partial(_core, tokens, make=make, form=form, full=full)) for full in (True, False))
-    return [*cores, *stacks, _decoding(sizes, make), _decoding(sizes, make, integrator="lie_trotter", mlp="none")]
+    connected = [
+        (sizes, partial(_with_one_width, run))
+        for name in ("h1", "r2")
+        for sizes, run in _stack(tokens, make, integrator="lie_trotter", mlp="momentum", connection=name)
+    ]
+    return [
+        *cores,
+        *stacks,
+        *connected,
+        _decoding(sizes, make),
+        _decoding(sizes, make, integrator="lie_trotter", mlp="none"),
+    ]
+
+
+def _with_one_width(run: Callable[[], None]) -> None:
+    """Run without a hook on the second call of the core, whose values are three times as wide as those of the first."""
+
+    def hidden(call: Callable[..., Any], width: Callable[..., bool]) -> Callable[..., Any]:
+        def one(*given: Any) -> Any:
+            if not width(*given):
+                return call(*given)
+            with mock.patch.object(equations, "active", lambda module: module):
+                return call(*given)
+
+        return one
+
+    forward = hidden(attend.forward, lambda q, k, v, causal: v.shape[-1] != q.shape[-1])
+    backward = hidden(attend.backward, lambda saved, d_result: d_result.shape[-1] != saved.core.inner.q.shape[-1])
+    with mock.patch.multiple(attend, forward=forward, backward=backward):
+        run()
 
 
 def _draw(name: str, *shape: int) -> Any:
@@ -73,10 +107,10 @@ def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:
     return {**sizes, "h": h, "g": h, "r": 1, "d": m // h, "e": m // h}, run
 
 
-def _stack(sizes: Mapping[str, int], make: Make, layers: int = 2, **options: Any) -> list[Run]:
+def _stack(sizes: Mapping[str, int], make: Make, layers: int = 2, causal: bool = True, **options: Any) -> list[Run]:
     """Every layer of a stack, with the state that the one before it gives and the gradients of the one after it."""
     b, i, m = (sizes[letter] for letter in "bim")
-    block, context = mechanism("sympformer").block, Context(causal=True)
+    block, context = mechanism("sympformer").block, Context(causal=causal)
     x = make(_draw("x", b, i, m))
     configs = [block.Config(width=m, heads=3, layer=n, layers=layers, **options) for n in range(layers)]
     params = [block.init(config, seed=7, like=x, layer=n) for n, config in enumerate(configs)]

@@ -58,6 +58,68 @@ def test_the_lie_trotter_block(look_ahead: bool) -> None:
     np.testing.assert_allclose(result.x, moved + p, rtol=1e-12, atol=1e-13)
 
 
+def connection(params: Any, z: Any, u: Any, f: Any) -> Any:
+    """C along u, from the derivatives of all scores by all pairs."""
+    number, (_, n, width) = params.config.heads, z.shape
+    q, k, v, uq, uk = (
+        heads(x @ w, number)
+        for x, w in ((z, params.w_q), (z, params.w_k), (z, params.w_v), (u, params.w_q), (u, params.w_k))
+    )
+    factor = (width // number) ** -0.5
+    scores = np.where(np.tri(n, dtype=bool), factor * q @ np.swapaxes(k, 2, 3), -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    changes = factor * (uq @ np.swapaxes(k, 2, 3) + q @ np.swapaxes(uk, 2, 3))
+    rate = np.mean(np.sum(weights * changes, axis=3), axis=1)[:, :, None]
+    s = np.sum(u * u, axis=-1, keepdims=True)
+    pulled = np.concatenate(np.moveaxis(weights @ (s[:, None] * v), 1, 0), axis=-1) @ params.w_o
+    return rate * u - 0.5 * (s * f + pulled)
+
+
+@pytest.mark.parametrize("name", ["h1", "r2"])
+def test_the_connection_turns_the_momentum(name: str) -> None:
+    """In the middle of a stack: H1 along the old momentum, R2 along the new one, which moves tokens by half of it."""
+    params = stack(3, integrator="lie_trotter", mlp="none", connection=name)
+    x, context = draw("x", 2, 5, 6), Context(causal=True)
+    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
+    result, saved = BLOCK.forward(params[1], state, context)
+    each, s = params[1], saved.numbers
+    z = norm(state.x, each.gain)
+    f = attention(each, z)
+    w = s["attention_beta"] * state.p + s["attention_gamma"] * f
+    c = connection(each, z, state.p if name == "h1" else w, f)
+    p = norm(w - c, each.gain_p)
+    np.testing.assert_allclose(result.p, p, rtol=1e-11, atol=1e-12)
+    moved = p if name == "h1" else norm(w - 0.5 * c, each.gain_p)
+    np.testing.assert_allclose(result.x, state.x + moved, rtol=1e-11, atol=1e-12)
+
+
+def test_at_rest_the_connection_along_the_old_momentum_is_none() -> None:
+    params = [stack(1, integrator="lie_trotter", mlp="none", connection=name) for name in ("none", "h1", "r2")]
+    free, old, new = (run(each, draw("x", 1, 5, 6))[0].x for each in params)
+    assert np.array_equal(old, free)
+    assert np.max(np.abs(new - free)) > 1e-3
+
+
+def test_the_rate_of_the_scores_is_their_derivative() -> None:
+    """The weights' mean of s', for one head: the slope of log sum exp s along u, with the sum over the same tokens."""
+    (params,) = stack(1, integrator="lie_trotter", mlp="none", connection="r2", heads=1)
+    z, u, h = draw("z", 1, 5, 6), draw("u", 1, 5, 6), 1e-5
+    c = connection(params, z, u, np.zeros_like(z))
+    s = np.sum(u * u, axis=-1, keepdims=True)
+
+    def level(t: float) -> Any:
+        y = z + t * u
+        scores = np.where(np.tri(5, dtype=bool), (y @ params.w_q) @ np.swapaxes(y @ params.w_k, 1, 2) / 6**0.5, -np.inf)
+        return np.log(np.sum(np.exp(scores), axis=-1, keepdims=True))
+
+    weights = np.tri(5) * np.exp((z @ params.w_q) @ np.swapaxes(z @ params.w_k, 1, 2) / 6**0.5)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    pulled = weights @ (s * (z @ params.w_v)) @ params.w_o
+    slope = (level(h) - level(-h)) / (2.0 * h)
+    np.testing.assert_allclose(c + 0.5 * pulled, slope * u, rtol=0.0, atol=1e-8)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -68,6 +130,7 @@ def test_the_lie_trotter_block(look_ahead: bool) -> None:
             "start: got 'linear', classical has no momentum",
         ),
         ({"integrator": "lie_trotter", "attention": "linear"}, "attention: got 'linear', lie_trotter has softmax"),
+        ({"connection": "h1"}, "connection: got 'h1', which only lie_trotter has"),
     ],
 )
 def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:

@@ -56,7 +56,21 @@ def variants() -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-ALL = variants()
+CONNECTED = [
+    (layers, {"integrator": "lie_trotter", "mlp": mlp, "connection": connection, **extra})
+    for connection, mlp, layers, extra in itertools.product(
+        ("h1", "r2"), ("momentum", "velocity", "none"), (1, 2, 3), ({}, {"look_ahead": True, "start": "linear"})
+    )
+]
+
+
+BY_LENGTH = [
+    (2, {"integrator": integrator, "attention": attention, "normaliser": "length", "start": "linear"})
+    for integrator in ("presymplectic_euler", "forward_euler", "strang")
+    for attention in ("exponential", "linear")
+]
+
+ALL = [*variants(), *CONNECTED, *BY_LENGTH]
 SLOW = ALL[:: 9 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
 
 
@@ -149,7 +163,11 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"attention": "linear", "form": "gram"},
     {"attention": "linear", "form": "state"},
 )
-CAUSAL = [*itertools.product(INTEGRATORS, OTHERS), *((name, {"mlp": "plain"}) for name in BASELINES)]
+CAUSAL = [
+    *itertools.product(INTEGRATORS, OTHERS),
+    *((name, {"mlp": "plain"}) for name in BASELINES),
+    *(("lie_trotter", {"mlp": "momentum", "connection": name}) for name in ("h1", "r2")),
+]
 
 
 @pytest.mark.parametrize(("integrator", "others"), CAUSAL)
@@ -172,6 +190,15 @@ def test_calls_of_the_oracle(integrator: str) -> None:
     with mock.patch.object(core, "forward", wraps=core.forward) as counted:
         run(params, x)
     assert counted.call_count == 2 * (4 if integrator in FOUR_CALLS else 1)
+
+
+@pytest.mark.parametrize(("connection", "calls"), [("none", 2), ("h1", 3), ("r2", 4)])
+def test_a_connection_is_a_second_call(connection: str, calls: int) -> None:
+    """Where there is one: along the old momentum there is none at rest."""
+    params, x = stack(2, integrator="lie_trotter", mlp="plain", connection=connection), draw("x", 1, 4, 6)
+    with mock.patch.object(core, "forward", wraps=core.forward) as counted:
+        run(params, x)
+    assert counted.call_count == calls
 
 
 def test_the_first_step_from_rest_is_residual_attention() -> None:
@@ -292,6 +319,8 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear"},
     {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True, "start": "linear"},
     {"integrator": "presymplectic", "normalise": "each_substep", "mlp": "none", "rotation": "learned"},
+    {"integrator": "lie_trotter", "mlp": "none", "connection": "r2", "start": "linear"},
+    {"force": "hamiltonian", "causal": False, "mlp": "none", "start": "linear"},
 )
 _exact: dict[int, dict[str, Any]] = {}
 
@@ -299,8 +328,8 @@ _exact: dict[int, dict[str, Any]] = {}
 def _caught(tag: equations.Tag, kind: str) -> bool:
     x, d_x = draw("x", 1, 4, 6), draw("d_x", 1, 4, 6)
     for n, options in enumerate(CATCHERS):
-        params = stack(2, **options)
-        state, saves = run(params, x)
+        params = stack(2, **{name: value for name, value in options.items() if name != "causal"})
+        state, saves = run(params, x, Context(causal=options.get("causal", True)))
         if n not in _exact:
             _exact[n] = back(params, state, saves, d_x)
         with equations.mutate(tag.id, changed_by(kind, tag.axes or (), "float32")):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import model
+from refattn import Context, model
 from refattn.mechanisms.sympformer.conventions import CONVENTIONS
-from tests.mechanisms.sympformer.calls import draw
+from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, stack
 
 N, D = 7, 4
 
@@ -59,6 +59,41 @@ def test_dividing_by_all_tokens_makes_the_past_depend_on_how_many_follow() -> No
     assert np.max(np.abs(wrong(**short, causal=True)[0] - wrong(**x, causal=True)[0][:, :, :3])) > 1e-2
     out, _ = ra.sympformer.forward(**x, causal=True)
     np.testing.assert_allclose(ra.sympformer.forward(**short, causal=True)[0], out[:, :, :3], rtol=0.0, atol=1e-13)
+
+
+@pytest.mark.parametrize("attention", ["exponential", "linear"])
+def test_dividing_by_all_tokens_is_there_to_compare_with(attention: str) -> None:
+    """normaliser="length": the block as first published, whose first tokens move less the more tokens follow."""
+    given: dict[str, Any] = {"mlp": "none", "start": "linear", "attention": attention, "integrator": "forward_euler"}
+    (params,), (ours,) = (stack(1, normaliser=name, **given) for name in ("length", "prefix"))
+    x = draw("x", 1, N, 6)
+    state, saves = run((params,), x)
+    saved = saves[0].attention
+    y, p, lower = saved.oracle.kernel.y if attention == "linear" else saved.oracle.y, saved.p, np.tri(N)
+    if attention == "linear":
+        speed = lower * ((y @ params.w_a) @ np.swapaxes(y, 1, 2)) @ p / N
+    else:
+        scores = params.config.scale * (y @ params.w_q) @ np.swapaxes(y @ params.w_k, 1, 2)
+        speed = p @ params.w_b / (np.sum(lower * np.exp(scores), axis=2, keepdims=True) / N)
+    np.testing.assert_allclose(state.x, x + saves[0].numbers["h_x"] * speed, rtol=0.0, atol=1e-12)
+    assert np.max(np.abs(run((params,), x[:, :3])[0].x - state.x[:, :3])) > 1e-3
+    np.testing.assert_allclose(run((ours,), x[:, :3])[0].x, run((ours,), x)[0].x[:, :3], rtol=0.0, atol=1e-12)
+    past, stream = Context(causal=True), RECORD.stream
+    assert stream is not None
+    with pytest.raises(ValueError, match="normaliser: got 'length', but a stream does not know how many tokens come"):
+        stream.prefill(params, stream.start(params, 1), BLOCK.start(params, x, past), past)
+
+
+def test_the_force_divided_by_all_tokens() -> None:
+    """1/2T sum_j E_ij (s_i + s_j + 2) v_j with z_i = 1/T sum_j E_ij, in the middle of a stack."""
+    params, x, context = stack(3, normaliser="length", mlp="none"), draw("x", 1, N, 6), Context(causal=True)
+    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
+    _, saved = BLOCK.forward(params[1], state, context)
+    each, y, p = params[1], saved.attention.oracle.y[0], state.p[0]
+    growth = np.tril(np.exp(each.config.scale * (y @ each.w_q) @ (y @ each.w_k).T))
+    s = np.sum(p * (p @ each.w_b), axis=1) / (np.sum(growth, axis=1) / N) ** 2
+    force = (growth * (s[:, None] + s[None, :] + 2.0)) @ (y @ each.w_v) / (2.0 * N) @ each.w_o
+    np.testing.assert_allclose(saved.attention.force[0], force, rtol=1e-11, atol=1e-12)
 
 
 def test_the_sign_of_the_potential() -> None:

@@ -29,10 +29,14 @@ def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[Any
     return np.concatenate(found, axis=1), caches
 
 
-@pytest.mark.parametrize("integrator", BASELINES)
+@pytest.mark.parametrize(
+    ("integrator", "connection"),
+    [*((name, "none") for name in BASELINES), ("lie_trotter", "h1"), ("lie_trotter", "r2")],
+)
 @pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS))])
-def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str) -> None:
-    params, x = stack(3, integrator=integrator, mlp="velocity", look_ahead=True), draw("x", 2, TOKENS, 6)
+def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str, connection: str) -> None:
+    params = stack(3, integrator=integrator, mlp="velocity", look_ahead=True, connection=connection)
+    x = draw("x", 2, TOKENS, 6)
     np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
 
 

@@ -1,0 +1,164 @@
+"""Classical blocks, Yurii's and those of SympFormer, at equal parameters and equal calls of the oracle.
+
+    python -m docs.experiments.sympformer run     # some 12 minutes of one core; goes on where it was stopped
+    python -m docs.experiments.sympformer page    # the table of sympformer.md and the figure, from the results
+    python -m docs.experiments.sympformer paper --tokens DIR   # the size that was published, on token files; days
+
+Each configuration learns the text with three seeds. A model asks for attention four times: in four layers, or, where
+the integrator asks four times in a step, in one layer whose MLP is so much wider that it has as many parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from docs.experiments.page import put
+from docs.experiments.runs import Run, found, run_all, told
+from docs.experiments.tasks import Text, TokenFiles
+from docs.experiments.training import Plan
+
+RESULTS = Path(__file__).with_name("sympformer.jsonl")
+PAGE = Path(__file__).with_name("sympformer.md")
+FIGURE = Path(__file__).parents[1] / "figures" / "sympformer_experiment.png"
+
+SEEDS = (0, 1, 2)
+
+TEXT = Text(context=64)
+PLAN = Plan(  # without an MLP of the model: the blocks have theirs
+    width=64,
+    heads=4,
+    layers=4,
+    mlp=False,
+    embedding=0.02,
+    steps=200,
+    batch=12,
+    learning_rate=3e-3,
+    warmup=20,
+    weight_decay=0.1,
+)
+
+WIDE = 22
+"""Widths of an MLP that makes one layer as large as four: 4 + 2 * 22 = 4 (4 + 2 * 4) squares of the width."""
+
+SAME = {"mobility": "identity"}
+"""Without B a layer of SympFormer has the four matrices of a classical one."""
+
+YURII = {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True}
+
+VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "classical": (4, {"integrator": "classical", "mlp": "plain"}),
+    "Yurii": (4, YURII),
+    "presymplectic Euler": (4, SAME),
+    "presymplectic Euler with B": (4, {}),
+    "AB2, first momentum": (4, {**SAME, "integrator": "ab2", "start": "linear"}),
+    "forward Euler, first momentum": (4, {**SAME, "integrator": "forward_euler", "start": "linear"}),
+    "presymplectic Euler, first momentum": (4, {**SAME, "start": "linear"}),
+    "presymplectic Euler, damping 0.3/t": (4, {**SAME, "c_log": 0.3}),
+    "Yurii, first momentum": (4, {**YURII, "start": "linear"}),
+    "Strang, one layer": (1, {**SAME, "integrator": "strang", "mlp_ratio": WIDE}),
+    "classical, one layer": (1, {"integrator": "classical", "mlp": "plain", "mlp_ratio": WIDE}),
+    "linear attention, presymplectic Euler": (4, {"attention": "linear", "mlp_ratio": 5}),
+}
+"""By name: layers and options. Linear attention has two matrices in place of four, and an MLP that is wider by one.
+
+AB2 and forward Euler move tokens by the old momentum, and need one to begin with: a linear map of the tokens. Others
+have it too, to tell what it is worth; and a classical model has one wide layer, to tell what that is worth.
+"""
+
+PAPER = Plan(
+    width=64,
+    heads=4,
+    layers=4,
+    mlp=False,
+    embedding=0.02,
+    steps=10_000,
+    batch=72,
+    learning_rate=3e-4,
+    warmup=150,
+    weight_decay=0.1,
+)
+"""The published size: batches of 9216 tokens in sequences of 128. Of what its trainer does this leaves out a larger
+rate for single numbers, decay of embeddings alone, and a last rate of 0.4 of the first."""
+
+
+def grid(names: Sequence[str], seeds: Sequence[int], steps: int | None = None) -> list[Run]:
+    """Return the runs of some variants on the text, one seed after the other."""
+    plan = PLAN if steps is None else replace(PLAN, steps=steps)
+    return [
+        Run("sympformer", TEXT, replace(plan, layers=layers), seed, options)
+        for seed in seeds
+        for layers, options in (VARIANTS[name] for name in names)
+    ]
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    """Run the experiment, or write its page."""
+
+
+variants = click.option("--variant", "names", type=click.Choice(list(VARIANTS)), multiple=True, help="Only these.")
+seeds_of = click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
+processes_of = click.option("--processes", type=click.IntRange(1), default=1, help="Trainings at a time.")
+
+
+@main.command(short_help="Train all models that have no line in the results yet.")
+@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
+@click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look.")
+@variants
+@seeds_of
+@processes_of
+def run(results: Path, steps: int | None, names: tuple[str, ...], seeds: int, processes: int) -> None:
+    """Train all models that have no line in the results yet."""
+    _run(grid(names or tuple(VARIANTS), range(seeds), steps), results, processes)
+
+
+@main.command(short_help="The published size, on token files that are not part of this project.")
+@click.option(
+    "--tokens", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="See above."
+)
+@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file of lines.")
+@click.option("--steps", type=click.IntRange(1), default=PAPER.steps, help="Updates of every training.")
+@click.option("--vocabulary", type=click.IntRange(2), default=50304, help="Number of different tokens.")
+@variants
+@seeds_of
+@processes_of
+def paper(
+    tokens: Path, results: Path, steps: int, vocabulary: int, names: tuple[str, ...], seeds: int, processes: int
+) -> None:
+    """Train the published size on `train.bin` and `val.bin` of a folder: tokens of 16 bits, the lower byte first."""
+    task, plan = TokenFiles(str(tokens), vocabulary), replace(PAPER, steps=steps)
+    runs = [
+        Run("sympformer", task, replace(plan, layers=layers), seed, {**options, "spread": 0.02})
+        for seed in range(seeds)
+        for layers, options in (VARIANTS[name] for name in names or tuple(VARIANTS))
+    ]
+    _run(runs, results, processes)
+
+
+def _run(runs: Sequence[Run], results: Path, processes: int) -> None:
+    lines = run_all(runs, results, processes=processes)
+    for line in lines:
+        click.echo(told(line))
+    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+
+
+@main.command(short_help="Write the table into sympformer.md, and draw the figure.")
+@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
+def page(results: Path) -> None:
+    """Write the table into sympformer.md and draw the figure, from the lines of the whole experiment."""
+    from docs.experiments import sympformer_page
+
+    lines = found(grid(tuple(VARIANTS), SEEDS), results)
+    by_name = {name: lines[n :: len(VARIANTS)] for n, name in enumerate(VARIANTS)}
+    put(PAGE, {"scores": sympformer_page.scores(by_name)})
+    sympformer_page.draw(by_name, FIGURE)
+    click.echo(f"{PAGE}\n{FIGURE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The table and the figure of sympformer.md, from the lines of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from docs.experiments.page import ranged, table
+from docs.experiments.runs import Line
+from docs.experiments.training import fresh
+from refattn import tree
+
+CALLS = {"presymplectic": 4, "strang": 4}
+"""Calls of the oracle in a layer, where they are not one."""
+
+COLOURS = {"classical": "#555555", "Yurii": "#3a7ca5", "momentum": "#d7191c", "linear start": "#e6872b"}
+STYLES = {4: "solid", 1: (0, (4, 2))}
+
+
+def scores(by_name: Mapping[str, Sequence[Line]]) -> str:
+    """Return the table: of each variant what it has, what it asks for and what it learned."""
+    rows = [["", "parameters", "calls", "bits per byte", "accuracy", "seconds of the CPU"]]
+    for name, lines in by_name.items():
+        options = lines[0]["run"]["options"]
+        calls = CALLS.get(options.get("integrator", ""), 1) * lines[0]["run"]["plan"]["layers"]
+        values = {key: [line["result"][key] for line in lines] for key in ("bits", "accuracy", "seconds")}
+        rows.append(
+            [
+                name,
+                f"{parameters(lines[0]):,}",
+                f"{calls}",
+                ranged(values["bits"], 3),
+                ranged(values["accuracy"], 3),
+                f"{np.mean(values['seconds']):.0f}",
+            ]
+        )
+    return table(rows)
+
+
+def parameters(line: Line) -> int:
+    """Return the number of parameters of the model of a line."""
+    from docs.experiments.sympformer import PLAN, TEXT
+
+    run: dict[str, Any] = line["run"]
+    params = fresh(run["mechanism"], run["options"], TEXT, replace(PLAN, layers=run["plan"]["layers"]), 0)
+    return sum(int(leaf.size) for leaf in tree.flatten(params).values())
+
+
+def kind(line: Line) -> str:
+    """Return what a variant is drawn as."""
+    options = line["run"]["options"]
+    integrator = options.get("integrator", "")
+    if integrator == "classical":
+        return "classical"
+    if options.get("start") == "linear":
+        return "linear start"
+    return "Yurii" if integrator == "lie_trotter" else "momentum"
+
+
+def draw(by_name: Mapping[str, Sequence[Line]], path: Path) -> None:
+    """Draw the bits of every seed, and the mean losses in the course of the training."""
+    figure = Figure(figsize=(13.0, 5.6), dpi=100, facecolor="white")
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
+    said = {"momentum": "SympFormer, from rest", "linear start": "with a first momentum"}
+    shown: set[str] = set()
+    for place, lines in enumerate(by_name.values()):
+        what, layers = kind(lines[0]), lines[0]["run"]["plan"]["layers"]
+        colour = COLOURS[what]
+        bits = [line["result"]["bits"] for line in lines]
+        left.plot(bits, [place] * len(bits), "o", color=colour, markersize=5, alpha=0.7)
+        left.plot(np.mean(bits), place, "|", color=colour, markersize=16, markeredgewidth=2)
+        losses = np.mean([line["result"]["losses"] for line in lines], axis=0)
+        parts = (np.arange(len(losses)) + 0.5) / len(losses)
+        label = None if what in shown else said.get(what, what)
+        shown.add(what)
+        right.plot(parts, losses, color=colour, linestyle=STYLES[layers], linewidth=1.3, label=label, alpha=0.85)
+    left.set_yticks(range(len(by_name)), list(by_name))
+    left.invert_yaxis()
+    left.set(xlabel="bits per byte of what is held out, each seed and their mean; less is better")
+    left.grid(axis="x", color="#dddddd", linewidth=0.6)
+    right.set(xlabel="part of the training", ylabel="mean loss in nats", title="dashed: one layer")
+    right.legend(frameon=False)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})

@@ -1,0 +1,106 @@
+"""The study of flows, and its command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from refattn.analysis.flow import SHARES, Flow, study
+from refattn.analysis.particles import Damping
+from refattn.cli import cli
+
+PAGE = Path(__file__).parents[2] / "docs" / "analysis.md"
+
+
+@pytest.fixture(scope="module")
+def linear() -> Flow:
+    return study("linear", particles=30)
+
+
+def test_momentum_reaches_low_energies_of_linear_attention_first(linear: Flow) -> None:
+    slow, fast = linear.courses["classical"], linear.courses["accelerated"]
+    assert slow.energy[0] == fast.energy[0]
+    assert np.all(np.diff(slow.energy) < 0.0)
+    assert np.all(np.diff(fast.total) < 0.0)
+    assert np.all(fast.total >= fast.energy)
+    assert slow.reached[0.5] is not None
+    assert fast.reached[0.5] is not None
+    assert slow.reached[0.5] < fast.reached[0.5]  # at rest at first
+    assert fast.reached[0.03] is not None
+    assert slow.reached[0.03] is None or slow.reached[0.03] > 2.0 * fast.reached[0.03]
+    # Explicit steps of size 0.1 follow the flows.
+    for course in (slow, fast):
+        for share in SHARES:
+            time, calls = course.reached[share], course.calls[share]
+            if time is not None and calls is not None:
+                assert calls == pytest.approx(time / linear.step, rel=0.1, abs=3.0)
+
+
+def test_what_is_reached_is_the_energy(linear: Flow) -> None:
+    for course in linear.courses.values():
+        for share, time in course.reached.items():
+            if time is not None:
+                at = np.interp(time, linear.times, course.energy)
+                assert at == pytest.approx(share * course.energy[0], rel=1e-9)
+
+
+def test_only_linear_attention_keeps_an_elliptical_law(linear: Flow) -> None:
+    assert all(course.turned < 1e-9 for course in linear.courses.values())
+    bent = study("exponential", particles=30, end=10.0)
+    assert all(course.turned > 1e-3 for course in bent.courses.values())
+
+
+def test_an_energy_that_is_not_reached() -> None:
+    found = study("linear", particles=10, end=0.5)
+    assert found.courses["accelerated"].reached[0.01] is None
+    assert "not yet" in found.text()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"system": "cubic"}, "system: got 'cubic', needs one of linear, exponential"),
+        ({"particles": 2}, "particles: got 2, needs more than 2"),
+        ({"end": 0.0}, "end: got 0.0, needs more than 0"),
+        ({"step": float("nan")}, "step: got nan, needs more than 0"),
+    ],
+)
+def test_wrong_calls(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study(**given)
+    with pytest.raises(ValueError, match="c_log: got -1.0, needs a number of at least 0"):
+        Damping(-1.0)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    words = ["analyse", "flow", "--system", "exponential", "--particles", "12", "--end", "4", "--out", str(tmp_path)]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    assert "accelerated, time" in done.output
+    facts = json.loads((tmp_path / "flow.json").read_text())
+    assert facts["system"] == "exponential"
+    assert len(facts["accelerated"]["energy"]) == len(facts["times"])
+    assert (tmp_path / "flow.png").read_bytes()[:4] == b"\x89PNG"
+    done = CliRunner().invoke(cli, ["analyse", "flow", "--c-log", "-1", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--c-log: got -1.0, needs a number of at least 0" in done.output
+
+
+def test_the_page_says_when_the_flows_reach_an_energy() -> None:
+    ends = (", without momentum |", ", accelerated |")
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if any(end in line for end in ends)]
+    said = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in rows}
+    words = {"linear": "linear attention", "exponential": "softmax attention in a potential"}
+    kinds = {"classical": "without momentum", "accelerated": "accelerated"}
+    wanted = {}
+    for system, attention in words.items():
+        for name, course in study(system).courses.items():
+            times = course.reached.values()
+            wanted[f"{attention}, {kinds[name]}"] = ["later than 40" if t is None else f"{t:.2g}" for t in times]
+    rounded = {name: [x if "later" in x else f"{float(x):.2g}" for x in cells] for name, cells in said.items()}
+    assert rounded == wanted

@@ -1,0 +1,103 @@
+"""The experiment on SympFormer: its script, its results, and that its page says what these say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from docs.experiments import sympformer
+from docs.experiments.page import put
+from docs.experiments.runs import found, read
+from docs.experiments.sympformer import PAGE, PLAN, RESULTS, SEEDS, TEXT, VARIANTS, grid
+from docs.experiments.tasks import TokenFiles
+from docs.experiments.training import fresh
+from refattn import counter, model, tree
+
+
+def script(*words: str) -> Result:
+    return CliRunner().invoke(sympformer.main, list(words))
+
+
+def size(name: str) -> int:
+    layers, options = VARIANTS[name]
+    params = fresh("sympformer", options, TEXT, replace(PLAN, layers=layers), 0)
+    return sum(int(leaf.size) for leaf in tree.flatten(params).values())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parameters_are_equal(name: str) -> None:
+    """To 2.2 percent: what a first momentum costs. B is a matrix more for each layer."""
+    ratio = size(name) / size("classical")
+    assert ratio == pytest.approx(1.076 if name.endswith("with B") else 1.0, abs=0.022)
+
+
+def folder_of_tokens(path: Path, tokens: int = 400) -> TokenFiles:
+    for name, first in (("train.bin", 0), ("val.bin", 1)):
+        np.asarray([(first + 3 * n) % 7 for n in range(tokens)], np.dtype("<u2")).tofile(path / name)
+    return TokenFiles(str(path), vocabulary=7, context=8, scored=100)
+
+
+def test_token_files(tmp_path: Path) -> None:
+    task = folder_of_tokens(tmp_path)
+    batch = task.batch(4, seed=1, step=2)
+    assert batch.inputs.shape == (4, 8)
+    assert np.array_equal(batch.targets, (batch.inputs + 3) % 7)
+    assert not np.array_equal(batch.inputs, task.batch(4, seed=1, step=3).inputs)
+    parts = list(task.held_out())
+    assert sum(part.inputs.size for part in parts) == 96  # 12 whole sequences of the 100 tokens
+    assert np.array_equal(parts[0].inputs[0], (1 + 3 * np.arange(8)) % 7)
+    with pytest.raises(ValueError, match="got a token 6, needs tokens below 5"):
+        replace(task, vocabulary=5).batch(4, seed=1, step=2)
+    with pytest.raises(ValueError, match="got 400 tokens, needs more than the context of 400"):
+        replace(task, context=400).batch(1, seed=0, step=0)
+
+
+def test_the_published_size_runs_on_token_files(tmp_path: Path) -> None:
+    folder_of_tokens(tmp_path)
+    results = tmp_path / "results.jsonl"
+    words = ["--tokens", str(tmp_path), "--results", str(results), "--vocabulary", "7", "--steps", "2", "--seeds", "1"]
+    done = script("paper", *words, "--variant", "presymplectic Euler")
+    assert done.exit_code == 0, done.output
+    (line,) = read(results)
+    assert line["run"]["plan"] == {**vars(sympformer.PAPER), "steps": 2}
+    assert line["run"]["task"] == {
+        "name": "tokenfiles",
+        "folder": str(tmp_path),
+        "vocabulary": 7,
+        "context": 128,
+        "scored": 1 << 18,
+    }
+    assert line["result"]["diverged"] is None
+
+
+def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason='needs pip install -e ".[plot]"')
+    from docs.experiments import sympformer_page
+
+    lines = found(grid(tuple(VARIANTS), SEEDS), RESULTS)
+    assert len(read(RESULTS)) == len(lines)
+    by_name = {name: lines[n :: len(VARIANTS)] for n, name in enumerate(VARIANTS)}
+    text = PAGE.read_text(encoding="utf-8")
+    copy = tmp_path / "page.md"
+    copy.write_text(text, encoding="utf-8")
+    put(copy, {"scores": sympformer_page.scores(by_name)})
+    assert copy.read_text(encoding="utf-8") == text
+    sympformer_page.draw(by_name, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_model_knows_the_future(name: str) -> None:
+    layers, options = VARIANTS[name]
+    fresh_params = fresh("sympformer", options, TEXT, replace(PLAN, layers=layers), 0)
+    params = tree.map_leaves(
+        lambda w: (w + 0.05 * counter.normal(w.shape, seed=1, purpose="moved")).astype(np.float32), fresh_params
+    )
+    tokens = counter.integers((2, 24), 0, 256, purpose="tokens", seed=0)
+    other = tokens.copy()
+    other[:, 11:] = (other[:, 11:] + 7) % 256
+    assert np.array_equal(model.forward(params, other)[0][:, :11], model.forward(params, tokens)[0][:, :11])

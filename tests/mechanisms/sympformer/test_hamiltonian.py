@@ -1,0 +1,149 @@
+"""The force of a Hamiltonian of all tokens: it is the gradient, for every integrator, and never causal."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from refattn import Context, tree
+from refattn.analysis.particles import Exponential
+from refattn.mechanisms.sympformer import core, hamiltonian
+from refattn.mechanisms.sympformer.numbers import numbers_forward
+from refattn.verify.gradients import block_subjects
+from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, RECORD, back, draw, run, stack
+
+ALL = Context(causal=False)
+N, D = 5, 6
+
+
+def energy(params: Any, y: Any, p: Any) -> float:
+    growth = np.exp(params.config.scale * (y @ params.w_q) @ (y @ params.w_k).T)
+    kinetic = np.sum(p * (p @ params.w_b), axis=1)
+    return float(0.5 * np.sum(kinetic / np.mean(growth, axis=1)) - 0.5 * np.sum(growth) / len(y))
+
+
+def asked(params: Any, x: Any, p: Any) -> tuple[Any, Any, Any]:
+    """The force, the velocity, and the normalised tokens."""
+    numbers = numbers_forward(params.config.numbers(), params.numbers, x)
+    answer, saved = hamiltonian.forward(params, numbers, x[None], None if p is None else p[None], False)
+    speed = None if p is None else hamiltonian.velocity(answer.b, answer.context)[0]
+    assert answer.g is not None
+    return answer.g[0], speed, saved.y[0]
+
+
+@pytest.mark.parametrize("at_rest", [True, False])
+def test_force_and_velocity_are_derivatives_of_the_hamiltonian(at_rest: bool) -> None:
+    (params,) = stack(1, force="hamiltonian", mlp="none", start="linear")
+    params = tree.unflatten(params, {**tree.flatten(params), "w_b": params.w_b + params.w_b.T})
+    x, p, h = draw("x", N, D), np.zeros((N, D)) if at_rest else draw("p", N, D), 1e-5
+    force, speed, y = asked(params, x, None if at_rest else p)
+    for index in np.ndindex(N, D):
+        step = np.zeros((N, D))
+        step[index] = h
+        slope = (energy(params, y + step, p) - energy(params, y - step, p)) / (2.0 * h)
+        assert force[index] == pytest.approx(-slope, abs=1e-8)
+        if not at_rest:
+            slope = (energy(params, y, p + step) - energy(params, y, p - step)) / (2.0 * h)
+            assert speed[index] == pytest.approx(slope, abs=1e-8)
+
+
+def test_it_is_the_force_of_the_particles() -> None:
+    """For symmetric A = scale w_q w_k^T and B."""
+    (params,) = stack(1, force="hamiltonian", mlp="none", start="linear")
+    leaves = tree.flatten(params)
+    leaves |= {"w_k": params.w_q, "w_b": params.w_b + params.w_b.T}
+    params = tree.unflatten(params, leaves)
+    force, speed, y = asked(params, draw("x", N, D), draw("p", N, D))
+    system = Exponential(params.config.scale * params.w_q @ params.w_k.T, params.w_b)
+    np.testing.assert_allclose(force, system.force(y, draw("p", N, D)), rtol=0.0, atol=1e-12)
+    np.testing.assert_allclose(speed, system.velocity(y, draw("p", N, D)), rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+@pytest.mark.parametrize("extra", [{}, {"look_ahead": True, "start": "linear", "mlp": "momentum"}])
+def test_gradients_agree_and_no_parameter_is_dead(integrator: str, extra: dict[str, Any]) -> None:
+    """With autograd, and along one direction with differences."""
+    torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
+    params, x, d_x = (
+        stack(2, integrator=integrator, force="hamiltonian", **extra),
+        draw("x", 2, 4, 6),
+        draw("d", 2, 4, 6),
+    )
+    state, saves = run(params, x, ALL)
+    found = back(params, state, saves, d_x)
+    whole = {"x": x, "params": params}
+    assert list(found) == list(tree.flatten(whole))
+    largest = max(float(np.max(np.abs(value))) for value in found.values())
+    assert [name for name, value in found.items() if not np.max(np.abs(value)) > 1e-13 * largest] == []
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in tree.flatten(whole).items()}
+    placed = tree.unflatten(whole, leaves)
+    loss = (run(placed["params"], placed["x"], ALL)[0].x * torch.tensor(d_x)).sum()
+    wanted = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    for (name, value), other in zip(found.items(), wanted, strict=True):
+        np.testing.assert_allclose(value, other.numpy(), rtol=1e-9, atol=1e-10 * largest, err_msg=name)
+
+    def along(t: float) -> float:
+        moved = {n: w + t * draw(f"direction {n}", *w.shape) for n, w in tree.flatten(whole).items()}
+        at = tree.unflatten(whole, moved)
+        return float(np.sum(run(at["params"], at["x"], ALL)[0].x * d_x))
+
+    h = 1e-4
+    slope = (8.0 * (along(h) - along(-h)) - (along(2.0 * h) - along(-2.0 * h))) / (12.0 * h)
+    inner = sum(float(np.sum(value * draw(f"direction {n}", *value.shape))) for n, value in found.items())
+    assert inner == pytest.approx(slope, rel=1e-6, abs=1e-6 * largest)
+
+
+def test_two_calls_and_no_values() -> None:
+    """One for tokens as queries, one for them as keys; only the first where nobody asks for the force."""
+    for integrator, calls in (("presymplectic_euler", 2 * 3), ("forward_euler", 2 * 2 + 1)):
+        params = stack(3, force="hamiltonian", integrator=integrator, mlp="none")
+        assert all(each.w_v is None and each.w_o is None for each in params)
+        with mock.patch.object(core, "forward", wraps=core.forward) as counted:
+            run(params, draw("x", 1, N, D), ALL)
+        assert counted.call_count == calls
+
+
+def test_causal_is_an_error_that_says_why() -> None:
+    (params,) = stack(1, force="hamiltonian")
+    x, past, stream = draw("x", 1, N, D), Context(causal=True), RECORD.stream
+    assert stream is not None
+    message = "causal: got True, needs False: .* pushes a token by those that come later"
+    with pytest.raises(ValueError, match=message):
+        run((params,), x)
+    with pytest.raises(ValueError, match=message):
+        stream.prefill(params, stream.start(params, 1), BLOCK.start(params, x, past), past)
+    for other, name in (({"attention": "linear"}, "linear attention"), ({"integrator": "classical"}, "classical")):
+        with pytest.raises(ValueError, match=f"force: got 'hamiltonian', which {name} does not have"):
+            BLOCK.Config(width=6, heads=2, force="hamiltonian", **other)
+
+
+def test_a_token_knows_its_future() -> None:
+    """Without causality the last token pushes the first: through the first one's key too."""
+    params, x = stack(1, force="hamiltonian", mlp="none"), draw("x", 1, N, D)
+    other = x.copy()
+    other[:, -1] += draw("moved", 1, D)
+    assert np.max(np.abs(run(params, other, ALL)[0].x[:, 0] - run(params, x, ALL)[0].x[:, 0])) > 1e-4
+
+
+def test_the_gradients_of_a_check_are_without_causality() -> None:
+    """A configuration of the record says so, and a check runs it with the rest."""
+    (given,) = [each for each in RECORD.configs if each.get("force") == "hamiltonian"]
+    assert given["causal"] is False
+    names = [subject.name for subject in block_subjects(RECORD)]
+    assert sum(name.endswith("no context") for name in names) == 2
+
+
+@pytest.mark.parametrize("options", [{"force": "hamiltonian"}, {"integrator": "lie_trotter", "connection": "r2"}])
+def test_large_scores_stay_finite_in_float32(options: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"mlp": "none", "start": "linear", **options}
+    (params,) = stack(1, **given)
+    leaves = {name: np.asarray(value, np.float32) for name, value in tree.flatten(params).items()}
+    leaves |= {name: 100.0 * leaves[name] for name in ("w_q", "w_k")}  # scores of some 1e4
+    params, x = tree.unflatten(params, leaves), draw("x", 1, N, D).astype(np.float32)
+    with np.errstate(over="raise", invalid="raise"):
+        state, saves = run((params,), x, ALL)
+        found = back((params,), state, saves, np.ones_like(x))
+    assert all(np.all(np.isfinite(value)) for value in (state.x, *found.values()))
