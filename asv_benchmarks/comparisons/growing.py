@@ -71,5 +71,4 @@ COMPARISON = Comparison(
         for metric in (("kron",) if b == 32 else ("kron", "exact"))
     ),
     quick=lambda point: point["n"] == 128 and point["metric"] == "kron",
-    threads=(None,),
 )

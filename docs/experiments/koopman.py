@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from docs.experiments.page import put
-from docs.experiments.runs import Run, found, run_all, told
+from docs.experiments.runs import Run, found, run_all
 from docs.experiments.tasks import Recall, Task, Text
 from docs.experiments.training import Plan
 
@@ -94,8 +94,8 @@ def run(
     """Train all models that have no line in the results yet."""
     wanted = grid(names or tuple(MODELS), tasks or tuple(TASKS), range(seeds), steps)
     lines = run_all(wanted, results, processes=processes)
-    for line in lines:
-        click.echo(told(line))
+    for each, line in zip(wanted, lines, strict=True):
+        click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from rich.console import Console
@@ -25,9 +25,26 @@ Line = dict[str, Any]
 """A line of the file: a run, what came of it, and with which versions."""
 
 
+class Job(Protocol):
+    """One training of any experiment: jobs with the same JSON give the same bits on the same machine and versions."""
+
+    @property
+    def text(self) -> bool:
+        """Whether it reads the text."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that it depends on, as JSON has it."""
+
+    def result(self) -> dict[str, Any]:
+        """Train, and return what came of it."""
+
+    def told(self, result: Mapping[str, Any]) -> str:
+        """Return what came of it in a few words."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """One training.
+    """One training of a model of one mechanism.
 
     Attributes
     ----------
@@ -54,6 +71,22 @@ class Run:
             "seed": self.seed,
         }
 
+    @property
+    def text(self) -> bool:
+        """Whether it reads the text."""
+        return isinstance(self.task, Text)
+
+    def result(self) -> dict[str, Any]:
+        """Train."""
+        return train(self.mechanism, self.options, self.task, self.plan, self.seed)
+
+    def told(self, result: Mapping[str, Any]) -> str:
+        """Return the scores in a few words."""
+        task = type(self.task).__name__.lower()
+        options = " ".join(f"{name}={value}" for name, value in self.options.items())
+        scores = result["diverged"] or f"{result['bits']:.3f} bits, accuracy {result['accuracy']:.3f}"
+        return " ".join(filter(None, (task, self.mechanism, options, f"seed {self.seed}: {scores}")))
+
 
 def read(path: Path) -> list[Line]:
     """Return the lines of a file, without a broken last one; none where there is no file."""
@@ -68,7 +101,7 @@ def read(path: Path) -> list[Line]:
     return rows
 
 
-def found(wanted: Sequence[Run], path: Path) -> list[Line]:
+def found(wanted: Sequence[Job], path: Path) -> list[Line]:
     """Return the lines of all that is wanted, in its order; ValueError where one is missing."""
     known = {_key(line["run"]): line for line in read(path)}
     missing = [run for run in wanted if _key(run.to_json()) not in known]
@@ -77,7 +110,7 @@ def found(wanted: Sequence[Run], path: Path) -> list[Line]:
     return [known[_key(run.to_json())] for run in wanted]
 
 
-def run_all(wanted: Sequence[Run], path: Path, *, processes: int = 2) -> list[Line]:
+def run_all(wanted: Sequence[Job], path: Path, *, processes: int = 2) -> list[Line]:
     """Run what has no line in the file yet, and return the lines of all that is wanted, in its order.
 
     At the end the file has the same order, lines of other runs after these, so that all but the times in it depends on
@@ -96,7 +129,7 @@ def run_all(wanted: Sequence[Run], path: Path, *, processes: int = 2) -> list[Li
     return found(wanted, path)
 
 
-def _lines(runs: Sequence[Run], processes: int) -> Iterator[Line]:
+def _lines(runs: Sequence[Job], processes: int) -> Iterator[Line]:
     """Yield the lines of some runs as they are finished, behind a bar."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -104,34 +137,26 @@ def _lines(runs: Sequence[Run], processes: int) -> Iterator[Line]:
         # Fresh processes, because threads of a library do not live through a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            futures = [pool.submit(one, run) for run in runs]
+            futures = {pool.submit(one, run): run for run in runs}
             try:
                 for future in as_completed(futures):
                     line = future.result()
-                    bar.update(shown, advance=1, description=told(line))
+                    bar.update(shown, advance=1, description=futures[future].told(line["result"]))
                     yield line
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
-def one(run: Run) -> Line:
+def one(run: Job) -> Line:
     """Run a training and return its line."""
     backends.get("numpy").keep_memory()
     # As many processes as there are cores are quicker than threads in each.
     with backends.use_workers(1), threadpool_limits(1):
-        result = train(run.mechanism, run.options, run.task, run.plan, run.seed)
+        result = run.result()
     versions = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine()}
-    if isinstance(run.task, Text):
+    if run.text:
         versions["text"] = standard_library().fingerprint[:16]
     return {"run": run.to_json(), "result": result, "versions": versions}
-
-
-def told(line: Line) -> str:
-    """Return a line in a few words."""
-    run, result = line["run"], line["result"]
-    options = " ".join(f"{name}={value}" for name, value in run["options"].items())
-    scores = result["diverged"] or f"{result['bits']:.3f} bits, accuracy {result['accuracy']:.3f}"
-    return " ".join(filter(None, (run["task"]["name"], run["mechanism"], options, f"seed {run['seed']}: {scores}")))
 
 
 def _key(run: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ import refattn
 from refattn import backends
 from refattn.train import checkpoint
 from refattn.train.data import Text
-from refattn.train.settings import Settings, differences, from_json
+from refattn.train.settings import Settings, completed, differences, from_json
 
 
 class RunError(Exception):
@@ -164,7 +164,9 @@ def versions(backend: str) -> dict[str, str]:
 
 
 def _compare(what: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    # Where the text lies may change; that it is the same is told by its fingerprint.
+    # A setting that came later had its default all along. Where the text lies may change; that it is the same is told
+    # by its fingerprint.
+    stored = completed(stored)
     if names := [name for name in differences(stored, wanted) if name != "data"]:
         told = "; ".join(f"{n}: got {_value(wanted, n)}, {what} has {_value(stored, n)}" for n in names)
         raise RunError(f"{told}. A run goes on as it began; give another folder for a new one")

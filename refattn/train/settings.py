@@ -205,6 +205,12 @@ def from_json(stored: Mapping[str, Any]) -> Settings:
     return build(stored["mechanism"], {name: x for name, x in stored.items() if name != "mechanism"})
 
 
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored settings with the defaults of those that the version that stored them did not have."""
+    later = {f.name: f.default for f in dataclasses.fields(Settings) if f.default is not dataclasses.MISSING}
+    return later | {name: {} for name in MAPPINGS} | dict(stored)
+
+
 def merge(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored settings, but for the mechanism, with the given ones in their place."""
     own = {head: {**stored.get(head, {}), **given.get(head, {})} for head in MAPPINGS}

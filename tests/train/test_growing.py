@@ -15,6 +15,7 @@ import refattn as ra
 from refattn import model, tree
 from refattn.train import checkpoint, data, growing, loop, metrics, plot
 from refattn.train.diagnose import DivergedError
+from refattn.train.folder import RunError
 from refattn.train.growing import History, Schedule, due, widened
 from refattn.train.optimiser import AdamW, Group
 from refattn.train.settings import Settings, build, differences, parse
@@ -211,6 +212,37 @@ def test_a_run_grows_and_goes_on_to_the_bit(
     assert [block["head_width"] for block in last.facts["growth"]["blocks"]] == [6, 6]
     assert last.arrays["params.layers.0.block.w_q"].shape == (2, 16, 6)
     assert last.arrays["optimiser.count.layers.0.block.w_q"].shape == (1, 1, 6)
+
+
+def test_heads_of_unequal_widths_go_on_to_the_bit(tmp_path: Path, text: str) -> None:
+    growth = {**GROWTH, "uneven": True, "most": 1}
+    chosen = settings_of(text, growth=growth, checkpoint_every=2)
+    whole = loop.run(chosen, tmp_path / "whole", Quiet())
+    _stop_after(chosen, tmp_path / "stopped", 4)
+    found = loop.run(chosen, tmp_path / "stopped", Quiet(), resume=True)
+    assert found.facts["heldout_bits"] == whole.facts["heldout_bits"]
+    rows = [row["growth"] for row in metrics.read(tmp_path / "whole" / "metrics.jsonl") if "growth" in row]
+    each = [layer["each"] for row in rows for layer in row["layers"].values()]
+    assert all(sum(columns) == 2 for columns in each) and any(columns != [1, 1] for columns in each)
+
+
+def test_a_folder_from_before_there_was_growth_goes_on(tmp_path: Path, text: str) -> None:
+    """Its settings say nothing of growth: it has none, goes on to the bit, and refuses to grow with a reason."""
+    chosen = settings_of(text, grow=None, growth={}, checkpoint_every=2)
+    whole = loop.run(chosen, tmp_path / "whole", Quiet())
+    path = tmp_path / "old"
+    _stop_after(chosen, path, 4)
+    found = checkpoint.newest(path / "checkpoints", print)
+    assert found is not None
+    config = json.loads((path / "config.json").read_text())
+    for settings in (config["settings"], found.facts["settings"]):
+        del settings["grow"], settings["growth"]
+    (path / "config.json").write_text(json.dumps(config))
+    checkpoint.save(path / "checkpoints", found.step, found.arrays, found.facts)
+    wanted = r"grow: got \[3, 7\], the run in .* has None; .* give another folder for a new one"
+    with pytest.raises(RunError, match=wanted):
+        loop.run(settings_of(text, checkpoint_every=2), path, Quiet(), resume=True)
+    assert loop.run(chosen, path, Quiet(), resume=True).facts["heldout_bits"] == whole.facts["heldout_bits"]
 
 
 def _stop_after(chosen: Settings, path: Path, stop: int) -> None:

@@ -30,15 +30,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn import tree
-from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_mask, check_number
+from refattn.mechanisms.arguments import check_gradient, check_is, check_number
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.growing import core
+from refattn.mechanisms.projections import (
+    State,
+    check_shapes,
+    check_sizes,
+    check_tokens,
+    mask_of,
+    read,
+    read_backward,
+    start,
+    start_backward,
+)
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.ops.masks import Causal
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace, zeros
+
+__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
 
 
 @dataclass(frozen=True)
@@ -70,12 +82,7 @@ class Config:
     train_scale: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "head_width", "value_width"):
-            value = getattr(self, name)
-            if value is None and name not in ("width", "heads"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
+        check_sizes(self, "width", "heads", "head_width", "value_width")
         for name in ("head_width", "value_width"):
             if getattr(self, name) is None and self.width % self.heads:
                 needs = f"a divisor of the width {self.width}, or a head_width and a value_width"
@@ -115,13 +122,6 @@ class Params:
 
 
 @dataclass(frozen=True)
-class State:
-    """What flows through the layers: the tokens x (b, n, m)."""
-
-    x: Array
-
-
-@dataclass(frozen=True)
 class Saved:
     """What the backward of the block reads."""
 
@@ -148,31 +148,10 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     return Params(config, w_q, w_k, w_v, weight("w_o", h * e, m), scale)
 
 
-def start(params: Params, x: Array, context: Context) -> State:
-    """Return the state of tokens x (b, n, m)."""
-    _check_tokens("x", x, params.config.width)
-    return State(x)
-
-
-def start_backward(params: Params, d_state: State) -> tuple[Array, None]:
-    """Return (d_x, d_params); start uses no parameter."""
-    return d_state.x, None
-
-
-def read(params: Params, state: State) -> Array:
-    """Return the tokens of a state."""
-    return state.x
-
-
-def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None]:
-    """Return (d_state, d_params); read uses no parameter."""
-    return State(d_x), None
-
-
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
     x = state.x  # (b, n, m) untagged: it came in
-    _check_tokens("state.x", x, params.config.width)
+    check_tokens("state.x", x, params.config.width)
     check_params(params)
     y, keys, values = keys_and_values(params, x)  # untagged: tagged in the function
     result, saved = attend(params, x, y, keys, values, context)  # untagged: tagged in the function
@@ -191,7 +170,7 @@ def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, conte
     """Return (result, saved) of tokens x (b, n, m), augmented y, that attend the keys and values."""
     config, h = params.config, params.config.heads
     queries = split_heads(linear_forward(y, join(params.w_q), None), h)  # (b, h, n, d) [GROW.8]
-    mask = _mask(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # untagged: of all masks
+    mask = mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # untagged: of all masks
     attended, core_saved = core.forward(
         queries,
         keys,
@@ -260,32 +239,10 @@ def split(w: Array, heads: int) -> Array:
     return xp.permute_dims(xp.reshape(w, (inputs, heads, width // heads)), (1, 0, 2))
 
 
-def _mask(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
-    """Combine the context's masks to one that broadcasts to (b, h, queries, keys)."""
-    b, _, _, keys = shape
-    mask = check_mask(context.mask, shape, "context.mask")  # untagged: with four axes
-    if context.key_mask is None:
-        return mask
-    if tuple(context.key_mask.shape) != (b, keys):
-        got = tuple(context.key_mask.shape)
-        raise ValueError(f"context.key_mask: got shape {got}, needs {(b, keys)} (True = a token)")
-    columns = context.key_mask[:, None, None, :]  # untagged: for all heads and queries
-    return columns if mask is None else mask & columns
-
-
-def _check_tokens(name: str, x: Array, width: int) -> None:
-    check_arrays(**{name: x})
-    if len(x.shape) != 3 or x.shape[2] != width:
-        raise ValueError(f"{name}: got shape {tuple(x.shape)}, needs (batch, tokens, {width})")
-
-
 def check_params(params: Params) -> None:
     """Raise where the parameters do not fit their configuration."""
     (h, d, e), config = params.config.sizes, params.config
     inputs = config.inputs
     needs: dict[str, tuple[int, ...]] = {"w_q": (h, inputs, d), "w_k": (h, inputs, d), "w_v": (h, inputs, e)}
     needs |= {"w_o": (h * e + int(config.bias), config.width), **({"scale": ()} if config.train_scale else {})}
-    shapes = {name: tuple(x.shape) for name, x in tree.flatten(params).items()}
-    for name in {**needs, **shapes}:
-        if shapes.get(name) != needs.get(name):
-            raise ValueError(f"params.{name}: got shape {shapes.get(name)}, its configuration needs {needs.get(name)}")
+    check_shapes(params, needs)

@@ -10,6 +10,9 @@ One growth step along the truncated path is a natural-gradient step on the old c
 Its first-order gain is |tangent|^2 + sum_{j<=p} sigma_j^2, divided by nu for a unit of amplitude. The tangent part
 vanishes exactly where the weights have no gradient, so psi goes to 1 at every plateau; the gain says more.
 
+All of this is about what some kernel of full rank can follow. What none can, whatever the width, is the bottleneck of
+the embedding: |g|^2 - <N, T^+ N>, the part of the functional gradient outside of all y dM y^T.
+
 Axes: h head, in width of the augmented tokens.
 
 Source: Verbockhaven et al. 2024 (arXiv:2405.19816), the expressivity bottleneck, for a kernel in place of a layer.
@@ -20,10 +23,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn.mechanisms.growing import block
-from refattn.mechanisms.growing.metric import Metric, kronecker
+from refattn.mechanisms.growing.metric import Direction, Metric, direction, kronecker
 from refattn.mechanisms.growing.statistics import Statistics
 from refattn.mechanisms.growing.truncate import projector, svd
 from refattn.xp import Array, namespace, sum_wide
+
+TIE = 1e-8
+"""Singular values that differ by less than this part are equal."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,10 @@ class Bottleneck:
         summed = xp.sum(self.sigma * self.sigma, axis=0)
         return [float(summed[j]) for j in range(summed.shape[0])]
 
+    def square(self, head: int, column: int) -> float:
+        """Return the square of one singular value."""
+        return float(self.sigma[head, column]) ** 2
+
     def gain(self, columns: int) -> float:
         """Return the sum of the squares that so many new columns of every head follow."""
         return sum(self.squares[:columns])
@@ -76,6 +86,18 @@ def bottleneck(params: block.Params, statistics: Statistics, metric: Metric | No
     total, hidden = (float(sum_wide(x * x)) for x in (whole, normal))
     tangent = whole - normal
     return Bottleneck(total, float(sum_wide(tangent * tangent)), hidden, sigma, u, v)
+
+
+def embedding_bottleneck(statistics: Statistics, way: Direction | None = None) -> float:
+    """Return the part of the functional gradient that no kernel can follow, from 0 to 1: width does not help there.
+
+    `way` is the direction of the metric "exact" where it is known; the Kronecker metric would bound nothing. ValueError
+    where the sequences were not kept.
+    """
+    if not statistics.square > 0.0:
+        return 0.0
+    p = (way or direction(statistics, "exact", tolerance=1e-10)).p
+    return max(0.0, 1.0 - float(sum_wide(statistics.gradient * p)) / statistics.square)
 
 
 def select_columns(
@@ -106,16 +128,34 @@ def select_columns(
     xp, squares = namespace(found.sigma), found.squares
     least = share * sum(squares)
     count = 0
-    believed = None
-    if validation is not None:
-        # u^T G' v for every pair of singular vectors: the other half's gradient along the directions of this one.
-        other = metric.whiten_gradient(validation.gradient)
-        along = xp.sum(found.u * (other @ found.v), axis=1)
-        believed = xp.sum(along * found.sigma, axis=0)
+    along = None if validation is None else xp.sum(believed(found, metric, validation), axis=0)
     for j, square in enumerate(squares[:most]):
         if square <= 0.0 or square < least:
             break
-        if believed is not None and float(believed[j]) < trust * square:
+        if along is not None and float(along[j]) < trust * square:
             break
         count += 1
     return count
+
+
+def believed(found: Bottleneck, metric: Metric, validation: Statistics) -> Array:
+    """Return sigma_j u_j^T G' v_j (h, seen) with the gradient of other sequences: sigma_j^2 where these agree."""
+    xp = namespace(found.sigma)
+    other = metric.whiten_gradient(validation.gradient)
+    return xp.sum(found.u * (other @ found.v), axis=1) * found.sigma
+
+
+def with_ties(found: Bottleneck, columns: int, room: int) -> int:
+    """Return so many columns and more, where the last one's singular value is that of the next in some head.
+
+    Of equal singular values the directions are arbitrary: one may get either, both are well defined.
+    """
+    heads, seen = found.sigma.shape
+
+    def tied(j: int) -> bool:
+        pairs = ((float(found.sigma[i, j - 1]), float(found.sigma[i, j])) for i in range(heads))
+        return any(0.0 < (1.0 - TIE) * last <= following for last, following in pairs)
+
+    while 0 < columns < min(room, seen) and tied(columns):
+        columns += 1
+    return columns

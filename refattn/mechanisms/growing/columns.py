@@ -47,13 +47,14 @@ def gradmax(w_q: Array, gradient: Array, columns: int) -> Pair:
 
 def zero(w_q: Array, columns: int, seed: int) -> Pair:
     """Return random new columns of w_q, and zeros for w_k."""
-    return random_columns(w_q.shape[0], w_q.shape[1], columns, seed, w_q), zeros((*w_q.shape[:2], columns), w_q)
+    heads, inputs, width = w_q.shape
+    return random_columns(heads, inputs, columns, width + columns, seed, w_q), zeros((heads, inputs, columns), w_q)
 
 
 def net2wider(w_q: Array, w_k: Array, columns: int, seed: int, split: float = SPLIT) -> tuple[Pair, Array]:
     """Return copies of random columns of w_q with their part of w_k, and w_k with what is left of its old columns."""
     xp, width = namespace(w_q), w_q.shape[2]
-    order = counter.permutation(width, seed=seed, purpose="growing.net2wider")
+    order = counter.permutation(width, seed=seed, purpose="growing.net2wider", step=width + columns)
     chosen = [int(order[j % width]) for j in range(columns)]
     old, new = [w_k[..., j : j + 1] for j in range(width)], []
     for j in chosen:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from refattn.mechanisms import readings
 from refattn.mechanisms.growing import core
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs, causal_offset
@@ -25,12 +26,6 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> Out:
 def scale_of_the_width(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Out:
     """Take 1/sqrt(d) of the width that there is, whatever scale is stored: so a growth would change all scores."""
     return _core(q, k, v, **options)
-
-
-def scale_of_all_heads(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Out:
-    """Take 1/sqrt(d_k), the width of all heads together, where no scale is given."""
-    factor = 1.0 / math.sqrt(q.shape[1] * q.shape[3]) if scale is None else scale
-    return _core(q, k, v, scale=factor, **options)
 
 
 def no_scale(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> Out:
@@ -54,45 +49,6 @@ def softmax_over_queries(
     return (exponentials / xp.where(total == 0.0, 1.0, total) @ repeat_heads(v, heads),)
 
 
-def ignored_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> Out:
-    """Let every query attend masked keys."""
-    return _core(q, k, v, **options)
-
-
-def inverted_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> Out:
-    """Take True for "may not attend"."""
-    return _core(q, k, v, mask=None if mask is None else ~mask, **options)
-
-
-def top_left_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Out:
-    """Align the causal mask at the first key, whatever was asked."""
-    return _core(q, k, v, causal="top_left" if causal else False, **options)
-
-
-def bottom_right_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Out:
-    """Align the causal mask at the last key, whatever was asked."""
-    return _core(q, k, v, causal="bottom_right" if causal else False, **options)
-
-
-def strict_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Out:
-    """Hide a token from itself."""
-    if causal is False:
-        return _core(q, k, v, **options)
-    mask = options.pop("mask", None)
-    queries, keys = q.shape[2], k.shape[2]
-    offset = causal_offset(causal, queries, keys)
-    assert offset is not None
-    past = allowed_pairs(mask, offset - 1, (0, queries), (0, keys), q)
-    return _core(q, k, v, mask=past, causal=causal, **options)
-
-
-def interleaved_groups(q: Array, k: Array, v: Array, **options: Any) -> Out:
-    """Give query head h the key/value head h mod g, not floor(h g / h_total)."""
-    xp = namespace(q, k, v)
-    times = q.shape[1] // max(k.shape[1], 1)
-    return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **options)
-
-
 def uniform_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> Out:
     """Give the mean of all values to a query that may attend nothing."""
     (out,) = _core(q, k, v, **options)
@@ -105,15 +61,10 @@ def uniform_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> Out:
 
 
 CONVENTIONS: dict[str, Wrong] = {
+    **readings.of_masks(_core),
     "the scale follows the width": scale_of_the_width,
-    "scale of all heads": scale_of_all_heads,
+    "scale of all heads": readings.scale_of_all_heads(_core),
     "scale left out": no_scale,
     "softmax over the queries": softmax_over_queries,
-    "mask ignored": ignored_mask,
-    "mask inverted": inverted_mask,
-    "top-left causality": top_left_causality,
-    "bottom-right causality": bottom_right_causality,
-    "a token does not see itself": strict_causality,
-    "interleaved groups": interleaved_groups,
     "empty rows get the mean": uniform_empty_rows,
 }

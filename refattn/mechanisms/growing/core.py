@@ -174,6 +174,11 @@ def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Ar
     TypeError, ValueError
         Where an argument is of a wrong type, dtype, shape, library or device.
     """
+    return contract_and_square(saved, d_out, x, total=total)[0]
+
+
+def contract_and_square(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> tuple[Array, Array]:
+    """Return what `contract` does, and the sum () of the squares of the functional gradient of all heads."""
     d_out = _upstream(saved, d_out)
     check_is("total", total, bool)
     check_arrays(x=x, d_out=d_out)

@@ -102,14 +102,15 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     return {"q": d_q, "k": d_k, "v": d_v, "scale": d_scale, "scores": d_scores}
 
 
-def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> Array:
-    """Return x^T g x of each sequence (b, h, in, in), or their sum (h, in, in), for tokens x (b, n, in)."""
+def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, Array]:
+    """Return x^T g x of each sequence (b, h, in, in), or their sum (h, in, in), for tokens x (b, n, in); and |g|^2."""
     xp = namespace(x)
     d_scores = xp.astype(backward(saved, d_out)["scores"], x.dtype, copy=False)  # (b, h, i, j) untagged: dGROW.1
     b, h, n, _ = d_scores.shape
     # All heads of a sequence at once, and where the sum is wanted all sequences: few large products are quicker.
     pulled = xp.reshape(xp.reshape(d_scores, (b, h * n, n)) @ x, (b, h, n, x.shape[2]))  # (b, h, i, in) untagged: g x
+    square = sum_wide(d_scores * d_scores)  # () untagged: |g|^2
     if not total:
-        return xp.matrix_transpose(x)[:, None, :, :] @ pulled
+        return xp.matrix_transpose(x)[:, None, :, :] @ pulled, square
     pulled = xp.reshape(xp.permute_dims(pulled, (1, 0, 2, 3)), (h, b * n, x.shape[2]))  # (h, b*i, in) untagged: g x
-    return xp.matrix_transpose(xp.reshape(x, (b * n, x.shape[2]))) @ pulled
+    return xp.matrix_transpose(xp.reshape(x, (b * n, x.shape[2]))) @ pulled, square

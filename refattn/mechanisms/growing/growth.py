@@ -16,16 +16,24 @@ from dataclasses import replace
 from typing import Any
 
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.growing import block
-from refattn.mechanisms.growing.bottleneck import Bottleneck, bottleneck, select_columns
+from refattn.mechanisms.growing import block, uneven
+from refattn.mechanisms.growing.bottleneck import (
+    Bottleneck,
+    bottleneck,
+    embedding_bottleneck,
+    select_columns,
+    with_ties,
+)
 from refattn.mechanisms.growing.metric import Metric, direction, kronecker
 from refattn.mechanisms.growing.options import Options
-from refattn.mechanisms.growing.path import Plan, apply, slope_of
+from refattn.mechanisms.growing.path import Plan, apply, live, slope_of
 from refattn.mechanisms.growing.search import Found, line_search
 from refattn.mechanisms.growing.statistics import Statistics, merge, observe
 from refattn.xp import namespace, sum_wide
 
 __all__ = ["Options", "Plan", "Statistics", "apply", "facts_of", "grow", "merge", "observe", "plan", "search", "width"]
+
+Halves = tuple[Statistics, Statistics]
 
 
 def plan(
@@ -34,7 +42,7 @@ def plan(
     options: Options | None = None,
     *,
     columns: int | None = None,
-    halves: tuple[Statistics, Statistics] | None = None,
+    halves: Halves | None = None,
 ) -> Plan:
     """Return what a growth step would do.
 
@@ -64,32 +72,42 @@ def plan(
     if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int) or columns < 0):
         raise ValueError(f"columns: got {columns!r}, needs None or a whole number of at least 0")
     width, inputs = params.config.sizes[1], params.config.inputs
-    room = max(0, min(options.largest or inputs, inputs) - width)
+    most = min(options.largest or inputs, inputs)
+    room = max(0, most - width)
     xp, n = namespace(statistics.gradient), statistics.gradient
     facts: dict[str, Any] = {"width": width, "mode": options.mode}
     if not float(xp.sqrt(sum_wide(n * n))) > 1e-30:
         return _nothing(params, statistics, options, facts)
-    metric = kronecker(statistics, center_keys=options.center_keys, singular=options.singular)
+    metric = _metric(statistics, options)
     found = bottleneck(params, statistics, metric)
     way = direction(statistics, options.metric, metric=metric, center_keys=options.center_keys)
     if not way.size > 0.0:
         return _nothing(params, statistics, options, facts)
-    if columns is None:
-        count = _worth_while(params, options, found, metric, halves, min(options.most, room))
+    made = Plan(params, statistics, options, 0, 0.0, 0.0, found.psi, metric, found, way)
+    if options.uneven:
+        spare = [max(0, most - len(places)) for places in live(params)]
+        made = _unevenly(made, columns, halves, spare)
+        facts |= {"each": [head.columns for head in made.heads]}
     else:
-        count = min(columns, room)
-        facts |= {"asked": columns} if columns > room else {}
-    gain = found.gain(count) / way.size
-    made = Plan(params, statistics, options, count, 0.0, gain, found.psi, metric, found, way)
-    slope = slope_of(made)
+        count = _worth_while(made, halves, min(options.most, room)) if columns is None else min(columns, room)
+        count = with_ties(found, count, room) if options.keep_ties else count
+        facts |= {"asked": columns} if columns is not None and columns > room else {}
+        made = replace(made, columns=count, gain=found.gain(count) / way.size)
+    count, slope = made.columns, slope_of(made)
     if options.searches and not slope < 0.0 and (options.metric, options.method) != ("kron", "optimal"):
         # Only the Kronecker metric with its own truncation is certain to descend.
         surer = replace(options, metric="kron", method="optimal")
         return replace(plan(params, statistics, surer, columns=columns, halves=halves), options=surer)
     sigma = [math.sqrt(square) for square in found.squares[: max(count, options.most) + 1]]
-    facts |= {"columns": count, "psi": found.psi, "sigma": sigma, "gain": gain, "slope": slope}
-    facts |= {"iterations": way.iterations} if way.iterations else {}
+    facts |= {"columns": count, "psi": found.psi, "sigma": sigma, "gain": made.gain, "slope": slope}
+    if options.metric == "exact":
+        facts |= {"iterations": way.iterations, "embedding": embedding_bottleneck(statistics, way)}
     return replace(made, slope=slope, facts=facts)
+
+
+def _metric(statistics: Statistics, options: Options) -> Metric:
+    """Return the Kronecker metric as the options have it."""
+    return kronecker(statistics, center_keys=options.center_keys, singular=options.singular, damping=options.damping)
 
 
 def _nothing(params: block.Params, statistics: Statistics, options: Options, facts: dict[str, Any]) -> Plan:
@@ -98,20 +116,35 @@ def _nothing(params: block.Params, statistics: Statistics, options: Options, fac
     return Plan(params, statistics, options, 0, 0.0, 0.0, 0.0, None, None, None, facts)
 
 
-def _worth_while(
-    params: block.Params,
-    options: Options,
-    found: Bottleneck,
-    metric: Metric,
-    halves: tuple[Statistics, Statistics] | None,
-    most: int,
-) -> int:
-    limits: dict[str, Any] = {"most": most, "share": options.share, "trust": options.trust}
+def _to_select_from(made: Plan, halves: Halves | None) -> tuple[Bottleneck, Metric, Statistics | None]:
+    """Return the bottleneck from which columns are selected, its metric, and what has to confirm it."""
+    assert made.found is not None and made.metric is not None
     if halves is None:
-        return select_columns(found, metric, **limits)
+        return made.found, made.metric, None
     first, second = halves
-    own = kronecker(first, center_keys=options.center_keys, singular=options.singular)
-    return select_columns(bottleneck(params, first, own), own, validation=second, **limits)
+    own = _metric(first, made.options)
+    return bottleneck(made.params, first, own), own, second
+
+
+def _worth_while(made: Plan, halves: Halves | None, most: int) -> int:
+    found, metric, validation = _to_select_from(made, halves)
+    options = made.options
+    return select_columns(found, metric, most=most, share=options.share, validation=validation, trust=options.trust)
+
+
+def _unevenly(made: Plan, columns: int | None, halves: Halves | None, room: list[int]) -> Plan:
+    """Return the plan with one for each head; `columns` of every head in the mean, or as many as are worth while."""
+    assert made.found is not None
+    if columns is None:
+        found, metric, validation = _to_select_from(made, halves)
+        each = uneven.worth_while(found, metric, made.options, room, validation)
+    else:
+        each = uneven.allot(made.found, columns * len(room), room)
+    heads = uneven.plans(made, each)
+    if made.options.keep_ties:
+        ties = [with_ties(h.found, h.columns, own) for h, own in zip(heads, room, strict=True) if h.found is not None]
+        heads = heads if ties == list(each) else uneven.plans(made, ties)
+    return replace(made, heads=heads, columns=max(head.columns for head in heads), gain=sum(h.gain for h in heads))
 
 
 def grow(
@@ -121,7 +154,7 @@ def grow(
     options: Options | None = None,
     *,
     columns: int | None = None,
-    halves: tuple[Statistics, Statistics] | None = None,
+    halves: Halves | None = None,
 ) -> tuple[block.Params, dict[str, Any]]:
     """Grow one block: plan, search for the amplitude, apply.
 

@@ -8,6 +8,11 @@ falls most along -P. Three metrics::
     mean    P = mean_b C_b^+ N_b C_b^+, the mean of the solutions of single sequences: the report's first choice, kept
             to reproduce it; it is biased where a sequence has fewer tokens than widths, and may ascend
 
+The Kronecker metric may be damped: a multiple of the identity is added to A, so that a change costs something also
+where tokens hardly differ. Behind a layer normalisation there is such a direction, the mean over the width, and A has
+a condition of 1e9 there; columns along it would be so long that the next steps of a training ruin it. The theorems hold
+for the damped metric as for any other.
+
 The amplitude is measured in what it does to the scores: D = P / nu with nu^2 = <P, T(P)> / pairs changes them by a root
 mean square of 1 (exactly so for `exact`, without a mask for `kron` where all C_b are equal).
 
@@ -72,12 +77,6 @@ class Metric:
         left, right = (factor.back @ xp.matrix_transpose(factor.back) for factor in (self.left, self.right))
         return left @ n @ right
 
-    def apply(self, z: Array) -> Array:
-        """Return A Z A."""
-        xp = namespace(z)
-        left, right = (xp.matrix_transpose(f.whitener) @ f.whitener for f in (self.left, self.right))
-        return left @ z @ right
-
 
 @dataclass(frozen=True)
 class Direction:
@@ -88,8 +87,8 @@ class Direction:
     iterations: int
 
 
-def factor(gram: Array, sequences: int, singular: str = "ridge") -> Factor:
-    """Return the factor of A = gram / sqrt(sequences).
+def factor(gram: Array, sequences: int, singular: str = "ridge", damping: float = 0.0) -> Factor:
+    """Return the factor of A = gram / sqrt(sequences), to which `damping` times its mean eigenvalue is added.
 
     `singular` says what becomes of directions that were not seen, where A is numerically singular: "ridge" keeps them,
     at the price of a small error elsewhere, "drop" cuts them off, and with them what a kernel has there.
@@ -106,17 +105,20 @@ def factor(gram: Array, sequences: int, singular: str = "ridge") -> Factor:
     seen = int(xp.sum(xp.astype(values > cut, xp.int64)))  # the last ones: eigh sorts them
     if not seen:
         raise ValueError("statistics: got tokens that are all 0, needs some that are not")
-    return Factor(vectors[:, width - seen :], xp.sqrt(values[width - seen :]))
+    damped = values + damping * xp.mean(values) if damping else values
+    return Factor(vectors[:, width - seen :], xp.sqrt(damped[width - seen :]))
 
 
-def kronecker(statistics: Statistics, *, center_keys: bool = False, singular: str = "ridge") -> Metric:
+def kronecker(
+    statistics: Statistics, *, center_keys: bool = False, singular: str = "ridge", damping: float = 0.0
+) -> Metric:
     """Return the Kronecker metric of the statistics."""
-    left = factor(statistics.gram, statistics.sequences, singular)
+    left = factor(statistics.gram, statistics.sequences, singular, damping)
     if not center_keys:
         return Metric(left, left)
     if statistics.masked:
         raise ValueError("center_keys: got True with a mask, needs False: hidden keys have no mean")
-    return Metric(left, factor(statistics.gram_keys, statistics.sequences, singular))
+    return Metric(left, factor(statistics.gram_keys, statistics.sequences, singular, damping))
 
 
 def direction(
@@ -153,8 +155,8 @@ def direction(
     metric = metric or kronecker(statistics, center_keys=center_keys)
     n, count = statistics.gradient, 0
     if how == "kron":
-        p = metric.solve(n)
-        square = _inner(p, metric.apply(p))
+        p, whitened = metric.solve(n), metric.whiten_gradient(n)
+        square = _inner(whitened, whitened)  # <P, A P A>, which would be noise where A is ill-conditioned
     elif how == "exact":
 
         def operator(z: Array) -> Array:

@@ -30,10 +30,17 @@ class Options:
         Whether what a softmax does not see costs nothing.
     singular
         "ridge" or "drop": what becomes of directions that no token had.
+    damping
+        What is added to the Kronecker metric, in units of its mean eigenvalue.
     scale
         "frozen": the scale stays what it is; "rescale": it becomes 1 / sqrt(new width), and the weights make up for it.
     align
         Whether the new columns are turned to the old ones.
+    uneven
+        Whether heads get unequal numbers of columns: as many for all together, where they gain most.
+    keep_ties
+        Whether one gets more columns than it asks for where the last one's singular value is that of the next: which of
+        them it would have got is a matter of rounding.
     largest
         The width of a head that is not exceeded; None: that of the augmented tokens.
     most, share, trust
@@ -51,8 +58,11 @@ class Options:
     metric: str = "kron"
     center_keys: bool = False
     singular: str = "ridge"
+    damping: float = 0.01
     scale: str = "frozen"
     align: bool = True
+    uneven: bool = False
+    keep_ties: bool = False
     largest: int | None = None
     most: int = 4
     share: float = 0.02
@@ -70,15 +80,17 @@ class Options:
         for name, values in known.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, needs one of {', '.join(values)}")
-        for name in ("center_keys", "align"):
+        for name in ("center_keys", "align", "uneven", "keep_ties"):
             check_is(name, getattr(self, name), bool)
+        if self.uneven and self.scale == "rescale":
+            raise ValueError("scale: got 'rescale' with uneven heads, needs frozen: one scale is that of all heads")
         for name, least in (("largest", 1), ("most", 0), ("evaluations", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is None and name == "largest":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
-        for name in ("share", "trust", "gain", "decrease"):
+        for name in ("share", "trust", "gain", "decrease", "damping"):
             if not float(check_number(name, getattr(self, name))) >= 0.0:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, needs a number of at least 0")
         check_number("amplitude", self.amplitude, positive=True)

@@ -22,7 +22,7 @@ from refattn.mechanisms.growing.metric import Direction, Metric
 from refattn.mechanisms.growing.options import Options
 from refattn.mechanisms.growing.statistics import Statistics
 from refattn.mechanisms.growing.truncate import align, balance, truncate
-from refattn.xp import Array, device, namespace, sum_wide
+from refattn.xp import Array, device, namespace, sum_wide, zeros
 
 SLOPE_STEP = 1e-5
 """Amplitude of the difference quotient where the slope has no closed form."""
@@ -44,6 +44,8 @@ class Plan:
         The part of the gradient that the width hides.
     facts
         What there is to write down.
+    heads
+        Where they grow unevenly: a plan for each, of as many columns as that gets; `columns` is the most of them.
     """
 
     params: block.Params
@@ -57,11 +59,14 @@ class Plan:
     found: Bottleneck | None
     direction: Direction | None
     facts: dict[str, Any] = field(default_factory=dict)
+    heads: tuple[Plan, ...] = ()
 
 
 def slope_of(made: Plan) -> float:
     """Return the derivative of the loss along the path: in closed form where there is one."""
     options, found, way = made.options, made.found, made.direction
+    if made.heads:
+        return sum(head.slope for head in made.heads)
     if not options.searches or found is None or way is None:
         return 0.0
     if options.mode == "additive":
@@ -120,6 +125,8 @@ def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
     scale = scale_of(params)
     if made.found is None:
         return params
+    if made.heads:
+        return _with_weights(params, *_side_by_side(made, amplitude), scale, options)
     if options.mode == "replace" and options.method == "report":
         return _with_weights(params, *_as_printed(made), scale, options)
     if not amplitude and options.searches:
@@ -134,6 +141,35 @@ def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
             left, right = align(left, right, *_wide(params))
         return _with_weights(params, left, right, scale, options)
     return _with_weights(params, *_appended(made, amplitude), scale, options)
+
+
+def live(params: block.Params) -> list[list[int]]:
+    """Return for every head the places of its columns that are not zeros in both weights; the first where all are."""
+    xp = namespace(params.w_q)
+    sizes = xp.max(xp.abs(params.w_q), axis=1) + xp.max(xp.abs(params.w_k), axis=1)
+    heads, width = sizes.shape
+    return [[j for j in range(width) if float(sizes[i, j]) > 0.0] or [0] for i in range(heads)]
+
+
+def pick(w: Array, places: list[int]) -> Array:
+    """Return some columns of a weight (h, in, d)."""
+    return namespace(w).concat([w[..., j : j + 1] for j in places], axis=2)
+
+
+def _side_by_side(made: Plan, amplitude: float) -> tuple[Array, Array]:
+    """Return the weights of heads that grew unevenly: old columns in their places, new ones behind, else zeros."""
+    w_q, w_k = _wide(made.params)
+    rows: list[list[Array]] = [[], []]
+    for head, places in zip(made.heads, live(made.params), strict=True):
+        grown = apply(head, amplitude)
+        for row, old, new in zip(rows, (w_q, w_k), _wide(grown), strict=True):
+            columns = {place: new[..., n : n + 1] for n, place in enumerate(places)}
+            columns |= {old.shape[2] + n: new[..., len(places) + n : len(places) + n + 1] for n in range(head.columns)}
+            nothing = zeros((1, old.shape[1], 1), old)
+            every = [columns.get(place, nothing) for place in range(old.shape[2] + made.columns)]
+            row.append(namespace(old).concat(every, axis=2))
+    joined = [namespace(w_q).concat(row, axis=0) for row in rows]
+    return joined[0], joined[1]
 
 
 def _appended(made: Plan, amplitude: float) -> tuple[Array, Array]:

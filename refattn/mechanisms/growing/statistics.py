@@ -3,6 +3,7 @@
 With y the augmented tokens of a sequence b and g the functional gradient of a head (dGROW.1)::
 
     N = sum_b y_b^T g_b y_b         the gradient of the loss with respect to the kernel M, for each head
+    |g|^2                           its square, over all sequences and heads
     C_b = y_b^T y_b                 what a change of M does to the scores: |y dM y^T|^2 = <dM, C_b dM C_b>
     T(Z) = sum_b C_b Z C_b          so that the scores' change has the square <Z, T(Z)>; the metric of growth
 
@@ -63,6 +64,8 @@ class Statistics:
         Whether some score is hidden.
     kept
         The sequences themselves, where they were kept.
+    square
+        The sum of the squares of the functional gradient.
     """
 
     gradient: Array
@@ -72,6 +75,7 @@ class Statistics:
     pairs: float
     masked: bool
     kept: tuple[Kept, ...]
+    square: float
 
 
 def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, keep: bool = False) -> Statistics:
@@ -101,7 +105,7 @@ def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, k
     tokens = xp.astype(saved.tokens, xp.float64, copy=False)
     b, n, _ = tokens.shape
     d_attended = equations.active(block).attended_backward(params, saved, d_state)
-    gradient = core.contract(saved.core, d_attended, tokens, total=not keep)
+    gradient, square = core.contract_and_square(saved.core, d_attended, tokens, total=not keep)
     mask, causal = saved.allowed
     kept = Kept(tokens, gradient, mask, causal_offset(causal, n, n))
     flat = xp.reshape(tokens, (b * n, tokens.shape[2]))
@@ -111,7 +115,7 @@ def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, k
     pairs = _visible(kept, heads)
     masked = pairs < float(b * heads * n * n)
     gradient = xp.sum(gradient, axis=0) if keep else gradient
-    return Statistics(gradient, gram, gram_keys, b, pairs, masked, (kept,) if keep else ())
+    return Statistics(gradient, gram, gram_keys, b, pairs, masked, (kept,) if keep else (), float(square))
 
 
 def merge(a: Statistics, b: Statistics) -> Statistics:
@@ -129,6 +133,7 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
         pairs=a.pairs + b.pairs,
         masked=a.masked or b.masked,
         kept=a.kept + b.kept,
+        square=a.square + b.square,
     )
 
 

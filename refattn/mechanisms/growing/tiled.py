@@ -111,28 +111,31 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     }
 
 
-def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> Array:
-    """Return x^T g x of each sequence (b, h, in, in), or their sum (h, in, in), for tokens x (b, n, in)."""
+def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, Array]:
+    """Return x^T g x of each sequence (b, h, in, in), or their sum (h, in, in), for tokens x (b, n, in); and |g|^2."""
     xp = namespace(x)
     q, k = saved.q, saved.k
     grid = plan(q, k)
     scores_of = _scores_backward(saved, d_out)
     tokens = x[:, None, None, :, :]
 
-    def task(tile: Tile) -> Array:
-        found = zeros((1, 1, 1, x.shape[-1], x.shape[-1]), x)
+    def task(tile: Tile) -> tuple[Array, Array]:
+        found, square = zeros((1, 1, 1, x.shape[-1], x.shape[-1]), x), zeros((), x)
         for part in grid.rows_of(tile):
             own = part.of(tokens)
             contracted = zeros((1, 1, 1, part.rows[1] - part.rows[0], x.shape[-1]), x)
             for columns in _column_blocks(k.shape[2], part.rows, saved.offset, grid.columns):
                 d_scores, _ = scores_of(part, columns)
-                contracted = contracted + xp.astype(d_scores, x.dtype, copy=False) @ own[..., slice(*columns), :]
+                d_scores = xp.astype(d_scores, x.dtype, copy=False)
+                contracted = contracted + d_scores @ own[..., slice(*columns), :]
+                square = square + sum_wide(d_scores * d_scores)
             found = found + xp.matrix_transpose(own[..., slice(*part.rows), :]) @ contracted
-        return found
+        return found, square
 
     parts = run(q, task, grid.heads)
-    each = xp.reshape(grid.join_heads(parts), (*q.shape[:2], x.shape[-1], x.shape[-1]))
-    return xp.sum(each, axis=0) if total else each
+    square = sum_wide(xp.stack([part[1] for part in parts]))
+    each = xp.reshape(grid.join_heads([part[0] for part in parts]), (*q.shape[:2], x.shape[-1], x.shape[-1]))
+    return xp.sum(each, axis=0) if total else each, square
 
 
 def _scores_backward(saved: Saved, d_out: Array) -> Callable[[Tile, tuple[int, int]], tuple[Array, Array]]:

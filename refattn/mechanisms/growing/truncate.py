@@ -157,7 +157,7 @@ def balance(left: Array, right: Array, width: int, seed: int = 0) -> tuple[Array
     if concrete(xp.any(dead)) is False:
         return left, right
     size = xp.sqrt(xp.mean(xp.sum(left * left, axis=1, keepdims=True), axis=2, keepdims=True))
-    columns = random_columns(left.shape[0], inputs, width, seed, left)
+    columns = random_columns(left.shape[0], inputs, width, width, seed, left)
     fresh = xp.where(size > 0.0, size, 1.0) * columns
     return xp.where(dead, fresh, left), xp.where(dead, 0.0, right)
 
@@ -176,9 +176,10 @@ def align(left: Array, right: Array, w_q: Array, w_k: Array) -> tuple[Array, Arr
     return left @ turn, right @ turn
 
 
-def random_columns(heads: int, inputs: int, columns: int, seed: int, like: Array) -> Array:
-    """Return (h, in, columns) random columns of unit length in the mean."""
-    draw = counter.normal((heads, inputs, columns), seed=seed, purpose="growing.columns") / math.sqrt(inputs)
+def random_columns(heads: int, inputs: int, columns: int, width: int, seed: int, like: Array) -> Array:
+    """Return (h, in, columns) random columns of unit length in the mean; others for every width that they lead to."""
+    drawn = counter.normal((heads, inputs, columns), seed=seed, purpose="growing.columns", step=width)
+    draw = drawn / math.sqrt(inputs)
     return backend(like).from_numpy(draw, device=device(like))
 
 

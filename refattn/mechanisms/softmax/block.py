@@ -23,91 +23,54 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; the residual of i
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from refattn import tree
-from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_mask, check_number
+from refattn.mechanisms import projections
+from refattn.mechanisms.arguments import check_gradient, check_number
 from refattn.mechanisms.context import Context
+from refattn.mechanisms.projections import (
+    State,
+    check_memory,
+    check_params,
+    check_tokens,
+    fresh,
+    mask_of,
+    projected_backward,
+    read,
+    read_backward,
+    start,
+    start_backward,
+)
 from refattn.mechanisms.softmax import core
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
-from refattn.ops.weights import fresh_weight
-from refattn.xp import Array, device, namespace
+from refattn.xp import Array
+
+__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
 
 
 @dataclass(frozen=True)
-class Config:
-    """Static choices of a block.
+class Config(projections.Config):
+    """Static choices of a block; those of its projections are `refattn.mechanisms.projections.Config`.
 
     Attributes
     ----------
-    width
-        Width of the tokens.
-    heads, kv_heads
-        Query heads, and key/value heads (None: as many).
-    head_width, value_width
-        Widths of a head (None: width / heads; None: as head_width).
-    bias, residual
-        Whether the projections have biases, and whether x is added to the result.
     scale, softcap
         As in the core.
     """
 
-    width: int
-    heads: int
-    kv_heads: int | None = None
-    head_width: int | None = None
-    value_width: int | None = None
-    bias: bool = False
-    residual: bool = True
     scale: float | None = None
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "kv_heads", "head_width", "value_width"):
-            value = getattr(self, name)
-            if value is None and name not in ("width", "heads"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads: got {self.kv_heads}, needs a divisor of the {self.heads} heads")
-        if self.head_width is None and self.width % self.heads:
-            raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}, or a head_width")
-        for name in ("bias", "residual"):
-            check_is(name, getattr(self, name), bool)
+        super().__post_init__()
         for name in ("scale", "softcap"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), positive=name == "softcap")
 
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Query heads, key/value heads, width of a query or key head, width of a value head."""
-        head_width = self.head_width or self.width // self.heads
-        return self.heads, self.kv_heads or self.heads, head_width, self.value_width or head_width
 
-
-@dataclass(frozen=True)
-class Params:
+class Params(projections.Params[Config]):
     """Weights (in, out) and biases; a bias is None where the configuration has none."""
-
-    config: Config
-    w_q: Array  # (m, h*d)
-    w_k: Array  # (m, g*d)
-    w_v: Array  # (m, g*e)
-    w_o: Array  # (h*e, m)
-    b_q: Array | None = None
-    b_k: Array | None = None
-    b_v: Array | None = None
-    b_o: Array | None = None
-
-
-@dataclass(frozen=True)
-class State:
-    """What flows through the layers: the tokens x (b, i, m)."""
-
-    x: Array
 
 
 @dataclass(frozen=True)
@@ -122,48 +85,15 @@ class Saved:
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0."""
-    h, g, d, e = config.sizes
-    m = config.width
-    xp = namespace(like)
-
-    def weight(name: str, rows: int, columns: int) -> Array:
-        bound, purpose = math.sqrt(3.0 / rows), f"softmax.{name}"
-        return fresh_weight(rows, columns, bound=bound, seed=seed, purpose=purpose, layer=layer, like=like)
-
-    def bias(size: int) -> Array | None:
-        return xp.zeros((size,), dtype=like.dtype, device=device(like)) if config.bias else None
-
-    weights = (weight("w_q", m, h * d), weight("w_k", m, g * d), weight("w_v", m, g * e), weight("w_o", h * e, m))
-    return Params(config, *weights, bias(h * d), bias(g * d), bias(g * e), bias(m))
-
-
-def start(params: Params, x: Array, context: Context) -> State:
-    """Return the state of tokens x (b, i, m)."""
-    _check_tokens("x", x, params.config.width)
-    return State(x)
-
-
-def start_backward(params: Params, d_state: State) -> tuple[Array, None]:
-    """Return (d_x, d_params); start uses no parameter."""
-    return d_state.x, None
-
-
-def read(params: Params, state: State) -> Array:
-    """Return the tokens of a state."""
-    return state.x
-
-
-def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None]:
-    """Return (d_state, d_params); read uses no parameter."""
-    return State(d_x), None
+    return Params(config, *fresh(config, "softmax", seed=seed, like=like, layer=layer))
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
     x = state.x  # (b, i, m) untagged: it came in
-    _check_tokens("state.x", x, params.config.width)
-    _check_params(params)
-    y = x if context.memory is None else _check_memory(context.memory, x)  # (b, j, m) untagged: whose keys are attended
+    check_tokens("state.x", x, params.config.width)
+    check_params(params)
+    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m) untagged: whose keys are attended
     keys, values = keys_and_values(params, y)  # untagged: tagged in the function
     result, joined, core_saved = attend(params, x, keys, values, context)  # untagged: tagged in the function
     return State(result), Saved(x, context.memory, joined, core_saved)
@@ -185,7 +115,7 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
         queries,
         keys,
         values,
-        mask=_mask(context, (x.shape[0], h, x.shape[1], keys.shape[2])),
+        mask=mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2])),
         causal=context.causal,
         scale=config.scale,
         softcap=config.softcap,
@@ -199,8 +129,7 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
     config, x = params.config, saved.x
-    h, g, _, _ = config.sizes
-    y = x if saved.memory is None else saved.memory  # (b, j, m) untagged: as in the forward
+    h = config.heads
     check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m) untagged: it came in
     # forward: out = joined @ w_o + b_o
@@ -209,55 +138,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dSM.8]
     d = core.backward(saved.core, d_attended)
-    # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
-    d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))  # untagged: part of dSM.x
-    d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d["k"]))  # untagged: part of dSM.x
-    d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))  # untagged: part of dSM.x
-    d_y = d_y_k + d_y_v  # (b, j, m) untagged: part of dSM.x
+    # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values
+    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # untagged: parts of dSM.x, the weights'
     own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dSM.x
     d_x = own + d_result if config.residual else own  # (b, i, m) [dSM.x]
-    biases = (d_b_q, d_b_k, d_b_v, d_b_o) if config.bias else (None,) * 4
-    d_params = Params(config, d_w_q, d_w_k, d_w_v, d_w_o, *biases)
+    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
     return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}
-
-
-def _mask(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
-    """Combine the context's masks to one that broadcasts to (b, h, i, j)."""
-    b, _, _, keys = shape
-    if context.memory is None and context.memory_mask is not None:
-        raise ValueError("context.memory_mask was given without context.memory")
-    if context.memory is not None and context.key_mask is not None:
-        raise ValueError("context.key_mask was given with context.memory, whose tokens are the keys: use memory_mask")
-    name, padding = "key_mask", context.key_mask
-    if context.memory is not None:
-        name, padding = "memory_mask", context.memory_mask
-    mask = check_mask(context.mask, shape, "context.mask")  # untagged: with four axes
-    if padding is None:
-        return mask
-    if tuple(padding.shape) != (b, keys):
-        raise ValueError(f"context.{name}: got shape {tuple(padding.shape)}, needs {(b, keys)} (True = a token)")
-    columns = padding[:, None, None, :]  # (b, 1, 1, j) untagged: for all heads and queries
-    return columns if mask is None else mask & columns
-
-
-def _check_tokens(name: str, x: Array, width: int) -> None:
-    check_arrays(**{name: x})
-    if len(x.shape) != 3 or x.shape[2] != width:
-        raise ValueError(f"{name}: got shape {tuple(x.shape)}, needs (batch, tokens, {width})")
-
-
-def _check_params(params: Params) -> None:
-    (h, g, d, e), m = params.config.sizes, params.config.width
-    needs: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
-    if params.config.bias:
-        needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
-    shapes = {name: tuple(x.shape) for name, x in tree.flatten(params).items()}
-    for name in {**needs, **shapes}:
-        if shapes.get(name) != needs.get(name):
-            raise ValueError(f"params.{name}: got shape {shapes.get(name)}, its configuration needs {needs.get(name)}")
-
-
-def _check_memory(memory: Array, x: Array) -> Array:
-    if len(memory.shape) != 3 or (memory.shape[0], memory.shape[2]) != (x.shape[0], x.shape[2]):
-        raise ValueError(f"context.memory: got shape {tuple(memory.shape)}, needs ({x.shape[0]}, keys, {x.shape[2]})")
-    return memory

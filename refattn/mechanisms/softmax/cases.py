@@ -6,41 +6,8 @@ times as large. Lengths are no multiples of 8, and no two axes of a case have th
 
 from __future__ import annotations
 
-from typing import Any
-
-from refattn.mechanisms.record import Case, Input
-
-
-def _case(
-    name: str,
-    kind: str,
-    purpose: str,
-    *,
-    b: int = 2,
-    h: int = 4,
-    g: int | None = None,
-    n_q: int = 37,
-    n_k: int | None = None,
-    d: int = 16,
-    e: int | None = None,
-    logits: float = 1.0,
-    mask: Input | None = None,
-    **options: Any,
-) -> Case:
-    g, n_k, e = h if g is None else g, n_q if n_k is None else n_k, d if e is None else e
-    inputs = {
-        "q": Input((b, h, n_q, d), "normal", {"scale": logits}),
-        "k": Input((b, g, n_k, d)),
-        "v": Input((b, g, n_k, e)),
-    }
-    if mask is not None:
-        inputs["mask"] = mask
-    return Case(name, kind, inputs, options, purpose)
-
-
-def _mask(*shape: int, keep: float = 0.7) -> Input:
-    return Input(shape, "mask", {"keep": keep})
-
+from refattn.mechanisms.calls import mask as _mask
+from refattn.mechanisms.calls import qkv as _case
 
 CASES = (
     _case("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=2),

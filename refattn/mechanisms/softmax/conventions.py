@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from refattn.mechanisms import readings
 from refattn.mechanisms.softmax import core
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
@@ -19,45 +20,6 @@ Wrong = Callable[..., tuple[Array, Array]]
 def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     out, saved = core.forward(q, k, v, **options)
     return out, saved.lse
-
-
-def top_left_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array, Array]:
-    """Align the causal mask at the first key, whatever was asked."""
-    return _core(q, k, v, causal="top_left" if causal else False, **options)
-
-
-def bottom_right_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array, Array]:
-    """Align the causal mask at the last key, whatever was asked."""
-    return _core(q, k, v, causal="bottom_right" if causal else False, **options)
-
-
-def strict_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array, Array]:
-    """Hide a token from itself."""
-    if causal is False:
-        return _core(q, k, v, **options)
-    mask = options.pop("mask", None)
-    queries, keys = q.shape[2], k.shape[2]
-    offset = causal_offset(causal, queries, keys)
-    assert offset is not None
-    past = allowed_pairs(mask, offset - 1, (0, queries), (0, keys), q)
-    return _core(q, k, v, mask=past, causal=causal, **options)
-
-
-def ignored_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> tuple[Array, Array]:
-    """Let every query attend masked keys."""
-    return _core(q, k, v, **options)
-
-
-def inverted_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> tuple[Array, Array]:
-    """Take True for "may not attend"."""
-    return _core(q, k, v, mask=None if mask is None else ~mask, **options)
-
-
-def interleaved_groups(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-    """Give query head h the key/value head h mod g, not floor(h g / h_total)."""
-    xp = namespace(q, k, v)
-    times = q.shape[1] // max(k.shape[1], 1)
-    return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **options)
 
 
 def softcap_after_mask(
@@ -104,14 +66,6 @@ def keys_missing_in_total(q: Array, k: Array, v: Array, **options: Any) -> tuple
     return out * xp.astype(factor, out.dtype)[..., None], xp.where(changed, fewer, lse)
 
 
-def scale_of_model_width(
-    q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any
-) -> tuple[Array, Array]:
-    """Take 1 / sqrt(heads * width) where no scale is given."""
-    factor = 1.0 / math.sqrt(q.shape[1] * q.shape[3]) if scale is None else scale
-    return _core(q, k, v, scale=factor, **options)
-
-
 def uniform_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     """Give the mean of all values to a query that may attend nothing."""
     out, lse = _core(q, k, v, **options)
@@ -130,16 +84,11 @@ def lse_to_base_2(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, 
 
 
 CONVENTIONS: dict[str, Wrong] = {
-    "top-left causality": top_left_causality,
-    "bottom-right causality": bottom_right_causality,
-    "a token does not see itself": strict_causality,
-    "mask ignored": ignored_mask,
-    "mask inverted": inverted_mask,
-    "interleaved groups": interleaved_groups,
+    **readings.of_masks(_core),
     "soft-cap after the mask": softcap_after_mask,
     "soft-cap left out": no_softcap,
     "keys missing in the denominator": keys_missing_in_total,
-    "scale of the model's width": scale_of_model_width,
+    "scale of the model's width": readings.scale_of_all_heads(_core),
     "empty rows get the mean": uniform_empty_rows,
     "lse to base 2": lse_to_base_2,
 }

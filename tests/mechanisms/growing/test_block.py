@@ -74,6 +74,7 @@ def test_the_block_is_the_reports(name: str, residual: bool) -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_gradients_are_those_of_autograd(name: str) -> None:
+    """Test 1, of the parameters and the tokens, and of the scores: the functional gradient."""
     torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
     params, x, context = block_of(name, train_scale=True)
     leaves = {"x": x, **tree.flatten(params)}
@@ -89,6 +90,14 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
     found = {"x": d_state.x, **tree.flatten(gradients)}
     for leaf, wanted in zip(given, expected, strict=True):
         np.testing.assert_allclose(found[leaf], wanted.numpy(), rtol=0.0, atol=1e-12, err_msg=leaf)
+    with ra.trace() as t:
+        _, traced = step(params, x, context)
+        BLOCK.backward(params, traced, BLOCK.module.State(d_y))
+    scores = torch.tensor(t.get("GROW.2", t["GROW.1"]), requires_grad=True)
+    weights = torch.nan_to_num(torch.softmax(scores, dim=-1))
+    d_attended = torch.tensor(t["dGROW.6"])
+    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.10"]) * d_attended), [scores])
+    np.testing.assert_allclose(t["dGROW.1"], torch.nan_to_num(wanted).numpy(), rtol=0.0, atol=1e-12)
 
 
 # --- the functional gradient
@@ -96,12 +105,14 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_rows_of_the_functional_gradient_sum_to_0(name: str) -> None:
+    """Test 2."""
     _, _, g, _ = statistics_of(*block_of(name))
     assert np.max(np.abs(g.sum(axis=-1))) < 1e-13
 
 
 @pytest.mark.parametrize("name", [name for name in SIZES if SIZES[name][6]])
 def test_the_bias_of_the_keys_has_no_gradient(name: str) -> None:
+    """Test 2, its second part."""
     n, _, _, gradients = statistics_of(*block_of(name))
     assert np.max(np.abs(gradients.w_k[:, -1, :])) < 1e-13
     assert np.max(np.abs(n[:, :, -1])) < 1e-13
@@ -109,6 +120,7 @@ def test_the_bias_of_the_keys_has_no_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_all_gradients_of_queries_and_keys_follow_from_n(name: str) -> None:
+    """Test 3."""
     params, x, context = block_of(name, train_scale=True)
     n, tokens, g, gradients = statistics_of(params, x, context)
     s = float(params.scale)
@@ -175,7 +187,7 @@ def test_tiles_of_any_size_give_the_dense_form(
 
 @pytest.mark.parametrize("tile", [1, 4, 9, 20])
 def test_n_in_tiles_is_n(tile: int) -> None:
-    """Test 4 of the specification: tiles of 1, some, all and more tokens."""
+    """Test 4: tiles of 1, some, all and more tokens."""
     q, k, v, d_out = (draw(name, 2, 3, 9, 4) for name in ("q", "k", "v", "d_out"))
     x = draw("tokens", 2, 9, 6)
     found = []

@@ -49,7 +49,8 @@ def of_tokens(tokens: Any, g: Any, mask: Any = None) -> Statistics:
     flat, centred = tokens.reshape(b * n, e), (tokens - tokens.mean(axis=1, keepdims=True)).reshape(b * n, e)
     visible = g.size if mask is None else int(np.broadcast_to(mask, g.shape).sum())
     kept = (Kept(tokens, gradient, mask, None),)
-    return Statistics(gradient.sum(0), flat.T @ flat, centred.T @ centred, b, float(visible), mask is not None, kept)
+    grams, masked, square = (flat.T @ flat, centred.T @ centred), mask is not None, float(np.sum(g**2))
+    return Statistics(gradient.sum(0), *grams, b, float(visible), masked, kept, square)
 
 
 def spectrum(e: int, condition: float, name: str, seed: int = 0) -> Any:
@@ -153,6 +154,34 @@ def test_solved_systems_go_nowhere() -> None:
     np.testing.assert_array_equal(found, 0.5 * target)
     assert count == 1
     assert conjugate_gradients(lambda z: z, 0.0 * target, lambda r: r)[1] == 0
+
+
+def behind_a_layer_norm(left: float) -> Statistics:
+    """Tokens with a small part of their mean over the width left, as a layer normalisation leaves them."""
+    tokens = draw("x", 8, 9, 6)
+    tokens = tokens - (1.0 - left) * tokens.mean(axis=-1, keepdims=True)
+    return of_tokens(tokens, draw("g", 8, 2, 9, 9))
+
+
+def test_the_size_of_a_direction_is_no_difference_of_large_numbers() -> None:
+    """<P, A P A>, taken from the whitened gradient: from P itself it would be noise where A is ill-conditioned."""
+    found = [metric.direction(behind_a_layer_norm(left)).size for left in (1e-3, 3e-6)]
+    assert 1e11 < np.linalg.cond(behind_a_layer_norm(3e-6).gram) < metric.SINGULAR_FROM
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
+def test_damping_makes_a_direction_cost_something_that_hardly_occurs() -> None:
+    statistics = behind_a_layer_norm(1e-5)
+    lengths = []
+    for damping in (0.0, 0.01):
+        own = metric.kronecker(statistics, damping=damping)
+        lengths.append(np.linalg.norm(own.left.back, axis=0).max())
+        way = metric.direction(statistics, metric=own)
+        assert np.sum(way.p * statistics.gradient) > 0.0  # -P descends in any metric
+    assert lengths[0] > 1e3 * lengths[1]
+    mean = np.trace(statistics.gram) / 6 / np.sqrt(8)
+    plain, damped = (metric.factor(statistics.gram, 8, damping=d) for d in (0.0, 0.5))
+    np.testing.assert_allclose(damped.roots**2, plain.roots**2 + 0.5 * mean, rtol=1e-12)
 
 
 def test_one_sequence_has_one_direction() -> None:

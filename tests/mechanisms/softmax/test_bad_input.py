@@ -363,7 +363,7 @@ def test_the_backward_of_a_block() -> None:
             T,
             SEVERAL.format("dtypes", "float64", "d_state.x", "float32", "dtype"),
         ),
-        (X, T, "d_state: got ndarray, needs a State of refattn.mechanisms.softmax.block"),
+        (X, T, "d_state: got ndarray, needs a State of refattn.mechanisms.projections"),
     ]
     for d_state, kind, text in cases:
         raises(kind, text, partial(BLOCK.backward, PARAMS, saved, d_state))
