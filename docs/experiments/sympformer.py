@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from docs.experiments.page import put
-from docs.experiments.runs import Run, found, run_all, told
+from docs.experiments.runs import Run, found, run_all
 from docs.experiments.tasks import Text, TokenFiles
 from docs.experiments.training import Plan
 
@@ -142,8 +142,8 @@ def paper(
 
 def _run(runs: Sequence[Run], results: Path, processes: int) -> None:
     lines = run_all(runs, results, processes=processes)
-    for line in lines:
-        click.echo(told(line))
+    for each, line in zip(runs, lines, strict=True):
+        click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
 
 
