@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from refattn import backends, equations, tree
+from refattn.mechanisms.record import Unsupported
 from refattn.model import Params, network
 from refattn.xp import Array, all_finite, concrete, is_floating, namespace
 
@@ -34,6 +35,8 @@ def watched(params: Params, compute: Callable[[], T], problem: Callable[[T], str
             warnings.simplefilter("ignore", RuntimeWarning)  # an overflow is told with its cause
             result = compute()
         what = problem(result)
+    except Unsupported:  # nothing to do with numbers
+        raise
     except ValueError:  # a block refuses what is not finite
         what = "what a block is given"
     if what is not None:

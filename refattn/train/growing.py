@@ -62,6 +62,8 @@ class Schedule:
     def __post_init__(self) -> None:
         for step in self.steps:
             check_whole("grow", step, 1)
+        if len(set(self.steps)) < len(self.steps):
+            raise ValueError(f"grow: got {list(self.steps)}, needs each step once")
         for name, least in (("every", 1), ("window", 2), ("cooldown", 0), ("sequences", 2)):
             if getattr(self, name) is not None or name != "sequences":
                 check_whole(name, getattr(self, name), least)

@@ -114,6 +114,9 @@ class Settings:
                 able = [n for n in registry.list_mechanisms() if registry.mechanism(n).diagnostics is not None]
                 raise ValueError(f"gamma: got {self.gamma} with {self.mechanism}, needs one of {', '.join(able)}")
         self.model, self.schedule, self.optimiser, self.growing  # noqa: B018 (each checks its own)
+        late = [step for step in self.growing[0].steps if step > self.steps] if self.growing is not None else []
+        if late:
+            raise ValueError(f"grow: got step {late[0]}, needs steps of at most {self.steps}, which is the last one")
 
     @property
     def model(self) -> model.Config:

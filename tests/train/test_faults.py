@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from refattn import equations, model
-from refattn.train import checkpoint, data, metrics, optimiser
+from refattn.mechanisms.record import Unsupported
+from refattn.train import checkpoint, data, loop, metrics, optimiser
 from refattn.train.checkpoint import CheckpointError, newest
 from refattn.train.diagnose import DivergedError, first_not_finite
 from refattn.train.settings import Settings
@@ -198,6 +199,17 @@ def test_a_rate_that_is_far_too_large(tmp_path: Path, chosen: Settings) -> None:
     with pytest.raises(DivergedError) as repeated:
         train(wild, out, again, resume=True)
     assert str(repeated.value) == str(caught.value) and again.lines[0] == "going on after step 1 of 12"
+
+
+def test_what_a_block_cannot_compute_is_told_as_such(chosen: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form that refuses what it is asked for says nothing of numbers that are not finite."""
+
+    def refuses(*given: Any, **options: Any) -> Any:
+        raise Unsupported("form: got 'auto', needs fewer tokens")
+
+    monkeypatch.setattr(model, "forward", refuses)
+    with pytest.raises(Unsupported, match="^form: got 'auto', needs fewer tokens$"):
+        loop.step(loop.fresh(chosen), chosen, data.load(chosen.data))
 
 
 def poison(folder: Path, name: str, value: float) -> int:

@@ -94,6 +94,8 @@ def test_the_history_is_a_window() -> None:
     [
         ({"grow": "always"}, ValueError, "grow: got 'always', needs null, \"auto\" or a list of steps"),
         ({"grow": [0]}, ValueError, "grow: got 0, needs a whole number of at least 1"),
+        ({"grow": [3, 9], "steps": 8}, ValueError, "grow: got step 9, needs steps of at most 8, which is the last one"),
+        ({"grow": [3, 3]}, ValueError, "grow: got [3, 3], needs each step once"),
         ({"grow": ["a"]}, TypeError, "grow: got 'a' of type str, needs a whole number"),
         ({"growth": {"most": 1}}, ValueError, "growth: got most, needs grow as well"),
         ({"grow": "auto", "growth": {"width": 1}}, ValueError, "growth: got 'width', needs some of every, window"),
@@ -147,7 +149,7 @@ def test_new_columns_come_with_zeros_and_a_count_of_their_own() -> None:
     assert wide.count["other"].shape == ()
     # Test 23: the first step of a new column has the size of the rate, since its bias correction starts anew.
     after, following = adam.update(wide, grown, tree.map_leaves(np.ones_like, grown))
-    np.testing.assert_allclose(after["w"][..., 2:], -0.1, rtol=1e-7)
+    np.testing.assert_allclose(after["w"][..., 2:], -0.1 / (1.0 + 1e-8), rtol=1e-12)
     again = widened(following, {**after, "w": np.concatenate([after["w"], np.zeros((2, 3, 1))], axis=2)})
     np.testing.assert_array_equal(again.count["w"], [[[4.0, 4.0, 1.0, 1.0, 0.0]]])
     reset = widened(state, grown, reset=True)

@@ -63,11 +63,17 @@ def plan(
     Raises
     ------
     TypeError, ValueError
-        Where an argument is of a wrong class or out of its range, or the sequences were not kept and are needed.
+        Where an argument is of a wrong class or out of its range, the statistics are those of another block, or the
+        sequences were not kept and are needed.
+
+    Notes
+    -----
+    Where the options lead to a direction that does not descend, the plan is that of the metric "kron" with the method
+    "optimal", which always does; the fact "in_place_of" then names what was asked for.
     """
     options = options or Options()
-    for name, value, kind in (("params", params, block.Params), ("statistics", statistics, Statistics)):
-        check_is(name, value, kind)
+    check_is("params", params, block.Params)
+    _check_statistics(params, statistics, halves)
     check_is("options", options, Options)
     if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int) or columns < 0):
         raise ValueError(f"columns: got {columns!r}, needs None or a whole number of at least 0")
@@ -97,12 +103,28 @@ def plan(
     if options.searches and not slope < 0.0 and (options.metric, options.method) != ("kron", "optimal"):
         # Only the Kronecker metric with its own truncation is certain to descend.
         surer = replace(options, metric="kron", method="optimal")
-        return replace(plan(params, statistics, surer, columns=columns, halves=halves), options=surer)
+        sure = plan(params, statistics, surer, columns=columns, halves=halves)
+        instead = {"metric": options.metric, "method": options.method}
+        return replace(sure, options=surer, facts={**sure.facts, "in_place_of": instead})
     sigma = [math.sqrt(square) for square in found.squares[: max(count, options.most) + 1]]
     facts |= {"columns": count, "psi": found.psi, "sigma": sigma, "gain": made.gain, "slope": slope}
     if options.metric == "exact":
         facts |= {"iterations": way.iterations, "embedding": embedding_bottleneck(statistics, way)}
     return replace(made, slope=slope, facts=facts)
+
+
+def _check_statistics(params: block.Params, statistics: Statistics, halves: Halves | None) -> None:
+    """Raise where statistics are none, or those of a block of other heads or tokens."""
+    check_is("statistics", statistics, Statistics)
+    if halves is not None and not (
+        isinstance(halves, tuple) and len(halves) == 2 and all(isinstance(half, Statistics) for half in halves)
+    ):
+        raise TypeError(f"halves: got {type(halves).__name__}, needs None or a pair of Statistics")
+    needed = (params.config.heads, params.config.inputs, params.config.inputs)
+    for name, own in (("statistics", statistics), *(("halves", half) for half in halves or ())):
+        if tuple(own.gradient.shape) != needed:
+            shape = tuple(own.gradient.shape)
+            raise ValueError(f"{name}: got those of kernels {shape}, needs {needed} as the block")
 
 
 def _metric(statistics: Statistics, options: Options) -> Metric:

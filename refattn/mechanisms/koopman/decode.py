@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 
 from refattn.mechanisms.arguments import check_arrays, check_causal, check_mask, check_qkv
+from refattn.mechanisms.koopman.options import check_whole
 from refattn.ops.masks import Causal, allowed_pairs, causal_offset
 from refattn.xp import Array, max_last, namespace, zeros
 
@@ -61,7 +62,7 @@ def sample(q: Array, k: Array, uniform: Array, *, mask: Array | None = None, cau
         (b, h, i): the drawn key; -1 for a query that sees no key.
     """
     weights, alive = _weights(q, k, mask, causal)
-    xp = namespace(weights)
+    xp = check_arrays(q=q, uniform=uniform)
     if tuple(uniform.shape) != tuple(q.shape[:3]):
         raise ValueError(f"uniform: got shape {tuple(uniform.shape)}, needs {tuple(q.shape[:3])}")
     below = xp.cumulative_sum(weights, axis=-1) <= uniform[..., None] * xp.sum(weights, axis=-1, keepdims=True)
@@ -94,6 +95,8 @@ def _weights(q: Array, k: Array, mask: Array | None, causal: Causal) -> tuple[Ar
 def to_tokens(x: Array, w_q: Array, w: Array | None = None) -> Array:
     """Map queries x (..., d) back to tokens (..., m) by w (d, m), or by the pseudo-inverse of w_q (m, d)."""
     xp = check_arrays(x=x, w_q=w_q, **({} if w is None else {"w": w}))
+    if x.shape[-1] != w_q.shape[-1]:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, needs (..., {w_q.shape[-1]}) as w_q {tuple(w_q.shape)}")
     back = xp.linalg.pinv(w_q) if w is None else w
     if tuple(back.shape) != (x.shape[-1], w_q.shape[0]):
         raise ValueError(f"w: got shape {tuple(back.shape)}, needs {(x.shape[-1], w_q.shape[0])}")
@@ -102,7 +105,12 @@ def to_tokens(x: Array, w_q: Array, w: Array | None = None) -> Array:
 
 def to_tokens_backward(x: Array, w: Array, d_tokens: Array) -> tuple[Array, Array]:
     """Return the gradients with respect to x and w of x @ w."""
-    xp = namespace(x)
+    xp = check_arrays(x=x, w=w, d_tokens=d_tokens)
+    if len(w.shape) != 2 or w.shape[0] != x.shape[-1]:
+        raise ValueError(f"w: got shape {tuple(w.shape)}, needs ({x.shape[-1]}, width)")
+    needed = (*x.shape[:-1], w.shape[1])
+    if tuple(d_tokens.shape) != needed:
+        raise ValueError(f"d_tokens: got shape {tuple(d_tokens.shape)}, needs {needed}")
     # forward: tokens = x @ w
     rows, d_rows = xp.reshape(x, (-1, x.shape[-1])), xp.reshape(d_tokens, (-1, d_tokens.shape[-1]))
     return d_tokens @ xp.matrix_transpose(w), xp.matrix_transpose(rows) @ d_rows
@@ -138,7 +146,24 @@ def generate(
         The source token after which nothing follows.
     uniform
         (steps,): numbers in [0, 1) by which tokens are drawn; None: the most probable ones are taken.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where an argument is no array, or a shape or a number does not fit.
     """
+    check_arrays(source=source, keys=keys, start=start, **({} if uniform is None else {"uniform": uniform}))
+    if len(keys.shape) != 2 or not keys.shape[0]:
+        raise ValueError(f"keys: got shape {tuple(keys.shape)}, needs (keys, width) with at least one key")
+    count = keys.shape[0]
+    if len(source.shape) != 2 or source.shape[0] != count:
+        needs = f"({count}, width), a token for each of the keys"
+        raise ValueError(f"source: got shape {tuple(source.shape)}, needs {needs}")
+    if tuple(start.shape) != (source.shape[1],):
+        raise ValueError(f"start: got shape {tuple(start.shape)}, needs ({source.shape[1]},) as the source tokens")
+    check_whole("steps", steps, 0)
+    if stop is not None and (isinstance(stop, bool) or not isinstance(stop, int) or not 0 <= stop < count):
+        raise ValueError(f"stop: got {stop!r}, needs None or one of the {count} source tokens, from 0")
     if uniform is not None and tuple(uniform.shape) != (steps,):
         raise ValueError(f"uniform: got shape {tuple(uniform.shape)}, needs ({steps},)")
     found: list[int] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from refattn import counter
 from refattn.mechanisms.arguments import check_number
+from refattn.mechanisms.koopman.options import CANDIDATES, check_whole
 from refattn.xp import Array, backend, device, namespace
 
 
@@ -16,8 +17,13 @@ def draw(
 ) -> dict[str, Array]:
     """Return "ridge" and "epsilon", (candidates, updates - 1) each, for `context.draws` or the core.
 
-    `like` gives the array library, the dtype and the device.
+    `like` gives the array library, the dtype and the device. ValueError where a number is none that fits; the core
+    tries at most 8 candidates.
     """
+    check_whole("updates", updates, 1)
+    check_whole("candidates", candidates, 1)
+    if candidates > CANDIDATES:
+        raise ValueError(f"candidates: got {candidates}, needs at most {CANDIDATES}")
     check_number("b", b, positive=True)
     xp = namespace(like)
     found = {}

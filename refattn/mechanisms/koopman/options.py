@@ -74,10 +74,10 @@ class Numbers:
 
 def check_options(**given: Any) -> Options:
     """Return the choices; raise where one is of a wrong type or value."""
-    _whole("updates", given["updates"], 1)
-    _whole("degree", given["degree"], 1)
+    check_whole("updates", given["updates"], 1)
+    check_whole("degree", given["degree"], 1)
     if given["window"] is not None:
-        _whole("window", given["window"], 1)
+        check_whole("window", given["window"], 1)
     for name, among in (
         ("kernel", KERNELS),
         ("fit", FITS),
@@ -153,6 +153,7 @@ def _placed(name: str, value: Any, like: Array) -> Array:
     return xp.astype(value, like.dtype, copy=False)
 
 
-def _whole(name: str, value: Any, least: int) -> None:
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise where a value is no whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")

@@ -27,7 +27,6 @@ def test_the_sign_of_the_report_ascends() -> None:
     before, way = loss_of("one head", params), metrics.direction(statistics)
 
     def after(sign: float) -> float:
-        w_q, w_k = path._wide(params)
         moved = path.kernel_of(params) + sign * 1e-5 / way.size * way.p
         identity = np.broadcast_to(np.eye(7), moved.shape)
         config = replace(params.config, head_width=7, scale=1.0)

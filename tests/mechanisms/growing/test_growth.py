@@ -202,7 +202,7 @@ def test_a_path_starts_at_the_kernel(method: str) -> None:
     made = GROWTH.plan(still, statistics, Options(method=method), columns=0)
     again = GROWTH.apply(made, 1e-300)
     for name in ("w_q", "w_k"):
-        np.testing.assert_allclose(getattr(again, name), getattr(still, name), rtol=0.0, atol=1e-11)
+        np.testing.assert_allclose(getattr(again, name), getattr(still, name), rtol=0.0, atol=1e-12)
 
 
 def test_aligned_columns_lie_near_the_old_ones() -> None:
@@ -348,6 +348,8 @@ def test_a_direction_that_may_ascend_is_replaced() -> None:
     fooled = replace(statistics, kept=tuple(replace(k, gradient=-k.gradient) for k in statistics.kept))
     made = GROWTH.plan(params, fooled, Options(metric="mean", method="frobenius"), columns=1)
     assert (made.options.metric, made.options.method) == ("kron", "optimal") and made.slope < 0.0
+    assert made.facts["in_place_of"] == {"metric": "mean", "method": "frobenius"}  # a log tells what was done
+    assert "in_place_of" not in GROWTH.plan(params, statistics, columns=1).facts
 
 
 def test_bad_input() -> None:
@@ -371,6 +373,16 @@ def test_bad_input() -> None:
         GROWTH.plan(params, statistics, columns=-1)
     with pytest.raises(TypeError, match="statistics: got NoneType, needs a Statistics"):
         GROWTH.plan(params, None)
+    other = problem(3, 6, 8, h=2)
+    with pytest.raises(
+        ValueError, match=r"statistics: got those of kernels \(2, 8, 8\), needs \(2, 9, 9\) as the block"
+    ):
+        GROWTH.plan(params, other)
+    for halves in (statistics, (statistics,), (statistics, None)):
+        with pytest.raises(TypeError, match="halves: got .*, needs None or a pair of Statistics"):
+            GROWTH.plan(params, statistics, halves=halves)
+    with pytest.raises(ValueError, match=r"halves: got those of kernels \(2, 8, 8\), needs \(2, 9, 9\) as the block"):
+        GROWTH.plan(params, statistics, halves=(statistics, other))
     with pytest.raises(ValueError, match="amplitude: got -1.0, needs a finite number of at least 0"):
         GROWTH.apply(GROWTH.plan(params, statistics), -1.0)
 

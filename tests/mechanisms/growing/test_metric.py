@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +101,22 @@ def test_statistics_do_not_depend_on_the_form(monkeypatch: pytest.MonkeyPatch) -
         _, found = observed("causal")
     assert np.max(np.abs(found.gradient - expected.gradient)) < 1e-12 * np.max(np.abs(expected.gradient))
     assert found.pairs == expected.pairs == 2 * 3 * 9 * 10 / 2
+
+
+def test_statistics_hold_no_score_of_all_pairs() -> None:
+    """Neither they nor the block in tiles before them, for the Kronecker metric and for the exact one."""
+    n = 2048
+    x = draw("long", 1, n, 8)
+    params = BLOCK.init(BLOCK.Config(width=8, heads=2), seed=0, like=x, layer=0)
+    for keep in (False, True):
+        tracemalloc.start()
+        with ra.backends.use_workers(1):
+            _, saved = step(params, x, ra.Context(causal=True))
+            statistics = GROWTH.observe(params, saved, BLOCK.module.State(x), keep=keep)
+            metric.direction(statistics, "exact" if keep else "kron")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 8 * n * n  # one head has n^2 scores of 8 bytes
 
 
 @pytest.mark.parametrize("name", ["two heads", "causal", "padded"])

@@ -134,3 +134,56 @@ def test_back_to_tokens() -> None:
     np.testing.assert_allclose(np.sum(d_w * w), np.sum(d * (x @ w)), rtol=1e-12)
     with pytest.raises(ValueError, match=r"w: got shape \(6, 4\), needs \(4, 6\)"):
         decode.to_tokens(x, w_q, w_q)
+
+
+SOURCE, KEYS = normal("source", 5, 6), normal("keys", 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": -1}, r"steps: got -1, needs a whole number of at least 0"),
+        ({"steps": "6"}, r"steps: got '6', needs a whole number of at least 0"),
+        ({"stop": 5}, r"stop: got 5, needs None or one of the 5 source tokens, from 0"),
+        ({"stop": -1}, r"stop: got -1, needs None or one of the 5 source tokens, from 0"),
+        ({"source": SOURCE[:3]}, r"source: got shape \(3, 6\), needs \(5, width\), a token for each of the keys"),
+        ({"keys": KEYS[None]}, r"keys: got shape \(1, 5, 4\), needs \(keys, width\) with at least one key"),
+        ({"start": np.zeros(4)}, r"start: got shape \(4,\), needs \(6,\) as the source tokens"),
+    ],
+)
+def test_generation_names_what_is_wrong(given: dict[str, Any], message: str) -> None:
+    usual = {"source": SOURCE, "keys": KEYS, "start": np.zeros(6), "steps": 3}
+    with pytest.raises(ValueError, match=message):
+        decode.generate(lambda token: token[:4], **usual | given)
+    assert len(decode.generate(lambda token: token[:4], **usual)) == 3
+
+
+def test_numbers_to_sample_by_are_an_array() -> None:
+    with pytest.raises(TypeError, match=r"uniform: got list, needs an array"):
+        decode.generate(lambda token: token[:4], SOURCE, KEYS, np.zeros(6), 2, uniform=[0.1, 0.2])
+    with pytest.raises(TypeError, match=r"uniform: got list, needs an array"):
+        decode.sample(KEYS[None, None], KEYS[None, None], [0.1])
+
+
+def test_a_way_back_to_tokens_names_what_is_wrong() -> None:
+    x, w = normal("x", 2, 3, 4), normal("w", 4, 6)
+    with pytest.raises(ValueError, match=r"x: got shape \(2, 3, 4\), needs \(..., 5\) as w_q \(6, 5\)"):
+        decode.to_tokens(x, normal("w_q", 6, 5))
+    with pytest.raises(ValueError, match=r"d_tokens: got shape \(2, 3, 5\), needs \(2, 3, 6\)"):
+        decode.to_tokens_backward(x, w, normal("d", 2, 3, 5))
+    with pytest.raises(ValueError, match=r"w: got shape \(6, 4\), needs \(4, width\)"):
+        decode.to_tokens_backward(x, w.T, normal("d", 2, 3, 6))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"updates": 0}, r"updates: got 0, needs a whole number of at least 1"),
+        ({"updates": "3"}, r"updates: got '3', needs a whole number of at least 1"),
+        ({"candidates": 0}, r"candidates: got 0, needs a whole number of at least 1"),
+        ({"candidates": 9}, r"candidates: got 9, needs at most 8"),
+    ],
+)
+def test_draws_name_what_is_wrong(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw(**{"updates": 3, "seed": 0, "step": 0, "layer": 0, "like": np.zeros(1), **given})

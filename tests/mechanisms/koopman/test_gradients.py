@@ -43,7 +43,7 @@ def assert_differences(loss: Callable[[dict[str, Any]], float], leaves: dict[str
 
 def assert_core(form: str, **options: Any) -> None:
     q, k, v = draw("q", 1, 2, 4, 3), draw("k", 1, 1, 5, 3), draw("v", 1, 1, 5, 3)
-    usual: dict[str, Any] = {"perturbation": "identity", "updates": 3, "jitter": 1e-2}
+    usual: dict[str, Any] = {"perturbation": "identity", "updates": 3}
     options = usual | options
     later = options["updates"] - 1
     leaves = {"q": q, "k": k, "v": v, "bandwidth": np.asarray(1.4), "weight": np.asarray(0.7)}
