@@ -98,6 +98,10 @@ class Block:
             for name, x in mask.items():
                 if not is_bool(x):
                     raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs bool")
+        if context.tokens is not None:
+            check_arrays(params=next(iter(tree.flatten(params).values())), **{"context.tokens": context.tokens})
+            if not dtype_name(context.tokens).startswith(("int", "uint")):
+                raise TypeError(f"context.tokens: got dtype {dtype_name(context.tokens)}, needs an integer type")
 
     def _check(self, params: Any, **given: Any) -> None:
         """Raise where `params` or a state is of another class, or not all arrays are finite and of one kind."""

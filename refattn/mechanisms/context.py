@@ -32,6 +32,8 @@ class Context:
         A given graph on the tokens.
     positions
         Integer (batch, tokens) or (tokens,).
+    tokens
+        Integer (batch, tokens): the numbers of the tokens in their vocabulary.
     draws
         Random numbers by name, as arrays.
     training
@@ -47,6 +49,7 @@ class Context:
     memory_mask: Array | None = None
     graph: Any = None
     positions: Array | None = None
+    tokens: Array | None = None
     draws: dict[str, Array] | None = None
     training: bool = False
     layer: int = 0

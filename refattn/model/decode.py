@@ -7,7 +7,6 @@ from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.context import Context
 from refattn.model import network
 from refattn.model.params import Layer, Params, check_tokens
 from refattn.xp import Array, namespace
@@ -58,7 +57,7 @@ def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
     blocks = cache.blocks
 
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
-        return advance(layer.block, blocks[index], state, Context(causal=True, layer=index))
+        return advance(layer.block, blocks[index], state, network.context_of(params, tokens, index))
 
-    logits, saved = own.run(params, tokens, first, Context(causal=True), step)
+    logits, saved = own.run(params, tokens, first, network.context_of(params, tokens, 0), step)
     return logits[:, -1, :], Cache(together, tuple(layer.block for layer in saved.layers))

@@ -74,10 +74,16 @@ def forward(params: Params, tokens: Array, training: bool) -> tuple[Array, Saved
     """Return the logits (b, n, t) of the tokens (b, n), and what `backward` reads."""
 
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
-        context = Context(causal=True, training=training, layer=index)
+        context = context_of(params, tokens, index, training)
         return params.config.record.block.forward(layer.block, state, context)
 
-    return run(params, tokens, 0, Context(causal=True, training=training), step)
+    return run(params, tokens, 0, context_of(params, tokens, 0, training), step)
+
+
+def context_of(params: Params, tokens: Array, layer: int, training: bool = False) -> Context:
+    """Return what the block of a layer is told: the tokens (b, n) only where its mechanism reads them."""
+    reads = "tokens" in params.config.record.reads
+    return Context(causal=True, tokens=tokens if reads else None, training=training, layer=layer)
 
 
 def run(params: Params, tokens: Array, first: int, context: Context, step: Step) -> tuple[Array, Saved]:

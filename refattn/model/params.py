@@ -16,7 +16,7 @@ from refattn.ops import mlp
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, concrete, device, dtype_name, namespace
 
-OWN = ("width", "heads", "residual", "layer", "layers")
+OWN = ("width", "heads", "residual", "layer", "layers", "vocabulary", "context")
 """Fields of a block's configuration that the model fills in, where the block has them."""
 
 SPREAD = 0.02
@@ -103,7 +103,8 @@ class Config:
     def block(self, layer: int) -> Any:
         """Return the configuration of the block of a layer."""
         kind = self.record.block.Config
-        own = {"width": self.width, "heads": self.heads, "layer": layer, "layers": self.layers}
+        own = {name: getattr(self, name) for name in ("width", "heads", "layers", "vocabulary", "context")}
+        own["layer"] = layer
         if self.has_norm:
             own["residual"] = False
         known = {f.name for f in dataclasses.fields(kind)}

@@ -52,7 +52,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
 )
 """Configurations of blocks; of each, the fields that a block has."""
 
-CONTEXTS = ((), ("mask", "key_mask", "causal"), ("memory", "memory_mask", "mask"))
+CONTEXTS = (("tokens",), ("tokens", "mask", "key_mask", "causal"), ("tokens", "memory", "memory_mask", "mask"))
 """Contexts of blocks by the fields that are given; of each, the fields that a mechanism reads."""
 
 
@@ -255,11 +255,13 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
     normal = {"x": (b, n, config.width), "memory": (b, keys, config.width)}
     x, memory = (counter.normal(shape, seed=0, purpose=f"gradients.{what}") for what, shape in normal.items())
     shapes = {"mask": (n, keys), "key_mask": (b, n), "memory_mask": (b, keys)}
-    masks = {
+    fixed: dict[str, NDArray[Any]] = {
         what: counter.uniform(shape, seed=0, purpose=f"gradients.{what}") < 0.7
         for what, shape in shapes.items()
         if what in context
     }
+    if "tokens" in context:
+        fixed["tokens"] = counter.integers((b, n), 0, config.vocabulary, seed=0, purpose="gradients.tokens")
     params = block.init(config, seed=0, like=x)
     # Biases start at 0, where an error could hide.
     params = tree.map_leaves(lambda w: w + 0.25 * counter.normal(w.shape, seed=0, purpose="gradients.params"), params)
@@ -267,7 +269,7 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
 
     def step(leaves: Arrays) -> tuple[Any, Any, Any]:
         given = tree.unflatten(whole, leaves)
-        placed = {what: backend(given["x"]).from_numpy(mask) for what, mask in masks.items()}
+        placed = {what: backend(given["x"]).from_numpy(value) for what, value in fixed.items()}
         at = Context(**placed, **given["context"], causal="causal" in context)
         state, saved = block.forward(given["params"], block.start(given["params"], given["x"], at), at)
         return given["params"], state, saved

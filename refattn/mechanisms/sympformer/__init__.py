@@ -21,6 +21,7 @@ from refattn.mechanisms.sympformer import rotation as _rotation
 from refattn.mechanisms.sympformer import step as _step
 from refattn.mechanisms.sympformer import stream as _stream
 from refattn.mechanisms.sympformer import substep as _substep
+from refattn.mechanisms.sympformer import tables as _tables
 from refattn.mechanisms.sympformer.cases import CASES as _CASES
 from refattn.mechanisms.sympformer.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
@@ -30,7 +31,7 @@ from refattn.mechanisms.sympformer.magnitudes import STORED as _STORED
 __all__ = ["Saved", "backward", "forward", "record"]
 
 _TITLE = "SympFormer"
-_READS = ("causal",)
+_READS = ("causal", "tokens")
 _BLOCK = Block(_block, _TITLE, _READS)
 
 _SMALL = {"width": 3, "heads": 1, "mlp_ratio": 1, "layers": 2}
@@ -48,6 +49,7 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True},
     {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum", "connection": "h1"},
     {**_SMALL, "integrator": "lie_trotter", "mlp": "none", "connection": "r2"},
+    {**_SMALL, "integrator": "forward_euler", "mlp": "none", "start": "table", "vocabulary": 3, "context": 4},
     {**_MOVING, "force": "hamiltonian", "mlp": "none", "look_ahead": True},
     {**_MOVING, "attention": "linear", "mlp": "none", "look_ahead": True},
     {**_MOVING, "integrator": "presymplectic", "normalise": "each_substep", "mlp": "none"},
@@ -55,7 +57,7 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
 )
 """Every integrator, and with them every other choice; those of several steps go on in the tests of the block."""
 
-_AROUND = (_oracle, _hamiltonian, _linear, _step, _doubled, _rotation, _baseline, _connection, _substep)
+_AROUND = (_oracle, _hamiltonian, _linear, _step, _doubled, _rotation, _baseline, _connection, _substep, _tables)
 
 record = Mechanism(
     name="sympformer",
@@ -72,6 +74,7 @@ record = Mechanism(
         _baseline,
         _connection,
         _substep,
+        _tables,
         _block,
     ),
     loops=_loops,

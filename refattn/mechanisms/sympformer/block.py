@@ -2,7 +2,7 @@
 
 Equations (the attention step is that of `step` or `doubled`, the MLP step that of `substep`)::
 
-    [SYMP.39]  p0 = x w_start                           the first momentum, where it is learned; otherwise 0
+    [SYMP.39]  p0 = x w_start                           the first momentum with start="linear"
     [SYMP.40]  p = gain_p norm(p')                      p' of the attention step
 
 and the time of the next layer is t + h_x.
@@ -15,7 +15,8 @@ Adjoints, for given dp and dp0::
 Axes: b batch, i token, m width.
 
 The state is (x, t, p, v, history): tokens, the time, momenta, the velocity of the MLP step, and what a multistep
-integrator remembers. p, v and the history are None before the first layer and after the last: see `options`.
+integrator remembers. p, v and the history are None before the first layer and after the last: see `options`. The first
+momentum may also be looked up: see `tables`.
 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535).
 
@@ -30,7 +31,7 @@ from dataclasses import dataclass, replace
 from refattn import equations, tree
 from refattn.mechanisms.arguments import check_arrays, check_causal, check_gradient
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.sympformer import baseline, doubled, params, step, substep
+from refattn.mechanisms.sympformer import baseline, doubled, params, step, substep, tables
 from refattn.mechanisms.sympformer.choices import DOUBLED
 from refattn.mechanisms.sympformer.numbers import number, numbers_backward, numbers_forward
 from refattn.mechanisms.sympformer.options import Config
@@ -62,6 +63,7 @@ class Saved:
     """What the backward of the block reads."""
 
     state: State
+    tokens: Array | None  # (b, i), of tables
     numbers: dict[str, Array]
     attention: step.Saved | doubled.Saved | baseline.Saved
     norm_p: layer_norm.Saved | None
@@ -95,10 +97,10 @@ def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    return advance(params, state, check_causal(context.causal) is not False)
+    return advance(params, state, check_causal(context.causal) is not False, context.tokens)
 
 
-def advance(params: Params, state: State, causal: bool | Prefix) -> tuple[State, Saved]:
+def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array | None) -> tuple[State, Saved]:
     """Return the same; of new tokens alone where those before them stand in a `Prefix`."""
     config, x, t = params.config, state.x, state.t
     _check_tokens("state.x", x, config.width)
@@ -108,6 +110,12 @@ def advance(params: Params, state: State, causal: bool | Prefix) -> tuple[State,
     p = state.p  # (b, i, m) untagged: it came in
     if params.w_start is not None:
         p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.39]
+    looked_up = None
+    if config.tables:
+        first = causal.count if isinstance(causal, Prefix) else 0
+        looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i) untagged: they came in
+        own = equations.active(tables)
+        p = own.forward(params, looked_up, first)  # untagged: tagged in the function
     history, attention = None, None
     if config.baseline:
         own = equations.active(baseline)
@@ -134,7 +142,7 @@ def advance(params: Params, state: State, causal: bool | Prefix) -> tuple[State,
             v = push  # (b, i, m) untagged: SYMP.37
     later = t + numbers.get("h_x", 0.0)  # (1) untagged: the time of the next layer
     kept = (None, None, None) if config.last else (momentum, v, history)
-    return State(result, later, *kept), Saved(state, numbers, attention, norm_p, mlp)
+    return State(result, later, *kept), Saved(state, looked_up, numbers, attention, norm_p, mlp)
 
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
@@ -191,6 +199,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
         d_from, d_w_start, _ = linear_backward(x, params.w_start, d_p)  # untagged: part of dSYMP.39
         add("w_start", d_w_start)
         d_x = d_x + d_from  # (b, i, m) [dSYMP.39]
+    if saved.tokens is not None:
+        # forward: p = tables.forward(params, tokens)
+        equations.active(tables).backward(params, saved.tokens, d_p, add)
     d_inner = State(d_x, d_t, None if saved.state.p is None else d_p, d_v, d_history)
     return d_inner, _gradients(params, found), {}
 

@@ -43,7 +43,7 @@ CHOICES = {
     "form": ("auto", "gram", "state"),
     "mobility": ("learned", "identity"),
     "rotation": ("fixed", "learned"),
-    "start": ("rest", "linear"),
+    "start": ("rest", "linear", "table"),
     "normaliser": ("prefix", "length"),
     "force": ("prefix", "hamiltonian"),
     "connection": ("none", "h1", "r2"),

@@ -65,7 +65,10 @@ class Config:
     mlp_ratio, gelu
         Width of the MLP in widths of the tokens; "exact" or "tanh".
     start
-        "rest", or "linear": the first momentum is a linear map of the tokens.
+        "rest"; "linear": the first momentum is a linear map of the tokens; "table": it is looked up by the number of a
+        token and by its position, see `tables`.
+    vocabulary, context
+        Of these tables: the number of different tokens, and the most tokens of a sequence.
     rotation, xi, angle
         Of `presymplectic` and `strang`: "fixed" turns by 2 xi h_x; "learned" by an angle between 0 and `angle`.
     connection
@@ -104,6 +107,8 @@ class Config:
     mlp_ratio: int = 4
     gelu: str = "exact"
     start: str = "rest"
+    vocabulary: int = 256
+    context: int = 256
     rotation: str = "fixed"
     xi: float = 1.0
     angle: float = 1.0
@@ -113,8 +118,8 @@ class Config:
     detach: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("heads", 1), ("layers", 1), ("mlp_ratio", 1), ("layer", 0)):
-            value = getattr(self, name)
+        for name in ("width", "heads", "layers", "mlp_ratio", "vocabulary", "context", "layer"):
+            value, least = getattr(self, name), 0 if name == "layer" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
         if self.width % self.heads:
@@ -147,18 +152,19 @@ class Config:
             raise ValueError(f"mlp: got 'attention_velocity', {self.integrator} has no steps: it needs another substep")
         if self.integrator == "classical" and self.mlp == "momentum":
             raise ValueError("mlp: got 'momentum', classical has none: it needs another substep")
-        if self.integrator == "classical" and self.start == "linear":
-            raise ValueError("start: got 'linear', classical has no momentum: it needs 'rest'")
+        if self.integrator == "classical" and self.start != "rest":
+            raise ValueError(f"start: got {self.start!r}, classical has no momentum: it needs 'rest'")
         if self.rests and self.layers == 1 and not self.moving:
             raise ValueError(
                 f"layers: got 1, but {self.integrator} moves no token in a first layer that starts at rest: it needs "
-                "more layers, or start='linear'"
+                "more layers, or start='linear' or 'table'"
             )
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields of the context that a block of this configuration reads."""
-        return () if self.force == "hamiltonian" else ("causal",)
+        causal = () if self.force == "hamiltonian" else ("causal",)
+        return (*causal, "tokens") if self.tables else causal
 
     @property
     def scale(self) -> float:
@@ -194,6 +200,11 @@ class Config:
     def rests(self) -> bool:
         """Whether no momentum comes in."""
         return not self.carries or (self.layer == 0 and self.start == "rest")
+
+    @property
+    def tables(self) -> bool:
+        """Whether the momentum that comes in is looked up."""
+        return self.layer == 0 and self.start == "table"
 
     @property
     def last(self) -> bool:

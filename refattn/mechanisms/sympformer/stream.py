@@ -47,7 +47,7 @@ def prefill(params: block.Params, cache: Cache, state: block.State, context: Con
     if state.x.shape[0] != cache.batch:
         raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {cache.batch}")
     prefix = Prefix(cache.calls, cache.count)
-    result, _ = equations.active(block).advance(params, state, prefix)
+    result, _ = equations.active(block).advance(params, state, prefix, context.tokens)
     return result, Cache(tuple(prefix.after), cache.count + state.x.shape[1], cache.batch)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import refattn as ra
 from refattn import Context, counter, tree
+from refattn.xp import backend
 
 RECORD = ra.mechanism("sympformer")
 BLOCK = RECORD.block
@@ -28,6 +29,7 @@ ONE_CALL = (
 FOUR_CALLS = ("presymplectic", "strang")
 INTEGRATORS = (*ONE_CALL, *FOUR_CALLS)
 OLD_DRIFT = ("forward_euler", "exponential_euler", "explicit_euler", "plain_euler", "ab2", "etd_ab2")
+VOCABULARY = 4
 BASELINES = ("classical", "lie_trotter")
 SUBSTEPS = ("attention_velocity", "momentum", "velocity", "plain", "none")
 
@@ -38,16 +40,23 @@ def draw(name: str, *shape: int) -> Any:
 
 def stack(layers: int, moved: float = 0.2, **options: Any) -> tuple[Any, ...]:
     """Parameters of all layers, none of which is 0 or 1: there an error could hide."""
-    given = {"width": 6, "heads": 2, "mlp_ratio": 2, "spread": 0.3, **options}
+    given = {"width": 6, "heads": 2, "mlp_ratio": 2, "spread": 0.3, "vocabulary": VOCABULARY, "context": 12, **options}
     configs = [BLOCK.Config(layer=n, layers=layers, **given) for n in range(layers)]
     fresh = [BLOCK.init(config, seed=3, like=np.zeros(1), layer=n) for n, config in enumerate(configs)]
     names = itertools.count()
     return tuple(tree.map_leaves(lambda w: w + moved * draw(f"moved {next(names)}", *w.shape), each) for each in fresh)
 
 
+def told(x: Any, causal: bool = True, first: int = 0) -> Context:
+    """What the block is told for x, with numbers of its tokens; `first` are before them."""
+    b, n = x.shape[:2]
+    tokens = counter.integers((b, 12), 0, VOCABULARY, seed=11, purpose="tokens")[:, first : first + n]
+    return Context(causal=causal, tokens=backend(x).from_numpy(tokens))
+
+
 def run(params: tuple[Any, ...], x: Any, context: Context | None = None) -> tuple[Any, list[Any]]:
     """The state after all layers, and what each saved."""
-    context = Context(causal=True) if context is None else context
+    context = told(x) if context is None else context
     state, saves = BLOCK.start(params[0], x, context), []
     for each in params:
         state, saved = BLOCK.forward(each, state, context)

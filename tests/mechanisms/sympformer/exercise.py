@@ -27,6 +27,7 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"attention": "linear", "look_ahead": True, "normaliser": "length"},
     {"attention": "linear", "integrator": "etd_ab2", "form": "state", "start": "linear"},
     {"integrator": "strang", "look_ahead": True, "rotation": "learned"},
+    {"integrator": "lie_trotter", "mlp": "none", "start": "table"},
 )
 
 
@@ -109,10 +110,11 @@ def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:
 
 def _stack(sizes: Mapping[str, int], make: Make, layers: int = 2, causal: bool = True, **options: Any) -> list[Run]:
     """Every layer of a stack, with the state that the one before it gives and the gradients of the one after it."""
-    b, i, m = (sizes[letter] for letter in "bim")
-    block, context = mechanism("sympformer").block, Context(causal=causal)
+    b, i, m, t = (sizes[letter] for letter in "bimt")
+    tokens = make(counter.integers((b, i), 0, t, seed=7, purpose="tokens"))
+    block, context = mechanism("sympformer").block, Context(causal=causal, tokens=tokens)
     x = make(_draw("x", b, i, m))
-    configs = [block.Config(width=m, heads=3, layer=n, layers=layers, **options) for n in range(layers)]
+    configs = [block.Config(width=m, heads=3, layer=n, layers=layers, vocabulary=t, **options) for n in range(layers)]
     params = [block.init(config, seed=7, like=x, layer=n) for n, config in enumerate(configs)]
     states = [block.start(params[0], x, context)]
     for each in params:

@@ -27,6 +27,7 @@ from tests.mechanisms.sympformer.calls import (
     draw,
     run,
     stack,
+    told,
 )
 
 EXTRAS: tuple[dict[str, Any], ...] = (
@@ -38,6 +39,17 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"attention": "linear"},
     {"normalise": "each_substep", "detach": True},
 )
+
+TABLES = [
+    (layers, {"integrator": integrator, "mlp": mlp, "start": "table", **extra})
+    for layers, integrator, mlp, extra in (
+        (1, "forward_euler", "none", {}),
+        (2, "lie_trotter", "momentum", {"look_ahead": True}),
+        (3, "etd_ab2", "velocity", {"attention": "linear"}),
+        (1, "strang", "momentum", {"rotation": "learned"}),
+        (2, "presymplectic_euler", "attention_velocity", {}),
+    )
+]
 
 
 def variants() -> list[tuple[int, dict[str, Any]]]:
@@ -70,7 +82,7 @@ BY_LENGTH = [
     for attention in ("exponential", "linear")
 ]
 
-ALL = [*variants(), *CONNECTED, *BY_LENGTH]
+ALL = [*variants(), *CONNECTED, *BY_LENGTH, *TABLES]
 SLOW = ALL[:: 9 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
 
 
@@ -102,7 +114,7 @@ def check_gradients(layers: int, options: dict[str, Any]) -> None:
     assert error < gradients.TOLERANCES["autograd"], leaf
 
 
-@pytest.mark.parametrize("variant", ALL[::7], ids=said)
+@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 7], *TABLES], ids=said)
 def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
     check_gradients(*variant)
 
@@ -321,6 +333,7 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"integrator": "presymplectic", "normalise": "each_substep", "mlp": "none", "rotation": "learned"},
     {"integrator": "lie_trotter", "mlp": "none", "connection": "r2", "start": "linear"},
     {"force": "hamiltonian", "causal": False, "mlp": "none", "start": "linear"},
+    {"mlp": "none", "start": "table"},
 )
 _exact: dict[int, dict[str, Any]] = {}
 
@@ -329,7 +342,7 @@ def _caught(tag: equations.Tag, kind: str) -> bool:
     x, d_x = draw("x", 1, 4, 6), draw("d_x", 1, 4, 6)
     for n, options in enumerate(CATCHERS):
         params = stack(2, **{name: value for name, value in options.items() if name != "causal"})
-        state, saves = run(params, x, Context(causal=options.get("causal", True)))
+        state, saves = run(params, x, told(x, options.get("causal", True)))
         if n not in _exact:
             _exact[n] = back(params, state, saves, d_x)
         with equations.mutate(tag.id, changed_by(kind, tag.axes or (), "float32")):

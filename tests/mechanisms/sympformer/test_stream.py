@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import Context, tree
-from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, draw, run, stack
+from refattn import tree
+from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, draw, run, stack, told
 
 TOKENS = 11
 
@@ -17,8 +17,9 @@ TOKENS = 11
 def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The tokens after all layers, given in the pieces between the cuts, and the caches."""
     assert RECORD.stream is not None
-    context, caches, found = Context(causal=True), tuple(RECORD.stream.start(each, x.shape[0]) for each in params), []
+    caches, found = tuple(RECORD.stream.start(each, x.shape[0]) for each in params), []
     for first, stop in itertools.pairwise((0, *cuts, x.shape[1])):
+        context = told(x[:, first:stop], first=first)
         state, later = BLOCK.start(params[0], x[:, first:stop], context), []
         for each, cache in zip(params, caches, strict=True):
             advance = RECORD.stream.step if stop - first == 1 else RECORD.stream.prefill
@@ -50,6 +51,12 @@ def test_pieces_give_the_whole(cuts: tuple[int, ...], integrator: str, attention
         x = draw("x", 2, TOKENS, 6)
         whole = run(params, x)[0].x
         np.testing.assert_allclose(decoded(params, x, cuts)[0], whole, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("cuts", [(4, 5, 6), (7,)])
+def test_pieces_find_their_rows_of_the_tables(cuts: tuple[int, ...]) -> None:
+    params, x = stack(2, integrator="lie_trotter", mlp="momentum", start="table"), draw("x", 2, TOKENS, 6)
+    np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
 
 
 def test_the_past_of_linear_attention_does_not_grow() -> None:
