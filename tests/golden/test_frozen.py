@@ -1,0 +1,51 @@
+"""The golden vectors that come with the package: whole, of every case, small, and what the reference computes today."""
+
+from __future__ import annotations
+
+import pytest
+
+import refattn as ra
+from refattn.golden import vectors
+from refattn.verify import freeze
+
+LIMIT = 8 * 2**20
+NAMES = [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> vectors.GoldenSet:
+    return vectors.read(vectors.SHIPPED)
+
+
+def test_every_case_of_every_mechanism_is_there(shipped: vectors.GoldenSet) -> None:
+    wanted = {(name, case.name) for name in NAMES for case in ra.mechanism(name).cases}
+    assert {(entry["mechanism"], entry["case"]) for entry in shipped.cases} == wanted
+    assert shipped.manifest["count"] == len(wanted)
+    assert sum(path.stat().st_size for path in vectors.SHIPPED.rglob("*") if path.is_file()) <= LIMIT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_equation_is_in_some_case(name: str, shipped: vectors.GoldenSet) -> None:
+    record = ra.mechanism(name)
+    core = {id for module in record.tagged if module not in (*record.around, record.block.module) for id in _ids(module)}
+    stored = {id.partition("[")[0] for entry in shipped.cases if entry["mechanism"] == name for id in entry["equations"]}
+    assert core and stored <= set(record.equations) and core <= stored
+    assert set(shipped.manifest["mechanisms"][name]["equations"]) == set(record.equations)
+
+
+def _ids(module: object) -> set[str]:
+    from refattn import equations
+
+    return set(equations.declared(module))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_computes_what_it_did(name: str, shipped: vectors.GoldenSet) -> None:
+    record = ra.mechanism(name)
+    entries = [entry for entry in shipped.cases if entry["mechanism"] == name]
+    found = {entry["case"]: freeze.recompute(record, shipped, entry) for entry in entries}
+    assert {case: worst for case, worst in found.items() if not worst[0] <= 1.0} == {}
+    # The truth is as exact as the noise says: the second derivation agrees with it to the same.
+    for entry in entries:
+        for id, facts in entry["equations"].items():
+            assert facts["differs"] <= 24.0 * facts["noise"], (entry["case"], id)
