@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
 from refattn.analysis.graphs import Floats, balance_of, component_of
-from refattn.mechanisms.graph_energy import implicit, pairs, sparse, stopping, tableaus
+from refattn.mechanisms.graph_energy import implicit, pairs, sparse, tableaus, total_energy
 from refattn.mechanisms.graph_energy.couplings import COUPLINGS, Coupling
 from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS, Intrinsic
 from refattn.mechanisms.graph_energy.law import Law
@@ -126,7 +126,7 @@ class GraphFlow:
         if isinstance(self.graph, CSR) or self.balance is None:
             raise ValueError("graph: got a sparse or a directed one, needs a dense one with detailed balance")
         weights = self.balance[:, None]
-        levels = stopping.energy_of(self.law, self._links, self._start, None, weights, self._state(x))
+        levels = total_energy.energy_of(self.law, self._links, self._start, None, weights, self._state(x))
         return np.asarray(levels, np.float64).reshape(np.shape(x)[:-1])
 
     def jacobian(self, x: Floats) -> Any:

@@ -262,6 +262,8 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
     }
     if "tokens" in context:
         fixed["tokens"] = counter.integers((b, n), 0, config.vocabulary, seed=0, purpose="gradients.tokens")
+    if "positions" in getattr(config, "reads", ()):
+        fixed["positions"] = np.arange(keys) % 2
     params = block.init(config, seed=0, like=x)
     # Biases start at 0, where an error could hide.
     params = tree.map_leaves(lambda w: w + 0.25 * counter.normal(w.shape, seed=0, purpose="gradients.params"), params)

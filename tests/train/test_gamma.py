@@ -18,6 +18,7 @@ import refattn as ra
 from refattn import backends, counter
 from refattn.cli import cli
 from refattn.train import metrics, settings, step
+from refattn.train.folder import RunError
 from refattn.train.optimiser import adaptive_rate
 from tests.train.runs import SMALL, Listener, arguments, remains, train, write_text
 
@@ -53,7 +54,12 @@ def test_the_rate_is_bounded_by_the_schedule_and_by_the_force(tmp_path: Path) ->
     assert plain[0] == {**{n: x for n, x in rows[0].items() if n != "force"}, "seconds": plain[0]["seconds"]}
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
+ONLY_MAIN = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread"
+)
+
+
+@ONLY_MAIN
 def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     plan = chosen(write_text(tmp_path))
     whole = remains(train(plan, tmp_path / "whole").folder)
@@ -63,6 +69,24 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None
     assert {n: x for n, x in left.items() if "step-00000005" not in n} == {
         n: x for n, x in whole.items() if n in left
     } and len(left["metrics.jsonl"]) == 12
+
+
+@ONLY_MAIN
+def test_a_run_that_began_before_there_was_a_gamma_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its configuration nor its checkpoint names the setting; it counts as its default."""
+    plan = chosen(write_text(tmp_path), gamma=None)
+    known = settings.Settings.to_json
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            settings.Settings, "to_json", lambda self: {n: x for n, x in known(self).items() if n != "gamma"}
+        )
+        assert not train(plan, tmp_path / "run", Stopping()).finished
+    assert "gamma" not in json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+    with pytest.raises(RunError, match=f"gamma: got {GAMMA}, the run in .* has None"):
+        train(chosen(plan.data), tmp_path / "run", resume=True)
+    assert train(plan, tmp_path / "run", resume=True).finished
+    whole = remains(train(plan, tmp_path / "whole").folder)
+    assert remains(tmp_path / "run")["metrics.jsonl"] == whole["metrics.jsonl"]
 
 
 def test_the_command_takes_it_and_names_what_has_none(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import diagnostics as _diagnostics
 from refattn.mechanisms.graph_energy import flow as _flow
 from refattn.mechanisms.graph_energy import graph as _graph
+from refattn.mechanisms.graph_energy import learned as _learned
 from refattn.mechanisms.graph_energy import loops as _loops
 from refattn.mechanisms.graph_energy import readout as _readout
 from refattn.mechanisms.graph_energy import stream as _stream
@@ -39,14 +40,15 @@ __all__ = [
 ]
 
 _TITLE = "Graph energy attention"
-_READS = ("mask", "key_mask", "causal", "memory", "memory_mask")
+_READS = ("mask", "key_mask", "causal", "memory", "memory_mask", "positions", "draws")
 _BLOCK = Block(_block, _TITLE, _READS)
 
 record = Mechanism(
     name="graph_energy",
     title=_TITLE,
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
-    tagged=(_graph, _flow, _readout, _block),
+    tagged=(_graph, _flow, _readout, _block, _learned),
+    around=(_learned,),
     loops=_loops,
     forms=tuple(_FORMS),
     defaults={**_USUAL, "mask": None, "causal": False, "form": "auto"},
@@ -74,6 +76,7 @@ record = Mechanism(
         {"kind": "proximal", "tau": 0.2, "learn_tau": True, "learn_step": True, "step": 0.2, "steps": 3},
         {"graph_scores": "kk", "kind": "soft", "tau": 0.1, "learn_tau": True, "symmetrise": "min", "steps": 3},
         {"graph_scores": "kk", "state": "query", "steps": 3},
+        {"classes": 2, "coupling": "polynomial", "step": 0.2, "kind": "soft", "tau": 0.1, "steps": 3},
     ),
     stream=Stream(_stream, _BLOCK),
     diagnostics=_diagnostics,

@@ -11,7 +11,7 @@ Solving Ordinary Differential Equations I, section II.4, for the control of the 
 from __future__ import annotations
 
 from refattn.mechanisms.graph_energy.law import Law
-from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, moved, rate_at, weighted
+from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, first, moved, rate_at, weighted
 from refattn.xp import Array, concrete, namespace
 
 ERRORS = (
@@ -25,9 +25,6 @@ ERRORS = (
 )
 """Weights of the difference of the two methods, the rate at the new point last."""
 
-EVALUATIONS = 10000
-"""Rates that are evaluated at most."""
-
 
 def plan(law: Law, graph: Array, start: Array, visible: Array | None) -> list[Array]:
     """Return by step the factors of `law.step`, (b, h, 1, c).
@@ -35,22 +32,29 @@ def plan(law: Law, graph: Array, start: Array, visible: Array | None) -> list[Ar
     Raises
     ------
     ArithmeticError
-        Where the flow would take more than 10000 evaluations of its rate.
+        Where the flow would take more than `law.max_nfe` evaluations of its rate.
     ValueError
         Where the values cannot be looked at, as under `jax.jit`.
     """
     xp, tableau = namespace(start), TABLEAUS["rk45"]
     done = xp.zeros_like(start[:, :, :1, :])
-    factor, x = xp.ones_like(done), start
+    factor, x = xp.ones_like(done), first(law, start, visible)
     factors: list[Array] = []
     if 0 in start.shape or not law.steps:
         return factors
-    for _ in range(EVALUATIONS // len(ERRORS)):
+    evaluations = 0
+    while True:
         rest = law.steps - done
         if (arrived := concrete(xp.all(rest <= 0.0))) is None:
             raise ValueError('integrator: got "rk45" where values cannot be looked at; needs one with fixed steps')
         if arrived:
             return factors
+        evaluations += len(ERRORS)
+        if evaluations > law.max_nfe:
+            raise ArithmeticError(
+                f"integrator: rk45 took more than {law.max_nfe} evaluations of the rate (max_nfe): the flow is stiff, "
+                "take another one"
+            )
         factor = xp.where(factor < rest, factor, rest)
         rates: list[Array] = []
         for row in tableau.stages:
@@ -68,6 +72,3 @@ def plan(law: Law, graph: Array, start: Array, visible: Array | None) -> list[Ar
         done = xp.where(taken & (factor >= rest), float(law.steps), done + factors[-1])
         growth = 0.9 * xp.where(size > 1e-10, size, 1e-10) ** -0.2
         factor = factor * xp.where(growth < 0.2, 0.2, xp.where(growth > 5.0, 5.0, growth))
-    raise ArithmeticError(
-        f"integrator: rk45 took more than {EVALUATIONS} evaluations of the rate: the flow is stiff, take another one"
-    )

@@ -11,8 +11,9 @@ from refattn.mechanisms.graph_energy import equilibrium, flow, graph, readout
 from refattn.mechanisms.graph_energy.derived import law_of, threshold_of
 from refattn.mechanisms.graph_energy.options import Options
 from refattn.mechanisms.graph_energy.sparse import CSR
+from refattn.mechanisms.graph_energy.total_energy import energy_backward
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.xp import Array, all_finite, namespace
+from refattn.xp import Array, all_finite, concrete, namespace
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,26 @@ def forward(
 def backward(saved: Saved, d_out: Array, read: Mapping[str, Array | None]) -> dict[str, Array]:
     """Return the gradients of q, k, v, scale, mu, kappa, step and tau.
 
-    `read` are gradients of what else a loss may read: "weights", "scores" and "graph", or None.
+    `read` are gradients of what else a loss may read: "weights", "scores", "graph" and "energy", or None.
     """
+    d = None
+    if read["energy"] is not None:
+        inner, balance = saved.flow, weights_of(saved.graph)
+        x = inner.states[-1]
+        d = energy_backward(inner.law, inner.graph, inner.start, inner.visible, balance, x, read["energy"])
     d_x, d_attention, d_v, tau_terms = equations.active(readout).backward(saved.readout, d_out, read["weights"])
-    d_x = _plus(d_x, read["scores"])
+    d_x = _plus(_plus(d_x, read["scores"]), None if d is None else d.x)
     module = equilibrium if saved.implicit and 0 not in d_x.shape else flow
     d_start, d_graph, numbers = equations.active(module).backward(saved.flow, d_x, tau_terms)
     d_links = _plus(d_graph, read["graph"])
-    gradients = equations.active(graph).backward(saved.graph, d_attention, d_links, d_start)
+    d_lse = None
+    if d is not None:
+        d_links, d_start = d_links + d.graph, d_start + d.start
+        numbers |= {name: numbers[name] + more for name, more in d.numbers.items()}
+        if (pi := balance_of(saved.graph)) is not None:
+            # forward: pi = exp(lse) / sum of exp(lse)
+            d_lse = pi * (d.balance - namespace(pi).sum(pi * d.balance, axis=-2, keepdims=True))
+    gradients = equations.active(graph).backward(saved.graph, d_attention, d_links, d_start, d_lse)
     if d_v is None:
         d_v = sum_heads(d_start, saved.v_shape[1])  # "feature" starts at v
     return {**gradients, **numbers, "v": d_v}
@@ -89,6 +102,23 @@ def balance_of(saved: graph.Saved) -> Array | None:
     xp = namespace(saved.balance)
     total = xp.sum(saved.balance, axis=-2, keepdims=True)
     return saved.balance / xp.where(total > 0.0, total, 1.0)
+
+
+def weights_of(saved: graph.Saved) -> Array | float:
+    """Return pi as (b, h, j, 1), or 1 where the graph is symmetric; raise ValueError where it has no such weights."""
+    links = saved.graph
+    if isinstance(links, CSR):
+        raise ValueError("saved: got a flow on a sparse graph, whose energy is not computed; needs a dense one")
+    if (balance := balance_of(saved)) is not None:
+        return balance
+    xp = namespace(links)
+    if saved.symmetrise in ("none", "given"):
+        asymmetry = xp.max(xp.abs(links - xp.matrix_transpose(links))) if links.shape[-1] else 0.0
+        if not concrete(asymmetry == 0.0):
+            raise ValueError(
+                f"an energy exists only for graphs with detailed balance; |w_ij - w_ji| is up to {asymmetry}"
+            )
+    return 1.0
 
 
 def check_scores(inner: Saved) -> None:

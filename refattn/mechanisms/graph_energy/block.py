@@ -1,17 +1,10 @@
-"""The multi-head block: projections around the core, and numbers of the flow that are learned, per head.
+"""The multi-head block: projections around the core.
 
-Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads; the largest
-slope of the coupling is 1)::
+Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
 
     [GE.17]  q = heads(x w_q + b_q)
     [GE.18]  k = heads(y w_k + b_k)
     [GE.19]  v = heads(y w_v + b_v)
-    [GE.20]  mu = log(1 + exp(r_mu))
-    [GE.21]  kappa = log(1 + exp(r_kappa))
-    [GE.22]  h = 1 / (mu + 2 kappa)                  not with a step that is the configuration's or learned
-    [GE.25]  h = log(1 + exp(r_h))                   a step that is learned
-    [GE.26]  tau = log(1 + exp(r_tau))               a threshold that is learned
-    [GE.27]  b_j = 1 / (1 + exp(-k_j . u))           "kk" in state "token": where scores start
     [GE.23]  a = merge(o)                               o of the core for these q, k, v and numbers
     [GE.24]  x' = x + a w_o + b_o                       without a residual: x' = a w_o + b_o
 
@@ -19,18 +12,12 @@ Adjoints, for given dx'::
 
     [dGE.23]  da = dx' w_o^T
     [dGE.16]  do = heads(da)
-    [dGE.21]  dkappa = dkappa of the core - 2 h^2 dh
-    [dGE.20]  dmu = dmu of the core - h^2 dh
-    [dGE.raw_mu]  dr_mu = dmu sigmoid(r_mu)
-    [dGE.raw_kappa]  dr_kappa = dkappa sigmoid(r_kappa)
-    [dGE.raw_step]  dr_h = dh sigmoid(r_h)
-    [dGE.raw_tau]  dr_tau = dtau sigmoid(r_tau)
-    [dGE.27]  dl = db b (1 - b)                      with l = k_j . u
     [dGE.18]  dk = dk of the core + dl u
-    [dGE.probe]  du = sum_j dl_j k_j
     [dGE.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'      the parts for k and v go to the memory where there is one
 
-with dq, dk, dv, db and those of numbers of the core. The gradients of weights and biases are those of the affine map.
+with dq, dk and dv of the core, and those of numbers there and in `refattn.mechanisms.graph_energy.learned`, which says
+what u, dl and the numbers are. The gradients of weights and biases are those of the affine map. Where the configuration
+has a regulariser R and the call belongs to training, these are the gradients of the loss plus strength times R.
 
 Axes: b batch, i token, j token of y, m width of the model, h head, g key/value head, d and e widths of a head.
 
@@ -41,13 +28,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from refattn import equations
 from refattn.mechanisms.arguments import check_arrays, check_gradient, check_mask
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.config import Config, Params, check_params, core_options, init, is_bounded
-from refattn.ops.heads import merge_heads, repeat_heads, split_heads, sum_heads
+from refattn.mechanisms.graph_energy import core, learned
+from refattn.mechanisms.graph_energy.config import Config, Params, check_params, core_options, init
+from refattn.mechanisms.graph_energy.regularisers import added
+from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
-from refattn.xp import Array, namespace
+from refattn.xp import Array
 
 __all__ = [
     "Config",
@@ -59,13 +48,11 @@ __all__ = [
     "forward",
     "init",
     "mask_of",
-    "numbers",
     "project",
     "read",
     "read_backward",
     "start",
     "start_backward",
-    "starts",
 ]
 
 
@@ -86,6 +73,8 @@ class Saved:
     joined: Array
     numbers: dict[str, Array | None]
     core: core.Saved
+    training: bool
+    positions: Array | None
 
 
 def start(params: Params, x: Array, context: Context) -> State:
@@ -115,8 +104,11 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     x = state.x  # (b, i, m) untagged: it came in
     y = x if context.memory is None else _check_memory(params, context.memory, x)  # (b, j, m) untagged: keys
     queries, keys, values = project(params, x, y)  # untagged: tagged there
-    learned = numbers(params, context)
-    begin = starts(params, keys)  # untagged: tagged there
+    if context.positions is not None and config.classes is None:
+        raise ValueError("context.positions was given to a block without classes, needs None")
+    own = equations.active(learned)
+    chosen = own.numbers(params, context)
+    begin = own.starts(params, keys)  # untagged: tagged there
     attended, core_saved = core.forward(
         queries,
         keys,
@@ -124,12 +116,15 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         mask=mask_of(context, (x.shape[0], config.heads, x.shape[1], y.shape[1])),
         causal=context.causal,
         start=begin,
-        **core_options(config, learned),
+        jitter=own.jitter_of(config, context),
+        **core_options(config, chosen),
     )  # untagged: o of the core, tagged there
     joined = merge_heads(attended)  # (b, i, h*e) [GE.23]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m) untagged: GE.24 without its residual
     result = x + out if config.residual else out  # (b, i, m) [GE.24]
-    return State(result), Saved(x, context.memory, keys, joined, learned, core_saved)
+    return State(result), Saved(
+        x, context.memory, keys, joined, chosen, core_saved, context.training, context.positions
+    )
 
 
 def project(params: Params, x: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -143,36 +138,10 @@ def project(params: Params, x: Array, y: Array) -> tuple[Array, Array, Array]:
     return queries, keys, values
 
 
-def starts(params: Params, keys: Array) -> Array | None:
-    """Return where the scores of keys (b, g, j, d) start, where that is learned."""
-    if params.probe is None:
-        return None
-    k_heads = repeat_heads(keys, params.config.heads)  # (b, h, j, d) untagged: copies of k
-    logits = namespace(keys).sum(k_heads * params.probe[:, None, :], axis=-1)  # (b, h, j) untagged: l
-    begin = _sigmoid(logits)  # (b, h, j) [GE.27]
-    return begin
-
-
-def numbers(params: Params, context: Context) -> dict[str, Array | None]:
-    """Return the numbers of the flow that are learned, by name; None where they are not."""
-    config = params.config
-    mu = tau = step = None
-    if params.raw_mu is not None:
-        mu = _softplus(params.raw_mu)  # (h) [GE.20]
-    kappa = _softplus(params.raw_kappa)  # (h) [GE.21]
-    if params.raw_step is not None:
-        given = _softplus(params.raw_step)  # (h) [GE.25]
-        step = given  # (h) untagged: GE.25
-    elif config.step is None and is_bounded(config, context):
-        step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.22]
-    if params.raw_tau is not None:
-        tau = _softplus(params.raw_tau)  # (h) [GE.26]
-    return {"mu": mu, "kappa": kappa, "step": step, "tau": tau}
-
-
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
     config, x = params.config, saved.x
+    own = equations.active(learned)
     y = x if saved.memory is None else saved.memory  # (b, j, m) untagged: as in the forward
     check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m) untagged: it came in
@@ -181,55 +150,27 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_joined = d_out  # (b, i, h*e) [dGE.23]
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.16]
-    d = core.backward(saved.core, d_attended)
-    # forward: step = 1 / (mu + 2 kappa)
-    bound = (
-        None if params.raw_step is not None else saved.numbers["step"]
-    )  # (h) untagged: a step that follows mu and kappa
-    moved = 0.0 if bound is None else bound * bound * d["step"]  # (h) untagged: h^2 dh
-    d_kappa = d["kappa"] - 2.0 * moved  # (h) [dGE.21]
-    # forward: kappa = log(1 + exp(raw_kappa)), and so mu
-    d_raw_kappa = d_kappa * _sigmoid(params.raw_kappa)  # (h) [dGE.raw_kappa]
-    d_raw_mu = None
-    if params.raw_mu is not None:
-        d_mu = d["mu"] - moved  # (h) [dGE.20]
-        d_raw_mu = d_mu * _sigmoid(params.raw_mu)  # (h) [dGE.raw_mu]
-    # forward: given = log(1 + exp(raw_step)), and so tau
-    d_raw_step = d_raw_tau = d_probe = None
-    if params.raw_step is not None:
-        d_raw_step = d["step"] * _sigmoid(params.raw_step)  # (h) [dGE.raw_step]
-    if params.raw_tau is not None:
-        d_raw_tau = d["tau"] * _sigmoid(params.raw_tau)  # (h) [dGE.raw_tau]
+    more = added(config.regulariser if saved.training else None, config.strength, saved.core)
+    d = core.backward(saved.core, d_attended, **more)
+    d_learned = own.numbers_backward(params, saved.positions, saved.numbers, d)
     d_key = d["k"]  # (b, g, j, d) untagged: part of dGE.18
     if params.probe is not None:
-        # forward: begin = sigmoid(sum(k_heads * probe))
-        b = saved.core.inner.graph.start[..., 0]  # (b, h, j) untagged: GE.27
-        d_logits = d["start"] * b * (1.0 - b)  # (b, h, j) [dGE.27]
-        k_heads = repeat_heads(saved.keys, config.heads)  # (b, h, j, d) untagged: copies of k
-        d_probe = namespace(x).sum(d_logits[..., None] * k_heads, axis=(0, 2))  # (h, d) [dGE.probe]
-        d_pushed = d_logits[..., None] * params.probe[:, None, :]  # (b, h, j, d) untagged: part of dGE.18
-        d_key = d_key + sum_heads(d_pushed, saved.keys.shape[1])  # (b, g, j, d) untagged: dGE.18
+        begin = saved.core.inner.graph.start[..., 0]  # (b, h, j) untagged: GE.27
+        d_pushed, d_probe = own.starts_backward(params.probe, saved.keys, begin, d["start"])  # untagged: tagged there
+        d_learned["probe"] = d_probe
+        d_key = d_key + d_pushed  # (b, g, j, d) untagged: dGE.18
     d_keys = d_key  # (b, g, j, d) [dGE.18]
     # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
     d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))  # untagged: part of dGE.x
     d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d_keys))  # untagged: part of dGE.x
     d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))  # untagged: part of dGE.x
     d_y = d_y_k + d_y_v  # (b, j, m) untagged: part of dGE.x
-    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dGE.x
-    d_x = own + d_result if config.residual else own  # (b, i, m) [dGE.x]
+    direct = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dGE.x
+    d_x = direct + d_result if config.residual else direct  # (b, i, m) [dGE.x]
     biases = (d_b_q, d_b_k, d_b_v, d_b_o) if config.bias else (None,) * 4
-    learned = (d_raw_kappa, d_raw_mu, d_raw_step, d_raw_tau, d_probe)
-    d_params = Params(config, d_w_q, d_w_k, d_w_v, d_w_o, *learned, *biases)
+    d_biases = dict(zip(("b_q", "b_k", "b_v", "b_o"), biases, strict=True))
+    d_params = Params(config, d_w_q, d_w_k, d_w_v, d_w_o, **d_learned, **d_biases)
     return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}
-
-
-def _softplus(x: Array) -> Array:
-    xp = namespace(x)
-    return xp.log1p(xp.exp(-xp.abs(x))) + 0.5 * (x + xp.abs(x))
-
-
-def _sigmoid(x: Array) -> Array:
-    return 0.5 + 0.5 * namespace(x).tanh(0.5 * x)
 
 
 def mask_of(context: Context, shape: tuple[int, int, int, int]) -> Array | None:

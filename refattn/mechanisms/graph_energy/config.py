@@ -11,6 +11,7 @@ from refattn import tree
 from refattn.mechanisms.arguments import check_is, check_number
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.graph_energy.options import CHOICES, choice
+from refattn.mechanisms.graph_energy.regularisers import NAMES
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace
 
@@ -33,13 +34,25 @@ class Config:
     bias, residual
         Whether the projections have biases, and whether x is added to the result.
     state, coupling, intrinsic, tau, steps, integrator, symmetrise, graph_scores, scale, kind, empty, adjoint
-        As in the core; the coupling is one whose slope is at most 1, the intrinsic force "anchor" or "none". With the
-        graph scores "kk" tokens may attend a memory, and where scores of keys start is learned.
+        As in the core; the coupling is one whose slope is at most 1, or "polynomial", the intrinsic force "anchor" or
+        "none". With the graph scores "kk" tokens may attend a memory, and where scores of keys start is learned.
     step
         None: 1/L of the learned strengths, or for the graphs "mean" and "causal_mirror", whose degrees have no bound,
-        the core's own, a constant.
+        the core's own, a constant. A polynomial and classes need a number, or one that is learned.
     learn_step, learn_tau
         Whether the step and the threshold are learned, per head, from what they would be otherwise.
+    terms
+        How many coefficients the coupling "polynomial" has: learned, by all heads together, from those of the identity.
+    classes
+        None, or of how many classes tokens are: then mu is learned for each, and the context's positions (tokens,) say
+        which class each node has.
+    jitter
+        How far from where they would start scores begin: times the context's draws "start", an array that broadcasts to
+        the scores (b, h, n, c). 0: no draws are needed.
+    regulariser, strength
+        A sum R, one of `refattn.mechanisms.graph_energy.regularisers.NAMES`, and lambda: in training the backward adds
+        the gradient of lambda R, over all sequences and heads, to that of the loss, which itself stays what it is.
+        Where a loss is the mean over N tokens, lambda / N weighs the mean of R over tokens with lambda.
     """
 
     width: int
@@ -64,11 +77,16 @@ class Config:
     adjoint: str = "unroll"
     learn_step: bool = False
     learn_tau: bool = False
+    terms: int = 2
+    classes: int | None = None
+    jitter: float = 0.0
+    regulariser: str | None = None
+    strength: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "kv_heads", "head_width", "value_width", "steps"):
+        for name in ("width", "heads", "kv_heads", "head_width", "value_width", "steps", "terms", "classes"):
             value = getattr(self, name)
-            if value is None and name not in ("width", "heads", "steps"):
+            if value is None and name not in ("width", "heads", "steps", "terms"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
@@ -82,11 +100,23 @@ class Config:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), positive=name == "step")
         if self.coupling is not None:
-            choice("coupling", self.coupling, SLOPES_BELOW_1)
+            choice("coupling", self.coupling, (*SLOPES_BELOW_1, "polynomial"))
         choice("intrinsic", self.intrinsic, ("anchor", "none"))
         for name, choices in CHOICES.items():
             if name not in ("coupling", "intrinsic") and getattr(self, name) is not None:
                 choice(name, getattr(self, name), choices)
+        if self.classes is not None and self.intrinsic != "anchor":
+            raise ValueError(f'classes: got {self.classes} with intrinsic="{self.intrinsic}", which has no mu')
+        if self.step is None and not self.learn_step:
+            for name, there in (("classes", self.classes is not None), ("polynomial", self.is_polynomial)):
+                if there:
+                    raise ValueError(f"step: got None with {name}, needs a number, or learn_step")
+        for name in ("strength", "jitter"):
+            check_number(name, getattr(self, name))
+        if self.regulariser is not None:
+            choice("regulariser", self.regulariser, NAMES)
+            if self.regulariser in ("entropy", "gini") and self.state == "feature":
+                raise ValueError(f'regulariser: got "{self.regulariser}" with state="feature", which has no weights')
         if self.learn_tau and self.kind == "hard":
             raise ValueError(
                 'learn_tau: got True with kind="hard", whose threshold has no gradient; needs another kind'
@@ -99,7 +129,14 @@ class Config:
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields of the context that a block of this configuration reads."""
-        return ("mask", "key_mask", *(("memory", "memory_mask") if self.graph_scores == "kk" else ("causal",)))
+        others = ("memory", "memory_mask") if self.graph_scores == "kk" else ("causal",)
+        own = {"positions": self.classes is not None, "draws": self.jitter != 0.0}
+        return ("mask", "key_mask", *others, *(name for name, there in own.items() if there))
+
+    @property
+    def is_polynomial(self) -> bool:
+        """Whether the coupling has coefficients, which are learned."""
+        return self.coupling == "polynomial"
 
     @property
     def first_tau(self) -> float:
@@ -125,7 +162,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Params:
-    """Weights (in, out), biases (None where the configuration has none), and the raw numbers (h,) that are learned."""
+    """Weights (in, out), biases (None where the configuration has none), and the numbers that are learned, most raw."""
 
     config: Config
     w_q: Array  # (m, h*d)
@@ -133,10 +170,11 @@ class Params:
     w_v: Array  # (m, g*e)
     w_o: Array  # (h*e, m)
     raw_kappa: Array  # (h)
-    raw_mu: Array | None = None  # (h)
+    raw_mu: Array | None = None  # (h), or (h, p) for each class
     raw_step: Array | None = None  # (h)
     raw_tau: Array | None = None  # (h)
     probe: Array | None = None  # (h, d)
+    coefficients: Array | None = None  # (terms)
     b_q: Array | None = None
     b_k: Array | None = None
     b_v: Array | None = None
@@ -172,11 +210,15 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
         """Return what the softplus of is a number."""
         return constant(h, math.log(math.expm1(size))) if there else None
 
+    mu = raw(1.0, config.intrinsic == "anchor")
+    if mu is not None and config.classes is not None:
+        mu = xp.broadcast_to(mu[:, None], (h, config.classes)) + 0.0
     learned = (
-        raw(1.0, config.intrinsic == "anchor"),
+        mu,
         raw(config.first_step, config.learn_step),
         raw(config.first_tau if config.learn_tau else 1.0, config.learn_tau),
         namespace(like).matrix_transpose(weight("probe", d, h)) if config.probes else None,
+        xp.concat([constant(1, 1.0), constant(config.terms - 1, 0.0)]) if config.is_polynomial else None,
     )
     biases = (constant(h * d, 0.0), constant(g * d, 0.0), constant(g * e, 0.0), constant(m, 0.0))
     return Params(config, *weights, raw(1.0), *learned, *(biases if config.bias else (None,) * 4))
@@ -192,6 +234,10 @@ def check_params(params: Params) -> None:
     needs |= {name: (h,) for name, there in (own | {"raw_tau": params.config.learn_tau}).items() if there}
     if params.config.probes:
         needs["probe"] = (h, d)
+    if params.config.is_polynomial:
+        needs["coefficients"] = (params.config.terms,)
+    if params.config.classes is not None:
+        needs["raw_mu"] = (h, params.config.classes)
     shapes = {name: tuple(x.shape) for name, x in tree.flatten(params).items()}
     for name in {**needs, **shapes}:
         if shapes.get(name) != needs.get(name):

@@ -16,6 +16,7 @@ from refattn.mechanisms.arguments import (
 from refattn.mechanisms.graph_energy import attend
 from refattn.mechanisms.graph_energy.couplings import Coupling
 from refattn.mechanisms.graph_energy.forms import form_of, module_of
+from refattn.mechanisms.graph_energy.given import check_jitter
 from refattn.mechanisms.graph_energy.options import NUMBERS, USUAL, Options, check_options
 from refattn.mechanisms.graph_energy.polynomial import check_coefficients
 from refattn.mechanisms.graph_energy.sparse import CSR
@@ -66,6 +67,7 @@ def forward(
     steps: int = 10,
     integrator: str = "euler",
     accuracy: float = 1e-6,
+    max_nfe: int = 10000,
     stop_force: float | None = None,
     stop_plateau: float | None = None,
     stop_level: float | None = None,
@@ -73,6 +75,7 @@ def forward(
     graph: Array | CSR | None = None,
     graph_scores: str = "qk",
     start: Array | None = None,
+    jitter: Array | None = None,
     mask: Array | None = None,
     causal: Causal = False,
     scale: float | Array | None = None,
@@ -123,6 +126,8 @@ def forward(
         length.
     accuracy
         Of "rk45": the error of a step, relative to 1 plus the size of a score.
+    max_nfe
+        Of "rk45": how many rates it may evaluate.
     stop_force, stop_plateau, stop_level
         A channel stops where no rate is larger, where its energy has changed by no more in three steps (relative to 1
         plus its size), or where its energy is no larger. None: it takes all steps.
@@ -139,6 +144,9 @@ def forward(
         of them, are no nodes. Keys that no query may attend are none either.
     start
         Where scores start, in state "token": an array that broadcasts to (b, h, n). None: the sigmoid of s_jj.
+    jitter
+        Broadcastable to the scores (b, h, n, c): what is added to where scores start, but not to the anchor; a constant
+        of the backward. Draws of `refattn.counter.normal`, which a seed fixes, take scores off an unstable rest.
     mask
         Boolean, broadcastable to (b, h, n, n); True = may attend. Padding has to be masked as keys and as queries.
     causal
@@ -146,8 +154,7 @@ def forward(
     scale
         Factor of the scores; None means 1/sqrt(d).
     bias
-        Broadcastable to (b, h, n, n): what is added to the scores; tokens may share those of a table, see
-        `refattn.mechanisms.graph_energy.sharing`.
+        Broadcastable to (b, h, n, n): what is added to the scores, such as that of a table, see `.sharing`.
     kind
         The threshold: "hard" (below tau: 0), "soft" (tau is subtracted) or "proximal" (step times tau is subtracted
         after every step of Euler, which lowers the energy plus tau times the sum of the scores).
@@ -183,11 +190,12 @@ def forward(
         Where a shape, a number, a choice or a device does not fit, or the graph would let the future act on the past.
     FloatingPointError
         Where scores diverge, or a row is emptied and `empty` is "error".
+    ArithmeticError
+        Where "rk45" would need more evaluations than `max_nfe`.
 
     Notes
     -----
-    Equations GE.1 to GE.16, written out in `refattn.mechanisms.graph_energy.graph`, `.flow` and `.readout`. Numbers
-    that are not finite propagate.
+    Equations GE.1 to GE.16, written out in `.graph`, `.flow` and `.readout`. Numbers that are not finite propagate.
 
     Examples
     --------
@@ -202,6 +210,8 @@ def forward(
     xp = check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
     check_qkv(q, k, v)
     plane = (*q.shape[:3], k.shape[2])
+    channels = {"token": 1, "query": q.shape[2], "feature": v.shape[3]}.get(state, 1)
+    given["jitter"] = check_jitter(jitter, q, (*q.shape[:2], k.shape[2], channels))
     options = check_options(q, k.shape[2], causal=check_causal(causal) is not False, **given)
     if mask is not None and isinstance(graph, CSR):
         raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges that it hides")
@@ -237,6 +247,7 @@ def backward(
     d_weights: Array | None = None,
     d_scores: Array | None = None,
     d_graph: Array | None = None,
+    d_energy: Array | None = None,
 ) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
 
@@ -249,6 +260,8 @@ def backward(
     d_weights, d_scores, d_graph
         Gradients with respect to `saved.weights`, `saved.scores` and `saved.graph`, of their shapes, where the loss
         depends on them, as with `refattn.mechanisms.graph_energy.regularisers`.
+    d_energy
+        (b, h): gradient with respect to the energy after the last step, where the loss depends on it.
 
     Returns
     -------
@@ -259,7 +272,8 @@ def backward(
     Raises
     ------
     TypeError, ValueError
-        Where a gradient is of a wrong type, dtype, shape, library or device.
+        Where a gradient is of a wrong type, dtype, shape, library or device, or `d_energy` is given and the graph has
+        no energy.
     ArithmeticError
         Where `adjoint` is "implicit", and the scores are not at rest or near a bifurcation.
 
@@ -274,10 +288,11 @@ def backward(
         raise ValueError('d_weights was given, but state="feature" has no weights')
     if d_graph is not None and isinstance(saved.graph, CSR):
         raise ValueError("d_graph was given, but a sparse graph is a constant")
-    read = {"weights": d_weights, "scores": d_scores, "graph": d_graph}
+    read = {"weights": d_weights, "scores": d_scores, "graph": d_graph, "energy": d_energy}
     for name, gradient in read.items():
         if gradient is not None:
-            check_gradient(f"d_{name}", gradient, getattr(saved, name).shape, saved.like)
+            shape = saved.like.shape[:2] if name == "energy" else getattr(saved, name).shape
+            check_gradient(f"d_{name}", gradient, tuple(shape), saved.like)
             read[name] = xp.astype(gradient, like.dtype, copy=False)
     d_result = xp.astype(d_out, like.dtype, copy=False)
     gradients = equations.active(attend).backward(saved.inner, d_result, read)

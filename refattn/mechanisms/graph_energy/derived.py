@@ -51,6 +51,8 @@ def law_of(
         options.intrinsic,
         *numbers,
         accuracy=options.accuracy,
+        max_nfe=options.max_nfe,
+        jitter=options.jitter,
         stop=stop,
         checkpoint=options.checkpoint,
         threshold=threshold,

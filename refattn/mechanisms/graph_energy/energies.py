@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.graph_energy import flow
-from refattn.mechanisms.graph_energy.attend import balance_of
+from refattn.mechanisms.graph_energy import attend, flow
 from refattn.mechanisms.graph_energy.core import Saved
-from refattn.mechanisms.graph_energy.sparse import CSR
-from refattn.mechanisms.graph_energy.stopping import energy_of
 from refattn.mechanisms.graph_energy.tableaus import rate_at
-from refattn.xp import Array, concrete, namespace
+from refattn.mechanisms.graph_energy.total_energy import energy_of
+from refattn.xp import Array, namespace
 
 
 def energy(saved: Saved) -> Array:
@@ -53,19 +51,7 @@ def steps_taken(saved: Saved) -> Array:
 
 def weights_of(saved: Saved) -> Array | float:
     """Return pi as (b, h, n, 1), or 1 where the graph is symmetric; raise ValueError where it has no such weights."""
-    graph = saved.graph
-    if isinstance(graph, CSR):
-        raise ValueError("saved: got a flow on a sparse graph, whose energy is not computed; needs a dense one")
-    xp = namespace(graph)
-    if (balance := balance_of(saved.inner.graph)) is not None:
-        return balance
-    if saved.options.symmetrise in ("none", "given"):
-        asymmetry = xp.max(xp.abs(graph - xp.matrix_transpose(graph))) if graph.shape[-1] else 0.0
-        if not concrete(asymmetry == 0.0):
-            raise ValueError(
-                f"an energy exists only for graphs with detailed balance; |w_ij - w_ji| is up to {asymmetry}"
-            )
-    return 1.0
+    return attend.weights_of(saved.inner.graph)
 
 
 def _energy(inner: flow.Saved, balance: Array | float, x: Array) -> Array:

@@ -34,6 +34,9 @@ each channel from all its nodes, later tokens too, and so never where scores are
 With "proximal" steps are those of the iterative shrinkage-thresholding algorithm, which lower E + tau sum |x| where
 h <= 1/L; with `signed` |z| > h tau keeps z - h tau sign(z).
 
+The first x is b, or with a jitter b + m jitter: a constant of the backward, which takes scores away from where they
+would rest but not stay, such as the ridge between two wells.
+
 This is the adjoint of the steps that were taken, not that of the differential equation.
 
 Where w is symmetric v = -grad E with E(x) = sum F(x; b) + kappa/2 sum_ij w_ij G(x_j - x_i), F' = -f and G' = g; with
@@ -61,7 +64,17 @@ from refattn.mechanisms.graph_energy.law import Law
 from refattn.mechanisms.graph_energy.means import along
 from refattn.mechanisms.graph_energy.sparse import CSR
 from refattn.mechanisms.graph_energy.stopping import still_flowing
-from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, Tableau, moved, plus, seen, shrink, summed, weighted
+from refattn.mechanisms.graph_energy.tableaus import (
+    TABLEAUS,
+    Tableau,
+    first,
+    moved,
+    plus,
+    seen,
+    shrink,
+    summed,
+    weighted,
+)
 from refattn.xp import Array, concrete, namespace, sum_wide, zeros
 
 
@@ -91,7 +104,7 @@ class Saved:
 
 def forward(law: Law, graph: Array, start: Array, visible: Array | None) -> tuple[Array, Saved]:
     """Return the scores after the last step, and what `backward` reads."""
-    x = start  # (b, h, j, c) untagged: GE.7
+    x = first(law, start, visible)  # (b, h, j, c) untagged: GE.7, and a jitter
     states, flows = [x], None
     steps: list[Step] = []
     energies: list[Array] = []
@@ -141,9 +154,9 @@ def _last_first(saved: Saved) -> Iterator[Step]:
     if every is None:
         yield from reversed(saved.steps)
         return
-    for first in reversed(range(0, len(saved.steps), every)):
-        x, again = saved.states[first // every], []  # untagged: GE.11
-        for known in saved.steps[first : first + every]:
+    for begin in reversed(range(0, len(saved.steps), every)):
+        x, again = saved.states[begin // every], []  # untagged: GE.11
+        for known in saved.steps[begin : begin + every]:
             x, step = _step(law, saved.graph, saved.start, saved.visible, x, known.factor)  # untagged: GE.11
             again.append(step)
         yield from reversed(again)

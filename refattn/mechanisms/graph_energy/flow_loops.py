@@ -54,7 +54,7 @@ class Flow:
 
     o: dict[str, Any]  # the options
     value: Values
-    mu: float
+    mu: list[float]  # (j)
     kappa: float
     a: list[float]  # the coefficients of a polynomial
     n: int
@@ -85,9 +85,10 @@ class Flow:
         if self.o["symmetrise"] in ("mean", "causal_mirror"):
             sums = [self.m[i, c] * sum(self.w[i, j] * self.m[j, c] for j in range(self.n)) for i in range(self.n)]
             degree = max(sums)
-        curved = {"anchor": abs(self.mu), "none": 0.0}.get(self.o["intrinsic"])
-        if curved is None:
-            curved = abs(self.mu) + 3.0 * (1.0 + math.sqrt(abs(self.mu))) ** 2
+        curved = 0.0
+        for mu in self.mu if self.o["intrinsic"] != "none" else []:
+            wells = 3.0 * (1.0 + math.sqrt(abs(mu))) ** 2 if self.o["intrinsic"] == "double_well" else 0.0
+            curved = max(curved, abs(mu) + wells)
         bound = curved + 2.0 * steep * abs(self.kappa) * degree
         return 1.0 / bound if bound > 0.0 else 1.0
 
@@ -96,14 +97,14 @@ class Flow:
         for i in range(self.n):
             for j in range(self.n):
                 coupled[i] += self.m[i, c] * self.m[j, c] * self.w[i, j] * self.g(y[j] - y[i])
-            force = intrinsic(self.o["intrinsic"], self.mu, y[i], self.b[i, c])[0]
+            force = intrinsic(self.o["intrinsic"], self.mu[i], y[i], self.b[i, c])[0]
             rate[i] = self.m[i, c] * force + self.kappa * coupled[i]
         return coupled, rate
 
     def _jacobian(self, y: np.ndarray, c: int) -> np.ndarray:
         jacobian = np.zeros((self.n, self.n))
         for i in range(self.n):
-            jacobian[i, i] += self.m[i, c] * intrinsic(self.o["intrinsic"], self.mu, y[i], self.b[i, c])[1]
+            jacobian[i, i] += self.m[i, c] * intrinsic(self.o["intrinsic"], self.mu[i], y[i], self.b[i, c])[1]
             for j in range(self.n):
                 edge = self.kappa * self.m[i, c] * self.m[j, c] * self.w[i, j] * self.slope(y[j] - y[i])
                 jacobian[i, j] += edge
@@ -137,6 +138,8 @@ class Flow:
         stages, weights = METHODS[self.o["integrator"]]
         channels = self.b.shape[1]
         self.x = self.b.copy()
+        if self.o["jitter"] is not None:
+            self.x = self.x + self.m * self.o["jitter"]
         self.h = [self._step(c) for c in range(channels)]
         self.points = np.zeros((self.o["steps"], len(weights), self.n, channels))
         self.rates, self.pulls = np.zeros(self.points.shape), np.zeros(self.points.shape)
@@ -177,7 +180,8 @@ class Flow:
         stages, weights = METHODS[self.o["integrator"]]
         count = len(weights)
         d_w, d_b = np.zeros((n, n)), np.zeros(self.b.shape)
-        d_mu = d_kappa = d_h = 0.0
+        d_mu = np.zeros(n)
+        d_kappa = d_h = 0.0
         d_a = np.zeros(len(self.a))
         forward, self.value = self.value, {}
         way = WAYS.get(self.o["integrator"])
@@ -208,9 +212,9 @@ class Flow:
                     for y, weight in points:
                         below[s] += weight * (self._jacobian(y, c).T @ d_v)
                         for i in range(n):
-                            _, _, by_b, by_mu = intrinsic(self.o["intrinsic"], self.mu, y[i], self.b[i, c])
+                            _, _, by_b, by_mu = intrinsic(self.o["intrinsic"], self.mu[i], y[i], self.b[i, c])
                             d_b[i, c] += weight * self.m[i, c] * by_b * d_v[i]
-                            d_mu += weight * self.m[i, c] * by_mu * d_v[i]
+                            d_mu[i] += weight * self.m[i, c] * by_mu * d_v[i]
                             for j in range(n):
                                 edge = weight * self.kappa * self.m[i, c] * self.m[j, c] * d_v[i]
                                 for m in range(len(self.a)):
@@ -222,7 +226,7 @@ class Flow:
             d_b[:, c] += lam
         grad |= self.value
         self.value = forward
-        grad |= {"dGE.6": d_w, "dGE.7": d_b, "dGE.mu": np.asarray(d_mu), "dGE.kappa": np.asarray(d_kappa)}
+        grad |= {"dGE.6": d_w, "dGE.7": d_b, "dGE.mu": d_mu, "dGE.kappa": np.asarray(d_kappa)}
         if self.o["tau"] is not None:
             grad["dGE.tau"] = np.asarray(d_tau)
         if self.a:

@@ -85,6 +85,20 @@ def check_start(start: Any, q: Array, nodes: int, state: str) -> Array | None:
     return xp.astype(start, raised(q).dtype)
 
 
+def check_jitter(jitter: Any, q: Array, full: tuple[int, ...]) -> Array | None:
+    """Return how far from their start scores begin, as (b, h, j, c), in the dtype that is computed in."""
+    if jitter is None:
+        return None
+    if not is_array(jitter):
+        raise TypeError(f"jitter: got {type(jitter).__name__}, needs an array")
+    xp = check_arrays(q=q, jitter=jitter)
+    check_floating(jitter=jitter)
+    shape = tuple(jitter.shape)
+    if len(shape) > 4 or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(full), strict=False)):
+        raise ValueError(f"jitter: got shape {shape}, needs one that broadcasts to {full}")
+    return xp.broadcast_to(xp.astype(jitter, raised(q).dtype), full)
+
+
 def check_bias(bias: Any, q: Array, nodes: int) -> Array | None:
     """Return a bias of the scores in the dtype that is computed in."""
     if bias is None:
@@ -117,6 +131,13 @@ def check_checkpoint(checkpoint: Any) -> int | None:
     if checkpoint is not None and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 1):
         raise ValueError(f"checkpoint: got {checkpoint!r}, needs a whole number of at least 1, or None")
     return checkpoint
+
+
+def check_max_nfe(most: Any) -> int:
+    """Return how many rates "rk45" evaluates at most."""
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ValueError(f"max_nfe: got {most!r}, needs a whole number of at least 1")
+    return most
 
 
 def check_choices_of_steps(

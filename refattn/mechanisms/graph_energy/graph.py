@@ -22,7 +22,8 @@ Adjoints, for given db (dGE.7), dw (dGE.6) and a part of da from the readout (dG
 value of GE.n)::
 
     [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; "kk": adjoint of GE.6 at dw
-    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone
+    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone; and n_ij dl_i with l_i = log pi_i where
+                                                        a loss reads the energy
     [dGE.3]  da = part of the readout + adjoint of GE.6 at dw + (db)^T for "query"
     [dGE.2]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
     [dGE.1]  ds = dm + (dr + dr^T) / 2 + db_j b_j (1 - b_j) on the diagonal for "token"
@@ -151,8 +152,13 @@ def forward(
     return Saved(q, k, scale, shapes[0], symmetrise, state, *results)
 
 
-def backward(saved: Saved, d_attention_read: Array, d_graph: Array, d_start: Array) -> dict[str, Array]:
-    """Return the gradients of q, k and scale, for a part of da (b, h, i, j), and dw and db."""
+def backward(
+    saved: Saved, d_attention_read: Array, d_graph: Array, d_start: Array, d_lse: Array | None = None
+) -> dict[str, Array]:
+    """Return the gradients of q, k and scale, for a part of da (b, h, i, j), and dw and db.
+
+    `d_lse` (b, h, j, 1) is dl, where a loss reads the energy, which is weighted with pi.
+    """
     q, k, scale, attention = saved.q, saved.k, saved.scale, saved.attention
     xp = namespace(q, k)
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
@@ -167,7 +173,8 @@ def backward(saved: Saved, d_attention_read: Array, d_graph: Array, d_start: Arr
         d_links = d_linked if plain else link_backward(saved.kernel, saved.symmetrise, d_linked)  # untagged: dGE.5
         d_kernel = d_links  # (b, h, j, j) [dGE.5]
         # forward: kernel = softmax(mutual)
-        d_mutual = softmax_backward(saved.kernel, d_kernel)  # (b, h, j, j) [dGE.4]
+        d_weighted = none if d_lse is None else saved.kernel * d_lse  # untagged: part of dGE.4
+        d_mutual = softmax_backward(saved.kernel, d_kernel) + d_weighted  # (b, h, j, j) [dGE.4]
         # forward: mutual = (scores + scores^T) / 2, or scale k . k
         d_pairs = d_mutual + xp.matrix_transpose(d_mutual)  # (b, h, j, j) untagged: part of dGE.1, or dGE.k
         d_average = d_average if saved.over_keys else 0.5 * d_pairs  # untagged: part of dGE.1

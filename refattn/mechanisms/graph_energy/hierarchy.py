@@ -36,7 +36,11 @@ from refattn.mechanisms.graph_energy.rows import softmax_backward, softmax_forwa
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, arange, device, dtype_name, namespace, raised, sum_wide, zeros
 
-NOT_TAKEN = ("state", "graph", "graph_scores", "start", "adjoint", "stop_force", "stop_plateau", "stop_level")
+NOT_TAKEN = ("state", "graph", "graph_scores", "start", "jitter", "adjoint") + (
+    "stop_force",
+    "stop_plateau",
+    "stop_level",
+)
 """Options of the core that a hierarchy does not take."""
 
 

@@ -2,10 +2,10 @@
 
 ::
 
-    name         f                    F                                    f'              df/db   df/dmu
-    anchor       -mu (x - b)          mu (x - b)^2 / 2                     -mu             mu      -(x - b)
-    none         0                    0                                    0               0       0
-    double_well  mu x - x^3 + b       -mu x^2 / 2 + x^4 / 4 - b x          mu - 3 x^2      1       x
+    name         f               F                            f'          df/db  df/dmu    dF/db        dF/dmu
+    anchor       -mu (x - b)     mu (x - b)^2 / 2             -mu         mu     -(x - b)  -mu (x - b)  (x - b)^2 / 2
+    none         0               0                            0           0      0         0            0
+    double_well  mu x - x^3 + b  -mu x^2 / 2 + x^4 / 4 - b x  mu - 3 x^2  1      x         -x           -x^2 / 2
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Intrinsic:
         f and F of (x, b, mu).
     d_x, d_b, d_mu
         The derivatives of f.
+    potential_b, potential_mu
+        The derivatives of F.
     largest_slope
         sup |f'| as a function of mu, where |b| <= 1 and the flow starts at b.
     """
@@ -41,6 +43,8 @@ class Intrinsic:
     d_x: Function
     d_b: Function
     d_mu: Function
+    potential_b: Function
+    potential_mu: Function
     largest_slope: Callable[[Number], Number]
 
 
@@ -62,6 +66,10 @@ def _mu(x: Array, b: Array, mu: Number) -> Array:
 
 def _distance(x: Array, b: Array, mu: Number) -> Array:
     return b - x
+
+
+def _half_square_distance(x: Array, b: Array, mu: Number) -> Array:
+    return 0.5 * (x - b) * (x - b)
 
 
 def _nothing(x: Array, b: Array, mu: Number) -> Array:
@@ -89,6 +97,14 @@ def _x(x: Array, b: Array, mu: Number) -> Array:
     return x
 
 
+def _minus_x(x: Array, b: Array, mu: Number) -> Array:
+    return -x
+
+
+def _minus_half_square(x: Array, b: Array, mu: Number) -> Array:
+    return -0.5 * x * x
+
+
 def _size(mu: Number) -> Number:
     return abs(mu)
 
@@ -105,9 +121,15 @@ def _wells_largest(mu: Number) -> Number:
 INTRINSICS: dict[str, Intrinsic] = {
     known.name: known
     for known in (
-        Intrinsic("anchor", _anchor, _anchor_potential, _minus_mu, _mu, _distance, _size),
-        Intrinsic("none", _nothing, _nothing, _nothing, _nothing, _nothing, _no_slope),
-        Intrinsic("double_well", _wells, _wells_potential, _wells_slope, _one, _x, _wells_largest),
+        Intrinsic(
+            "anchor",
+            *(_anchor, _anchor_potential, _minus_mu, _mu, _distance, _anchor, _half_square_distance, _size),
+        ),
+        Intrinsic("none", *(_nothing,) * 7, _no_slope),
+        Intrinsic(
+            "double_well",
+            *(_wells, _wells_potential, _wells_slope, _one, _x, _minus_x, _minus_half_square, _wells_largest),
+        ),
     )
 }
 """The intrinsic forces by name."""

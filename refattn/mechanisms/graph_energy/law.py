@@ -58,9 +58,11 @@ class Law:
     integrator: str
     form: ModuleType
     accuracy: float = 1e-6  # of "rk45"
+    max_nfe: int = 10000  # of "rk45": how many rates it evaluates at most
     stop: Stop | None = None
     checkpoint: int | None = None  # every how many steps a state is kept
     threshold: Threshold | None = None  # "proximal" acts after every step; others leave the flow alone
+    jitter: Array | None = None  # how far from b the scores begin, as (b, h, j, c)
 
     @property
     def shrinks(self) -> bool:

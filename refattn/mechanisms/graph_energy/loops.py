@@ -31,7 +31,7 @@ class _Head(Graph):
         known = {"state": "token", "coupling": None, "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "tau": None}
         known |= {"step": None, "steps": 10, "integrator": "euler", "symmetrise": None, "scale": None, "kind": "hard"}
         known |= {"signed": None, "straight_through": False, "empty": "argmax", "causal": False, "coefficients": None}
-        known |= {"graph_scores": "qk"}
+        known |= {"graph_scores": "qk", "jitter": None}
         self.o = {**known, **options}
         feature, query = self.o["state"] == "feature", self.o["state"] == "query"
         self.feature, self.query = feature, query
@@ -43,7 +43,8 @@ class _Head(Graph):
         if self.o["signed"] is None:
             self.o["signed"] = feature
         self.scale = 1.0 / math.sqrt(q.shape[1]) if self.o["scale"] is None else float(self.o["scale"])
-        self.mu, self.kappa = float(self.o["mu"]), float(self.o["kappa"])
+        self.mu: list[float] = [float(mu) for mu in np.broadcast_to(self.o["mu"], (self.n,))]
+        self.kappa = float(self.o["kappa"])
         self.a = [] if self.o["coefficients"] is None else [float(a) for a in self.o["coefficients"]]
         self.choose()
         self.value: Values = {}
@@ -158,7 +159,12 @@ def _heads(q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any]) -> list[l
         for h in range(heads):
             own = q[b, h], k[b, h * groups // heads], v[b, h * groups // heads], bias[b, h]
             start = None if starts is None else starts[b, h]
-            row.append(_Head(*own, start, allowed[b, h], masked, options))
+            mu = options.get("mu", 1.0)
+            of_head = options if np.ndim(mu) < 2 else {**options, "mu": mu[h]}
+            if options.get("jitter") is not None:
+                moved = np.asarray(options["jitter"])
+                of_head = {**of_head, "jitter": np.broadcast_to(moved, (batch, heads, n, moved.shape[-1]))[b, h]}
+            row.append(_Head(*own, start, allowed[b, h], masked, of_head))
         for head in row:
             head.run()
         found.append(row)
@@ -192,7 +198,9 @@ def backward(
             grad[f"dGE.{name}"] = whole.sum(axis=tuple(n for n, m in enumerate(shape) if m == 1), keepdims=True)
     if "dGE.coefficients" in grad:
         grad["dGE.coefficients"] = grad["dGE.coefficients"].sum(axis=(0, 1))
-    for id in ("dGE.scale", "dGE.mu", "dGE.kappa", "dGE.step", "dGE.tau"):
+    by_node = np.ndim(options.get("mu", 1.0)) == 2  # (h, j)
+    grad["dGE.mu"] = grad["dGE.mu"].sum(axis=0) if by_node else np.asarray(grad["dGE.mu"].sum())
+    for id in ("dGE.scale", "dGE.kappa", "dGE.step", "dGE.tau"):
         if id in grad:
             grad[id] = np.asarray(grad[id].sum())
     return grad

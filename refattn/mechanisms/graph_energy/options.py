@@ -15,6 +15,7 @@ from refattn.mechanisms.graph_energy.given import (
     check_checkpoint,
     check_choices_of_steps,
     check_graph,
+    check_max_nfe,
     check_over_keys,
     check_proximal,
     check_start,
@@ -58,6 +59,7 @@ USUAL: dict[str, Any] = {
     "steps": 10,
     "integrator": "euler",
     "accuracy": 1e-6,
+    "max_nfe": 10000,
     "stop_force": None,
     "stop_plateau": None,
     "stop_level": None,
@@ -65,6 +67,7 @@ USUAL: dict[str, Any] = {
     "graph": None,
     "graph_scores": "qk",
     "start": None,
+    "jitter": None,
     "scale": None,
     "bias": None,
     "kind": "hard",
@@ -101,10 +104,12 @@ class Options:
     empty: str
     adjoint: str
     accuracy: float
+    max_nfe: int
     stop: dict[str, float]
     graph: Array | CSR | None
     over_keys: bool  # whether links come from the scores of keys with keys
     start: Array | None
+    jitter: Array | None
     checkpoint: int | None
     bias: Array | None
 
@@ -187,10 +192,12 @@ def check_options(q: Array, nodes: int, *, causal: bool, **given: Any) -> Option
         empty=choice("empty", given["empty"], EMPTY),
         adjoint=choice("adjoint", given["adjoint"], ADJOINTS),
         accuracy=float(accuracy),
+        max_nfe=check_max_nfe(given["max_nfe"]),
         stop=stop,
         graph=graph,
         over_keys=over_keys,
         start=check_start(given["start"], q, nodes, state),
+        jitter=given["jitter"],
         checkpoint=check_checkpoint(given["checkpoint"]),
         bias=check_bias(given["bias"], q, nodes),
     )

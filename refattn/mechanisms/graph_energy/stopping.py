@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refattn.mechanisms.graph_energy.law import Law
-from refattn.mechanisms.graph_energy.tableaus import rate_at, seen
+from refattn.mechanisms.graph_energy.tableaus import rate_at
+from refattn.mechanisms.graph_energy.total_energy import energy_of
 from refattn.xp import Array, namespace
 
 PATIENCE = 3
 """Steps in a row over which the energy has to stay."""
-
-
-def energy_of(law: Law, graph: Array, start: Array, visible: Array | None, balance: Array | float, x: Array) -> Array:
-    """Return the energy of each channel as (b, h, 1, c)."""
-    xp = namespace(x)
-    own = seen(visible, law.intrinsic.potential(x, start, law.mu))
-    between = x[:, :, None, :, :] - x[:, :, :, None, :]
-    edges = graph[..., None] * law.coupling.potential(between)
-    if visible is not None:
-        edges = edges * visible[:, :, None, :, :] * visible[:, :, :, None, :]
-    return xp.sum(balance * (own + 0.5 * law.kappa * xp.sum(edges, axis=3)), axis=2, keepdims=True)
 
 
 def still_flowing(

@@ -5,7 +5,7 @@ token's score flows beside those that are kept: its memory grows by a number for
 with the number of tokens before it. In state "query" scores flow anew for every query, on a graph of all tokens so
 far; there queries are kept, and everything is computed again.
 
-A key mask covers the tokens of the past and the new ones.
+A key mask covers the tokens of the past and the new ones, and so do positions.
 
 Axes: b batch, n new token, j token, h head, g key/value head, d and e widths of a head, p stage, c channel.
 """
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.graph_energy import block, core, pairs, readout
+from refattn.mechanisms.graph_energy import block, core, learned, pairs, readout
 from refattn.mechanisms.graph_energy.derived import threshold_of
 from refattn.mechanisms.graph_energy.options import USUAL, check_options
 from refattn.mechanisms.graph_energy.rows import softmax_forward
@@ -51,20 +52,22 @@ def start(params: block.Params, batch: int) -> Cache:
 
 def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
-    _check(cache, state, context)
+    _check(params, cache, state, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
     if cache.points is not None and cache.k.shape[2]:
         parts = []
         for n in range(x.shape[1]):
             mask = None if context.key_mask is None else context.key_mask[:, : cache.k.shape[2] + 1]
-            one, cache = step(params, cache, block.State(x[:, n : n + 1, :]), replace(context, key_mask=mask))
+            classes = None if context.positions is None else context.positions[: cache.k.shape[2] + 1]
+            known = replace(context, key_mask=mask, positions=classes)
+            one, cache = step(params, cache, block.State(x[:, n : n + 1, :]), known)
             parts.append(one.x)
         return replace(state, x=xp.concat(parts, axis=1) if parts else x), cache
     q, k, v = own.project(params, x, x)
     k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
     all_q = q if cache.q is None else xp.concat([cache.q, q], axis=2)
     tokens = (x.shape[0], q.shape[1], k.shape[2], k.shape[2])
-    chosen = block.core_options(params.config, own.numbers(params, context))
+    chosen = _options(params, context)
     attended, saved = core.forward(all_q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
     result = _result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :])
     if cache.points is None:
@@ -78,13 +81,14 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     """Return the next state of one new token (b, 1, m), and the cache with it."""
     if cache.points is None or not cache.k.shape[2]:
         return prefill(params, cache, state, context)
-    _check(cache, state, context)
+    _check(params, cache, state, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
     q, k, v = own.project(params, x, x)
     k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
-    options = check_options(
-        q, q.shape[2], causal=True, **(USUAL | block.core_options(params.config, own.numbers(params, context)))
-    )
+    chosen = _options(params, context)
+    if params.config.classes is not None:
+        chosen["mu"] = chosen["mu"][:, -1:]  # of the new token
+    options = check_options(q, q.shape[2], causal=True, **(USUAL | chosen))
     heads, tokens = q.shape[1], k.shape[2]
     allowed = None
     if context.key_mask is not None:
@@ -117,12 +121,20 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     return replace(state, x=_result(params, x, xp.astype(out, x.dtype))), Cache(k, v, None, kept)
 
 
+def _options(params: block.Params, context: Context) -> dict[str, Any]:
+    return block.core_options(params.config, equations.active(learned).numbers(params, context))
+
+
 def _result(params: block.Params, x: Array, attended: Array) -> Array:
     out = linear_forward(merge_heads(attended), params.w_o, params.b_o)
     return x + out if params.config.residual else out
 
 
-def _check(cache: Cache, state: block.State, context: Context) -> None:
+def _check(params: block.Params, cache: Cache, state: block.State, context: Context) -> None:
+    if params.config.jitter or context.draws is not None:
+        raise ValueError(
+            "jitter: got a block with one, or draws, with a stream, whose scores start where they are; needs 0"
+        )
     if context.mask is not None:
         raise ValueError(
             "context.mask was given to a stream, whose past has been computed without it; needs a key_mask"

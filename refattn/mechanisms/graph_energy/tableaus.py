@@ -82,6 +82,11 @@ def seen(visible: Array | None, x: Array) -> Array:
     return x if visible is None else visible * x
 
 
+def first(law: Law, start: Array, visible: Array | None) -> Array:
+    """Return the scores before the first step: b, and the jitter of nodes that exist."""
+    return start if law.jitter is None else start + seen(visible, law.jitter)
+
+
 def rate_at(law: Law, graph: Array, start: Array, visible: Array | None, x: Array, after: Array | None = None) -> Array:
     """Return v at x, or its mean from x to `after`."""
     own = along(law.intrinsic.force, x, after, start, law.mu)

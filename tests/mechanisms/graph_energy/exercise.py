@@ -46,6 +46,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (feature, partial(core, feature, state="feature", full=False, kind="soft", tau=0.1)),
         (token, partial(block, token, full=True)),
         (token, partial(block, token, full=False)),
+        (token, partial(block, token, full=False, coupling="polynomial", step=0.1, classes=sizes["p"])),
         (cross, partial(block, cross, full=False, graph_scores="kk", kind="soft", learn_tau=True, learn_step=True)),
     ]
 
@@ -68,7 +69,8 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, **opti
         more |= {"coupling": "polynomial", "coefficients": make(0.1 * _draw("coefficients", 3)), "symmetrise": "none"}
         more |= {"bias": make(_draw("bias", h, 1, n)), "graph_scores": "qk"}
         more |= {"start": make(_draw("start", h, n)) if sizes["c"] == 1 else None}
-        more |= {"intrinsic": "double_well", "kind": "hard", "accuracy": 1e-3}
+        more |= {"intrinsic": "double_well", "kind": "hard", "accuracy": 1e-3, "max_nfe": 9000}
+        more |= {"jitter": make(0.01 * _draw("jitter", h, n, 1))}
         more |= dict.fromkeys(("stop_force", "stop_plateau", "stop_level", "graph", "checkpoint"))
         options = more | {"straight_through": True, "signed": True, "empty": "zero", "adjoint": "unroll"} | options
         assert set(record.defaults) == {*options, "form"}
@@ -81,13 +83,15 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, **opti
     record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
 
 
-def _block(sizes: Mapping[str, int], *, make: Make, full: bool, **more: Any) -> None:
+def _block(sizes: Mapping[str, int], *, make: Make, full: bool, classes: int | None = None, **more: Any) -> None:
     b, h, g, n, keys, d, e, m = (sizes[letter] for letter in "bhgijdem")
     block = mechanism("graph_energy").block
     options: dict[str, Any] = {"bias": True} if full else {"residual": False}
-    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options, **more)
+    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, classes=classes, **options, **more)
     x = make(np.asarray(_draw("x", b, n, m)))
     context = Context()
+    if classes is not None:
+        context = Context(positions=make(np.arange(keys) % classes))
     if full:
         context = Context(mask=make(_mask("mask", b, h, n, n)), key_mask=make(_mask("padding", b, n)), causal=True)
     if keys != n:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from refattn.mechanisms.graph_energy import implicit, pairs, stopping
+from refattn.mechanisms.graph_energy import implicit, pairs, total_energy
 from refattn.mechanisms.graph_energy.couplings import COUPLINGS
 from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS
 from refattn.mechanisms.graph_energy.law import Law
@@ -63,7 +63,7 @@ def test_the_third_derivative_is_0_where_a_pitchfork_is(nodes: int, links: tuple
     def energy(at: float, mode: int, mu: float) -> float:
         law = Law(tanh, wells, mu, kappa, 0.1, True, 1, "euler", pairs)
         x = at * vectors[:, mode].reshape(1, 1, nodes, 1)
-        return float(stopping.energy_of(law, graph[None, None], zero, None, 1.0, x)[0, 0, 0, 0])
+        return float(total_energy.energy_of(law, graph[None, None], zero, None, 1.0, x)[0, 0, 0, 0])
 
     for mode in range(nodes):
         # The second derivative is linear in mu: by the implicit Jacobian at two values, where it is 0.

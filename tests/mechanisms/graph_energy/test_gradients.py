@@ -13,19 +13,33 @@ from refattn import counter, equations
 from refattn.mechanisms.graph_energy import core, loops
 from tests.mechanisms.graph_energy.calls import COUPLINGS, B, H, draw, kept, qkv
 
-GRAPHS = ((False, "kernel"), (False, "mean"), (False, "min"), (False, "none"), (True, None))
-N = 5
-ALL = list(
-    itertools.product(
+GRAPHS = (
+    (False, "kernel"),
+    (False, "mean"),
+    (False, "min"),
+    (False, "none"),
+    (True, None),
+    ("kk", "kernel"),
+    ("kk", "min"),
+)
+N, ROWS = 5, 4
+ALL = [
+    combination
+    for combination in itertools.product(
         ("token", "query", "feature"),
         COUPLINGS,
         ("euler", "heun", "rk4"),
         GRAPHS,
-        ("hard", "soft"),
+        ("hard", "soft", "proximal"),
         ("anchor", "none", "double_well"),
     )
-)
-"""Every combination of state, coupling, integrator, graph, threshold and intrinsic force: 1620."""
+    if (combination[4] != "proximal" or combination[2] == "euler")
+    and (combination[3][0] != "kk" or combination[0] != "feature")
+]
+"""Every combination of state, coupling, integrator, graph, threshold and intrinsic force, where they go together: 2394.
+
+The graphs are causal or not, or "kk": of keys with keys, which other queries attend.
+"""
 
 FEW = [ALL[int(n)] for n in counter.permutation(len(ALL), seed=0, purpose="graph_energy.combinations")[:60]]
 
@@ -33,7 +47,8 @@ FEW = [ALL[int(n)] for n in counter.permutation(len(ALL), seed=0, purpose="graph
 def options_of(combination: Any) -> dict[str, Any]:
     state, coupling, integrator, (causal, symmetrise), kind, intrinsic = combination
     names: dict[str, Any] = {"state": state, "coupling": coupling, "integrator": integrator, "intrinsic": intrinsic}
-    return names | {"causal": causal, "symmetrise": symmetrise, "kind": kind, "steps": 3}
+    over_keys = {"graph_scores": "kk"} if causal == "kk" else {"causal": causal}
+    return names | over_keys | {"symmetrise": symmetrise, "kind": kind, "steps": 3}
 
 
 def numbers_of(state: str) -> dict[str, Any]:
@@ -48,7 +63,12 @@ def errors(combination: Any, form: str = "dense") -> dict[str, float]:
     torch: Any = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
     options, numbers = options_of(combination), numbers_of(combination[0])
     arrays = dict(zip("qkv", qkv(N), strict=True)) | numbers
-    mask = kept("mask", B, 1, N, N, keep=0.8)
+    rows = N
+    if "graph_scores" in options:
+        rows = ROWS
+        arrays["q"] = arrays["q"][:, :, :rows]
+        arrays |= {"start": draw("start", H, N)} if options["state"] == "token" else {}
+    mask = kept("mask", B, 1, rows, N, keep=0.8)
     out, saved = core.forward(**arrays, **options, mask=mask, form=form)
     upstream = {"d_out": draw("d_out", *out.shape)}
     if saved.weights is not None:
@@ -106,6 +126,32 @@ def test_loops_agree_where_the_threshold_empties_rows(empty: str, state: str, ki
     assert set(traced) == set(expected)
     for id, value in expected.items():
         # A few dozen roundings, relative to the largest number.
+        finite = np.where(np.isfinite(value), np.abs(value), 0.0)
+        np.testing.assert_allclose(traced[id], value, rtol=0, atol=1e-13 * max(1.0, np.max(finite)), err_msg=id)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"intrinsic": "anchor"},
+        {"intrinsic": "double_well", "integrator": "heun", "coupling": "tanh"},
+        {"state": "query", "symmetrise": "min", "integrator": "discrete_gradient", "mask": True},
+        {"state": "feature", "kind": "proximal", "tau": 0.1},
+        {"graph_scores": "kk", "start": True, "intrinsic": "none"},
+    ],
+    ids=str,
+)
+def test_loops_agree_where_every_node_has_its_own_mu(options: dict[str, Any]) -> None:
+    q, k, v = qkv(N)
+    given = {"mask": kept("mask", B, H, N, N, keep=0.6), "start": draw("start", N)}
+    options = {"steps": 2, "mu": np.abs(draw("mu", H, N)), **{n: given.get(n, x) for n, x in options.items()}}
+    with equations.trace() as traced:
+        out, saved = core.forward(q, k, v, **options)
+        core.backward(saved, draw("d_out", *out.shape))
+    expected = loops.forward(q, k, v, **options) | loops.backward(q, k, v, draw("d_out", *out.shape), **options)
+    assert set(traced) == set(expected) and traced["dGE.mu"].shape == (H, N)
+    for id, value in expected.items():
+        # As above.
         finite = np.where(np.isfinite(value), np.abs(value), 0.0)
         np.testing.assert_allclose(traced[id], value, rtol=0, atol=1e-13 * max(1.0, np.max(finite)), err_msg=id)
 

@@ -1,4 +1,4 @@
-"""Levels of tokens, parameters that nodes share, and sums that regularise a loss."""
+"""Levels of tokens, and parameters that nodes share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import backends
-from refattn.mechanisms.graph_energy import core, hierarchy, regularisers, sharing
-from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, qkv, run
+from refattn import Context, backends, mechanism
+from refattn.mechanisms.graph_energy import core, hierarchy, sharing
+from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, qkv
 
 LONG = 11
 
@@ -35,7 +35,7 @@ def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def numbers() -> dict[str, Any]:
     per_head = {"mu": np.abs(draw("mu", H, LONG)), "kappa": np.abs(draw("kappa", H)), "tau": np.full((H,), 0.3)}
-    others = {"step": np.asarray(0.2), "scale": np.asarray(0.6), "bias": draw("bias", H, 1, LONG)}
+    others = {"step": np.asarray(0.05), "scale": np.asarray(0.6), "bias": draw("bias", H, 1, LONG)}
     return {**per_head, **others, "level_logits": draw("logits", 4)}
 
 
@@ -206,36 +206,59 @@ def test_pairs_of_classes_share_a_bias() -> None:
         sharing.nodes_forward(table, np.zeros(3))
 
 
-# --- sums that regularise
+BLOCK = mechanism("graph_energy").block
+
+
+def test_a_block_learns_a_mu_of_each_class() -> None:
+    """The same for all classes it is that of a block without; a class without nodes has no gradient."""
+    x, d_x = draw("x", 2, 6, 4), draw("d_x", 2, 6, 4)
+    options: dict[str, Any] = {"width": 4, "heads": 2, "step": 0.2, "kind": "soft", "tau": 0.1}
+    found = []
+    for more, positions in (({}, None), ({"classes": 3}, np.asarray([2, 0, 2, 2, 0, 0]))):
+        params = BLOCK.init(BLOCK.Config(**options, **more), seed=1, like=x)
+        context = Context(positions=positions, causal=True)
+        state, saved = BLOCK.forward(params, BLOCK.start(params, x, context), context)
+        found.append((state.x, BLOCK.backward(params, saved, BLOCK.read_backward(params, state, d_x)[0])[1].raw_mu))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=0, atol=1e-14)
+    np.testing.assert_allclose(np.sum(found[1][1], axis=1), found[0][1], rtol=0, atol=1e-14)
+    assert found[1][1].shape == (2, 3) and not np.any(found[1][1][:, 1]) and np.all(found[1][1][:, [0, 2]])
+
+
+def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
+    x = draw("x", 2, 6, 4)
+    found = []
+    for more in ({"coupling": "identity"}, {"coupling": "polynomial", "terms": 3}):
+        params = BLOCK.init(BLOCK.Config(width=4, heads=2, step=0.2, **more), seed=1, like=x)
+        found.append(BLOCK.forward(params, BLOCK.start(params, x, Context()), Context())[0].x)
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
-    ("state", "name"),
-    [(state, name) for state in STATES for name in ("size", "roughness")]
-    + [(state, name) for state in ("token", "query") for name in ("entropy", "gini")],
+    ("options", "message"),
+    [
+        ({"classes": 0, "step": 0.1}, "classes: got 0, needs a whole number of at least 1"),
+        ({"classes": 2}, "step: got None with classes, needs a number, or learn_step"),
+        ({"coupling": "polynomial"}, "step: got None with polynomial, needs a number, or learn_step"),
+        ({"classes": 2, "intrinsic": "none"}, 'classes: got 2 with intrinsic="none", which has no mu'),
+        ({"terms": 0}, "terms: got 0, needs a whole number of at least 1"),
+    ],
 )
-def test_the_gradient_of_a_loss_with_a_sum_in_it(state: str, name: str) -> None:
-    arrays = dict(zip("qkv", qkv(5), strict=True)) | {"mu": np.abs(draw("mu", H)), "kappa": np.abs(draw("kappa", H))}
-    part = getattr(regularisers, name)
-
-    def total(**leaves: Any) -> Any:
-        out, saved = core.forward(**leaves, state=state, kind="soft", tau=0.02, symmetrise="mean", step=0.1, steps=4)
-        given = {"entropy": (saved.weights,), "gini": (saved.weights,), "size": (saved.scores,)}
-        return out, saved, part(*given.get(name, (saved.scores, saved.graph)))
-
-    out, saved, (_, gradients) = total(**arrays)
-    d_out = draw("d_out", *out.shape)
-    found = core.backward(saved, d_out, **{n: 0.3 * x for n, x in gradients.items()})
-
-    def loss(**leaves: Any) -> Any:
-        out, _, (value, _) = total(**leaves)
-        return (out * out.new_tensor(d_out) + 0.3 * value / out.numel(),)
-
-    agree(found, gradients_of(loss, arrays, np.ones(out.shape)))
+def test_what_a_block_does_not_share(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BLOCK.Config(width=4, heads=2, **options)
 
 
-def test_what_is_read_has_to_be_there() -> None:
-    out, saved = run(state="feature")
-    with pytest.raises(ValueError, match="d_scores: got shape"):
-        core.backward(saved, out, d_scores=np.zeros(3))
-    assert N == saved.graph.shape[-1]
+@pytest.mark.parametrize(
+    ("classes", "positions", "message"),
+    [
+        (2, None, "context.positions: got None with classes, needs an array"),
+        (2, np.zeros((2, 6), int), r"context.positions: got shape \(2, 6\) with classes, needs \(tokens,\)"),
+        (2, np.arange(6), "got a class that the table does not have, needs numbers from 0 to 1"),
+        (None, np.zeros(6, int), "context.positions was given to a block without classes"),
+    ],
+)
+def test_positions_that_do_not_fit(classes: int | None, positions: Any, message: str) -> None:
+    x, context = draw("x", 2, 6, 4), Context(positions=positions)
+    params = BLOCK.init(BLOCK.Config(width=4, heads=2, step=0.1, classes=classes), seed=1, like=x)
+    with pytest.raises((ValueError, IndexError), match=message):
+        BLOCK.forward(params, BLOCK.start(params, x, context), context)

@@ -19,6 +19,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "no anchor": {"intrinsic": "none", "kind": "soft", "tau": 0.1, "step": 0.2},
     "emptied": {"tau": 0.7, "empty": "dense"},
     "proximal": {"kind": "proximal", "tau": 0.3, "learn_tau": True, "learn_step": True, "steps": 4},
+    "classes": {"classes": 3, "coupling": "polynomial", "terms": 3, "step": 0.1},
 }
 
 
@@ -27,13 +28,17 @@ def decode(config: dict[str, Any], cuts: list[int], mask: Any = None) -> tuple[A
     stream, block = RECORD.stream, RECORD.block
     assert stream is not None
     params = block.init(block.Config(width=8, heads=2, **config), like=x, seed=5)
+    if "classes" in config:
+        params = tree.map_leaves(lambda w: w + 0.5 * draw("params", *w.shape), params)
+    classes = np.arange(9) ** 2 % config["classes"] if "classes" in config else None
     cache, parts = stream.start(params, 2), []
     for first, last in zip([0, *cuts], [*cuts, 9], strict=True):
-        context = Context(causal=True, key_mask=None if mask is None else mask[:, :last])
+        padding = None if mask is None else mask[:, :last]
+        context = Context(causal=True, key_mask=padding, positions=None if classes is None else classes[:last])
         advance = stream.step if last - first == 1 else stream.prefill
         state, cache = advance(params, cache, block.start(params, x[:, first:last], context), context)
         parts.append(state.x)
-    context = Context(causal=True, key_mask=mask)
+    context = Context(causal=True, key_mask=mask, positions=classes)
     expected, _ = block.forward(params, block.start(params, x, context), context)
     return np.concatenate(parts, axis=1), expected.x, cache
 
