@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import Context, counter, tree
+from tests.conftest import Arrays, Library
 
 STREAMS = [name for name in ra.list_mechanisms() if ra.mechanism(name).stream is not None]
 WIDTH, HEADS = 12, 2
@@ -89,7 +91,22 @@ def test_a_cache_is_not_written_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
 def test_on_every_library(name: str, backend: Any) -> None:
+    on_library(name, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STREAMS)
+def test_on_jax(name: str) -> None:
+    if os.environ.get("REFATTN_SLOW_SAMPLE") and name != STREAMS[0]:
+        pytest.skip("not of the sample: the first mechanism alone")
+    pytest.importorskip("jax", reason='needs jax: pip install "refattn[jax]"')
+    Library.JAX.backend.enable_float64()
+    on_library(name, Arrays(Library.JAX))
+
+
+def on_library(name: str, backend: Any) -> None:
     record, params = block_of(name)
     x = draw("x", 1, 5, WIDTH)
     given = tree.map_leaves(backend.array, params)

@@ -44,6 +44,7 @@ def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "num
     return check_module._row(found[0])
 
 
+@pytest.mark.xdist_group("report")  # one worker, so that the check runs once
 def test_numpy_agrees_with_itself(report: CheckReport) -> None:
     assert [r for r in report.rows if r.status != "agrees" and "torch" not in r.detail] == []
     assert report.exit_code == 0
@@ -55,6 +56,7 @@ def test_numpy_agrees_with_itself(report: CheckReport) -> None:
     }
 
 
+@pytest.mark.xdist_group("report")  # one worker, so that the check runs once
 def test_rows_say_where_most_of_the_allowed_error_was_used(report: CheckReport) -> None:
     rows = {(r.section, r.name): r for r in report.rows}
     tiled_row = rows["forms", "tiled, float32"]
@@ -64,6 +66,7 @@ def test_rows_say_where_most_of_the_allowed_error_was_used(report: CheckReport) 
     assert rows["equations", "docstrings, tags and trace"].detail == f"{len(RECORD.equations)} equations"
 
 
+@pytest.mark.xdist_group("report")  # one worker, so that the check runs once
 def test_the_report_as_json(report: CheckReport) -> None:
     broken = replace(report, rows=(*report.rows, Row("laws", "some", "disagrees", math.inf, "")))
     data = json.loads(json.dumps(broken.to_json(), allow_nan=False))

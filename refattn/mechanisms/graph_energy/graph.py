@@ -22,8 +22,7 @@ Adjoints, for given db (dGE.7), dw (dGE.6) and a part of da from the readout (dG
 value of GE.n)::
 
     [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; "kk": adjoint of GE.6 at dw
-    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone; and n_ij dl_i with l_i = log pi_i where
-                                                        a loss reads the energy
+    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il + dl_i)    "kernel" alone; l_i = log pi_i, which the energy reads
     [dGE.3]  da = part of the readout + adjoint of GE.6 at dw + (db)^T for "query"
     [dGE.2]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
     [dGE.1]  ds = dm + (dr + dr^T) / 2 + db_j b_j (1 - b_j) on the diagonal for "token"
