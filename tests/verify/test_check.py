@@ -189,6 +189,18 @@ def test_an_equation_that_is_computed_and_not_declared_is_found() -> None:
     assert found.status == "disagrees" and "SM.10 is not both declared and computed" in found.detail
 
 
+def test_a_sample_of_cases_need_not_reach_every_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ra.mechanism("graph_energy")
+    few = replace(whole, cases=(whole.case("tiny"),))
+    found = row("equations", "docstrings, tags and trace", few)
+    assert found.status == "disagrees" and "dGE.bias is not both declared and computed" in found.detail
+    monkeypatch.setattr(Scope, "compiles", True)
+    assert row("equations", "docstrings, tags and trace", few).status == "agrees"
+    # What is computed has to be declared all the same.
+    undeclared = row("equations", "docstrings, tags and trace", replace(RECORD, tagged=(dense,)))
+    assert undeclared.status == "disagrees" and "SM.10 is not both declared and computed" in undeclared.detail
+
+
 def test_a_hooked_copy_with_other_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = equations.active
 

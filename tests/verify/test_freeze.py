@@ -120,3 +120,16 @@ def test_a_generator_or_options_that_have_changed_are_named(golden: vectors.Gold
     assert freeze.recompute(other, golden, entry) == (np.inf, "q: the generator gives other numbers")
     share, where = freeze.recompute(changed(FEW, options={"causal": True}), golden, entry)
     assert share == np.inf and "options: {'causal': True} now, {} in the set" in where
+
+
+def test_an_equation_is_compared_where_no_result_depends_on_it(golden: vectors.GoldenSet) -> None:
+    entry = golden.cases[0]
+    with equations.apply(lambda each, name, value: value * 1.02 if each == "SM.4" else value):  # the maximum of a row
+        share, where = freeze.recompute(FEW, golden, entry)
+    assert share > 1.0 and where in ("SM.4", "SM.5", "SM.6")
+
+
+def test_an_equation_that_the_set_does_not_know_is_named(golden: vectors.GoldenSet) -> None:
+    entry = golden.cases[0]
+    fewer = {id: facts for id, facts in entry["equations"].items() if id != "SM.7"}
+    assert freeze.recompute(FEW, golden, {**entry, "equations": fewer}) == (np.inf, "not in both: SM.7")

@@ -14,7 +14,7 @@ from refattn.mechanisms.growing import metric as metrics
 from refattn.mechanisms.growing.statistics import Statistics, apply_metric
 from refattn.mechanisms.growing.truncate import align, alternate, balance, distance, svd, truncate
 from tests.mechanisms.growing.calls import draw
-from tests.mechanisms.growing.test_metric import of_tokens, problem, spectrum
+from tests.mechanisms.growing.test_metric import of_tokens, problem
 
 
 def one_sequence(
@@ -296,4 +296,3 @@ def test_bad_input() -> None:
         truncate(statistics.gradient, 2, "svd", metric)
     with pytest.raises(ValueError, match="statistics: got some without their sequences"):
         truncate(statistics.gradient, 2, "optimal_als", metric)
-    assert spectrum(3, 2.0, "s").shape == (3, 3)

@@ -89,6 +89,7 @@ def test_the_operator_of_no_transition() -> None:
         np.testing.assert_allclose(first, attended, rtol=0.0, atol=1e-14)
     from_nothing = ra.softmax.forward(0.0 * q, k, v)[0]
     assert np.max(np.abs(from_nothing - from_nothing[:, :, :1])) < 1e-15
+    assert np.max(np.abs(from_nothing - attended)) > 0.1
 
 
 def test_the_ridge_draws_to_0_or_to_the_identity() -> None:
