@@ -1,8 +1,9 @@
 """Decoding: what a last query says about the next token.
 
 A query that has moved points at source tokens: its softmax over the keys is a distribution over them, and the most
-probable one is the next token (as in a pointer network). For a stack of layers, or to score a vocabulary, the last
-query goes back to token space by a learned matrix, or by the pseudo-inverse of w_q.
+probable one is the next token (as in a pointer network). A whole sequence is answered at once: `point` over all of its
+last queries gives, after each of its tokens, the source token that comes next. For a stack of layers, or to score a
+vocabulary, the last query goes back to token space by a learned matrix, or by the pseudo-inverse of w_q.
 
 Letters: b batch, h head, i query, j key, m width of a token, d width of a head.
 Source: N. Tie 2024; pointing: Vinyals et al. 2015 (arXiv:1506.03134).

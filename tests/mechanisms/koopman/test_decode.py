@@ -79,6 +79,31 @@ def test_generation_repeats_itself() -> None:
     assert decode.generate(last_query, source, k[0, 0], normal("start", 6), 30, stop=found[0]) == found[:1]
 
 
+def test_a_sequence_is_answered_by_a_sequence() -> None:
+    """Every query of one sequence points at a token of the other: the same as token by token, padding left out."""
+    w_q, w_k, w_v = (normal(name, 6, 4) for name in ("w_q", "w_k", "w_v"))
+    tokens, source = normal("tokens", 7, 6), normal("source", 5, 6)
+    k, v = ((source @ w)[None, None] for w in (w_k, w_v))
+    real = np.asarray([True, True, True, False, True])
+    options: dict[str, Any] = {"perturbation": "identity", "updates": 3}
+    out, _ = ra.koopman.forward((tokens @ w_q)[None, None], k, v, mask=real, **options)
+    indices, probabilities = decode.point(out, k, mask=real)
+    assert 3 not in indices and len(set(indices[0, 0].tolist())) > 1
+    assert np.all(probabilities > 0.25)
+
+    kept = np.flatnonzero(real)
+
+    def last_query(token: Any) -> Any:
+        q = (token @ w_q)[None, None, None]
+        return ra.koopman.forward(q, k[:, :, kept], v[:, :, kept], **options)[0][0, 0, 0]
+
+    for n, token in enumerate(tokens):
+        (found,) = decode.generate(last_query, source[kept], k[0, 0, kept], token, 1)
+        assert kept[found] == indices[0, 0, n]
+    # The answer in token space: the source tokens themselves, or what the last queries are there.
+    assert source[indices[0, 0]].shape == decode.to_tokens(out[0, 0], w_q).shape == tokens.shape
+
+
 def test_the_last_update_may_point() -> None:
     """The readout "last": the weights that the last update attended with, before it moved the query."""
     q, k = normal("q", 1, 2, 5, 4), normal("k", 1, 2, 7, 4)
