@@ -68,6 +68,9 @@ class Backend(Protocol):
         Row i of W has the columns ``indices[indptr[i]:indptr[i + 1]]``, with the values `data` there.
         """
 
+    def sparse_rows(self, indptr: Array, edges: int) -> Array:
+        """Return the row of each of the `edges` entries of a sparse matrix."""
+
     def keep_memory(self) -> None:
         """Let the process keep the memory of freed arrays, where that saves time; for programs, not for libraries."""
 
@@ -163,6 +166,12 @@ class BaseBackend:
         values = xp.where(xp.reshape(inside, (-1,)), xp.take(data, flat), xp.zeros_like(data[:1]))
         parts = values[:, None] * xp.take(x, xp.take(indices, flat), axis=0)
         return xp.sum(xp.reshape(parts, (*at.shape, x.shape[1])), axis=1)
+
+    def sparse_rows(self, indptr: Array, edges: int) -> Array:
+        # The standard's repeat is not there while a library traces: the size of its result depends on values.
+        xp = self.namespace()
+        at = xp.arange(edges, dtype=indptr.dtype, device=indptr.device)
+        return xp.searchsorted(indptr, at, side="right") - 1
 
     def keep_memory(self) -> None:
         pass

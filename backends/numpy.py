@@ -45,6 +45,9 @@ class NumpyBackend(BaseBackend):
 
         return np.asarray(csr_array((data, indices, indptr), shape=(len(indptr) - 1, len(x))) @ x)
 
+    def sparse_rows(self, indptr: NDArray[Any], edges: int) -> NDArray[Any]:
+        return np.repeat(np.arange(len(indptr) - 1, dtype=indptr.dtype), np.diff(indptr))
+
     def keep_memory(self) -> None:
         # glibc gives large blocks back to the system at once, and each new page then costs a fault. Freeing one such
         # block makes it keep blocks up to that size.

@@ -124,9 +124,7 @@ def product(graph: CSR, x: Array) -> Array:
 
 def ends_of(graph: CSR) -> tuple[Array, Array]:
     """Return the row and the column of every edge."""
-    xp = namespace(graph.indices)
-    edges = arange(0, graph.indices.shape[0], graph.indptr)
-    return xp.searchsorted(graph.indptr, edges, side="right") - 1, graph.indices
+    return backend(graph.indptr).sparse_rows(graph.indptr, graph.indices.shape[0]), graph.indices
 
 
 def transposed(graph: CSR) -> CSR:
