@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -180,7 +182,9 @@ class Pass(Mapping[str, Any]):
         self.from_last = at if id.startswith("d") else self._count(id) - 1 - at
 
     def _count(self, id: str) -> int:
-        return sum(key.partition("[")[0] == id for key in self.traced)
+        if id not in self.traced:
+            return 0
+        return next(n for n in count(1) if f"{id}[{n}]" not in self.traced)
 
     def __getitem__(self, id: str) -> Any:
         number = self.from_last if id.startswith("d") else self._count(id) - 1 - self.from_last
@@ -216,9 +220,13 @@ def finite(x: Any) -> Floats:
 
 def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:
     """Return +1 or -1, a bit of the counter each."""
-    words = counter.words(count // 32 + 1, seed=seed, purpose=purpose, step=draw)
-    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little", count=count)
-    return 2.0 * bits.astype(np.float64) - 1.0
+    packed = _bits(1 << (count // 32).bit_length(), purpose, draw, seed)
+    return 2.0 * np.unpackbits(packed, bitorder="little", count=count).astype(np.float64) - 1.0
+
+
+@lru_cache(maxsize=1 << 14)  # the cases of a mechanism have the same equations, and the streams are named by these
+def _bits(words: int, purpose: str, draw: int, seed: int) -> NDArray[np.uint8]:
+    return counter.words(words, seed=seed, purpose=purpose, step=draw).astype("<u4").view(np.uint8)
 
 
 def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
