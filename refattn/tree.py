@@ -8,13 +8,18 @@ as they are and have no name. The name of an array is its path: ``layers.0.w_q``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from typing import Any, TypeVar
 
 from refattn.xp import Array, is_array, namespace
 
 T = TypeVar("T")
+
+_FIELDS: dict[type, tuple[str, ...] | None] = {}
+"""What `_fields` has found."""
+
+_STATIC = (str, int, float, Number)  # the usual ones first: asking an abstract class takes longer
 
 
 def flatten(tree: Any) -> dict[str, Array]:
@@ -27,7 +32,9 @@ def flatten(tree: Any) -> dict[str, Array]:
     ValueError
         Where the key of a dict is empty or has a dot in it, since its name could then not be told from a path.
     """
-    return dict(_leaves(tree, ""))
+    leaves: dict[str, Array] = {}
+    _collect(tree, "", leaves)
+    return leaves
 
 
 def unflatten(template: T, leaves: Mapping[str, Array]) -> T:
@@ -51,7 +58,7 @@ def unflatten(template: T, leaves: Mapping[str, Array]) -> T:
     for name, leaf in leaves.items():
         if not is_array(leaf):
             raise TypeError(f"leaves[{name!r}]: got {type(leaf).__name__}, needs an array")
-    return _rebuild(template, leaves, "")
+    return _rebuild(template, leaves, "")[0]
 
 
 def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
@@ -64,7 +71,8 @@ def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
     rest = [flatten(other) for other in others]
     for i, other in enumerate(rest):
         _compare_names(f"others[{i}]", leaves, other)
-    return _rebuild(tree, {name: function(x, *(other[name] for other in rest)) for name, x in leaves.items()}, "")
+    mapped = {name: function(x, *(other[name] for other in rest)) for name, x in leaves.items()}
+    return _rebuild(tree, mapped, "")[0]
 
 
 def zeros_like(tree: T) -> T:
@@ -74,10 +82,10 @@ def zeros_like(tree: T) -> T:
 
 def _children(node: Any, path: str) -> Iterable[tuple[str, Any]] | None:
     """Return the named entries of a node, or None for a static one."""
-    if node is None or isinstance(node, str | Number):
+    if node is None or isinstance(node, _STATIC):
         return None
-    if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
+    if (names := _fields(type(node))) is not None:
+        return [(name, getattr(node, name)) for name in names]
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return zip(node._fields, node, strict=True)
     if isinstance(node, tuple | list):
@@ -95,28 +103,37 @@ def _children(node: Any, path: str) -> Iterable[tuple[str, Any]] | None:
     )
 
 
-def _leaves(node: Any, path: str) -> Iterator[tuple[str, Array]]:
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """Return the names of the fields of a dataclass, None for another class."""
+    if kind not in _FIELDS:
+        own = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else None
+        _FIELDS[kind] = None if own is None else tuple(field.name for field in own)
+    return _FIELDS[kind]
+
+
+def _collect(node: Any, path: str, leaves: dict[str, Array]) -> None:
     if is_array(node):
-        yield path, node
+        leaves[path] = node
         return
     for name, child in _children(node, path) or ():
-        yield from _leaves(child, _join(path, name))
+        _collect(child, _join(path, name), leaves)
 
 
-def _rebuild(node: Any, leaves: Mapping[str, Any], path: str) -> Any:
+def _rebuild(node: Any, leaves: Mapping[str, Any], path: str) -> tuple[Any, bool]:
+    """Return the new node, and whether there was an array in it: what has none is static and stays as it is."""
     if is_array(node):
-        return leaves[path]
-    children = _children(node, path)
-    if children is None or not any(True for _ in _leaves(node, path)):
-        return node
-    new = {name: _rebuild(child, leaves, _join(path, name)) for name, child in children}
+        return leaves[path], True
+    rebuilt = {name: _rebuild(child, leaves, _join(path, name)) for name, child in _children(node, path) or ()}
+    if not any(has_array for _, has_array in rebuilt.values()):
+        return node, False
+    new = {name: child for name, (child, _) in rebuilt.items()}
     if isinstance(node, dict):
-        return new
+        return new, True
     if isinstance(node, tuple | list):
-        return node._make(new.values()) if hasattr(node, "_make") else type(node)(new.values())
+        return node._make(new.values()) if hasattr(node, "_make") else type(node)(new.values()), True
     # Static fields are left alone: they may be ones that the constructor does not take.
     changed = {name: value for name, value in new.items() if value is not getattr(node, name)}
-    return dataclasses.replace(node, **changed) if changed else node
+    return dataclasses.replace(node, **changed) if changed else node, True
 
 
 def _compare_names(argument: str, needed: Mapping[str, Any], given: Mapping[str, Any]) -> None:

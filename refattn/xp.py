@@ -22,6 +22,12 @@ Namespace: TypeAlias = Any
 _KNOWN: dict[type | None, Namespace] = {}
 """Namespaces by the class of an array: array-api-compat takes as long to find one as a small product takes."""
 
+_ARRAYS: dict[type, bool] = {}
+"""Whether objects of a class are arrays."""
+
+_DTYPE_NAMES: dict[tuple[type, Any], str] = {}
+"""Names of dtypes, by the class of an array too: dtypes of several libraries need not compare."""
+
 LOW_PRECISION = ("float16", "bfloat16")
 """Storage types: cast to float32 at entry, and back at the end."""
 
@@ -49,7 +55,10 @@ def namespace(*arrays: Array | None) -> Namespace:
 
 def is_array(value: object) -> bool:
     """Tell whether `value` is an array of a supported library; NumPy's scalars, which its reductions return, are."""
-    return array_api_compat.is_array_api_obj(value)
+    kind = type(value)
+    if kind not in _ARRAYS:
+        _ARRAYS[kind] = array_api_compat.is_array_api_obj(value)
+    return _ARRAYS[kind]
 
 
 def device(x: Array) -> Any:
@@ -74,7 +83,10 @@ def concrete(condition: Array | bool) -> bool | None:
 
 def dtype_name(x: Array) -> str:
     """Return the name of the dtype of `x` without its library: ``"float32"``, ``"bfloat16"``, ``"bool"``."""
-    return str(x.dtype).rpartition(".")[2]
+    key = type(x), x.dtype
+    if key not in _DTYPE_NAMES:
+        _DTYPE_NAMES[key] = str(x.dtype).rpartition(".")[2]
+    return _DTYPE_NAMES[key]
 
 
 def is_bool(x: Array) -> bool:

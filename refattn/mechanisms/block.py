@@ -90,21 +90,21 @@ class Block:
     def _check_context(self, context: Context, params: Any, **given: Any) -> None:
         check_is("context", context, Context)
         context.check_reads(self.title, self.reads)
-        names = ("memory", "mask", "key_mask", "memory_mask")
-        memory, *masks = ({f"context.{name}": x} if (x := getattr(context, name)) is not None else {} for name in names)
-        self._check(params, **given, **memory)
-        for mask in masks:
-            check_arrays(params=next(iter(tree.flatten(params).values())), **mask)
-            for name, x in mask.items():
-                if not is_bool(x):
-                    raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs bool")
+        memory = {} if context.memory is None else {"context.memory": context.memory}
+        leaf = next(iter(self._check(params, **given, **memory).values()))
+        for name in ("mask", "key_mask", "memory_mask"):
+            if (mask := getattr(context, name)) is not None:
+                check_arrays(params=leaf, **{f"context.{name}": mask})
+                if not is_bool(mask):
+                    raise TypeError(f"context.{name}: got dtype {dtype_name(mask)}, needs bool")
         if context.tokens is not None:
-            check_arrays(params=next(iter(tree.flatten(params).values())), **{"context.tokens": context.tokens})
+            check_arrays(params=leaf, **{"context.tokens": context.tokens})
             if not dtype_name(context.tokens).startswith(("int", "uint")):
                 raise TypeError(f"context.tokens: got dtype {dtype_name(context.tokens)}, needs an integer type")
 
-    def _check(self, params: Any, **given: Any) -> None:
-        """Raise where `params` or a state is of another class, or not all arrays are finite and of one kind."""
+    def _check(self, params: Any, **given: Any) -> dict[str, Array]:
+        """Return all arrays, those of `params` first; raise where one is not finite or of another kind than the rest,
+        or `params` or a state of another class."""
         check_is("params", params, self.module.Params)
         leaves = tree.flatten({"params": params})
         for name, value in given.items():
@@ -116,6 +116,7 @@ class Block:
         for name, leaf in leaves.items():
             if all_finite(leaf) is False:
                 raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
+        return leaves
 
 
 class Stream:
