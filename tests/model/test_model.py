@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from refattn import backends, counter, model, tree
 from refattn.model import decode, network
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
 from refattn.verify import gradients
+from tests.conftest import Arrays, Library
 from tests.test_equation_ids import id_problems, line_problems, trace_of
 
 CAUSAL = [name for name in ra.list_mechanisms() if "causal" in ra.mechanism(name).reads]
@@ -168,7 +170,22 @@ def test_gradients_in_three_ways(name: str, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
 def test_on_every_library(name: str, backend: Any) -> None:
+    on_library(name, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAUSAL)
+def test_on_jax(name: str) -> None:
+    if os.environ.get("REFATTN_SLOW_SAMPLE") and name not in CAUSAL[:2]:
+        pytest.skip("not of the sample: the first two mechanisms alone")
+    pytest.importorskip("jax", reason='needs jax: pip install "refattn[jax]"')
+    Library.JAX.backend.enable_float64()
+    on_library(name, Arrays(Library.JAX))
+
+
+def on_library(name: str, backend: Any) -> None:
     params, given, targets = params_of(name), tokens(2, 7), tokens(2, 7, "targets")
     losses, found = loss_and_gradients(params, given, targets)
     sent = tree.map_leaves(backend.array, params)
