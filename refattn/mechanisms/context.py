@@ -54,6 +54,10 @@ class Context:
     training: bool = False
     layer: int = 0
 
+    def __post_init__(self) -> None:
+        if self.draws is not None and not isinstance(self.draws, dict):
+            raise TypeError(f"draws: got {type(self.draws).__name__}, needs a dict of arrays by name")
+
     def check_reads(self, title: str, reads: tuple[str, ...]) -> None:
         """Raise ValueError where a field is given that the mechanism does not read."""
         for field in fields(self):

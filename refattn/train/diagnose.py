@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class DivergedError(Exception):
-    """The numbers of a run stopped being finite; the message says which, and where."""
+    """The numbers of a run stopped being finite, or a block found no result; the message says which, and where."""
 
 
 class _FoundError(Exception):
@@ -26,7 +26,7 @@ class _FoundError(Exception):
 
 
 def watched(params: Params, compute: Callable[[], T], problem: Callable[[T], str | None]) -> T:
-    """Return what a computation with a model returns; DivergedError where that is not finite, with the cause.
+    """Return what a computation with a model returns; DivergedError where that is not finite or none, with the cause.
 
     `problem` says in words what of the result is not finite, or None.
     """
@@ -37,7 +37,11 @@ def watched(params: Params, compute: Callable[[], T], problem: Callable[[T], str
         what = problem(result)
     except Unsupported:  # nothing to do with numbers
         raise
-    except ValueError:  # a block refuses what is not finite
+    except ArithmeticError as error:  # a block that has no result for such numbers
+        raise DivergedError(str(error)) from error
+    except ValueError as error:
+        if "not finite" not in str(error):  # a block refuses what is not finite, and other things
+            raise
         what = "what a block is given"
     if what is not None:
         raise DivergedError(f"{what} is not finite; {first_not_finite(params, compute)}")

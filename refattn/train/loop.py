@@ -215,7 +215,7 @@ def _growth_told(row: Mapping[str, Any]) -> str:
     if not facts["grown"]:
         return f"step {row['step']}: nothing to gain by growing, widths {facts['widths']}"
     told = f"widths {facts['widths']}, loss {facts['before']:.4f} to {facts['after']:.4f}"
-    return f"step {row['step']}: {told} at amplitude {facts['amplitude']:g}"
+    return f"step {row['step']}: {told}" + (f" at amplitude {facts['amplitude']:g}" if facts["amplitude"] else "")
 
 
 def _scored(settings: Settings, text: data.Text) -> data.Bytes:

@@ -285,6 +285,28 @@ def test_a_loss_of_numbers_too_large_for_their_gradients(
     assert found is not None and found.step == 0
 
 
+def test_a_block_that_finds_no_result_is_told_with_its_step(
+    tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any, **options: Any) -> Any:
+        raise ArithmeticError("update 2: the perturbation was not inverted")
+
+    monkeypatch.setattr(loop, "measured", fails)
+    with pytest.raises(DivergedError, match="^step 1: update 2: the perturbation was not inverted; .*saved"):
+        train(chosen, tmp_path / "run")
+
+
+def test_an_argument_that_a_block_refuses_is_no_divergence(
+    tmp_path: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any, **options: Any) -> Any:
+        raise ValueError("context.draws: got none, needs ridge")
+
+    monkeypatch.setattr(loop, "measured", fails)
+    with pytest.raises(ValueError, match="^context.draws: got none, needs ridge$"):
+        train(chosen, tmp_path / "run")
+
+
 def test_a_score_that_is_not_finite_is_no_result(tmp_path: Path, chosen: Settings) -> None:
     """The last update may be the one too many: no step follows that would notice."""
     out = tmp_path / "run"

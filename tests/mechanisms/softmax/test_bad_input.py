@@ -351,6 +351,10 @@ def test_the_start_checks_its_context() -> None:
     raises(E, f"context.graph was given, but {READS}", lambda: BLOCK.start(PARAMS, X, ra.Context(graph=1)))
 
 
+def test_a_context_of_draws() -> None:
+    raises(T, "draws: got list, needs a dict of arrays by name", lambda: ra.Context(draws=[X]))  # type: ignore[arg-type]
+
+
 def test_the_backward_of_a_block() -> None:
     _, saved = forward()
     cases: list[tuple[Any, type[Exception], str]] = [
