@@ -199,7 +199,7 @@ def test_a_wrong_command_is_found(line: str, problem: str | None) -> None:
 
 
 def examples() -> list[doctest.DocTest]:
-    """Every docstring and every block of a page that has an example, to be run on its own.
+    """Every docstring, and every page with its blocks one after the other, that has an example, to be run on its own.
 
     They are read from the text: doctest's own search passes over what a decorator has wrapped.
     """
@@ -218,10 +218,12 @@ def examples() -> list[doctest.DocTest]:
                 text, line = ast.get_docstring(node) or "", getattr(node, "lineno", 1)
                 found.append(parser.get_doctest(text, {}, f"{name_of(path)}:{line}", str(path), line))
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
+        text, blocks, read = page.read_text(encoding="utf-8"), "", 0
         for match in FENCE.finditer(text):
-            line = text.count("\n", 0, match.start(2)) + 1
-            found.append(parser.get_doctest(match[2], {}, f"{name_of(page)}:{line}", str(page), line))
+            # What stands between the blocks is left out, but for its lines: a failure is told with the page's own.
+            blocks += "\n" * text.count("\n", read, match.start(2)) + match[2]
+            read = match.end(2)
+        found.append(parser.get_doctest(blocks, {}, name_of(page), str(page), 0))
     return [each for each in found if each.examples]
 
 
