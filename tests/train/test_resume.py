@@ -15,8 +15,8 @@ import pytest
 from refattn.train import checkpoint, data, loop, metrics
 from refattn.train.checkpoint import CheckpointError
 from refattn.train.folder import RunError
-from refattn.train.settings import Settings
-from tests.train.runs import Listener, remains, small, train, write_text
+from refattn.train.settings import Settings, build
+from tests.train.runs import SMALL, Listener, remains, small, train, write_text
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread alone"
@@ -62,6 +62,26 @@ def whole(tmp_path: Path, chosen: Settings) -> dict[str, Any]:
 
 
 # --- Ctrl-C
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options"),
+    [
+        ("sympformer", {"block": {"start": "table"}}),
+        ("sympformer", {"block": {"integrator": "ab2"}}),
+        ("graph_energy", {"gamma": 0.1, "block": {"regulariser": "gini"}}),
+        ("koopman", {}),
+    ],
+    ids=str,
+)
+def test_runs_of_other_blocks_go_on_to_the_same_bytes(
+    tmp_path: Path, chosen: Settings, mechanism: str, options: dict[str, Any]
+) -> None:
+    few = build(mechanism, SMALL | {"data": chosen.data, "layers": 2, "steps": 5} | options)
+    expected = remains(train(few, tmp_path / "whole").folder)
+    out = tmp_path / "stopped"
+    assert not train(few, out, Interrupting(3)).finished
+    assert remains(train(few, out, resume=True).folder) == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
