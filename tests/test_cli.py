@@ -187,7 +187,8 @@ def run(*arguments: object) -> Result:
 
 
 def verify(spec: str, *arguments: object) -> Result:
-    return run("verify", "softmax", "--impl", spec, "--dtype", "float32", *arguments)
+    """Verify in this process, which is faster than in one more."""
+    return run("verify", "softmax", "--impl", spec, "--dtype", "float32", "--in-process", *arguments)
 
 
 def refused(*arguments: object) -> str:
@@ -350,7 +351,7 @@ def test_a_right_implementation_agrees(few: tuple[str, ...], kernels: Callable[[
 
 
 def test_every_dtype_is_run_by_default(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    result = run("verify", "softmax", "--impl", kernels("with_lse"))
+    result = run("verify", "softmax", "--in-process", "--impl", kernels("with_lse"))
     assert result.exit_code == 0
     assert "15 cases run, 5 declined" in result.stdout and "not given" not in result.stdout
     assert "it takes no dtype=" in result.stdout
@@ -359,7 +360,8 @@ def test_every_dtype_is_run_by_default(few: tuple[str, ...], kernels: Callable[[
 
 
 def test_bfloat16_values_come_in_float32_and_are_told(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
-    assert run("verify", "softmax", "--impl", kernels("told"), "--dtype", "bfloat16").exit_code == 0
+    arguments = ("--impl", kernels("told"), "--dtype", "bfloat16", "--in-process")
+    assert run("verify", "softmax", *arguments).exit_code == 0
 
 
 def test_a_wrong_implementation_disagrees(few: tuple[str, ...], kernels: Callable[[str], str], tmp_path: Path) -> None:
@@ -554,7 +556,7 @@ def test_unknown_names() -> None:
     assert "'relu'" in (line := refused("verify", "relu", "--impl", "a:b")) and "softmax" in line
     line = refused("verify", "softmax", "--impl", "a:b", "--dtype", "float8")
     assert "'float8'" in line and "bfloat16" in line
-    for option in ("--outputs", "--html", "--seed"):
+    for option in ("--outputs", "--seed"):
         assert option in refused("verify", "softmax", "--impl", "a:b", option, "x")
     assert "see refattn --help" in refused("--quiet", "list")
     assert "extra" in refused("list", "extra")
@@ -587,7 +589,7 @@ def test_an_implementation_that_cannot_be_loaded(
         kernels("number"): "number is int, needs a function",
         kernels("Failing"): "OSError: no device",
     }.items():
-        line = refused("verify", "softmax", "--impl", spec)
+        line = refused("verify", "softmax", "--in-process", "--impl", spec)
         assert words in line and spec in line.replace("--impl: there is no file nowhere.py", spec)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+import refattn
 from refattn.cli.arguments import (
     NOTHING_RUN,
     Problem,
@@ -18,8 +21,12 @@ from refattn.cli.arguments import (
     record_of,
 )
 from refattn.cli.golden import read_set
-from refattn.cli.output import deliver, progress
+from refattn.cli.output import deliver, progress, write_text
 from refattn.mechanisms import registry
+
+if TYPE_CHECKING:
+    from refattn.mechanisms.record import Mechanism
+    from refattn.verify.isolate import Isolated
 
 
 @click.command("check", short_help="Let the reference certify itself.")
@@ -54,11 +61,19 @@ def check(ctx: click.Context, mechanisms: tuple[str, ...], backend: str, file: s
 @click.option(
     "--vectors", metavar="DIR", help="The golden vectors that --outputs is from; those of the package if absent."
 )
-@click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each run of --exec; 60 by default.")
+@click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
+@click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
+@click.option(
+    "--rounding", metavar="ID,...", help="Equations that it rounds to the storage type, beside those of the record."
+)
 @click.option("--grad", is_flag=True, help="Judge the gradients too.")
 @click.option(
     "--dtype", "dtypes", multiple=True, metavar="NAME", help="float64, float32, float16 or bfloat16; all by default."
 )
+@click.option(
+    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens, not the designed cases."
+)
+@click.option("--html", metavar="FILE", help="Write the report as one page for a browser, too.")
 @json_option
 @click.pass_context
 def verify(
@@ -69,8 +84,12 @@ def verify(
     outputs: str | None,
     vectors: str | None,
     timeout: float,
+    in_process: bool,
+    rounding: str | None,
     grad: bool,
     dtypes: tuple[str, ...],
+    tokens: int | None,
+    html: str | None,
     file: str | None,
 ) -> None:
     """Verify an implementation of MECHANISM against the reference, on its designed cases.
@@ -86,34 +105,93 @@ def verify(
         raise Problem(f"got {' and '.join(given) or 'no implementation'}, needs one of --impl, --exec and --outputs")
     if vectors is not None and outputs is None:
         raise Problem("--vectors: got a folder, needs --outputs beside it")
-    from refattn.verify import adapter, dumped, run
-    from refattn.verify.program import Program
+    if not timeout > 0.0:
+        raise Problem(f"--timeout: got {timeout:g}, needs seconds above 0")
+    if in_process and impl is None:
+        raise Problem("--in-process: needs --impl beside it")
+    if tokens is not None and (outputs or html or rounding):
+        raise Problem("--large: needs --impl or --exec, and neither --html nor --rounding, which are of designed cases")
+    rounded = _roundings(record, rounding, outputs is not None)
+    from refattn.verify import adapter, dumped, large, run, shrink
 
     for name in dtypes:
         if name not in run.DTYPES:
             raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(run.DTYPES)}")
+    if tokens is not None and (len(dtypes) > 1 or {*dtypes} - {*large.DTYPES}):
+        raise Problem(f"--large: got --dtype {', '.join(dtypes)}, needs one of {', '.join(large.DTYPES)}")
     check_writable(file)
+    check_writable(html, "--html")
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
-    dtypes = tuple(dict.fromkeys(dtypes)) or run.DTYPES
+    dtypes = tuple(dict.fromkeys(dtypes)) or (run.DTYPES if tokens is None else large.DTYPES)
     # Whatever foreign code prints is kept out of the report.
-    with progress(f"verify {record.name}", "cases") as wrap, contextlib.redirect_stdout(sys.stderr):
+    with contextlib.ExitStack() as stack:
+        wrap = stack.enter_context(progress(f"verify {record.name}", "cases"))
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             if outputs is not None:
                 golden = read_set(ctx, vectors)
                 record = dumped.as_stored(record, golden)
                 found = dumped.verify_files(record, _folder(outputs), golden, dtypes=dtypes, grad=grad, progress=wrap)
             else:
-                named = ("out", *record.outputs)
-                implementation = Program(program, named, timeout) if program is not None else adapter.load(impl or "")
-                label = program or impl or ""
-                found = run.verify(record, implementation, label=label, dtypes=dtypes, grad=grad, progress=wrap)
+                implementation, text = _implementation(stack, record, impl, program, timeout, in_process)
+                asked: dict[str, Any] = {"label": program or impl or "", "grad": grad, "progress": wrap}
+                if tokens is not None:
+                    laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
+                else:
+                    found = run.verify(record, implementation, dtypes=dtypes, rounding=rounded, **asked)
+                    six = shrink.smallest(record, implementation, found, text, rounding=rounded)
+                    found = replace(found, smallest=six)
         except adapter.LoadError as error:
             raise Problem(str(error)) from error
-    from refattn.verify import report
+    from refattn.verify import page, report
 
+    if tokens is not None:
+        deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
+        ctx.exit(laws.exit_code)
+    if html is not None:
+        write_text(html, page.page(found, record, refattn.__version__), "--html")
     deliver(lambda **form: report.verified(found, record, **form), found.to_json(), file)
     ctx.exit(found.exit_code)
+
+
+def _implementation(
+    stack: contextlib.ExitStack,
+    record: Mechanism,
+    impl: str | None,
+    program: str | None,
+    timeout: float,
+    in_process: bool,
+) -> tuple[Any, str]:
+    """Return the implementation and how Python names it."""
+    from refattn.verify import adapter
+    from refattn.verify.isolate import Isolated
+    from refattn.verify.program import Program
+
+    if program is not None:
+        named = ("out", *record.outputs)
+        return Program(program, named, timeout), f"Program({program!r}, {named}, {timeout:g})"
+    if in_process:
+        return adapter.load(impl or ""), f"load({impl!r})"
+    implementation = stack.enter_context(Isolated(impl or "", timeout))
+    stack.callback(_told, implementation)
+    return implementation, f"load({impl!r})"
+
+
+def _told(implementation: Isolated) -> None:
+    """Show what an implementation has printed, before the report."""
+    if said := implementation.said.rstrip():
+        plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
+        click.echo(f"what it printed (the end of it):\n{plain}", err=True)
+
+
+def _roundings(record: Mechanism, given: str | None, stored: bool) -> tuple[str, ...]:
+    ids = tuple(id.strip() for id in (given or "").split(",") if id.strip())
+    if given is not None and stored:
+        raise Problem("--rounding: the budgets of golden vectors are stored in them; needs --impl or --exec")
+    if (given is not None and not ids) or set(ids) - set(record.equations):
+        raise Problem(f"--rounding: got {given!r}, needs ids of equations such as {next(iter(record.equations))}")
+    return ids
 
 
 def _folder(name: str) -> Path:

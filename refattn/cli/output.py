@@ -26,15 +26,20 @@ def deliver(text: Callable[..., str], data: Any = None, file: str | None = None)
     if file == "-":
         print_text(facts.rstrip("\n"))
     elif file is not None:
-        try:
-            Path(file).write_text(facts, encoding="utf-8")
-        except OSError as error:
-            raise Problem(f"--json: {file!r} cannot be written: {error.strerror}") from error
+        write_text(file, facts, "--json")
     stream = sys.stderr if file == "-" else sys.stdout
     form: dict[str, Any] = {"colour": is_terminal(stream)}
     if stream.isatty():
         form["width"] = shutil.get_terminal_size().columns
     print_text(text(**form), stream)
+
+
+def write_text(file: str, text: str, option: str) -> None:
+    """Write a file; that it cannot be written is the user's problem."""
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Problem(f"{option}: {file!r} cannot be written: {error.strerror}") from error
 
 
 def progress(what: str, unit: str) -> AbstractContextManager[Wrap]:

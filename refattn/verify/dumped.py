@@ -55,7 +55,9 @@ def _outcome(folder: Path, golden: GoldenSet, entry: Mapping[str, Any], dtype: s
         return Outcome(*about, "raises", f"{path.name}: {error}")
     needed = ["out", *(f"d_{name}" for name in entry["inputs"] if grad and f"d_{name}" in entry["results"])]
     result = Result({name: x for name, (_, x) in found.items()}, {name: kind for name, (kind, _) in found.items()})
-    verdicts = judge(result, thaw(entry, golden.arrays(entry), dtype))
+    truth = thaw(entry, golden.arrays(entry), dtype)
+    verdicts = judge(result, truth)
     if missing := [name for name in needed if name not in found]:
         return Outcome(*about, "raises", f"{path.name}: has no {', '.join(missing)}", verdicts)
-    return Outcome(*about, "agrees" if all(v.agrees for v in verdicts) else "disagrees", "", verdicts)
+    status = "agrees" if all(v.agrees for v in verdicts) else "disagrees"
+    return Outcome(*about, status, "", verdicts, (truth, result))

@@ -169,12 +169,16 @@ def shrunk(case: Case) -> Case:
     """Return the case with at most 2 x 2 heads, 5 tokens and width 5; what was equal, less or more stays so."""
     (b, h, queries, d), (_, g, keys, _) = case.inputs["q"].shape, case.inputs["k"].shape
     e = case.inputs["v"].shape[3]
-    groups = min(g, 2)
     rows, columns = _smaller(queries, keys, 3)
     d, e = _smaller(d, e, 3)
-    plane = (min(b, 1), groups * min(h // max(g, 1), 2), rows, columns)
-    shapes: dict[str, tuple[int, ...]] = {"q": (*plane[:3], d), "key_mask": (plane[0], columns)}
-    shapes |= {"k": (plane[0], groups, columns, d), "v": (plane[0], groups, columns, e)}
+    return resized(case, min(b, 1), min(g, 2), min(h // max(g, 1), 2), rows, columns, d, e)
+
+
+def resized(case: Case, b: int, groups: int, shared: int, rows: int, columns: int, d: int, e: int) -> Case:
+    """Return the case with other sizes: `shared` is how many query heads a key head serves."""
+    plane = (b, groups * shared, rows, columns)
+    shapes: dict[str, tuple[int, ...]] = {"q": (*plane[:3], d), "key_mask": (b, columns)}
+    shapes |= {"k": (b, groups, columns, d), "v": (b, groups, columns, e)}
     inputs = {}
     for name, given in case.inputs.items():
         # What has no shape of its own belongs to the scores, and is broadcast to their shape from the right.

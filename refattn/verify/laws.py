@@ -69,6 +69,7 @@ def constant_value(core: Core, s: Sample) -> float:
         alive = alive & np.any(x["key_mask"], axis=-1)[:, None, None, None]
     out = np.where(alive, _per_query_head(value[:, :, :1], x), np.zeros(got["out"].shape))
     expected = {"out": out, "d_q": np.zeros(x["q"].shape), "d_k": np.zeros(x["k"].shape)}
+    expected = {name: value for name, value in expected.items() if name in got}
     return used_share(got, expected, core.noise(x, s.options, upstream))
 
 
@@ -93,13 +94,14 @@ def split_and_merge(core: Core, s: Sample) -> float:
     lse = np.logaddexp(*(outputs["lse"] for outputs, _ in parts))
     shares = [finite(np.exp(outputs["lse"] - finite(lse)))[..., None] for outputs, _ in parts]
     out = np.sum([share * outputs["out"] for share, (outputs, _) in zip(shares, parts, strict=True)], axis=0)
-    gradients = []
+    merged, gradients = {"out": out, "lse": lse}, []
     for share, (outputs, saved) in zip(shares, parts, strict=True):
+        if "d_lse" not in s.upstream:  # the gradient of lse cannot be asked for
+            return used_share(merged, {name: whole[name] for name in merged}, _noise(core, s))
         # out = sum of share * out_part with share = exp(lse_part - lse): d out / d lse_part = share (out_part - out)
         d_out = share * s.upstream["d_out"]
         d_lse = np.sum(d_out * (outputs["out"] - out), axis=-1) + share[..., 0] * s.upstream["d_lse"]
         gradients.append(core.backward(saved, {"d_out": d_out, "d_lse": d_lse}))
-    merged = {"out": out, "lse": lse}
     for name, first in gradients[0].items():
         second = gradients[1][name]
         merged[name] = np.concatenate([first, second], axis=2) if name in ("d_k", "d_v") else first + second
@@ -118,7 +120,7 @@ def padding(core: Core, s: Sample) -> float:
     short = _keys(s.inputs, keep)
     noise = core.noise(short, s.options, s.upstream)
     share = used_share(_keys(got, keep), core(short, s.options, s.upstream), noise)
-    return max(share, _zero(got["d_k"][hidden]), _zero(got["d_v"][hidden]))
+    return max(share, *(_zero(got[name][hidden]) for name in ("d_k", "d_v") if name in got), 0.0)
 
 
 def token_padding(core: Core, s: Sample) -> float:

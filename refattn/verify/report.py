@@ -100,6 +100,8 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
     if failed:
         parts += [f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)", *_failures(failed, mechanism)]
         parts.append("")
+    if report.smallest:
+        parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     if declined:
         parts.append(f"Declined ({len(declined)} of {len(report.outcomes)} cases)")
@@ -166,7 +168,7 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
 def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[RenderableType]:
     """Return for each case that failed what it is, what it raised, and a line for each tensor that disagrees."""
     purposes = {case.name: f": {case.purpose}" for case in mechanism.cases if case.purpose}
-    calls = {case.name: _call(case) for case in mechanism.cases}
+    calls = {case.name: call_of(case) for case in mechanism.cases}
     wrong = [[verdict for verdict in outcome.verdicts if not verdict.agrees] for outcome in failed]
     cells = [[(v.tensor, share_text(v.share), v.statistic, _index(v), v.got) for v in verdicts] for verdicts in wrong]
     widths = [max(map(len, column)) for column in zip(*(row for rows in cells for row in rows), strict=True)]
@@ -183,7 +185,7 @@ def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[Renderabl
     return lines
 
 
-def _call(case: Case) -> str:
+def call_of(case: Case) -> str:
     """Return the arguments of a case in a line: "q (2, 4, 37, 16), ..., causal=True"."""
     arrays = (f"{name} {given.shape}" for name, given in case.inputs.items())
     return ", ".join((*arrays, *(f"{name}={value!r}" for name, value in case.options.items())))
@@ -254,7 +256,8 @@ def render(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
         emoji=False,
     )
     for part in parts:
-        console.print(part)
+        # A text that must not be wrapped, such as a line of code, may be longer than the line.
+        console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refattn.mechanisms.record import Case, Mechanism
@@ -26,6 +26,8 @@ class Outcome:
         "agrees", "disagrees", "raises" (with `detail`) or "declined" (with `detail`).
     verdicts
         One per tensor that was returned.
+    seen
+        What was judged: the truth, and what was returned; None where nothing was.
     """
 
     case: str
@@ -34,16 +36,21 @@ class Outcome:
     status: str
     detail: str = ""
     verdicts: tuple[Verdict, ...] = ()
+    seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Report:
-    """All outcomes of one implementation."""
+    """All outcomes of one implementation.
+
+    `smallest` holds lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
+    """
 
     mechanism: str
     implementation: str
     grad: bool
     outcomes: tuple[Outcome, ...]
+    smallest: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""
@@ -67,8 +74,9 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for JSON; an infinite share is null."""
-        data = dataclasses.asdict(self)
+        data = dataclasses.asdict(replace(self, outcomes=tuple(replace(one, seen=None) for one in self.outcomes)))
         for outcome in data["outcomes"]:
+            del outcome["seen"]
             for verdict in outcome["verdicts"]:
                 verdict["agrees"] = verdict["share"] <= 1.0
                 if math.isinf(verdict["share"]):
@@ -86,10 +94,17 @@ def judge(result: Result, case_truth: Truth) -> tuple[Verdict, ...]:
 
 
 def verify_case(
-    mechanism: Mechanism, implementation: Any, case: Case, dtype: str, *, grad: bool = False, seed: int = 0
+    mechanism: Mechanism,
+    implementation: Any,
+    case: Case,
+    dtype: str,
+    *,
+    grad: bool = False,
+    seed: int = 0,
+    rounding: Iterable[str] = (),
 ) -> Outcome:
     """Run and judge one case in one dtype."""
-    declared = roundings(implementation, mechanism.equations)
+    declared = (*roundings(implementation, mechanism.equations), *rounding)
     case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, roundings=declared)
     try:
         outputs = ("out", *mechanism.outputs)
@@ -100,13 +115,15 @@ def verify_case(
     except CallError as error:
         return Outcome(case.name, case.kind, dtype, "raises", str(error))
     if result.declined and all(verdict.agrees for verdict in verdicts):
-        return Outcome(case.name, case.kind, dtype, "declined", result.declined, verdicts)
+        return Outcome(case.name, case.kind, dtype, "declined", result.declined, verdicts, (case_truth, result))
     needed = [f"d_{name}" for name in learned(case_truth.inputs)] if grad and not result.declined else []
     missing = [name for name in needed if name not in result.tensors]
     if missing:
-        return Outcome(case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", verdicts)
+        return Outcome(
+            case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", verdicts, (case_truth, result)
+        )
     status = "agrees" if all(verdict.agrees for verdict in verdicts) else "disagrees"
-    return Outcome(case.name, case.kind, dtype, status, "", verdicts)
+    return Outcome(case.name, case.kind, dtype, status, "", verdicts, (case_truth, result))
 
 
 def verify(
@@ -116,6 +133,7 @@ def verify(
     label: str = "",
     dtypes: Iterable[str] = DTYPES,
     grad: bool = False,
+    rounding: Iterable[str] = (),
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Report:
     """Verify an implementation on all designed cases of a mechanism.
@@ -132,6 +150,8 @@ def verify(
         Storage types to run.
     grad
         Whether gradients are asked and judged too.
+    rounding
+        Equations that it rounds to the storage type, beside those of the record and of its attribute `roundings`.
     progress
         Wraps the sequence of cases, for a progress bar.
 
@@ -141,5 +161,6 @@ def verify(
         All verdicts; `exit_code` says whether it agrees.
     """
     plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
-    outcomes = [verify_case(mechanism, implementation, case, dtype, grad=grad) for case, dtype in progress(plan)]
+    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding)}
+    outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
     return Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes))

@@ -138,6 +138,26 @@ def test_arrays_of_any_library(backend: Any, kind: str) -> None:
     np.testing.assert_array_equal(result.tensors["out"], OUT)
 
 
+class Exported:
+    """An array of a library that nobody knows: it can export its memory, and nothing else."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+
+def test_arrays_of_whatever_exports_its_memory() -> None:
+    result = called(lambda q, k, v: (Exported(OUT.copy()), Exported(OUT[..., 0].copy())))
+    assert result.dtypes == {"out": "float32", "lse": "float32"}
+    np.testing.assert_array_equal(result.tensors["out"], OUT)
+    np.testing.assert_array_equal(result.tensors["lse"], OUT[..., 0])
+
+
 def test_bfloat16_of_torch_is_known_by_its_name() -> None:
     torch = pytest.importorskip("torch")
     result = called(lambda q, k, v, dtype: torch.tensor(OUT).to(torch.bfloat16), "bfloat16")
@@ -153,7 +173,11 @@ def test_declining() -> None:
     assert call(lambda q, k, v: ra.Decline("no"), INPUTS, {}, "float32") == ra.Decline("no")
 
 
-@pytest.mark.parametrize("returned", [None, (), (None, OUT), "text", [object()], {"out": OUT}, ra.Decline, (OUT,) * 3])
+@pytest.mark.parametrize(
+    "returned",
+    [None, (), (None, OUT), "text", [object()], {"out": OUT}, ra.Decline, (OUT,) * 3, [OUT, OUT[0]], iter(OUT)]
+    + [OUT + 1j, OUT.astype(object), np.array(["a"])],
+)
 def test_what_is_no_result_is_refused(returned: Any) -> None:
     with pytest.raises(CallError, match="returned|needs an array"):
         call(lambda q, k, v: returned, INPUTS, {}, "float32")

@@ -1,0 +1,183 @@
+"""Laws of a foreign implementation on one large case, where no truth can be afforded.
+
+The laws are those that the record of the mechanism claims and that need nothing but the implementation itself: both
+sides of each equality are computed by it. What rounding may do is measured on the definition, on a window of the first
+tokens, and grows with the root of the number of tokens, as the sums that it comes from do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refattn import backends
+from refattn.golden.inputs import make, make_upstream
+from refattn.mechanisms.record import Case, Input, Mechanism
+from refattn.verify import laws
+from refattn.verify.adapter import CallError, Decline, call
+from refattn.verify.check import CheckReport, Row
+from refattn.verify.probe import Core, Sample, Values, used_share
+from refattn.verify.sections import NotRun, one_line
+
+DTYPES = ("float32", "float64")
+
+WINDOW = 64
+"""Tokens that the noise is measured on."""
+
+NUDGE = 10.0
+"""What is added to numbers that must not matter."""
+
+Law = Callable[[Core, Sample], float]
+
+
+@dataclass(frozen=True)
+class Foreign(Core):
+    """A foreign implementation in place of a form of a core."""
+
+    implementation: Any = None
+    grad: bool = False
+
+    def __call__(self, inputs: Values, options: Mapping[str, Any], upstream: Values) -> Values:
+        """Return what it gives: `out`, and what it has of further outputs and gradients."""
+        arrays = {name: x if x.dtype == np.bool_ else x.astype(self.dtype) for name, x in inputs.items()}
+        d_out = upstream["d_out"].astype(self.dtype) if self.grad and upstream else None
+        named = ("out", *self.mechanism.outputs)
+        found = call(self.implementation, arrays, options, self.dtype, d_out, named)
+        if isinstance(found, Decline):
+            raise NotRun(f"declined: {found.reason}")
+        if found.declined:
+            raise NotRun(f"declined: {found.declined}")
+        shapes = {"out": (*inputs["q"].shape[:3], inputs["v"].shape[3])}
+        shapes |= {f"d_{name}": x.shape for name, x in inputs.items()}
+        for name, x in found.tensors.items():
+            if x.shape != shapes.get(name, x.shape):
+                raise CallError(f"{name} has shape {x.shape}, needs {shapes[name]}")
+            if found.dtypes[name] != self.dtype:
+                raise CallError(f"{name} is {found.dtypes[name]}, needs {self.dtype}")
+        return found.tensors
+
+    def forward(self, inputs: Values, options: Mapping[str, Any]) -> tuple[Values, Any]:
+        """Return the outputs alone."""
+        found = self(inputs, options, {})
+        if missing := [name for name in self.mechanism.outputs if name not in found]:
+            raise NotRun(f"it returns no {', '.join(missing)}")
+        return found, None
+
+    def noise(self, inputs: Values, options: Mapping[str, Any], upstream: Values) -> dict[str, float]:
+        """Return the noise on the first tokens, times the root of how many times as many there are."""
+        tokens = max(inputs["q"].shape[2], inputs["k"].shape[2])
+        growth = math.sqrt(max(1.0, tokens / WINDOW))
+        known = super().noise(_window(inputs), options, _window({"d_out": upstream["d_out"]}))
+        return {name: growth * x for name, x in known.items()}
+
+
+def _window(arrays: Values) -> Values:
+    """Return the arrays with the first tokens alone; none of those here has masks."""
+    return {name: x[:, :, :WINDOW] for name, x in arrays.items()}
+
+
+def causal(core: Core, s: Sample) -> float:
+    """Later tokens change neither the past nor the gradients of what only it reaches."""
+    tokens = s.inputs["q"].shape[2]
+    options, worst = {**s.options, "causal": True}, 0.0
+    for now in sorted({1, tokens // 2, tokens - 1}):
+        changed = {name: x.copy() for name, x in s.inputs.items()}
+        upstream = {name: x.copy() for name, x in s.upstream.items()}
+        for x in changed.values():
+            x[:, :, now:] += NUDGE
+        for x in upstream.values():
+            x[:, :, now:] = 0.0
+        a, b = ({n: y[:, :, :now] for n, y in core(x, options, upstream).items()} for x in (s.inputs, changed))
+        worst = max(worst, used_share(a, b, core.noise(s.inputs, options, upstream)))
+    return worst
+
+
+def independent(core: Core, s: Sample) -> float:
+    """The first head changes no other one."""
+    changed = {name: x.copy() for name, x in s.inputs.items()}
+    for x in changed.values():
+        x[:, :1] += NUDGE
+    a, b = ({n: y[:, 1:] for n, y in core(x, s.options, s.upstream).items()} for x in (s.inputs, changed))
+    return used_share(a, b, core.noise(s.inputs, s.options, s.upstream))
+
+
+def rows(core: Core, s: Sample) -> float:
+    """Some of the queries alone give what they give among the others."""
+    some = np.s_[:, :, 1 :: max(1, s.inputs["q"].shape[2] // 7)]
+    whole = core(s.inputs, s.options, s.upstream)
+    part = core({**s.inputs, "q": s.inputs["q"][some]}, s.options, {"d_out": s.upstream["d_out"][some]})
+    names = [name for name in whole if name not in ("d_k", "d_v")]
+    expected = {name: whole[name][some] for name in names}
+    return used_share({name: part[name] for name in names}, expected, core.noise(s.inputs, s.options, s.upstream))
+
+
+_SHARED = ("permutation", "query_permutation", "token_permutation", "linear_in_v", "constant_value", "key_shift")
+_MORE = ("split_and_merge", "padding", "truncation")
+
+
+def laws_of(mechanism: Mechanism) -> dict[str, Law]:
+    """Return what is checked: laws that the record claims, and `rows` where queries do not see each other."""
+    known: dict[str, Law] = {name: laws.LAWS[name] for name in (*_SHARED, *_MORE)} | {
+        "causal": causal,
+        "independent": independent,
+    }
+    found = {name: known[name] for name in mechanism.laws if name in known}
+    return found | ({"rows": rows} if "query_permutation" in mechanism.laws else {})
+
+
+def verify_large(
+    mechanism: Mechanism,
+    implementation: Any,
+    tokens: int,
+    *,
+    label: str = "",
+    dtype: str = "float32",
+    grad: bool = False,
+    heads: int = 2,
+    width: int = 16,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> CheckReport:
+    """Check the laws of a mechanism on an implementation, with as many queries and keys as are asked.
+
+    Parameters
+    ----------
+    mechanism, implementation, label, grad, progress
+        As for `refattn.verify.run.verify`.
+    tokens, heads, width
+        Sizes of the one case: q, k and v are (1, heads, tokens, width).
+    dtype
+        float32 or float64.
+
+    Returns
+    -------
+    CheckReport
+        One row for each law; what the implementation declines is "not run".
+    """
+    # Beyond some size what must not matter would be lost to rounding where a kernel masks after it has looked.
+    record = replace(mechanism, huge=min(mechanism.huge, NUDGE))
+    core = Foreign(record, "", backends.get("numpy"), dtype, {}, implementation, grad)
+    given = {name: Input((1, heads, tokens, width)) for name in "qkv"}
+    case = Case("large", "law", given, mechanism.sampled)
+    inputs = make(mechanism.name, case, "float64")
+    upstream = {"d_out": make_upstream(mechanism.name, case, "out", (1, heads, tokens, width), "float64")}
+    subject = Sample(case.name, inputs, case.options, upstream)
+    tasks = [(name, partial(law, core, subject)) for name, law in laws_of(mechanism).items()]
+    found = tuple(_row(name, run, tokens) for name, run in progress(tasks))
+    return CheckReport(mechanism.name, label or repr(implementation), False, found)
+
+
+def _row(name: str, run: Callable[[], float], tokens: int) -> Row:
+    try:
+        share = run()
+    except NotRun as reason:
+        return Row("laws", name, "not run", None, str(reason))
+    except CallError as error:
+        return Row("laws", name, "disagrees", math.inf, str(error))
+    except Exception as error:  # what it returned cannot be compared
+        return Row("laws", name, "disagrees", math.inf, one_line(error))
+    return Row("laws", name, "agrees" if share <= 1.0 else "disagrees", share, f"{tokens} tokens")

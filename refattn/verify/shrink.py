@@ -1,0 +1,123 @@
+"""The smallest case that fails: lengths, heads and widths are halved, and options left out, while the failure stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from refattn.mechanisms.record import Case, Input, Mechanism
+from refattn.verify.gradients import resized
+from refattn.verify.run import Outcome, Report, verify_case
+
+SECONDS = 10.0
+"""No further case is tried after so long."""
+
+
+def smallest(
+    mechanism: Mechanism,
+    implementation: Any,
+    report: Report,
+    text: str = "implementation",
+    *,
+    rounding: tuple[str, ...] = (),
+    seconds: float = SECONDS,
+) -> tuple[str, ...]:
+    """Return six lines of Python that run the smallest case found that fails as the first one of a report does.
+
+    Parameters
+    ----------
+    mechanism, implementation, report, rounding
+        What was verified, and what was found.
+    text
+        The implementation as an expression of Python: ``load("mine.py:attend")``, ``Program(...)``, or a name.
+    seconds
+        How long to search.
+
+    Returns
+    -------
+    tuple of str
+        Empty where nothing fails. Of a case that hangs, which takes the whole time limit each time, those of the case
+        as it is.
+    """
+    failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
+    if not failed:
+        return ()
+    wanted, end = failed[0], time.monotonic() + seconds
+
+    def run(case: Case) -> Outcome | None:
+        """Run a case; None where there is no such case, or it does not fail in the same way."""
+        if time.monotonic() > end:
+            return None
+        try:
+            found = verify_case(mechanism, implementation, case, wanted.dtype, grad=report.grad, rounding=rounding)
+        except Exception:  # the mechanism has no such case, widths that must be equal for instance
+            return None
+        return found if _fault(found) == _fault(wanted) else None
+
+    case, outcome = mechanism.case(wanted.case), wanted
+    if "did not end" not in wanted.detail:
+        case, outcome = _descend(mechanism, case, wanted, run)
+    return lines(mechanism.name, case, outcome, text, report.grad, rounding)
+
+
+def _descend(
+    mechanism: Mechanism, case: Case, outcome: Outcome, run: Callable[[Case], Outcome | None]
+) -> tuple[Case, Outcome]:
+    """Take each step down as often as the failure stays, until none does."""
+    moved = True
+    while moved:
+        moved = False
+        for smaller in _steps(mechanism, case):
+            found = run(smaller)
+            if found is not None:
+                case, outcome, moved = smaller, found, True
+                break
+    return case, outcome
+
+
+def _steps(mechanism: Mechanism, case: Case) -> Iterator[Case]:
+    """Yield the cases that are a step smaller: lengths first, which the time depends on."""
+    (b, h, rows, d), (_, g, columns, _) = case.inputs["q"].shape, case.inputs["k"].shape
+    sizes = (b, g, h // max(g, 1), rows, columns, d, case.inputs["v"].shape[3])
+    both = ((3, 4), (5, 6))  # lengths, widths
+    single = (0, 1, 2, 5, 6) if mechanism.one_sequence else range(7)
+    for axes in (*both, *((n,) for n in single)):
+        halved = tuple(max(1, n // 2) if at in axes and n else n for at, n in enumerate(sizes))
+        if halved != sizes:
+            yield resized(case, *halved)
+    for name in case.options:
+        yield replace(case, options={n: x for n, x in case.options.items() if n != name})
+    for name in set(case.inputs) - set("qkv"):
+        yield replace(case, inputs={n: x for n, x in case.inputs.items() if n != name})
+
+
+def _fault(outcome: Outcome) -> tuple[str, str]:
+    """Return what is wrong: the first tensor that disagrees, or what was raised, without its particulars."""
+    wrong = [verdict.tensor for verdict in outcome.verdicts if not verdict.agrees]
+    return outcome.status, outcome.detail.partition(":")[0] if outcome.detail else "".join(wrong[:1])
+
+
+def lines(
+    mechanism: str, case: Case, outcome: Outcome, text: str, grad: bool, rounding: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return six lines of Python that run a case, with what was found in the last one."""
+    inputs = ", ".join(f'"{name}": {_input(given)}' for name, given in case.inputs.items())
+    extra = f", grad={grad}, seed=0" + (f", rounding={rounding}" if rounding else "")
+    wrong = [verdict for verdict in outcome.verdicts if not verdict.agrees]
+    told = outcome.detail or "; ".join(f"{v.tensor}{list(v.index)}: {v.got}, not {v.expected}" for v in wrong[:1])
+    program = text.startswith("Program(")
+    return (
+        "import refattn as ra; from refattn.mechanisms.record import Case, Input",
+        f"from refattn.verify.{'program import Program' if program else 'adapter import load'}",
+        "from refattn.verify.run import verify_case",
+        f'case = Case("{case.name}", "{case.kind}", {{{inputs}}}, {dict(case.options)!r})',
+        f'found = verify_case(ra.mechanism("{mechanism}"), {text}, case, "{outcome.dtype}"{extra})',
+        f"print(found.status, found.detail, *found.verdicts, sep='\\n')  # {told}",
+    )
+
+
+def _input(given: Input) -> str:
+    extra = f', "{given.design}", {dict(given.numbers)!r}' if given.design != "normal" or given.numbers else ""
+    return f"Input({given.shape}{extra})"

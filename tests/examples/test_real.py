@@ -1,0 +1,94 @@
+"""Implementations that others wrote, and plain PyTorch, on the designed cases: which agree, and what differs by a
+convention."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import refattn as ra
+from refattn.mechanisms.record import Case
+from refattn.verify.adapter import load
+from refattn.verify.run import Outcome, verify_case
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+CASES = ra.mechanism("softmax").cases
+SAMPLED = "REFATTN_SLOW_SAMPLE" in os.environ
+TYPES = ("float32",) if SAMPLED else DTYPES
+
+# Rows that may attend nothing: refattn gives 0 and an lse of -inf, JAX the mean of all values and a large number.
+JAX_EMPTY = {"causal-head", "empty-rows"}
+
+PLAIN = {"sympformer": 13, "graph_energy": 10, "growing": 19}
+"""Mechanisms in plain PyTorch, and how many cases each does."""
+
+
+def found(mechanism: str, spec: str, cases: Any, dtypes: Any) -> Iterator[tuple[Case, Outcome]]:
+    pytest.importorskip("jax" if spec.startswith("jax") else "torch")
+    implementation = load(f"{EXAMPLES / spec}")
+    for dtype in dtypes:
+        for case in cases:
+            yield case, verify_case(ra.mechanism(mechanism), implementation, case, dtype, grad=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["math", "flash"])
+def test_both_kernels_of_torch_agree_in_every_type(kernel: str) -> None:
+    for case, outcome in found("softmax", f"torch_sdpa.py:attend_{kernel}", CASES[:: 8 if SAMPLED else 1], TYPES):
+        unequal = case.inputs["q"].shape[3] != case.inputs["v"].shape[3]
+        declined = "softcap" in case.options or (kernel == "flash" and unequal)
+        assert outcome.status == ("declined" if declined else "agrees"), outcome
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_jax_agrees_but_for_rows_that_may_attend_nothing(dtype: str) -> None:
+    sample = {"float32": "empty-rows", "bfloat16": "grouped"}  # each case is compiled, which takes seconds
+    cases = [case for case in CASES if not SAMPLED or case.name == sample[dtype]]
+    for case, outcome in found("softmax", "jax_attention.py:attend", cases, [dtype]):
+        sizes = {n for x in case.inputs.values() for n in x.shape}
+        unequal = case.inputs["q"].shape[3] != case.inputs["v"].shape[3]
+        if "softcap" in case.options or unequal or 0 in sizes:
+            assert outcome.status == "declined"
+            continue
+        assert outcome.status == ("disagrees" if case.name in JAX_EMPTY else "agrees"), outcome
+        if case.name in JAX_EMPTY:
+            wrong = {verdict.tensor: verdict for verdict in outcome.verdicts if not verdict.agrees}
+            assert set(wrong) == {"out", "d_v"} | ({"lse"} if dtype == "float32" else set())
+            assert wrong["out"].expected == "0"
+            assert "lse" not in wrong or (wrong["lse"].expected == "-inf" and float(wrong["lse"].got) < -1e38)
+
+
+def test_jax_declines_float64() -> None:
+    for _, outcome in found("softmax", "jax_attention.py:attend", CASES[:1], ["float64"]):
+        assert (outcome.status, outcome.detail) == ("declined", "its softmax is float32 for float64, too")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_pytorch_agrees_in_every_type(name: str) -> None:
+    cases = ra.mechanism(name).cases[:: 5 if SAMPLED else 1]
+    outcomes = [outcome for _, outcome in found(name, f"torch_mechanisms.py:{name}", cases, TYPES)]
+    statuses = {status: sum(outcome.status == status for outcome in outcomes) for status in ("agrees", "declined")}
+    assert sum(statuses.values()) == len(outcomes), outcomes
+    assert statuses["agrees"] >= (1 if SAMPLED else 4 * PLAIN[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [("sympformer", "grouped"), ("graph_energy", "rk4"), ("growing", "causal-tail")]
+)
+def test_plain_pytorch_agrees_and_a_wrong_line_is_seen(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    record = ra.mechanism(name)
+    ((_, right),) = found(name, f"torch_mechanisms.py:{name}", [record.case(case)], ["float32"])
+    assert right.status == "agrees" and "d_k" in {verdict.tensor for verdict in right.verdicts}
+    tril, softmax = torch.Tensor.tril, torch.softmax
+    monkeypatch.setattr(torch.Tensor, "tril", lambda x, diagonal=0: tril(x, diagonal - 1))
+    monkeypatch.setattr(torch, "softmax", lambda x, dim: softmax(x * 1.001, dim=dim))
+    ((_, wrong),) = found(name, f"torch_mechanisms.py:{name}", [record.case(case)], ["float32"])
+    assert wrong.status == "disagrees"
