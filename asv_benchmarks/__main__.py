@@ -80,6 +80,29 @@ def compare_command(base: str, head: str, profile: str, bench: str) -> None:
     sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
 
 
+@cli.command("record", short_help="Add results of commits to those that come with the repository.")
+@click.argument("commits", nargs=-1, required=True, metavar="COMMIT...")
+@click.option("--machine", "name", required=True, metavar="NAME", help="What this machine is called there.")
+@click.option("--profile", type=click.Choice(list(PROFILES)), default="history", help="Which benchmarks.")
+@_bench
+def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str) -> None:
+    """Run this checkout's benchmarks on each COMMIT, one after the other, and add what they give.
+
+    A benchmark that a commit has already is measured again. Nothing is installed. This is for a quiet machine.
+    """
+    console = _console()
+    for commit in commits:
+        try:
+            file = history.record(
+                commit, bench or PROFILES[profile], name, lambda line: console.print(line, markup=False)
+            )
+        except versions.VersionError as error:
+            raise click.UsageError(str(error)) from error
+        except history.RunError as error:
+            raise click.ClickException(str(error)) from error
+        console.print(f"wrote {file}", markup=False)
+
+
 @cli.command("publish", short_help="Make web pages of all stored results.")
 def publish_command() -> None:
     """Make web pages of all stored results, with asv."""

@@ -1,24 +1,34 @@
-"""Results over time: asv runs the suite on the files as they are, and its results are compared with the last ones."""
+"""Results over time: asv runs the suite on the files as they are, and its results are compared with the last ones.
+
+Results of one machine over many commits come with the repository, in `RECORDED`: `record` adds to them, `publish` shows
+them beside those of this machine.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asv_benchmarks.compare import check_out
 from asv_benchmarks.judge import Verdict, apart
-from asv_benchmarks.machine import git
+from asv_benchmarks.machine import device, git
 from asv_benchmarks.sides import ROOT, STEADY, held_to
 from asv_benchmarks.suite import Benchmark, benchmarks
 
 FOLDER = ROOT / "asv_benchmarks"
 RESULTS = FOLDER / "results"
+RECORDED = FOLDER / "recorded"
 MACHINE = "start.Machine"
 """The benchmarks that refattn has no part in."""
 
@@ -71,24 +81,119 @@ def run(pattern: str, tell: Callable[[str], None]) -> Found:
     return Found(name, short(stored), verdicts, moved(verdicts))
 
 
+def record(version: str, pattern: str, name: str, tell: Callable[[str], None]) -> Path:
+    """Run benchmarks of this checkout on a commit, and add the results to `RECORDED`; return their file.
+
+    Parameters
+    ----------
+    version
+        What git calls the commit.
+    pattern
+        A regular expression of the benchmarks.
+    name
+        What the machine is called there. Paths of this machine are left out of the file.
+
+    Raises
+    ------
+    RunError
+        Where asv cannot be imported or fails.
+    VersionError
+        Where there is no such commit.
+    """
+    commit = git("rev-parse", "--verify", f"{version}^{{commit}}")
+    with tempfile.TemporaryDirectory() as place:
+        home = check_out(commit or version, Path(place) / "version")
+        results = Path(place) / "results"
+        conf = _conf(Path(place), results, home / "asv_benchmarks" / "benchmarks")
+        own = results / name / f"{commit[:8]}-{_environment()}.json"
+        kept = RECORDED / name / f"{commit[:8]}-{_python()}.json"
+        env = {"HOME": place, "ASV_PYTHONPATH": str(home)}
+        about = {"machine": name, **device()}
+        (Path(place) / ".asv-machine.json").write_text(json.dumps({name: about, "version": 1}))
+        if kept.exists():
+            own.parent.mkdir(parents=True)
+            own.write_text(_as(kept, _environment(), sys.executable), encoding="utf-8")
+        options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", name]
+        options += ["-a", "rounds=1", "--show-stderr"]
+        asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, conf=conf, env=env)
+        if not own.exists():
+            raise RunError("asv stored no results")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
+        shutil.copy(results / name / "machine.json", kept.parent)
+        shutil.copy(results / "benchmarks.json", RECORDED)
+    return kept
+
+
 def publish(tell: Callable[[str], None]) -> Path:
-    """Make web pages of all stored results; return the first one."""
-    if not files():
+    """Make web pages of all stored results, those that come with the repository included; return the first one."""
+    if not files() and not RECORDED.exists():
         raise RunError("there are no results yet: make bench")
-    asv(["publish"], tell)
+    with tempfile.TemporaryDirectory() as place:
+        results = Path(place) / "results"
+        for folder in (RECORDED, RESULTS):
+            if folder.exists():
+                shutil.copytree(folder, results, dirs_exist_ok=True)
+        asv(["publish"], tell, conf=_conf(Path(place), results, FOLDER / "benchmarks"))
     return ROOT / "docs" / "_build" / "benchmarks" / "index.html"
 
 
-def asv(arguments: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Run asv on this checkout; `tell` gets its lines of progress."""
+def _conf(place: Path, results: Path, suite: Path) -> Path:
+    """Write asv's settings with other folders; return the file."""
+    settings = json.loads((FOLDER / "asv.conf.json").read_text())
+    pages = (FOLDER / settings["html_dir"]).resolve()
+    folders = {
+        "repo": ROOT,
+        "results_dir": results,
+        "benchmark_dir": suite,
+        "html_dir": pages,
+        "env_dir": place / "env",
+    }
+    file = place / "asv.conf.json"
+    file.write_text(json.dumps(settings | {name: str(folder) for name, folder in folders.items()}))
+    return file
+
+
+def _environment() -> str:
+    """Return what asv calls this interpreter: its path, in the end."""
+    from asv.environment import get_env_name
+
+    return str(get_env_name("existing", sys.executable, {}, {}))
+
+
+def _python() -> str:
+    return f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _as(file: Path, environment: str, python: str) -> str:
+    """Return a file of results under the name of another environment."""
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored |= {"env_name": environment, "python": python}
+    stored["params"] |= {"python": python}
+    return json.dumps(stored) + "\n"
+
+
+def asv(
+    arguments: Sequence[str],
+    tell: Callable[[str], None],
+    *,
+    conf: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run asv on this checkout, or with other settings; `tell` gets its lines of progress."""
     command = [sys.executable, "-m", "asv", *arguments]
     if arguments[0] != "machine":
-        command += ["--config", str(FOLDER / "asv.conf.json")]
+        command += ["--config", str(conf or FOLDER / "asv.conf.json")]
     # asv drops PYTHONPATH, and hands this one on.
-    env = {**os.environ, **held_to(1), **STEADY, "ASV_PYTHONPATH": str(ROOT)}
+    whole = {**os.environ, **held_to(1), **STEADY, "ASV_PYTHONPATH": str(ROOT), **(env or {})}
     last: list[str] = []
     with subprocess.Popen(
-        command, cwd=FOLDER, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=conf.parent if conf else FOLDER,
+        env=whole,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -144,6 +249,9 @@ def samples(file: Path) -> Samples:
         if benchmark.name not in stored.get_all_result_keys():
             continue
         params = [[repr(value)] for value in benchmark.params]
+        known = stored.get_result_params(benchmark.name)
+        if not all(value in many for (value,), many in zip(params, known, strict=True)):
+            continue  # what that version had not
         (value,) = stored.get_result_value(benchmark.name, params)
         (many,) = stored.get_result_samples(benchmark.name, params)
         if value is None:

@@ -18,19 +18,29 @@ from asv_benchmarks.suite import Benchmark
 
 @dataclass(frozen=True)
 class Limit:
-    """What a difference must exceed: as a ratio, and in seconds, bytes or shares."""
+    """What a difference must exceed: as a ratio, and in the benchmark's unit."""
 
     factor: float
     least: float
 
 
-LIMITS = {"time": Limit(1.10, 1e-6), "memory": Limit(1.10, 2 << 20), "share": Limit(1.25, 0.02)}
+LIMITS = {
+    "time": Limit(1.10, 1e-6),
+    "memory": Limit(1.10, 2 << 20),
+    "share": Limit(1.25, 0.02),
+    "rate": Limit(1.25, 0.0),
+}
 """By kind of benchmark; a benchmark may ask for another factor."""
 
-WORDS = {"time": ("slower", "faster"), "memory": ("more memory", "less memory"), "share": ("less exact", "more exact")}
+WORDS = {
+    "time": ("slower", "faster"),
+    "memory": ("more memory", "less memory"),
+    "share": ("less exact", "more exact"),
+    "rate": ("higher rate", "lower rate"),
+}
 """By kind: what a larger number means, and a smaller one."""
 
-WORSE = {words[0] for words in WORDS.values()} | {"fails"}
+WORSE = {"slower", "more memory", "less exact", "lower rate", "fails"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Verdict:
         A word of `WORDS` where there is a difference, "" where there is none, or "fails", "works", "new", "gone",
         "n/a".
     base, head
-        The numbers that are compared: medians in seconds, bytes or shares.
+        The numbers that are compared: medians in seconds, bytes, shares or rates.
     ratio
         Lower quartile, median and upper quartile of head / base, where there are pairs; otherwise thrice the same.
     detail
@@ -78,12 +88,12 @@ def paired(benchmark: Benchmark, starts: Sequence[tuple[Sequence[float], Sequenc
 
 
 def apart(benchmark: Benchmark, base: Sequence[float], head: Sequence[float]) -> Verdict:
-    """Judge the samples of two runs at different times: a time has to differ by the square of the factor."""
+    """Judge the samples of two runs at different times: times and rates differ by the factor's square."""
     middle = ratio(statistics.median(head), statistics.median(base))
     least = ratio(min(head), min(base))
     agreed = min(middle, least, key=lambda x: abs(_log(x))) if (middle > 1.0) == (least > 1.0) else 1.0
     bound = limit(benchmark)
-    if benchmark.kind == "time":
+    if benchmark.kind in ("time", "rate"):
         bound = Limit(bound.factor**2, bound.least)
     return _judged(benchmark, statistics.median(base), statistics.median(head), (agreed,) * 3, [agreed], bound)
 
@@ -133,7 +143,7 @@ def number(kind: str, value: float | None) -> str:
     """Return a number with its unit."""
     if value is None:
         return ""
-    if kind == "share":
+    if kind in ("share", "rate"):
         return f"{value:.3g}"
     units = [("GiB", 2.0**30), ("MiB", 2.0**20)] if kind == "memory" else [("s", 1.0), ("ms", 1e-3), ("us", 1e-6)]
     name, size = next(((name, size) for name, size in units if value >= size), units[-1])

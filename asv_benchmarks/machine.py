@@ -29,6 +29,18 @@ def describe() -> dict[str, str]:
     }
 
 
+def device() -> dict[str, str]:
+    """Return the machine by the names that asv has for its parts."""
+    found = describe()
+    return {
+        "os": platform.system(),
+        "arch": platform.machine(),
+        "cpu": found["cpu"].partition(",")[0],
+        "num_cpu": str(cpus()),
+        "ram": found["memory"],
+    }
+
+
 def load() -> float:
     """Return how many processes wanted a CPU in the last minute."""
     return os.getloadavg()[0]

@@ -72,6 +72,17 @@ class Result:
     rows: list[Row]
 
     @property
+    def compared(self) -> bool:
+        """Whether there is a ratio at all."""
+        return any(report.ratio(row, *pair, "wall") for row in self.rows for pair in self.comparison.pairs)
+
+    @property
+    def missing(self) -> list[str]:
+        """Why sides could not run here, a line each."""
+        found = (f"{label}: {side.error}" for row in self.rows for label, side in row.sides.items() if side.missing)
+        return list(dict.fromkeys(found))
+
+    @property
     def failed(self) -> list[str]:
         """What went wrong, a line each; that a side is not available here is nothing wrong."""
         found = []
@@ -181,7 +192,10 @@ def main(
     out: Path | None,
     listing: bool,
 ) -> None:
-    """Run comparisons, print their tables and write their reports."""
+    """Run comparisons, print their tables and write their reports.
+
+    Exits with 1 where a side failed or computed something else, and with 3 where there was nothing to compare with.
+    """
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     try:
         comparisons = [load(name) for name in dict.fromkeys(chosen) or names()]
@@ -194,6 +208,7 @@ def main(
                 console.print(f"  {describe(point)}", markup=False)
         return
     failed: list[str] = []
+    empty = False
     for comparison in comparisons:
         comparison = _adjusted(comparison, quick, rounds, threads)
         console.print(f"[bold]{comparison.title}[/]")
@@ -205,14 +220,18 @@ def main(
         result = run(comparison, command=command, quick=quick, only=only, progress=show)
         if not result.rows:
             raise click.UsageError(f"--only: got {only!r}, which no point of {comparison.name} has")
+        failed += result.failed
+        if not result.compared and result.missing:
+            empty = True
+            console.print(f"nothing to compare with: {'; '.join(result.missing)}\n", markup=False)
+            continue
         report.show(result, console)
         if out is not None:
             for path in report.write(result, out):
                 console.print(f"wrote {path}", markup=False)
-        failed += result.failed
     for line in failed:
         console.print(f"failed: {line}", markup=False)
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if failed else 3 if empty else 0)
 
 
 def _adjusted(comparison: Comparison, quick: bool, rounds: int | None, threads: tuple[str, ...]) -> Comparison:

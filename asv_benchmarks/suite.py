@@ -20,8 +20,19 @@ from typing import Any
 KINDS = {"time": "time", "peakmem": "memory", "track": ""}
 """Prefix of a benchmark's name -> what it measures; of a "track" benchmark its class says that, in `kind`."""
 
-PROFILES = {"short": r"^(?!.*'(cupy|torch|jax)')(accuracy|(?!.*'float64'))", "full": ""}
-"""Which benchmarks a run takes, as regular expressions, as asv reads them: short is NumPy, float32 but for accuracy."""
+PROFILES = {
+    "short": r"^(?!.*'(cupy|torch|jax)')(accuracy|(?!.*'float64'))",
+    "full": "",
+    "history": (
+        r"^(?!.*'(cupy|torch|jax)')(?!.*\.(dense|recurrent)')(?!.*'(float64|float16|bfloat16)')("
+        r"start\.Machine|start.*'refattn(\.cli)?'|core\.Core\.time_(forward|backward)\(.* 64, 64,|"
+        r"core\.Core\.time_(forward|backward)\((?!.*shared).* 1024, 64,|peak(?!.*shared).* 512,|"
+        r"block.*both\(.* 64, 64,|stream.*step|language|memory\.Core.*both\((?!.*shared).* 2048,|"
+        r"accuracy.*largest)"
+    ),
+}
+"""Which benchmarks a run takes, as regular expressions, as asv reads them: short is NumPy, float32 but for accuracy;
+history is what is recorded over many commits."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class Benchmark:
     params
         The parameters.
     kind
-        "time", "memory" or "share".
+        "time", "memory", "share" or "rate".
     factor
         What the ratio of a difference must exceed; None: what is usual for the kind.
     """

@@ -152,6 +152,8 @@ def main() -> None:
             traceback.print_exc()
             missing = isinstance(error, NotImplementedError | ImportError)
             what = f"{type(error).__name__}: {error}".splitlines()[0]
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                error = ImportError(f"{error.name} is not installed")
             answer = {"error": str(error) if missing and str(error) else what, "missing": missing}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+import warnings
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar, Token, copy_context
 from typing import Any
 
 from refattn.backends import blas
@@ -25,18 +25,32 @@ _chosen: ContextVar[int | None] = ContextVar("refattn.workers", default=None)
 _inside: ContextVar[bool] = ContextVar("refattn.inside_a_task", default=False)
 
 
-@contextmanager
-def use_workers(n: int) -> Iterator[None]:
-    """Work with `n` threads in the ``with`` block, in the thread that entered it. Results do not depend on it."""
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"workers: got {n!r} of type {type(n).__name__}, needs a whole number")
-    if n < 1:
-        raise ValueError(f"workers: got {n}, needs at least 1")
-    token = _chosen.set(n)
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
+class use_workers:  # noqa: N801 (it is called as a function)
+    """Work with `n` threads in the ``with`` block, in the thread that entered it. Results do not depend on it.
+
+    A call whose ``with`` is missing changes nothing, and warns.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.entered = True  # where n is refused there is nothing to warn of
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"workers: got {n!r} of type {type(n).__name__}, needs a whole number")
+        if n < 1:
+            raise ValueError(f"workers: got {n}, needs at least 1")
+        self.n, self.entered = n, False
+        self.tokens: list[Token[int | None]] = []
+
+    def __enter__(self) -> None:
+        self.entered = True
+        self.tokens.append(_chosen.set(self.n))
+
+    def __exit__(self, *error: object) -> None:
+        _chosen.reset(self.tokens.pop())
+
+    def __del__(self) -> None:
+        if not self.entered:
+            text = f"use_workers({self.n}) changed nothing: it holds in a block, with use_workers({self.n}): ..."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def workers() -> int:

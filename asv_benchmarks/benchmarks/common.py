@@ -19,6 +19,8 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.mechanisms.registry import list_mechanisms, mechanism
 
+from .counting import Tally, counting
+
 MECHANISMS = list(list_mechanisms())
 FORMS = [f"{name}.{form}" for name in MECHANISMS for form in mechanism(name).forms if mechanism(name).core is not None]
 """Each form of each core, as "mechanism.form"."""
@@ -47,12 +49,16 @@ class Timed:
 
 @dataclass(frozen=True)
 class Call:
-    """The calls of one combination; each waits until its work is done."""
+    """The calls of one combination; each waits until its work is done.
+
+    `counts` tells what forward and backward of a core on the host do: operations, and bytes that are written.
+    """
 
     forward: Callable[[], Any]
     backward: Callable[[], Any]
     both: Callable[[], Any]
     timer: Callable[[], float]
+    counts: Callable[[], tuple[Tally, Tally]] | None = None
 
 
 def usable(name: str) -> backends.Backend:
@@ -129,7 +135,16 @@ def core_call(form: str, n: int, d: int, dtype: str, backend: str, causal: bool 
         owner.synchronize()
         return result
 
-    return Call(forward, backward, both, timer(owner))
+    def counts() -> tuple[Tally, Tally]:
+        with counting() as count:
+            given = {name: count.array(x) for name, x in inputs.items()}
+            first = count.start()
+            saved = core.forward(**given, **options, form=chosen)[1]
+            second = count.start()
+            core.backward(saved, count.array(upstream))
+        return first, second
+
+    return Call(forward, backward, both, timer(owner), counts)
 
 
 def block_of(record: Mechanism, width: int, like: Any) -> tuple[Any, Context]:

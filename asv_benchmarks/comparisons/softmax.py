@@ -1,8 +1,10 @@
-"""Softmax attention beside PyTorch: its own kernel, and the formula written by hand."""
+"""Softmax attention beside PyTorch and JAX: a library's own kernel, and the formula by hand, compiled or not."""
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +54,22 @@ def eager(
     n: int, dtype: str, run: str, causal: bool = False, heads: int = HEADS, width: int = WIDTH
 ) -> Callable[[], Any]:
     """The formula in PyTorch's own operations, as people write it, and autograd."""
+    return in_torch(_formula(n, causal, width), arrays(n, dtype, heads, width), run)
+
+
+def compiled(
+    n: int, dtype: str, run: str, causal: bool = False, heads: int = HEADS, width: int = WIDTH
+) -> Callable[[], Any]:
+    """The formula and its gradients by torch.compile, which takes a compiler of C++."""
+    import torch
+
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise NotImplementedError("torch.compile needs a compiler of C++ here, and there is none")
+    return in_torch(torch.compile(_formula(n, causal, width)), arrays(n, dtype, heads, width), run)
+
+
+def _formula(n: int, causal: bool, width: int) -> Callable[..., Any]:
+    """Return attention in PyTorch's operations."""
     import torch
 
     hidden = torch.ones(n, n, dtype=torch.bool).triu(1) if causal else None
@@ -63,7 +81,36 @@ def eager(
             scores = scores.masked_fill(hidden, -math.inf)
         return torch.softmax(scores, dim=-1) @ v
 
-    return in_torch(attend, arrays(n, dtype, heads, width), run)
+    return attend
+
+
+def jitted(
+    n: int, dtype: str, run: str, causal: bool = False, heads: int = HEADS, width: int = WIDTH
+) -> Callable[[], Any]:
+    """The formula and its gradients by jax.jit."""
+    import jax
+    from jax import numpy as jnp
+
+    jax.config.update("jax_enable_x64", dtype == "float64")
+    q, k, v, d_out = (jnp.asarray(x) for x in arrays(n, dtype, heads, width))
+    hidden = jnp.triu(jnp.ones((n, n), dtype=bool), 1) if causal else None
+    scale = 1.0 / math.sqrt(width)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ jnp.swapaxes(k, -2, -1) * scale
+        if hidden is not None:
+            scores = jnp.where(hidden, -jnp.inf, scores)
+        return jax.nn.softmax(scores, axis=-1) @ v
+
+    def with_gradients(q: Any, k: Any, v: Any, d_out: Any) -> Any:
+        out, back = jax.vjp(attend, q, k, v)
+        return out, back(d_out)
+
+    if run == "forward":
+        forward = jax.jit(attend)
+        return lambda: jax.block_until_ready(forward(q, k, v))
+    both = jax.jit(with_gradients)
+    return lambda: jax.block_until_ready(both(q, k, v, d_out))
 
 
 def in_torch(attend: Callable[..., Any], given: list[Any], run: str) -> Callable[[], Any]:
@@ -105,12 +152,12 @@ def _grid() -> tuple[dict[str, Any], ...]:
 
 COMPARISON = Comparison(
     name="softmax",
-    title="Softmax attention beside PyTorch",
+    title="Softmax attention beside PyTorch and JAX",
     text=(
         f"{HEADS} heads of width {WIDTH}, one batch. *SDPA* is `scaled_dot_product_attention`, *eager* the formula in "
-        "PyTorch's operations. *both* is forward and backward. *AVX-512* is refattn with OpenBLAS told to use its "
-        "kernels for AVX-512 (`OPENBLAS_CORETYPE=SkylakeX`), which it does not choose by itself on every CPU that has "
-        "them."
+        "PyTorch's operations, *compile* the same by `torch.compile`, *jit* by `jax.jit`. *both* is forward and "
+        "backward. *AVX-512* is refattn with OpenBLAS told to use its kernels for AVX-512 "
+        "(`OPENBLAS_CORETYPE=SkylakeX`), which it does not choose by itself on every CPU that has them."
     ),
     sides=(
         Side("refattn", f"{__name__}:ours", ours=True),
@@ -123,6 +170,8 @@ COMPARISON = Comparison(
         ),
         Side("SDPA", f"{__name__}:sdpa"),
         Side("eager", f"{__name__}:eager"),
+        Side("compile", f"{__name__}:compiled"),
+        Side("jit", f"{__name__}:jitted"),
     ),
     grid=_grid(),
     quick=lambda point: point["n"] <= 1024 and not point["causal"],

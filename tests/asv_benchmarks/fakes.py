@@ -44,6 +44,11 @@ def absent(**params: Any) -> Callable[[], Any]:
     raise ImportError("fast_attention is not installed")
 
 
+def needs_a_library(**params: Any) -> Callable[[], Any]:
+    """A side that imports what is not there."""
+    raise ModuleNotFoundError("No module named 'faster.kernels'", name="faster")
+
+
 def fails_later(calls: int = 4, **params: Any) -> Callable[[], Any]:
     """A side that raises after some calls."""
     left = [calls]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import refattn as ra
 from asv_benchmarks import __main__ as command
 from asv_benchmarks import history
+from asv_benchmarks.compare import VersionError
 from asv_benchmarks.history import Found, RunError, judged, moved
 from asv_benchmarks.judge import Verdict
 from asv_benchmarks.machine import git
@@ -60,6 +63,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "asv.conf.json").write_text(json.dumps({**settings, **places}))
     monkeypatch.setattr(history, "FOLDER", tmp_path)
     monkeypatch.setattr(history, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(history, "RECORDED", tmp_path / "recorded")
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 
@@ -133,3 +137,63 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, found: Found, text: str, c
     monkeypatch.setattr(history, "run", lambda pattern, tell: found)
     done = CliRunner().invoke(command.cli, ["run"])
     assert done.exit_code == code and text in done.output, done.output
+
+
+# --- what comes with the repository
+
+RECORDED = sorted(history.RECORDED.glob("*/*-*.json"))
+
+
+def test_results_of_several_commits_come_with_the_repository() -> None:
+    pytest.importorskip("asv")
+    assert len(RECORDED) >= 5 and len({file.parent for file in RECORDED}) == 1
+    assert json.loads((RECORDED[0].parent / "machine.json").read_text())["machine"] == RECORDED[0].parent.name
+    found = [history.samples(file) for file in RECORDED]
+    common = set.intersection(*map(set, found))
+    assert {name.partition(".")[0] for name in common} >= {"accuracy", "core", "language", "memory", "peak", "stream"}
+    assert all(values and min(values) > 0.0 for one in found for name, values in one.items() if "accuracy" not in name)
+    newest = max(RECORDED, key=lambda file: json.loads(file.read_text())["date"])
+    for name in ra.list_mechanisms():
+        assert any(f"'{name}'" in key for key in history.samples(newest)), name
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.name)
+def test_recorded_results_tell_of_no_folder_and_belong_to_a_commit(file: Path) -> None:
+    text = file.read_text()
+    stored = json.loads(text)
+    assert not re.search(r'"/|home|_tmp_', text)
+    assert file.name == f"{stored['commit_hash'][:8]}-{stored['env_name']}.json"
+    assert stored["params"]["machine"] == file.parent.name
+    if git("rev-parse", "HEAD") and not git("rev-parse", "--is-shallow-repository") == "true":
+        assert git("cat-file", "-t", stored["commit_hash"]) == "commit"
+
+
+@pytest.mark.slow
+def test_recorded_results_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("asv")
+    if not git("rev-parse", "HEAD"):
+        pytest.skip("no git repository")
+    conf = history._conf
+
+    def elsewhere(place: Path, results: Path, suite: Path) -> Path:
+        file = conf(place, results, suite)
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"html_dir": str(tmp_path / "html")}))
+        return file
+
+    monkeypatch.setattr(history, "_conf", elsewhere)
+    monkeypatch.setattr(history, "RESULTS", tmp_path / "none")
+    history.publish(lambda line: None)
+    graphs = list((tmp_path / "html" / "graphs").rglob("core.Core.time_forward.json"))
+    points = [len(json.loads(graph.read_text())) for graph in graphs]
+    assert max(points) >= 5, "a curve over the commits"
+
+
+@pytest.mark.slow
+def test_a_commit_is_recorded_twice_and_keeps_both(elsewhere: Path) -> None:
+    for chosen in ("Machine.*exp", "Machine.*product"):
+        file = history.record("HEAD", chosen, "a-machine", lambda line: None)
+    assert file.parent == elsewhere / "recorded" / "a-machine"
+    assert {name.partition("(")[2] for name in history.samples(file)} == {"'exp')", "'product')"}
+    assert str(elsewhere) not in file.read_text()
+    with pytest.raises(VersionError, match="got 'nothing', needs a commit"):
+        history.record("nothing", "Machine", "a-machine", lambda line: None)

@@ -14,6 +14,7 @@ from asv_benchmarks.suite import Benchmark
 
 TIME = Benchmark("core.Core.time_both", ("a.dense", 64), "time")
 SHARE = Benchmark("accuracy.Share.track_largest", ("a.dense",), "share")
+RATE = Benchmark("language.Train.track_tokens", ("a",), "rate")
 MEMORY = Benchmark("memory.Core.peakmem_both", ("a.dense",), "memory")
 
 Starts = list[tuple[list[float], list[float]]]
@@ -80,6 +81,15 @@ def test_accuracy() -> None:
     assert paired(SHARE, [([0.0], [0.0])]).word == ""
     assert paired(SHARE, [([0.0], [0.5])]).word == "less exact"
     assert "less exact" in WORSE and "more exact" not in WORSE
+
+
+def test_a_rate_is_worse_where_it_is_less() -> None:
+    assert paired(RATE, [([1000.0], [700.0])]).word == "lower rate"
+    assert paired(RATE, [([1000.0], [1400.0])]).word == "higher rate"
+    assert apart(RATE, [1000.0], [700.0]).word == "", "at different times it has to differ by more"
+    assert apart(RATE, [1000.0], [600.0]).word == "lower rate"
+    assert "lower rate" in WORSE and "higher rate" not in WORSE
+    assert number("rate", 15854.2) == "1.59e+04" and number("rate", 0.53) == "0.53"
 
 
 def test_a_benchmark_may_ask_for_more() -> None:

@@ -14,9 +14,11 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import refattn as ra
 from asv_benchmarks import comparison as declarations
 from asv_benchmarks import machine, peers, report
 from asv_benchmarks.comparison import Comparison, Side
@@ -286,6 +288,38 @@ def test_the_command_runs_writes_and_tells(tmp_path: Path, monkeypatch: pytest.M
 def test_the_command_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     done = call("--list")
     assert done.exit_code == 0 and "n=4096 float32 both causal" in done.output
+
+
+def test_where_there_is_nothing_to_compare_with_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sides = (side("ours", "clocked", ours=True), side("gone", "absent"), side("lost", "needs_a_library"))
+    monkeypatch.setattr(peers, "load", lambda name: comparing(*sides, grid=({"milliseconds": 1.0},)))
+    done = call("tiny", "--out", str(tmp_path))
+    assert done.exit_code == 3, done.output
+    assert (
+        "nothing to compare with: gone: fast_attention is not installed; lost: faster is not installed" in done.output
+    )
+    assert "Ratios" not in done.output and list(tmp_path.iterdir()) == []
+
+
+def test_every_mechanism_is_compared_with_something() -> None:
+    for mechanism in ra.list_mechanisms():
+        assert any(name.startswith(mechanism) for name in declarations.names()), mechanism
+
+
+@pytest.mark.parametrize("function", ["compiled", "jitted"])
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_sides_compute_the_same(function: str) -> None:
+    pytest.importorskip("torch" if function == "compiled" else "jax")
+    softmax = importlib.import_module("asv_benchmarks.comparisons.softmax")
+    point = {"n": 16, "dtype": "float32", "run": "both", "causal": True, "heads": 1, "width": 8}
+    out, gradients = getattr(softmax, function)(**point)()
+    expected, known = softmax.ours(**point)()
+    assert np.allclose(np.asarray(out.detach() if hasattr(out, "detach") else out), expected, atol=1e-6)
+    for x, name in zip(gradients, ("q", "k", "v"), strict=True):
+        assert np.allclose(np.asarray(x), known[name], atol=1e-6), name
 
 
 @pytest.mark.parametrize(

@@ -333,3 +333,19 @@ def test_the_work_is_done_where_no_thread_can_be_started(monkeypatch: pytest.Mon
     task: Callable[[int], int] = abs
     with use_workers(3):
         assert pool_map(task, [-1, -2, -3]) == [1, 2, 3]
+
+
+def test_a_choice_without_its_block_is_told() -> None:
+    before = workers()
+    with pytest.warns(RuntimeWarning, match=r"use_workers\(3\) changed nothing: it holds in a block"):
+        use_workers(3)
+        gc.collect()
+    assert workers() == before
+    with use_workers(3), use_workers(2):
+        assert workers() == 2
+    chosen = use_workers(3)
+    with chosen, chosen:
+        assert workers() == 3
+    assert workers() == before
+    with pytest.raises(ValueError, match="workers: got 0"):
+        use_workers(0)  # nothing is left to warn of
