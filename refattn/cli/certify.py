@@ -144,13 +144,17 @@ def verify(
                     found = replace(found, smallest=six)
         except adapter.LoadError as error:
             raise Problem(str(error)) from error
-    from refattn.verify import page, report
+    from refattn.verify import page, report, suspects, suspects_text
 
     if tokens is not None:
         deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
         ctx.exit(laws.exit_code)
+    if any(outcome.status == "disagrees" for outcome in found.outcomes):
+        with progress(f"suspects of {record.name}", "equations") as wrap:
+            found = suspects.locate(record, found, progress=wrap)
     if html is not None:
-        write_text(html, page.page(found, record, refattn.__version__), "--html")
+        lines = suspects_text.lines(found.suspects) if found.suspects else ()
+        write_text(html, page.page(found, record, refattn.__version__, lines), "--html")
     deliver(lambda **form: report.verified(found, record, **form), found.to_json(), file)
     ctx.exit(found.exit_code)
 

@@ -2,9 +2,10 @@
 
 An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
 ``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
-any library, ``(out, lse)``, or `Decline`. It may carry two attributes: ``framework`` ("torch" or "jax": it is given
+any library, ``(out, lse)``, or `Decline`. It may carry attributes: ``framework`` ("torch" or "jax": it is given
 tensors of that library, not NumPy arrays) and ``roundings`` (ids of equations whose values it rounds to
-float16 or bfloat16 beside those that every kernel rounds).
+float16 or bfloat16 beside those that every kernel rounds). Where it has, after a call, an attribute ``intermediates``,
+that is a dict of its own values of equations, by id: `refattn.verify.substitution` finds with them where it goes wrong.
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ def call(
             declined = gradients.reason
         else:
             result |= {f"d_{name}": x for name, x in gradients.items()}
+    own = getattr(forward, "intermediates", None) or getattr(implementation, "intermediates", None) or {}
+    result |= {id: x for id, x in own.items() if id not in result}
     changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]
     if changed:
         raise CallError(f"changed its inputs: {', '.join(changed)}")

@@ -130,18 +130,10 @@ def _disturbances(
     seed: int,
 ) -> dict[str, Floats]:
     """Return what rounding errors in every equation do to each result: one more axis in front, for the draws."""
-    computed = TYPES["float64" if dtype == "float64" else "float32"].unit
     if unknown := [id for id in roundings if id not in mechanism.equations]:
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
     given = {**inputs, **case.options, "d_out": upstream}
-    sizes = rounding_sizes(mechanism, given, traced, computed)
-    low = {*mechanism.stored, *roundings} if dtype in ("float16", "bfloat16") else set()
-    for key in [key for key in sizes if key.partition("[")[0] in low]:
-        id = key.partition("[")[0]
-        size = np.abs(mechanism.stored[id](given, Pass(traced, key)) if id in mechanism.stored else traced[key])
-        # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
-        subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
-        sizes[key] = np.hypot(sizes[key], np.maximum(TYPES[dtype].unit * finite(size), subnormal))
+    sizes, computed = kernel_sizes(mechanism, given, traced, dtype, roundings), unit_of(dtype)
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
         with equations.apply(disturbance(sizes, computed, draw, seed)):
@@ -150,6 +142,34 @@ def _disturbances(
             # An output that is not finite has no noise.
             errors[name].append(np.where(np.isfinite(value), finite(disturbed[name]) - finite(value), 0.0))
     return {name: np.stack(draws) for name, draws in errors.items()}
+
+
+def unit_of(dtype: str) -> float:
+    """Return the unit roundoff of the type that a kernel for this storage type computes in."""
+    return TYPES["float64" if dtype == "float64" else "float32"].unit
+
+
+def kernel_sizes(
+    mechanism: Mechanism,
+    given: Mapping[str, Any],
+    traced: Mapping[str, Any],
+    dtype: str,
+    roundings: tuple[str, ...] = (),
+) -> dict[str, Floats]:
+    """Return by equation id the size of its rounding error in a kernel for a storage type.
+
+    `roundings` are equations that it rounds to this type, beside the record's; `given` and `traced` are those of
+    `rounding_sizes`.
+    """
+    sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype))
+    low = {*mechanism.stored, *roundings} if dtype in ("float16", "bfloat16") else set()
+    for key in [key for key in sizes if key.partition("[")[0] in low]:
+        id = key.partition("[")[0]
+        size = np.abs(mechanism.stored[id](given, Pass(traced, key)) if id in mechanism.stored else traced[key])
+        # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
+        subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
+        sizes[key] = np.hypot(sizes[key], np.maximum(TYPES[dtype].unit * finite(size), subnormal))
+    return sizes
 
 
 def rounding_sizes(
@@ -230,8 +250,8 @@ def _bits(words: int, purpose: str, draw: int, seed: int) -> NDArray[np.uint8]:
 
 
 def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
-    """Return x as (rows, elements): outputs and gradients are rows along their last axis, other results single."""
-    if x.ndim and (tensor == "out" or tensor.startswith("d_")):
+    """Return x as (rows, elements): `out`, gradients and equations are rows along their last axis, others single."""
+    if x.ndim and (tensor == "out" or tensor.startswith("d_") or "." in tensor):
         return x.reshape(-1, x.shape[-1])
     return x.reshape(-1, 1)
 

@@ -55,11 +55,11 @@ FAULTS = ("output truncated", "one NaN")
 
 def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
     """Return all mutants of a mechanism's core: equations times kinds, faults, and the record's conventions."""
-    engine = (Mutant(tag.id, kind) for tag in _core_tags(mechanism) for kind in KINDS if applies(kind, tag.axes or ()))
+    engine = (Mutant(tag.id, kind) for tag in core_tags(mechanism) for kind in KINDS if applies(kind, tag.axes or ()))
     return (*engine, *(Mutant("", name) for name in (*FAULTS, *mechanism.conventions)))
 
 
-def _core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
+def core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
     around = (mechanism.block.module, *mechanism.around)
     core = (module for module in mechanism.tagged if module not in around)
     return (tag for module in core for tag in equations.tags(module) if tag.claims)
@@ -134,7 +134,7 @@ def _round_here(x: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def _mutation(mechanism: Mechanism, dtype: str, mutant: Mutant) -> AbstractContextManager[None]:
-    tag = next(tag for tag in _core_tags(mechanism) if tag.id == mutant.id)
+    tag = next(tag for tag in core_tags(mechanism) if tag.id == mutant.id)
     # Declared is the storage type where a kernel rounds to it, otherwise the type that it computes in.
     low = dtype in ("float16", "bfloat16") and mutant.id not in mechanism.stored
     return equations.mutate(mutant.id, changed_by(mutant.kind, tag.axes or (), dtype if low else LOWER[dtype]))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from refattn.mechanisms.record import Mechanism
     from refattn.verify.run import Outcome
 
 
@@ -70,8 +71,18 @@ class GoldenCase:
         if outcome.status == "declined":
             pytest.skip(outcome.detail)
         if outcome.status != "agrees":
-            pytest.fail(f"{self}: {told(outcome)}", pytrace=False)
+            pytest.fail(f"{self}: {told(outcome)}{_suspect(record, outcome, grad)}", pytrace=False)
         return outcome
+
+
+def _suspect(record: Mechanism, outcome: Outcome, grad: bool) -> str:
+    """Return, in a few words, the first suspect from this case alone; "" where there is none."""
+    from refattn.verify.run import Report
+    from refattn.verify.suspects import locate
+    from refattn.verify.suspects_text import told
+
+    found = locate(record, Report(record.name, "", grad, (outcome,))).suspects
+    return f"; suspect: {told(found.ranked[0])}" if found and found.ranked else ""
 
 
 def told(outcome: Outcome) -> str:

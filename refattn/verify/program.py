@@ -25,7 +25,7 @@ class Program:
 
     IN is a safetensors file with the arguments by name in the type of the case, with ``d_out`` where gradients are
     asked. Its metadata has ``dtype``, and ``options`` as JSON. OUT has ``out`` and may have the further outputs, or has
-    ``d_q``, ``d_k``, ...
+    ``d_q``, ``d_k``, ... It may have values of equations by their ids beside them; `intermediates` holds those.
 
     Raises
     ------
@@ -41,6 +41,7 @@ class Program:
         if not self.command:
             raise LoadError("--exec: got '', needs a command line")
         self.outputs, self.seconds = outputs, seconds
+        self.intermediates: dict[str, NDArray[Any]] = {}
         self._last: tuple[dict[str, Any], str, dict[str, Any]] = {}, "", {}
 
     def forward(self, *, dtype: str, **given: Any) -> tuple[Any, ...] | Decline:
@@ -48,7 +49,10 @@ class Program:
         arrays = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
         self._last = arrays, dtype, {name: x for name, x in given.items() if name not in arrays}
         found = self._run(*self._last)
-        return found if isinstance(found, Decline) else tuple(found.get(name) for name in self.outputs)
+        if isinstance(found, Decline):
+            return found
+        self.intermediates = {name: x for name, x in found.items() if "." in name}
+        return tuple(found.get(name) for name in self.outputs)
 
     def backward(self, d_out: NDArray[Any]) -> dict[str, Any] | Decline:
         """Run it again, now for gradients."""
@@ -56,6 +60,7 @@ class Program:
         found = self._run({**arrays, "d_out": d_out}, dtype, options)
         if isinstance(found, Decline):
             return found
+        self.intermediates |= {name: x for name, x in found.items() if "." in name}
         gradients = {name[2:]: x for name, x in found.items() if name.startswith("d_")}
         return gradients or Decline("no gradients: OUT has no d_q, d_k, ...")
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify import suspects_text
 from refattn.verify.compare import Verdict
 from refattn.verify.run import Outcome, Report
 
@@ -100,6 +101,8 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
     if failed:
         parts += [f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)", *_failures(failed, mechanism)]
         parts.append("")
+    if report.suspects:
+        parts += [*(_indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
     if report.smallest:
         parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]

@@ -6,12 +6,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.adapter import CallError, Decline, Result, call, learned, roundings
 from refattn.verify.budget import Truth, truth
 from refattn.verify.compare import Verdict, compare
+
+if TYPE_CHECKING:
+    from refattn.verify.suspects import Suspects
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -43,13 +46,19 @@ class Outcome:
 class Report:
     """All outcomes of one implementation.
 
-    `smallest` holds lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
+    Attributes
+    ----------
+    suspects
+        Where the error is, from `refattn.verify.suspects.locate`; None where nobody asked, or no number disagrees.
+    smallest
+        Lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
     """
 
     mechanism: str
     implementation: str
     grad: bool
     outcomes: tuple[Outcome, ...]
+    suspects: Suspects | None = None
     smallest: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -75,6 +84,11 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for JSON; an infinite share is null."""
         data = dataclasses.asdict(replace(self, outcomes=tuple(replace(one, seen=None) for one in self.outcomes)))
+        for one in data["suspects"]["ranked"] if data["suspects"] else ():
+            one["share"] = None if math.isinf(one["share"]) else one["share"]
+        if data["suspects"] and data["suspects"]["departure"]:
+            verdict = data["suspects"]["departure"]["verdict"]
+            verdict["share"] = None if math.isinf(verdict["share"]) else verdict["share"]
         for outcome in data["outcomes"]:
             del outcome["seen"]
             for verdict in outcome["verdicts"]:

@@ -51,6 +51,8 @@ def test_honest_and_wrong(tmp_path: Path) -> None:
     assert found.returncode == 1 and "4 failed, 2 skipped" in found.stdout
     line = next(line for line in found.stdout.splitlines() if line.startswith("softmax-causal-float32: out["))
     assert "needs" in line and "of the allowed error" in line
+    suspect = line.partition("; suspect: ")[2]
+    assert "SM.8" in suspect and ": scaled by 1.01: 0." in suspect
 
 
 @pytest.mark.parametrize(
