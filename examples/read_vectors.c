@@ -3,8 +3,8 @@
  *     cc -O2 -o read_vectors read_vectors.c -lm
  *     ./read_vectors softmax/tiny.safetensors q normal 1 softmax.tiny.q
  *
- * The arguments are FILE NAME DESIGN NUMBER STREAM: DESIGN is normal (NUMBER: its scale) or mask (NUMBER: the
- * probability of true), STREAM is what the manifest has. docs/vectors.md specifies everything that is done here.
+ * The arguments are FILE NAME DESIGN NUMBERS STREAM, as the manifest has them: NUMBERS are those of the design with
+ * commas between, in the order of docs/vectors.md, which specifies everything that is done here.
  * The exit code is 0 where every number is the same, 1 where one is not, and 2 otherwise. */
 #include <math.h>
 #include <stdint.h>
@@ -46,17 +46,24 @@ static double to_bfloat16(double x) { /* the nearest number with 8 significant b
     return rint(x / step) * step;
 }
 
-static double made(uint64_t e, const char *design, double number, uint32_t purpose) { /* element e of an array */
-    if (!strcmp(design, "mask")) return (word(e, purpose) >> 8) * ldexp(1.0, -24) < number;
-    uint32_t w = word(2 * e, purpose), v = word(2 * e + 1, purpose);
-    int64_t halves = (w & 0xFFFF) + (w >> 16) + (v & 0xFFFF);
-    return to_bfloat16((double)(2 * halves - 196605) * ldexp(1.0, -16) * number);
+/* Element e of an array whose last two axes are rows of this width. */
+static double made(uint64_t e, const char *design, const double *n, uint64_t rows, uint64_t width, uint32_t purpose) {
+    uint64_t row = e / width % rows, w = word(e, purpose), span = (uint64_t)(int64_t)(n[1] - n[0] + 1.0);
+    if (!strcmp(design, "mask")) return (double)(w >> 8) * ldexp(1.0, -24) < n[0];
+    if (!strcmp(design, "ranks")) return e % width ? 0.0 : n[0] * (double)(1 + row / (uint64_t)n[1]);
+    if (!strcmp(design, "integers")) return n[0] + (double)(span * w >> 32);
+    if (!strcmp(design, "powers")) return ldexp((2 * span * w >> 32) % 2 ? -1.0 : 1.0, (int)n[0] + (int)(span * w >> 32));
+    if (!strcmp(design, "repeated")) e -= (row - row % (uint64_t)n[1]) * width;
+    uint32_t first = word(2 * e, purpose), second = word(2 * e + 1, purpose);
+    double x = (double)(2 * (int64_t)((first & 0xFFFF) + (first >> 16) + (second & 0xFFFF)) - 196605) * ldexp(1.0, -16);
+    return to_bfloat16(x * n[0] + (!strcmp(design, "shifted") && row % (uint64_t)n[2] == 0 ? n[1] : 0.0));
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) fail("needs FILE NAME DESIGN NUMBER STREAM");
+    if (argc != 6) fail("needs FILE NAME DESIGN NUMBERS STREAM");
     int mask = !strcmp(argv[3], "mask");
-    if (!mask && strcmp(argv[3], "normal")) fail("DESIGN: needs normal or mask");
+    double numbers[3] = {0.0, 0.0, 1.0};
+    if (sscanf(argv[4], "%lf,%lf,%lf", numbers, numbers + 1, numbers + 2) < 1) fail("NUMBERS: needs a number");
     FILE *file = fopen(argv[1], "rb");
     unsigned char size[8];
     if (!file || fseek(file, 0, SEEK_END)) fail("FILE: cannot be read");
@@ -69,6 +76,9 @@ int main(int argc, char **argv) {
     if (!header || fread(header, 1, length, file) != length) fail("FILE: its header cannot be read");
     snprintf(key, sizeof key, "\"%s/%s\":{", mask ? "bool" : "float64", argv[2]);
     char *entry = strstr(header, key), *offsets = entry ? strstr(entry, "\"data_offsets\":[") : NULL;
+    char *shape = entry ? strstr(entry, "\"shape\":[") : NULL;
+    uint64_t rows = 1, width = 1;
+    for (shape = shape ? shape + 8 : NULL; shape && *shape != ']';) rows = width, width = strtoull(shape + 1, &shape, 10);
     unsigned long long first, last;
     if (!offsets || sscanf(offsets, "\"data_offsets\":[%llu,%llu]", &first, &last) != 2) fail("NAME: not there");
     if (last < first || last > whole - 8 - length) fail("FILE: an array reaches beyond its end");
@@ -77,7 +87,7 @@ int main(int argc, char **argv) {
         fail("FILE: the array cannot be read");
     uint64_t count = (last - first) / (mask ? 1 : sizeof(double));
     for (uint64_t e = 0; e < count; e++) {
-        double x, expected = made(e, argv[3], atof(argv[4]), crc32(argv[5]));
+        double x, expected = made(e, argv[3], numbers, rows, width, crc32(argv[5]));
         if (mask) x = data[e]; else memcpy(&x, data + e * sizeof x, sizeof x); /* of a little-endian machine */
         if (x == expected) continue;
         printf("%s: element %llu is %.17g, made %.17g\n", argv[2], (unsigned long long)e, x, expected);

@@ -3,8 +3,8 @@
 //!     rustc -O --edition 2021 read_vectors.rs
 //!     ./read_vectors softmax/tiny.safetensors q normal 1 softmax.tiny.q
 //!
-//! The arguments are FILE NAME DESIGN NUMBER STREAM: DESIGN is normal (NUMBER: its scale) or mask (NUMBER: the
-//! probability of true), STREAM is what the manifest has. docs/vectors.md specifies everything that is done here.
+//! The arguments are FILE NAME DESIGN NUMBERS STREAM, as the manifest has them: NUMBERS are those of the design with
+//! commas between, in the order of docs/vectors.md, which specifies everything that is done here.
 //! The exit code is 0 where every number is the same, 1 where one is not, and 2 otherwise.
 
 use std::{env, fs, process};
@@ -39,52 +39,55 @@ fn to_bfloat16(x: f64) -> f64 {
     (x / step).round_ties_even() * step
 }
 
-/// Element e of a designed array.
-fn made(e: u64, mask: bool, number: f64, purpose: u32) -> f64 {
-    if mask {
-        return f64::from((word(e, purpose) >> 8) as f64 / 16777216.0 < number);
-    }
-    let (w, v) = (word(2 * e, purpose), word(2 * e + 1, purpose));
+/// Element e of a designed array whose last two axes are rows of this width.
+fn made(e: u64, design: &str, n: &[f64], (rows, width): (u64, u64), purpose: u32) -> f64 {
+    let (row, w) = (e / width % rows, word(e, purpose) as u64);
+    let below = |count: f64| (count as u64 * w >> 32) as f64;
+    let of = match design {
+        "mask" => return f64::from((w >> 8) as f64 / 16777216.0 < n[0]),
+        "ranks" => return if e % width == 0 { n[0] * (1 + row / n[1] as u64) as f64 } else { 0.0 },
+        "integers" => return n[0] + below(n[1] - n[0] + 1.0),
+        "powers" => {
+            let m = below(2.0 * (n[1] - n[0] + 1.0));
+            return (1.0 - 2.0 * (m % 2.0)) * 2f64.powf(n[0] + (m / 2.0).floor());
+        }
+        "repeated" => e - (row - row % n[1] as u64) * width,
+        _ => e,
+    };
+    let (w, v) = (word(2 * of, purpose), word(2 * of + 1, purpose));
     let halves = ((w & 0xFFFF) + (w >> 16) + (v & 0xFFFF)) as i64;
-    to_bfloat16((2 * halves - 196605) as f64 / 65536.0 * number)
+    let shift = if design == "shifted" && row % n[2] as u64 == 0 { n[1] } else { 0.0 };
+    to_bfloat16((2 * halves - 196605) as f64 / 65536.0 * n[0] + shift)
 }
 
-/// The bytes of an array: no offset is believed before it was compared with the size of the file.
-fn array<'a>(file: &'a [u8], name: &str) -> &'a [u8] {
+/// The numbers of a list in an array's part of the header.
+fn list(text: &str, key: &str) -> Vec<usize> {
+    let inner = text.split_once(key).and_then(|(_, rest)| rest.split_once(']')).map_or("", |(inner, _)| inner);
+    inner.split(',').filter_map(|n| n.trim().parse().ok()).collect()
+}
+
+fn main() {
+    let given: Vec<String> = env::args().collect();
+    let [_, path, name, design, numbers, stream] = given.as_slice() else { fail("needs FILE NAME DESIGN NUMBERS STREAM") };
+    let numbers: Vec<f64> = numbers.split(',').filter_map(|n| n.parse().ok()).collect();
+    let Ok(file) = fs::read(path) else { fail("FILE: cannot be read") };
     let Some(size) = file.first_chunk::<8>() else { fail("FILE: is no safetensors file") };
     let Some(header) = usize::try_from(u64::from_le_bytes(*size)).ok().and_then(|n| file[8..].get(..n)) else {
         fail("FILE: its header is longer than the file")
     };
     let Ok(text) = std::str::from_utf8(header) else { fail("FILE: its header is no text") };
-    let offsets = text
-        .split_once(&format!("\"{name}\":{{"))
-        .and_then(|(_, rest)| rest.split_once("\"data_offsets\":["))
-        .and_then(|(_, rest)| rest.split_once(']'))
-        .map(|(numbers, _)| numbers.split(',').filter_map(|n| n.trim().parse().ok()).collect::<Vec<usize>>());
-    let Some([first, last]) = offsets.as_deref() else { fail("NAME: is not in the file") };
-    match file[8 + header.len()..].get(*first..*last) {
-        Some(data) => data,
-        None => fail("FILE: an array reaches beyond its end"),
-    }
-}
-
-fn main() {
-    let given: Vec<String> = env::args().collect();
-    let [_, path, name, design, number, stream] = given.as_slice() else { fail("needs FILE NAME DESIGN NUMBER STREAM") };
-    let mask = match design.as_str() {
-        "mask" => true,
-        "normal" => false,
-        _ => fail("DESIGN: needs normal or mask"),
+    let kind = if design == "mask" { "bool" } else { "float64" };
+    let Some((_, entry)) = text.split_once(&format!("\"{kind}/{name}\":{{")) else { fail("NAME: is not in the file") };
+    let (shape, offsets) = (list(entry, "\"shape\":["), list(entry, "\"data_offsets\":["));
+    let [first, last] = offsets[..] else { fail("FILE: an array is nowhere") };
+    let Some(data) = file[8 + header.len()..].get(first..last) else { fail("FILE: an array reaches beyond its end") };
+    let values: Vec<f64> = match kind {
+        "bool" => data.iter().map(|&x| x as f64).collect(),
+        _ => data.chunks_exact(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect(),
     };
-    let Ok(number) = number.parse() else { fail("NUMBER: needs a number") };
-    let Ok(file) = fs::read(path) else { fail("FILE: cannot be read") };
-    let data = array(&file, &format!("{}/{name}", if mask { "bool" } else { "float64" }));
-    let values: Vec<f64> = match mask {
-        true => data.iter().map(|&x| x as f64).collect(),
-        false => data.chunks_exact(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect(),
-    };
+    let axis = |from_last: usize| shape.iter().rev().nth(from_last).map_or(1, |&n| n as u64);
     for (e, &x) in values.iter().enumerate() {
-        let expected = made(e as u64, mask, number, crc32(stream));
+        let expected = made(e as u64, design, &numbers, (axis(1), axis(0)), crc32(stream));
         if x != expected {
             println!("{name}: element {e} is {x:e}, made {expected:e}");
             process::exit(1)

@@ -58,16 +58,17 @@ def attend(q, k, v, *, mask=None, causal=False, scale=None, softcap=None):
         scores = softcap * np.tanh(scores / softcap)
     allowed = np.tri(n, m, {False: m, "top_left": 0}.get(causal, m - n), dtype=bool)
     allowed = allowed if mask is None else allowed & mask
-    weights = np.where(allowed, np.exp(np.where(allowed, scores, 0.0)), 0.0)
+    top = np.max(np.where(allowed, scores, -1e9), axis=-1, keepdims=True, initial=-1e9)
+    weights = np.where(allowed, np.exp(np.where(allowed, scores - top, 0.0)), 0.0)
     total = weights.sum(axis=-1, keepdims=True)
-    attend.total = total[..., 0]
+    attend.total, attend.top = total[..., 0], top[..., 0]
     return ((weights @ v) / np.where(total == 0.0, 1.0, total)).astype(dtype)
 
 
 def with_lse(q, k, v, **options):
     out = attend(q, k, v, **options)
     total = attend.total
-    lse = np.where(total == 0.0, -np.inf, np.log(np.where(total == 0.0, 1.0, total)))
+    lse = np.where(total == 0.0, -np.inf, attend.top + np.log(np.where(total == 0.0, 1.0, total)))
     return out, lse.astype(np.float64 if q.dtype == np.float64 else np.float32)
 
 
@@ -603,7 +604,7 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "my_kernels.py").write_text(KERNELS)
     result = process("verify", "softmax", "--impl", "my_kernels:attend", "--dtype", "float32", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1].startswith("softmax: agrees: 25 cases run")
+    assert result.stdout.splitlines()[-1].startswith("softmax: agrees: 32 cases run")
 
 
 @pytest.mark.parametrize("place", ["missing/found.json", "."])
@@ -708,6 +709,6 @@ def test_on_a_terminal(plain: bool, monkeypatch: pytest.MonkeyPatch, kernels: Ca
     assert child.returncode == 0
     text = seen.decode().replace("\r\n", "\n")
     assert ("\x1b" in text) is not plain
-    assert ("verify softmax: 25 of 25 cases" in text) is plain
+    assert ("verify softmax: 32 of 32 cases" in text) is plain
     report = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text[text.rindex("against") :])
     assert max(map(len, report.splitlines())) <= 100

@@ -145,6 +145,10 @@ def _conventions(mechanism: Mechanism) -> Iterator[str]:
     if rows:
         yield from ("Plausible ways to get it wrong; verification has to notice each of them.", "")
         yield from _table(("reading", "what it does"), rows)
+    rows = [(markdown(name), summary(_doc(wrong))) for name, wrong in mechanism.wrong_gradients.items()]
+    if rows:
+        yield from ("", "And of a right output, wrong gradients.", "")
+        yield from _table(("gradients", "what they are"), rows)
 
 
 def _functions(mechanism: Mechanism) -> Iterator[str]:

@@ -18,6 +18,38 @@ def _normal(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, pur
     return counter.normal(shape, seed=seed, purpose=purpose) * numbers.get("scale", 1.0)
 
 
+def _shifted(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """The same, with `shift` added to row 0 and every `every`-th after it (1 if absent); rows are last axes."""
+    x = _normal(shape, numbers, seed, purpose)
+    x[..., :: int(numbers.get("every", 1)), :] += numbers["shift"]
+    return x
+
+
+def _repeated(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """The same, and row j is row j mod `period`."""
+    x = _normal(shape, numbers, seed, purpose)
+    return x[..., np.arange(shape[-2]) % int(numbers["period"]), :]
+
+
+def _integers(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """Whole numbers from `low` to `high`."""
+    low, high = int(numbers["low"]), int(numbers["high"])
+    return counter.integers(shape, low, high + 1, seed=seed, purpose=purpose).astype(np.float64)
+
+
+def _powers(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """2^n or -2^n, n from `low` to `high`: (-1)^m 2^(m // 2) for whole numbers m from 2 `low` to 2 `high` + 1."""
+    m = counter.integers(shape, 2 * int(numbers["low"]), 2 * int(numbers["high"]) + 2, seed=seed, purpose=purpose)
+    return np.ldexp(1.0 - 2.0 * (m % 2), m // 2)
+
+
+def _ranks(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """`step` times 1 + j // `ties` in the first column of row j, and 0 in the others."""
+    x = np.zeros(shape)
+    x[..., 0] = numbers["step"] * (1 + np.arange(shape[-2]) // int(numbers["ties"]))
+    return x
+
+
 def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """True with probability `keep`."""
     return np.asarray(counter.uniform(shape, seed=seed, purpose=purpose) < numbers["keep"])
@@ -25,6 +57,11 @@ def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpo
 
 DESIGNS: dict[str, Callable[[tuple[int, ...], Mapping[str, float], int, str], NDArray[Any]]] = {
     "normal": _normal,
+    "shifted": _shifted,
+    "repeated": _repeated,
+    "integers": _integers,
+    "powers": _powers,
+    "ranks": _ranks,
     "mask": _mask,
 }
 """Design of an `Input` -> array in float64 or bool, from its shape, its numbers, a seed and a purpose."""
@@ -37,9 +74,14 @@ def make(mechanism: str, case: Case, dtype: str, *, seed: int = 0) -> dict[str, 
     }
 
 
+def upstream_input(case: Case, shape: tuple[int, ...]) -> Input:
+    """Return the design of an upstream gradient: of unit variance, or small whole numbers where results are exact."""
+    return Input(shape, "integers", {"low": 1, "high": 4}) if case.exact else Input(shape)
+
+
 def make_upstream(mechanism: str, case: Case, name: str, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> Any:
-    """Return an upstream gradient of unit variance for the output `name` of a case."""
-    return _make_one(f"{mechanism}.{case.name}.d_{name}", Input(shape), dtype, seed)
+    """Return an upstream gradient for the output `name` of a case."""
+    return _make_one(f"{mechanism}.{case.name}.d_{name}", upstream_input(case, shape), dtype, seed)
 
 
 def _make_one(purpose: str, given: Input, dtype: str, seed: int) -> NDArray[Any]:

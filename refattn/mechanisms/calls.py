@@ -1,7 +1,12 @@
-"""Designed calls of a core that maps q, k and v: shapes by a letter each, and a mask where there is one."""
+"""Designed calls of a core that maps q, k and v: shapes by a letter each, and a mask where there is one.
+
+Exact cases are made of small whole numbers and powers of two, whose scores, weights and outputs every storage type
+holds: q is 16 or -16 throughout, and keys are 0 but for their first number, so that a score is one product.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from refattn.mechanisms.record import Case, Input
@@ -20,10 +25,11 @@ def qkv(
     d: int = 16,
     e: int | None = None,
     logits: float = 1.0,
+    values: float = 1.0,
     mask: Input | None = None,
     **options: Any,
 ) -> Case:
-    """Return a case: q (b, h, n_q, d) of the size `logits`, k (b, g, n_k, d), v (b, g, n_k, e), and the options.
+    """Return a case: q (b, h, n_q, d) of the size `logits`, k (b, g, n_k, d), v (b, g, n_k, e) of the size `values`.
 
     g is h, n_k is n_q and e is d where they are not given.
     """
@@ -31,11 +37,91 @@ def qkv(
     inputs = {
         "q": Input((b, h, n_q, d), "normal", {"scale": logits}),
         "k": Input((b, g, n_k, d)),
-        "v": Input((b, g, n_k, e)),
+        "v": Input((b, g, n_k, e), "normal", {} if values == 1.0 else {"scale": values}),
     }
     if mask is not None:
         inputs["mask"] = mask
     return Case(name, kind, inputs, options, purpose)
+
+
+def repeated(case: Case, period: int) -> Case:
+    """Return the case with keys of which only so many differ: every score has its ties, the largest too."""
+    k = case.inputs["k"]
+    return replace(case, inputs={**case.inputs, "k": Input(k.shape, "repeated", {"period": period})})
+
+
+def long_tail(case: Case, every: int) -> Case:
+    """Return the case with scores that are about 4.5 larger for every so many-th key, starting with the first.
+
+    With 1 key in 100 the others weigh little each, and together as much.
+    """
+    q, k = case.inputs["q"], case.inputs["k"]
+    tail = {
+        "q": Input(q.shape, "shifted", {"scale": 0.25, "shift": 1.0}),
+        "k": Input(k.shape, "shifted", {"scale": 1.0, "shift": round(36.0 / q.shape[3] ** 0.5) / 8.0, "every": every}),
+    }
+    return replace(case, inputs={**case.inputs, **tail})
+
+
+EVERY = ("float64", "float32", "float16", "bfloat16")
+SHORT = ("float16", "bfloat16")
+"""The types that hide what float32 rounds on the way: a logarithm of 2, a weight that is taken from it again."""
+
+
+def one_hot(
+    name: str,
+    kind: str,
+    purpose: str,
+    *,
+    b: int = 1,
+    h: int = 4,
+    g: int = 2,
+    n_q: int = 11,
+    n_k: int = 13,
+    d: int = 16,
+    mask: Input | None = None,
+    **options: Any,
+) -> Case:
+    """Return an exact case: each query gives one key, the first or last that it may attend, all of its weight.
+
+    The scores of neighbours differ by 128 (with the scale 1/4), and exp(-128) is 0 in float32 and lost in float64. The
+    output is a value, a power of two, which a weight and a sum that err alike give as well; the gradient of v is a sum
+    of small whole numbers, unless the weights were taken from an lse that was rounded.
+    """
+    inputs = {
+        "q": Input((b, h, n_q, d), "powers", {"low": 4, "high": 4}),
+        "k": Input((b, g, n_k, d), "ranks", {"step": 32, "ties": 1}),
+        "v": Input((b, g, n_k, d), "powers", {"low": 0, "high": 3}),
+    }
+    given = inputs if mask is None else {**inputs, "mask": mask}
+    return Case(name, kind, given, options, purpose, {"out": EVERY, "d_v": SHORT})
+
+
+def equal_scores(
+    name: str,
+    kind: str,
+    purpose: str,
+    *,
+    ties: int,
+    h: int = 4,
+    g: int = 2,
+    n: int = 16,
+    d: int = 16,
+    mask: Input | None = None,
+    **options: Any,
+) -> Case:
+    """Return an exact case where `ties` neighbouring keys have equal scores: all n, or pairs of which one wins.
+
+    As many as share the weight have to be a power of two: of a pair that may be one or two. Values are positive, so
+    that no sum is near 0, and what float32 rounds on the way is lost in a shorter type.
+    """
+    inputs = {
+        "q": Input((1, h, n, d), "powers", {"low": 4, "high": 4}),
+        "k": Input((1, g, n, d), "ranks", {"step": 32 if ties < n else 0.25, "ties": ties}),
+        "v": Input((1, g, n, d), "integers", {"low": 1, "high": 8}),
+    }
+    given = inputs if mask is None else {**inputs, "mask": mask}
+    return Case(name, kind, given, options, purpose, {"out": SHORT, "d_v": SHORT})
 
 
 def mask(*shape: int, keep: float = 0.7) -> Input:

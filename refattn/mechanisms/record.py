@@ -59,6 +59,9 @@ class Case:
         The other arguments of the call; those at their default are absent.
     purpose
         What the case would expose, in a few words.
+    exact
+        The results that are judged bit for bit, each with the storage types in which they are: every honest order of
+        computing gives these numbers.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Case:
     inputs: Mapping[str, Input]
     options: Mapping[str, Any] = field(default_factory=dict)
     purpose: str = ""
+    exact: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +108,9 @@ class Mechanism:
         that this rounding is relative to; all others they compute in float32.
     conventions
         Plausible wrong readings by name: functions with the core's signature that return (out, *outputs).
+    wrong_gradients
+        Plausible wrong backward passes by name, of a right forward: functions of the core's arguments and ``d_out``
+        that return gradients by name.
     outputs
         Fields of the core's `saved` that are outputs beside `out`.
     differentiable
@@ -152,6 +159,7 @@ class Mechanism:
     magnitudes: Mapping[str, Magnitude] = field(default_factory=dict)
     stored: Mapping[str, Magnitude] = field(default_factory=dict)
     conventions: Mapping[str, Callable[..., tuple[Array, ...]]] = field(default_factory=dict)
+    wrong_gradients: Mapping[str, Callable[..., dict[str, Array]]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
     around: tuple[ModuleType, ...] = ()

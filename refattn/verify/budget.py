@@ -27,6 +27,9 @@ Floats = NDArray[np.float64]
 DRAWS = 16
 """Disturbed runs per case: the noise is known to about 1/sqrt(2 * 16), that is 18 %."""
 
+SMALLEST = 2.0**-500
+"""An error that is always granted: the squares of smaller ones underflow."""
+
 SIGMA = 3**-0.5
 """Root mean square of a rounding error in units of the unit roundoff. A disturbance has this size and a random sign, so
 that where one rounding dominates its effect is known exactly."""
@@ -51,6 +54,8 @@ class Truth:
         are rounded once, a scale for instance, push all elements the same way.
     stored
         By the same names, the type that a result is stored in.
+    exact
+        The names of those that have to be equal to the rounded truth.
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -59,6 +64,7 @@ class Truth:
     variance: dict[str, Floats]
     bias: dict[str, float]
     stored: dict[str, str]
+    exact: frozenset[str] = frozenset()
 
 
 def evaluate(
@@ -113,9 +119,11 @@ def truth(
         variance[name] = noise**2 + 0.8 * noise * spacing(value, types[name])
         # In float64 the truth has errors of the same size as the result that is judged.
         variance[name] *= 2.0 if dtype == "float64" else 1.0
-        biases = [bias_of(name, error, variance[name], value) for error in errors[name]]
+        granted = np.maximum(variance[name], SMALLEST**2)
+        biases = [bias_of(name, error, granted, value) for error in errors[name]]
         bias[name] = float(np.sqrt(np.mean(np.square(biases))))
-    return Truth(inputs, upstream, values, variance, bias, types)
+    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
+    return Truth(inputs, upstream, values, variance, bias, types, exact_names)
 
 
 def _disturbances(
@@ -162,6 +170,9 @@ def kernel_sizes(
     `rounding_sizes`.
     """
     sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype))
+    # What is below the smallest normal number may be flushed to 0, as most accelerators do; 0 is exact.
+    flushed = 2.0 ** TYPES["float64" if dtype == "float64" else "float32"].lowest
+    sizes = {key: np.hypot(size, np.where(size == 0.0, 0.0, flushed)) for key, size in sizes.items()}
     low = {*mechanism.stored, *roundings} if dtype in ("float16", "bfloat16") else set()
     for key in [key for key in sizes if key.partition("[")[0] in low]:
         id = key.partition("[")[0]

@@ -1,4 +1,5 @@
-"""The ladder that a result climbs: shape, dtype, pattern of non-finite numbers, then errors in units of the budget.
+"""The ladder that a result climbs: shape, dtype, pattern of non-finite numbers, exact numbers, errors in units of the
+budget.
 
 Four statistics are judged, each against what honest rounding may reach, so that no error hides in a mean and none in a
 crowd: the worst element, the worst row (last axis), the whole tensor, and the bias (errors that share a sign with the
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.storage import TYPES, round_to
-from refattn.verify.budget import Truth, bias_of, ratio, rounded, rows
+from refattn.verify.budget import SMALLEST, Truth, bias_of, ratio, rounded, rows
 
 ELEMENT = 8.0
 """Allowed error of one element, in units of its granted root mean square (or its row's, where that is larger)."""
@@ -42,7 +43,7 @@ class Verdict:
     share
         Used share of the allowed error, by the statistic that used most; infinite where an earlier rung failed.
     statistic
-        "element", "row", "whole" or "bias", or the rung that failed: "shape", "dtype", "non-finite".
+        "element", "row", "whole" or "bias", or the rung that failed: "shape", "dtype", "non-finite", "exact".
     index
         Of the worst element; () where there is none.
     got, expected
@@ -81,10 +82,13 @@ def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict
         )
     if values.size == 0:
         return Verdict(tensor, 0.0, "element", (), "", "")
+    if tensor in truth.exact and np.any(values != target):
+        index = tuple(int(n) for n in np.argwhere(values != target)[0])
+        return Verdict(tensor, math.inf, "exact", index, _number(values[index], stored), _number(target[index], stored))
     finite = np.isfinite(target)
     error = np.where(finite, values, 0.0) - np.where(finite, target, 0.0)
     # A number below the smallest subnormal has no budget of its own: the smallest step of the type is granted.
-    floor = (2.0 ** (TYPES[stored].lowest - TYPES[stored].bits + 1)) ** 2 if stored != "float64" else 0.0
+    floor = max(2.0 ** (TYPES[stored].lowest - TYPES[stored].bits + 1), SMALLEST) ** 2
     return _judge(tensor, error, np.maximum(truth.variance[tensor], floor), truth, values, target)
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from refattn import equations
 from refattn.golden import tensors, vectors
-from refattn.golden.inputs import make
+from refattn.golden.inputs import make, upstream_input
 from refattn.golden.storage import round_to
-from refattn.mechanisms.record import Case, Input, Mechanism
+from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.budget import Truth, finite, truth
 from refattn.verify.compare import BIAS, ELEMENT, ROW, WHOLE, compare
 from refattn.verify.gradients import shrunk
@@ -107,7 +107,7 @@ def freeze(mechanism: Mechanism, case: Case) -> tuple[dict[str, Any], bytes]:
         "inputs": {
             name: {"shape": list(x.shape), "design": x.design, "numbers": dict(x.numbers)}
             | {"stream": f"{mechanism.name}.{case.name}.{name}", "seed": 0}
-            for name, x in (*case.inputs.items(), ("d_out", Input(exact.upstream.shape)))
+            for name, x in (*case.inputs.items(), ("d_out", upstream_input(case, exact.upstream.shape)))
         },
         "dtypes": list(truths),
         "equations": {id: {"noise": noise[id], "differs": differs[id]} for id in traced},
@@ -116,6 +116,7 @@ def freeze(mechanism: Mechanism, case: Case) -> tuple[dict[str, Any], bytes]:
                 "noise": noise[name],
                 "stored": {dtype: each.stored[name] for dtype, each in truths.items()},
                 "bias": {dtype: each.bias[name] for dtype, each in truths.items()},
+                "exact": [dtype for dtype, each in truths.items() if name in each.exact],
             }
             for name in exact.values
         },
@@ -165,6 +166,7 @@ def thaw(entry: Mapping[str, Any], arrays: Stored, dtype: str) -> Truth:
         {name: arrays[f"granted/{dtype}/{name}"][1].astype(np.float64) ** 2 for name in results},
         {name: fact["bias"][dtype] for name, fact in results.items()},
         {name: fact["stored"][dtype] for name, fact in results.items()},
+        frozenset(name for name, fact in results.items() if dtype in fact.get("exact", ())),
     )
 
 

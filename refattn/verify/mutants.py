@@ -2,8 +2,8 @@
 
 A mutant is the dense form with one equation disturbed, forward or backward, run as a kernel in a storage type would run
 it (float32 inside, the record's roundings on the way, a last rounding at the end). They come from the equation engine:
-no mechanism has to write one. Conventions, which are wrong in more than one line, come from the record, and a few
-faults of storing a result (truncation, a NaN) belong to every kernel.
+no mechanism has to write one. Conventions, which are wrong in more than one line, come from the record, as wrong
+backward passes do, and a few faults of storing a result (truncation, a NaN) belong to every kernel.
 
 A mutant that changes nothing (a scaled maximum of a softmax, say) is equivalent: no test can catch it, and none should.
 """
@@ -56,7 +56,8 @@ FAULTS = ("output truncated", "one NaN")
 def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
     """Return all mutants of a mechanism's core: equations times kinds, faults, and the record's conventions."""
     engine = (Mutant(tag.id, kind) for tag in core_tags(mechanism) for kind in KINDS if applies(kind, tag.axes or ()))
-    return (*engine, *(Mutant("", name) for name in (*FAULTS, *mechanism.conventions)))
+    named = (*FAULTS, *mechanism.conventions, *mechanism.wrong_gradients)
+    return (*engine, *(Mutant("", name) for name in named))
 
 
 def core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
@@ -118,9 +119,13 @@ def _computed(
     inputs = {name: x if x.dtype == np.bool_ else x.astype(working) for name, x in truth.inputs.items()}
     upstream = None if truth.upstream is None else truth.upstream.astype(working)
     if mutant is not None and mutant.kind in mechanism.conventions:
-        # A convention has no backward here: its outputs are wrong already.
+        # A convention is judged by its outputs, which are wrong already.
         outputs = mechanism.conventions[mutant.kind](**inputs, **case.options)
         return dict(zip(("out", *mechanism.outputs), outputs, strict=True))
+    if mutant is not None and mutant.kind in mechanism.wrong_gradients and upstream is not None:
+        gradients = mechanism.wrong_gradients[mutant.kind](**inputs, **case.options, d_out=upstream)
+        right = evaluate(mechanism, inputs, case.options, None)
+        return right | {f"d_{name}": x for name, x in gradients.items()}
     with ExitStack() as stack, np.errstate(all="ignore"):  # a mutant may overflow or divide by zero
         if dtype in ("float16", "bfloat16") and not exact:
             stack.enter_context(equations.rounding(dict.fromkeys(mechanism.stored, dtype), _round_here))
@@ -187,6 +192,12 @@ def census(
     return tuple(_fate(mechanism, truths, dtype, mutant) for mutant in suspects or mutants(mechanism))
 
 
+def kill_rate(fates: Iterable[Fate]) -> float:
+    """Return how many of the mutants that are not equivalent were caught, as a part of all of these."""
+    real = [fate.status == "caught" for fate in fates if fate.status != "equivalent"]
+    return sum(real) / len(real)
+
+
 def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mutant: Mutant) -> Fate:
     worst: tuple[float, str, str] = (-1.0, "", "")
     for case, truth in truths:
@@ -203,16 +214,21 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
         result = _store(computed, truth, mutant)
         if not all(verdict.agrees for verdict in judge(result, truth)):
             return Fate(mutant, dtype, "missed", *worst)
-        # Equal as they are computed (but for float64's own rounding), or at least as they are stored.
+        # Equal as they are computed (but for float64's own rounding, which is relative to the largest result: a smaller
+        # one may be what cancels of that), or at least as they are stored.
+        rounding = 1e-12 * max(_largest(x) for x in truth.values.values())
         if not all(
-            _same(computed[name], truth.values[name], 1e-12) or _same(stored, rounded(truth, name), 0.0)
+            _same(computed[name], truth.values[name], rounding) or _same(stored, rounded(truth, name), 0.0)
             for name, stored in result.tensors.items()
         ):
             status = "below rounding"
     return Fate(mutant, dtype, status, *worst)
 
 
-def _same(got: NDArray[Any], expected: NDArray[np.float64], relative: float) -> bool:
-    """Tell whether two results are equal, up to an error that is relative to the largest element."""
-    finite = np.abs(expected[np.isfinite(expected)])
-    return np.allclose(got, expected, rtol=0.0, atol=relative * float(np.max(finite, initial=0.0)))
+def _largest(x: NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0))
+
+
+def _same(got: NDArray[Any], expected: NDArray[np.float64], error: float) -> bool:
+    """Tell whether two results are equal, up to an error."""
+    return np.allclose(got, expected, rtol=0.0, atol=error)

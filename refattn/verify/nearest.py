@@ -155,7 +155,7 @@ def _judged(one: Evidence, values: dict[str, Any] | None) -> float:
         return math.inf
     asked = Result({name: one.result.tensors[name] for name in one.errors if name in values}, one.result.dtypes)
     granted = {name: _granted(one.bank.truth, name, values[name]) for name in asked.tensors}
-    instead = replace(one.bank.truth, values=values, variance=granted)
+    instead = replace(one.bank.truth, values=values, variance=granted, exact=frozenset())
     return max((verdict.share for verdict in judge(asked, instead)), default=math.inf)
 
 

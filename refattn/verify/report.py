@@ -20,6 +20,7 @@ from rich.text import Text
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify import suspects_text
 from refattn.verify.compare import Verdict
+from refattn.verify.conventions import EXPECTED
 from refattn.verify.run import Outcome, Report
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
     parts += [table(*_worst(report, mechanism, width), width), ""]
     if any(outcome.verdicts for outcome in report.outcomes):
         parts += [_LEGEND, ""]
+    if report.conventions:
+        parts.append("Conventions that differ, whatever else does")
+        parts += [_indented(2, f"{what}: {got}; needs {EXPECTED[what]}") for what, got in report.conventions.items()]
+        parts.append("")
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     if failed:
         parts += [f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)", *_failures(failed, mechanism)]
@@ -134,7 +139,12 @@ def closing(report: Report) -> str:
     return f"{report.mechanism}: {verdict}: {counts}; worst use of the allowed error {share_text(worst.share)} {where}"
 
 
-_RUNGS = {"shape": "wrong shape", "dtype": "wrong dtype", "non-finite": "non-finite numbers differ"}
+_RUNGS = {
+    "shape": "wrong shape",
+    "dtype": "wrong dtype",
+    "non-finite": "non-finite numbers differ",
+    "exact": "exact numbers differ",
+}
 
 
 def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

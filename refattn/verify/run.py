@@ -60,6 +60,8 @@ class Report:
     outcomes: tuple[Outcome, ...]
     suspects: Suspects | None = None
     smallest: tuple[str, ...] = ()
+    conventions: dict[str, str] = field(default_factory=dict)
+    """Where something fails, the conventions that are not those of refattn: see `refattn.verify.conventions`."""
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""
@@ -174,7 +176,13 @@ def verify(
     Report
         All verdicts; `exit_code` says whether it agrees.
     """
+    dtypes = tuple(dtypes)
     plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
     known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding)}
     outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
-    return Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes))
+    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes))
+    if report.exit_code != 1:
+        return report
+    from refattn.verify.conventions import differing  # only here is it needed
+
+    return replace(report, conventions=differing(implementation, mechanism, dtypes=dtypes))

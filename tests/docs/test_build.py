@@ -74,7 +74,14 @@ def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) ->
 def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> None:
     record = ra.mechanism(name)
     text = pages[f"mechanisms/{name}.html"].get_text()
-    for word in (record.title, record.source, *record.forms, *record.laws, *record.conventions):
+    for word in (
+        record.title,
+        record.source,
+        *record.forms,
+        *record.laws,
+        *record.conventions,
+        *record.wrong_gradients,
+    ):
         assert word in text
     for case in record.cases:
         assert case.name in text

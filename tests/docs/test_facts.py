@@ -26,7 +26,7 @@ FACT = facts.Fact(
 
 def test_pages_show_the_published_figures() -> None:
     found = facts.load()
-    assert {"mutants", "honest-tensors", "check-share"} <= set(found)
+    assert {"mutants", "honest-runs", "check-share"} <= set(found)
     assert list(facts.problems(found)) == []
 
 

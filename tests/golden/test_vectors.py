@@ -14,10 +14,22 @@ import numpy as np
 import pytest
 
 from refattn.golden import vectors
+from refattn.golden.inputs import DESIGNS
 from refattn.golden.tensors import decode, encode
 from tests.verify.test_freeze import SOFTMAX_CASES, written
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+READ = ("tiny", "mask-full", "softcap", "ties", "long-tail", "exact", "exact-pairs")
+NUMBERS: dict[str, dict[str, float]] = {
+    "normal": {"scale": 1.0},
+    "shifted": {"scale": 1.0, "shift": 0.0, "every": 1},
+    "repeated": {"scale": 1.0, "period": 1},
+    "integers": {"low": 0, "high": 0},
+    "powers": {"low": 0, "high": 0},
+    "ranks": {"step": 0.0, "ties": 1},
+    "mask": {"keep": 0.0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -183,16 +195,24 @@ def test_other_languages_make_the_same_inputs(source: str, compiler: list[str], 
     program = tmp_path / "read_vectors"
     library = ["-lm"] if compiler[0] == "cc" else []
     subprocess.run([*compiler, "-o", program, EXAMPLES / source, *library], check=True)
-    found = vectors.read(whole)
-    for entry in found.cases:
-        for name, given in entry["inputs"].items():
-            number = given["numbers"].get("keep" if given["design"] == "mask" else "scale", 1.0)
-            call = [program, whole / entry["file"], name, given["design"], repr(number)]
-            right = subprocess.run([*call, given["stream"]], capture_output=True, text=True)
-            assert right.returncode == 0 and "every bit the same" in right.stdout, right
-            wrong = subprocess.run([*call, given["stream"] + "x"], capture_output=True, text=True)
-            assert wrong.returncode == 1
-    call = [program, whole / found.cases[0]["file"], "nothing", "normal", "1", "softmax.tiny.q"]
+    found = vectors.read(vectors.SHIPPED)
+    tried = set()
+    for name, given, file in (
+        (name, given, vectors.SHIPPED / entry["file"])
+        for entry in found.cases
+        if entry["mechanism"] == "softmax" and entry["case"] in READ
+        for name, given in entry["inputs"].items()
+    ):
+        numbers = NUMBERS[given["design"]] | given["numbers"]
+        assert list(numbers) == list(NUMBERS[given["design"]])
+        call = [program, file, name, given["design"], ",".join(map(repr, numbers.values()))]
+        right = subprocess.run([*call, given["stream"]], capture_output=True, text=True)
+        assert right.returncode == 0 and "every bit the same" in right.stdout, right
+        wrong = subprocess.run([*call, given["stream"] + "x"], capture_output=True, text=True)
+        assert wrong.returncode == (0 if given["design"] == "ranks" else 1)  # these are drawn from no stream
+        tried.add(given["design"])
+    assert tried == set(NUMBERS) == set(DESIGNS)
+    call = [program, whole / "softmax" / "tiny.safetensors", "nothing", "normal", "1", "softmax.tiny.q"]
     assert subprocess.run(call, capture_output=True).returncode == 2
     lying = tmp_path / "lying.safetensors"
     for data in (header("", length=2**62), header('{"float64/q":{"data_offsets":[0,4096]}}')):

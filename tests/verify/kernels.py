@@ -1,34 +1,61 @@
 """Honest kernels of softmax attention, written here in plain NumPy: what verification must never reject.
 
-They compute in float32 as kernels for an accelerator do: keys in chunks with an online maximum, in either order, the
-scale folded into q or not, exponentials to base 2, weights rounded to the storage type before their products, the
-backward from the stored output. Each of these is a legitimate way to be slightly off.
+They compute in float32 as kernels for an accelerator do: keys in chunks with an online maximum, in either order, or in
+parts that are merged by their lse; the scale folded into q or not, exponentials to base 2, weights rounded to the
+storage type before their products, products of short operands or with wide sums; the backward from the stored output.
+Each of these is a legitimate way to be slightly off.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from refattn.golden.storage import round_to
+from refattn.golden.storage import round_to, spacing
 
 F = np.float32
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The choices that kernels differ in."""
+    """The choices that kernels differ in.
+
+    Attributes
+    ----------
+    chunk, backwards
+        Keys at a time, from the end if backwards, with an online maximum.
+    parts
+        Runs of keys that are attended apart, each normalised, and then merged by their lse.
+    reversed_keys
+        Whether all keys come in the opposite order.
+    fused_scale, base_2
+        Whether q is scaled before its products, and whether exponentials are powers of 2.
+    rounded_weights
+        Whether weights and their adjoint are rounded to the storage type before their products.
+    product
+        A key of `PRODUCTS`.
+    reciprocal
+        Whether outputs are multiplied by 1 / sum, not divided by the sum.
+    delta_of_weights
+        Whether the inner product of the backward is that of weights and their adjoint, not of output and upstream.
+    """
 
     name: str
     chunk: int = 10_000
     backwards: bool = False
+    parts: int = 1
+    reversed_keys: bool = False
     fused_scale: bool = False
     base_2: bool = False
     rounded_weights: bool = True
-    sequential_sums: bool = False
+    product: str = "whole"
+    reciprocal: bool = False
+    delta_of_weights: bool = False
 
 
 KERNELS = (
@@ -38,22 +65,58 @@ KERNELS = (
     Kernel("chunks of 16 from the end", chunk=16, backwards=True),
     Kernel("fused scale", fused_scale=True, chunk=32),
     Kernel("base 2", base_2=True, fused_scale=True, chunk=24),
-    Kernel("sequential sums", sequential_sums=True, rounded_weights=False),
+    Kernel("sequential sums", product="sequential", rounded_weights=False),
+    Kernel("wide sums", product="wide", chunk=16),
+    Kernel("products of TF32", product="tf32", rounded_weights=False),
+    Kernel("sums of two halves", product="halves"),
+    Kernel("transposed products", product="transposed", delta_of_weights=True),
+    Kernel("parts merged by lse", parts=3),
+    Kernel("parts to base 2, merged by lse", parts=4, base_2=True, rounded_weights=False),
+    Kernel("keys reversed", reversed_keys=True, reciprocal=True),
 )
 
 
-def _sum_last(x: np.ndarray, sequential: bool) -> np.ndarray:
-    return np.add.accumulate(x, axis=-1)[..., -1:] if sequential else np.sum(x, axis=-1, keepdims=True)
-
-
-def _product(a: np.ndarray, b: np.ndarray, sequential: bool) -> np.ndarray:
-    """a @ b, or the same with each sum taken one term after the other."""
-    if not sequential:
-        return a @ b
+def _sequential(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """One term after the other."""
     out = np.zeros((*a.shape[:-1], b.shape[-1]), F)
     for n in range(a.shape[-1]):
         out += a[..., :, n : n + 1] * b[..., n : n + 1, :]
     return out
+
+
+def _halves(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The first half of the terms, and then the second."""
+    half = a.shape[-1] // 2
+    return a[..., :half] @ b[..., :half, :] + a[..., half:] @ b[..., half:, :]
+
+
+def _tf32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Three products of operands of 11 bits, as matrix units make a float32 product of them."""
+
+    def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        wide = x.astype(np.float64)
+        step = spacing(wide, "float32") * 2.0**13
+        high = np.rint(wide / step) * step
+        return high.astype(F), (np.rint((wide - high) / step * 2.0**11) * step * 2.0**-11).astype(F)
+
+    (a1, a2), (b1, b2) = split(a), split(b)
+    return a2 @ b1 + a1 @ b2 + a1 @ b1
+
+
+PRODUCTS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "whole": lambda a, b: a @ b,
+    "sequential": _sequential,
+    "wide": lambda a, b: (a.astype(np.float64) @ b.astype(np.float64)).astype(F),
+    "tf32": _tf32,
+    "halves": _halves,
+    "transposed": lambda a, b: np.swapaxes(
+        np.ascontiguousarray(np.swapaxes(b, -1, -2)) @ np.ascontiguousarray(np.swapaxes(a, -1, -2)), -1, -2
+    ),
+}
+
+
+def _sum_last(x: np.ndarray, sequential: bool) -> np.ndarray:
+    return np.add.accumulate(x, axis=-1)[..., -1:] if sequential else np.sum(x, axis=-1, keepdims=True)
 
 
 def run(
@@ -85,48 +148,75 @@ def run(
         allowed = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + offset
     allowed = np.broadcast_to(allowed & inputs.get("mask", True), (*q.shape[:2], queries, keys))
     factor = F(1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    seq = kernel.sequential_sums
+    product, seq = PRODUCTS[kernel.product], kernel.product == "sequential"
+    if kernel.reversed_keys:
+        k, v, allowed = k[:, :, ::-1], v[:, :, ::-1], allowed[..., ::-1]
 
     def scores(at: slice) -> tuple[np.ndarray, np.ndarray]:
         kt = np.swapaxes(k[:, :, at], -1, -2)
-        s = _product(q * factor, kt, seq) if kernel.fused_scale else _product(q, kt, seq) * factor
+        s = product(q * factor, kt) if kernel.fused_scale else product(q, kt) * factor
         tanh = np.tanh(s / F(softcap)) if softcap is not None else np.zeros((), F)
         capped = F(softcap) * tanh if softcap is not None else s
         return np.where(allowed[..., at], capped, F(-np.inf)), tanh
 
     log2e, exp = (F(math.log2(math.e)), np.exp2) if kernel.base_2 else (F(1.0), np.exp)
-    starts = range(0, keys, kernel.chunk)
-    top = np.full((*q.shape[:3], 1), -np.inf, F)
-    total, out = np.zeros((*q.shape[:3], 1), F), np.zeros((*q.shape[:3], v.shape[-1]), F)
-    for start in reversed(starts) if kernel.backwards else starts:
-        at = slice(start, min(start + kernel.chunk, keys))
-        s = scores(at)[0]
-        new = np.maximum(top, np.max(s, axis=-1, keepdims=True))
-        shift = np.where(np.isinf(new), F(0), new)
-        decay, p = exp((top - shift) * log2e), exp((s - shift) * log2e)
-        total = total * decay + _sum_last(p, seq)
-        out = out * decay + _product(inner(p), v[:, :, at], seq)
-        top = new
-    alive = total > 0
-    out = store(out / np.where(alive, total, F(1)))
-    with np.errstate(divide="ignore"):
-        lse = np.where(alive, np.where(alive, top, F(0)) + np.log(total), F(-np.inf))
 
-    delta = np.sum(d_out * out, axis=-1, keepdims=True)
+    def attend(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Output and lse over the keys from `first` to before `last`."""
+        starts = range(first, last, kernel.chunk)
+        top = np.full((*q.shape[:3], 1), -np.inf, F)
+        total, out = np.zeros((*q.shape[:3], 1), F), np.zeros((*q.shape[:3], v.shape[-1]), F)
+        for start in reversed(starts) if kernel.backwards else starts:
+            at = slice(start, min(start + kernel.chunk, last))
+            s = scores(at)[0]
+            new = np.maximum(top, np.max(s, axis=-1, keepdims=True))
+            shift = np.where(np.isinf(new), F(0), new)
+            decay, p = exp((top - shift) * log2e), exp((s - shift) * log2e)
+            total = total * decay + _sum_last(p, seq)
+            out = out * decay + product(inner(p), v[:, :, at])
+            top = new
+        alive = total > 0
+        divisor = np.where(alive, total, F(1))
+        with np.errstate(divide="ignore"):
+            lse = np.where(alive, np.where(alive, top, F(0)) + np.log(total), F(-np.inf))
+        return out * (F(1) / divisor) if kernel.reciprocal else out / divisor, lse
+
+    starts = range(0, keys, kernel.chunk)
+    cuts = [keys * n // kernel.parts for n in range(kernel.parts + 1)]
+    out, lse = attend(*cuts[:2])
+    for first, last in pairwise(cuts[1:]):
+        other, its_lse = attend(first, last)
+        both = np.logaddexp(lse, its_lse)
+        known = np.where(np.isinf(both), F(0), both)
+        out = out * np.exp(lse - known) + other * np.exp(its_lse - known)
+        lse = both
+    alive, out = ~np.isinf(lse), store(out)
+
+    def d_weights(at: slice) -> np.ndarray:
+        return product(d_out, np.swapaxes(v[:, :, at], -1, -2))
+
+    def weights(at: slice) -> tuple[np.ndarray, np.ndarray]:
+        s, tanh = scores(at)
+        return exp((s - np.where(alive, lse, F(0))) * log2e), tanh
+
+    if kernel.delta_of_weights:
+        delta = _sum_last(weights(slice(None))[0] * d_weights(slice(None)), seq)
+    else:
+        delta = np.sum(d_out * out, axis=-1, keepdims=True)
     d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for start in starts:
         at = slice(start, min(start + kernel.chunk, keys))
-        s, tanh = scores(at)
-        p = exp((s - np.where(alive, lse, F(0))) * log2e)
-        d_v[:, :, at] = _product(np.swapaxes(inner(p), -1, -2), d_out, seq)
-        d_s = p * (_product(d_out, np.swapaxes(v[:, :, at], -1, -2), seq) - delta)
+        p, tanh = weights(at)
+        d_v[:, :, at] = product(np.swapaxes(inner(p), -1, -2), d_out)
+        d_s = p * (d_weights(at) - delta)
         d_s = inner(d_s * (F(1) - tanh * tanh))
-        d_q += _product(d_s, k[:, :, at], seq) * factor
-        d_k[:, :, at] = _product(np.swapaxes(d_s, -1, -2), q, seq) * factor
-    b, h, n, _ = k.shape
+        d_q += product(d_s, k[:, :, at]) * factor
+        d_k[:, :, at] = product(np.swapaxes(d_s, -1, -2), q) * factor
 
     def per_group(x: np.ndarray) -> np.ndarray:
-        return x.reshape(b, h // times, times, n, -1).sum(axis=2)
+        b, h, n, width = x.shape
+        one = x.reshape(b, h // times, times, n, width).sum(axis=2)
+        return one[:, :, ::-1] if kernel.reversed_keys else one
 
     gradients = {"d_q": store(d_q), "d_k": store(per_group(d_k)), "d_v": store(per_group(d_v))}
     return {"out": out, "lse": lse[..., 0], **gradients}

@@ -22,6 +22,7 @@ from refattn.mechanisms.graph_energy.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.graph_energy.magnitudes import STORED as _STORED
 from refattn.mechanisms.graph_energy.options import USUAL as _USUAL
 from refattn.mechanisms.graph_energy.sparse import CSR, nearest_graph, sparse_graph, window_graph
+from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [
@@ -70,6 +71,7 @@ record = Mechanism(
     magnitudes=_MAGNITUDES,
     stored=_STORED,
     conventions=_CONVENTIONS,
+    wrong_gradients=_of_group_gradients(_core),
     differentiable=("mu", "kappa", "scale", "tau", "step"),
     one_sequence=True,
     configs=(

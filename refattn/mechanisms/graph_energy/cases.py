@@ -6,8 +6,10 @@ a threshold of 0.4 drops some. Lengths are no multiples of 8.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from refattn.mechanisms.calls import one_hot, repeated
 from refattn.mechanisms.record import Case, Input
 
 
@@ -162,4 +164,12 @@ CASES = (
     _case("one-token", "size", "a node without an edge", n=1),
     _case("no-step", "size", "scores stay where they start", steps=0),
     _case("no-token", "size", "nothing there", n=0),
+    repeated(_case("ties", "ties", "every score three times, the largest too", b=1, h=2), 7),
+    # All scores start at 1, where they are at rest: the flow moves none.
+    replace(
+        exact := one_hot(
+            "exact", "exact", "each query takes one value", n_q=11, n_k=11, causal=True, mask=_mask(11, 11)
+        ),
+        inputs={**exact.inputs, "start": Input((11,), "integers", {"low": 1, "high": 1})},
+    ),
 )

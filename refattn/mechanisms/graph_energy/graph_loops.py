@@ -27,6 +27,11 @@ def softmax_adjoint(weights: np.ndarray, d_weights: np.ndarray) -> np.ndarray:
     return np.asarray(jacobian.T @ d_weights)
 
 
+def sigmoid(s: float) -> float:
+    power = math.exp(-abs(s))
+    return (1.0 if s >= 0.0 else power) / (1.0 + power)
+
+
 class Graph(Flow):
     """The links of one head, and where its scores start."""
 
@@ -85,7 +90,7 @@ class Graph(Flow):
         elif self.start is not None:
             b = np.array(self.start, dtype=float).reshape(n, 1)
         else:
-            b = np.array([1.0 / (1.0 + math.exp(-scores[j, j])) for j in range(n)]).reshape(n, 1)
+            b = np.array([sigmoid(scores[j, j]) for j in range(n)]).reshape(n, 1)
         value["GE.7"] = self.b = b
 
     def link_adjoint(self, grad: Values, d_a: np.ndarray) -> None:

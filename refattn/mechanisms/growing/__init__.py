@@ -14,6 +14,7 @@ from refattn.mechanisms.growing.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.growing.core import Saved, backward, contract, forward
 from refattn.mechanisms.growing.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.growing.magnitudes import STORED as _STORED
+from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = ["Saved", "backward", "contract", "forward", "record"]
@@ -52,6 +53,7 @@ record = Mechanism(
     magnitudes=_MAGNITUDES,
     stored=_STORED,
     conventions=_CONVENTIONS,
+    wrong_gradients=_of_group_gradients(_core),
     differentiable=("scale",),
     stream=Stream(_stream, _BLOCK),
     grow=_growth,

@@ -15,6 +15,7 @@ from refattn.mechanisms.higher_order.forms import FORMS as _FORMS
 from refattn.mechanisms.higher_order.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.higher_order.magnitudes import STORED as _STORED
 from refattn.mechanisms.higher_order.state import State
+from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = ["Saved", "State", "backward", "empty_state", "forward", "record"]
@@ -63,5 +64,6 @@ record = Mechanism(
     magnitudes=_MAGNITUDES,
     stored=_STORED,
     conventions=_CONVENTIONS,
+    wrong_gradients=_of_group_gradients(_core),
     stream=Stream(_stream, _BLOCK),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from refattn.mechanisms.calls import equal_scores, repeated
 from refattn.mechanisms.record import Case, Input
 
 
@@ -73,4 +74,7 @@ CASES = (
     _case("clamp", "policy", "sums below eps are replaced", policy="clamp", eps=9.0, causal=True),
     _case("given", "unnormalised", "queries and keys as they come", layer_norm=False, d=9),
     _case("given-causal", "unnormalised", "the same, causal", layer_norm=False, d=9, causal=True, keep=0.8),
+    repeated(_case("ties", "ties", "every score three times, the largest too", b=1, n_q=11, n_k=21), 7),
+    # Layer normalisation is never exact; without it scores of 2 and -2 weigh 5 and 1.
+    equal_scores("exact", "exact", "16 keys share the weight", ties=16, layer_norm=False, alpha=0.5),
 )

@@ -17,6 +17,7 @@ from refattn.mechanisms.koopman.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.koopman.magnitudes import STORED as _STORED
 from refattn.mechanisms.koopman.options import DIFFERENTIABLE as _DIFFERENTIABLE
 from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
+from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = ["KoopmanInverseError", "Saved", "backward", "forward", "record"]
@@ -73,6 +74,7 @@ record = Mechanism(
     magnitudes=_MAGNITUDES,
     stored=_STORED,
     conventions=_CONVENTIONS,
+    wrong_gradients=_of_group_gradients(_core),
     differentiable=_DIFFERENTIABLE,
     # A strong perturbation that inverts, two transitions, and a jitter that means the same in every dtype.
     sampled={"updates": 3, "perturbation": "identity", "epsilon": 0.3, "jitter": 1e-2},

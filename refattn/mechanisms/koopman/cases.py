@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from refattn.mechanisms.calls import long_tail, one_hot
 from refattn.mechanisms.record import Case, Input
 
 
@@ -84,4 +85,7 @@ CASES = (
     ),
     _case("shift", "perturbation", "psi = phi + epsilon pi", perturbation="shift", epsilon=2.0, ridge=0.5),
     _case("pencil", "perturbation", "psi = mix pi + epsilon phi", perturbation="pencil", mix=0.7, epsilon=0.3),
+    long_tail(_case("long-tail", "tail", "one key of much weight, 20 of little", b=1, h=1, n_k=21), 21),
+    # One update has no operator: from the second on a system is solved, and nothing is exact.
+    one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True, updates=1),
 )

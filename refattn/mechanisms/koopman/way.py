@@ -77,14 +77,14 @@ def space_of(saved: Saved, start: int, stop: int) -> tuple[Space, Array]:
         i, o = arange(start, stop, k)[:, None], arange(0, width + k.shape[2], k)[None, :]
         past = o <= i + (saved.offset + width)
         past = past | (o < width)
-    coordinates = k if saved.mask is None else xp.where(xp.matrix_transpose(saved.mask), k, 0.0)
     kernel = saved.numbers.kernel(options)
-    if options.augment:
-        own = identity(width, k) / kernel.linear_part() + zeros((*k.shape[:2], 1, 1), k)
-        coordinates = xp.concat([own, coordinates], axis=-2)
     if whitening is None:
-        whitening, projected = Whitening(k, None), k  # of one update, which has no operator
+        whitening, projected = Whitening(k, None), k  # of one update, which has no operator, and takes any mask
     else:
+        coordinates = k if saved.mask is None else xp.where(xp.matrix_transpose(saved.mask), k, 0.0)
+        if options.augment:
+            own = identity(width, k) / kernel.linear_part() + zeros((*k.shape[:2], 1, 1), k)
+            coordinates = xp.concat([own, coordinates], axis=-2)
         projected = whitening.factor @ coordinates
     return Space(kernel, k, seen, options.augment, whitening, past, projected), count(seen, k)[..., None]
 

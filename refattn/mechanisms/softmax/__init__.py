@@ -14,6 +14,7 @@ from refattn.mechanisms.softmax.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.softmax.core import Saved, backward, forward
 from refattn.mechanisms.softmax.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.softmax.magnitudes import STORED as _STORED
+from refattn.mechanisms.softmax.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -52,6 +53,7 @@ record = Mechanism(
     magnitudes=_MAGNITUDES,
     stored=_STORED,
     conventions=_CONVENTIONS,
+    wrong_gradients=_WRONG_GRADIENTS,
     outputs=("lse",),
     differentiable=("scale", "softcap"),
     stream=Stream(_stream, _BLOCK),

@@ -6,6 +6,7 @@ times as large. Lengths are no multiples of 8, and no two axes of a case have th
 
 from __future__ import annotations
 
+from refattn.mechanisms.calls import equal_scores, long_tail, one_hot, repeated
 from refattn.mechanisms.calls import mask as _mask
 from refattn.mechanisms.calls import qkv as _case
 
@@ -35,4 +36,11 @@ CASES = (
     _case("no-query", "size", "nothing asked", n_q=0, n_k=11),
     _case("softcap", "softcap", "soft-cap bends the scores", logits=4.0, softcap=5.0),
     _case("softcap-mask", "softcap", "soft-cap before the mask", mask=_mask(37, 37), softcap=2.0),
+    repeated(_case("ties", "ties", "every score three times, the largest too", b=1, n_q=11, n_k=21), 7),
+    long_tail(_case("long-tail", "tail", "3 keys of much weight, 300 of little", b=1, h=1, n_q=19, n_k=303), 101),
+    _case("huge-scores", "extreme", "scores up to 10^4, the output moderate", b=1, n_q=11, n_k=21, logits=2048.0),
+    _case("tiny-values", "extreme", "an output near the smallest normal float16", b=1, n_k=21, values=2.0**-12),
+    one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True),
+    equal_scores("exact-pairs", "exact", "two keys share the weight, or one has it", ties=2, mask=_mask(16, 16)),
+    equal_scores("exact-mean", "exact", "16 keys share the weight", ties=16),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import baseline as _baseline
 from refattn.mechanisms.sympformer import block as _block
@@ -88,6 +89,7 @@ record = Mechanism(
     magnitudes=_MAGNITUDES,
     stored=_STORED,
     conventions=_CONVENTIONS,
+    wrong_gradients=_of_group_gradients(_core),
     outputs=("log_z",),
     around=_AROUND,
     one_sequence=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from refattn.mechanisms.calls import SHORT, long_tail
 from refattn.mechanisms.record import Case, Input
 
 
@@ -37,6 +38,17 @@ def _case(
     return Case(name, kind, inputs, options, purpose)
 
 
+def _exact(name: str, kind: str, purpose: str) -> Case:
+    """Return a case whose output is a sum of small whole numbers over 32. With other scores z is no whole number."""
+    inputs = {
+        "q": Input((1, 4, 16, 16), "powers", {"low": 4, "high": 4}),
+        "k": Input((1, 2, 16, 16), "integers", {"low": 0, "high": 0}),
+        "v": Input((1, 2, 16, 16), "integers", {"low": 1, "high": 2}),
+        "kinetic": Input((1, 4, 16, 1), "integers", {"low": 1, "high": 2}),
+    }
+    return Case(name, kind, inputs, {}, purpose, {"out": SHORT})
+
+
 CASES = (
     _case("tiny", "causal", "small enough to read", b=1, h=1, n=4, d=2, causal=True),
     _case("causal", "causal", "moderate scores", causal=True),
@@ -51,4 +63,6 @@ CASES = (
     _case("wide", "unequal", "one head, values wider", h=1, d=40, e=48, causal=True),
     _case("narrow", "unequal", "width 1", d=1, e=3),
     _case("one-token", "size", "a token alone", n=1, causal=True),
+    long_tail(_case("long-tail", "tail", "one token of much weight, 100 of little", b=1, h=1, n=101), 101),
+    _exact("exact", "exact", "scores of 0, so that z is 1 and kinetic terms are whole numbers"),
 )

@@ -22,7 +22,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
         },
         **{
             f"dKOOP.{n} {LOWER}": "a gradient that is stored in bfloat16, or acts through rounded weights"
-            for n in (1, 3, 4, 7, 17)
+            for n in (1, 3, 4, 17)
         },
         **{
             f"dKOOP.{name} scaled by 1.02": "one number: 2 % of it is less than the roundings of all weights add up to"

@@ -1,0 +1,50 @@
+"""Honest runs of any mechanism: the dense form with the roundings of its kernels, and every other form, in float32."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from refattn.golden.storage import round_to
+from refattn.mechanisms.record import Case, Mechanism, Unsupported
+from refattn.verify.adapter import Result
+from refattn.verify.budget import Truth, evaluate, truth
+from refattn.verify.compare import Verdict
+from refattn.verify.mutants import kernel
+from refattn.verify.run import judge
+
+
+def results(record: Mechanism, case: Case, known: Truth, dtype: str) -> Iterator[tuple[str, Result]]:
+    """Yield what honest implementations store, by name."""
+    yield "kernel", kernel(record, case, known, dtype)
+    inputs = {name: x if x.dtype == np.bool_ else x.astype(np.float32) for name, x in known.inputs.items()}
+    assert known.upstream is not None
+    for form in record.forms[1:]:
+        try:
+            found = evaluate(record, inputs, case.options, known.upstream.astype(np.float32), form)
+        except Unsupported:
+            continue
+        held = {name: round_to(x.astype(np.float64), known.stored[name]) for name, x in found.items()}
+        kept = {
+            name: x.astype("float32" if known.stored[name] == "bfloat16" else known.stored[name])
+            for name, x in held.items()
+        }
+        yield form, Result(kept, known.stored)
+
+
+def runs(record: Mechanism, dtype: str, least: int, step: int = 1) -> Iterator[tuple[str, tuple[Verdict, ...]]]:
+    """Yield so many honest runs at least, by name: every `step`-th designed case, with one seed after the other."""
+    count = 0
+    for seed in itertools.count():
+        for case in record.cases[::step]:
+            try:
+                known = truth(record, case, dtype, grad=True, seed=seed)
+            except ArithmeticError:  # with other numbers than its own a case may have no result: a flow diverges
+                continue
+            for name, result in results(record, case, known, dtype):
+                count += 1
+                yield f"{case.name}, seed {seed}, {name}", judge(result, known)
+        if count >= least:
+            return
