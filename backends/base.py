@@ -62,6 +62,9 @@ class Backend(Protocol):
     def erf(self, x: Array) -> Array:
         """Return the error function, which the standard lacks, of each element."""
 
+    def product(self, a: Array, b: Array) -> Array:
+        """Return a @ b for arrays of at least two axes. Its bits do not depend on how many threads compute it."""
+
     def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
         """Return W x (rows, k) for a sparse W by rows, and x (columns, k).
 
@@ -152,6 +155,9 @@ class BaseBackend:
 
         host: Any = self  # a subclass has what the protocol asks for
         return host.from_numpy(np.asarray(erf(host.to_numpy(x))), device=x.device)
+
+    def product(self, a: Array, b: Array) -> Array:
+        return a @ b
 
     def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
         # The standard has no sums by segment: rows are filled up to the longest one.

@@ -68,13 +68,18 @@ def workers() -> int:
     return os.cpu_count() or 1
 
 
+def inside() -> bool:
+    """Tell whether this is a task of `run`."""
+    return _inside.get()
+
+
 def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
     """Return ``[function(task) for task in tasks]``, computed by up to `workers` threads.
 
     Each call sees a copy of the caller's context variables, so NumPy's error state and the like hold there too.
     """
     waiting = list(tasks)
-    if not waiting or _inside.get():
+    if not waiting or inside():
         return [copy_context().run(function, task) for task in waiting]
     return _Run(function, waiting).run(min(workers(), len(waiting)))
 

@@ -40,6 +40,8 @@ def namespace(*arrays: Array | None) -> Namespace:
     TypeError
         Where there is no array, one is of an unsupported type, or they are of different libraries.
     """
+    if len(arrays) == 1 and type(arrays[0]) in _KNOWN:
+        return _KNOWN[type(arrays[0])]
     given = [a for a in arrays if a is not None]
     kinds = {type(a) for a in given}
     kind = kinds.pop() if len(kinds) == 1 else None
@@ -105,6 +107,11 @@ def raised(x: Array) -> Array:
         xp = namespace(x)
         return xp.astype(x, xp.float32)
     return x
+
+
+def product(a: Array, b: Array) -> Array:
+    """Return a @ b for arrays of at least two axes; where the library pools, a large one is the work of many."""
+    return backends.of(a).product(a, b)
 
 
 def sum_wide(x: Array) -> Array:

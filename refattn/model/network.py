@@ -39,7 +39,7 @@ from refattn import tree
 from refattn.mechanisms.context import Context
 from refattn.model.params import Layer, Norm, Params
 from refattn.ops import embedding, layer_norm, mlp
-from refattn.xp import Array, namespace, zeros
+from refattn.xp import Array, namespace, product, zeros
 
 Step = Callable[[int, Layer, Any], tuple[Any, Any]]
 """What a block makes of a state: (index of the layer, its parameters, state) -> (next state, what it saved)."""
@@ -100,7 +100,7 @@ def run(params: Params, tokens: Array, first: int, context: Context, step: Step)
     last = block.read(blocks[-1], state)  # (b, n, m) untagged: x of LM.6
     y, norm = _norm(params.norm, last)  # untagged: the first is LM.6
     normed = y  # (b, n, m) [LM.6]
-    logits = normed @ xp.matrix_transpose(params.token_embedding)  # (b, n, t) [LM.7]
+    logits = product(normed, xp.matrix_transpose(params.token_embedding))  # (b, n, t) [LM.7]
     return logits, Saved(tokens, tuple(layers), state, norm, normed)
 
 
@@ -129,10 +129,10 @@ def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None 
     xp = namespace(params.token_embedding, d_logits)
     block, blocks = params.config.record.block, [layer.block for layer in params.layers]
     # forward: logits = normed @ token_embedding^T
-    d_normed = d_logits @ params.token_embedding  # (b, n, m) [dLM.7]
+    d_normed = product(d_logits, params.token_embedding)  # (b, n, m) [dLM.7]
     rows = xp.reshape(saved.y, (-1, saved.y.shape[-1]))  # (b*n, m) untagged: y with all tokens in a row
     d_rows = xp.reshape(d_logits, (-1, d_logits.shape[-1]))  # (b*n, t) untagged: dz with all tokens in a row
-    d_head = xp.matrix_transpose(d_rows) @ rows  # (t, m) untagged: part of dLM.token_embedding
+    d_head = product(xp.matrix_transpose(d_rows), rows)  # (t, m) untagged: part of dLM.token_embedding
     # forward: normed = norm(last)
     d_last, d_norm = _norm_backward(saved.norm, d_normed)  # untagged: the first is dLM.6
     d_read = d_last  # (b, n, m) [dLM.6]

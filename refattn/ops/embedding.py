@@ -6,7 +6,7 @@ of the gradient, in an order that does not change from run to run.
 
 from __future__ import annotations
 
-from refattn.xp import Array, arange, namespace
+from refattn.xp import Array, arange, namespace, product
 
 
 def one_hot(tokens: Array, size: int, like: Array) -> Array:
@@ -27,4 +27,4 @@ def embedding_backward(table: Array, tokens: Array, d_x: Array) -> Array:
     xp = namespace(table, tokens)
     hot = one_hot(xp.reshape(tokens, (-1,)), table.shape[0], table)  # (b*n, t)
     # forward: x = hot @ table
-    return xp.matrix_transpose(hot) @ xp.reshape(d_x, (-1, d_x.shape[-1]))
+    return product(xp.matrix_transpose(hot), xp.reshape(d_x, (-1, d_x.shape[-1])))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from refattn.xp import Array, namespace
+from refattn.xp import Array, namespace, product
 
 
 def linear_forward(x: Array, w: Array, bias: Array | None) -> Array:
     """(b, n, in) -> (b, n, out)."""
-    y = namespace(x).matmul(x, w)
+    y = product(x, w)
     return y if bias is None else y + bias
 
 
@@ -17,7 +17,7 @@ def linear_backward(x: Array, w: Array, d_y: Array) -> tuple[Array, Array, Array
     rows = xp.reshape(x, (-1, x.shape[-1]))  # (b*n, in)
     d_rows = xp.reshape(d_y, (-1, d_y.shape[-1]))  # (b*n, out)
     # forward: y = x @ w + bias
-    d_x = xp.matmul(d_y, xp.matrix_transpose(w))
-    d_w = xp.matmul(xp.matrix_transpose(rows), d_rows)
+    d_x = product(d_y, xp.matrix_transpose(w))
+    d_w = product(xp.matrix_transpose(rows), d_rows)
     d_bias = xp.sum(d_rows, axis=0)
     return d_x, d_w, d_bias

@@ -18,6 +18,7 @@ from refattn import equations
 from refattn.backends import use_workers
 from refattn.xp import Array, backend, namespace
 
+Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 ROWS = 256  # with 512 columns of float32 a tile of one head fills half a megabyte, and stays in a core's cache
@@ -109,11 +110,27 @@ def plan(q: Array, k: Array) -> Plan:
     return Plan(heads, blocks, columns)
 
 
-def run(like: Array, task: Callable[[Tile], Result], tiles: Sequence[Tile]) -> list[Result]:
-    """Return the results of `task` for all tiles in order, on the workers of the backend of `like`.
+def run(like: Array, task: Callable[[Task], Result], tiles: Sequence[Task]) -> list[Result]:
+    """Return the results of `task` for all tiles, or parts of them, in order, on the workers of the backend of `like`.
 
     Under a hook of the equation engine the tiles run one after the other, so that a trace has one order; but as tasks
     of the backend all the same, which gives them the same bits.
     """
     with use_workers(1) if equations.is_active() else nullcontext():
         return list(backend(like).map(task, tiles))
+
+
+def by_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> list[Array]:
+    """Return the arrays that a function of each row gives, computed in blocks of rows on the workers.
+
+    Each of `arrays` is (..., i, j), and so is each result, (..., i, k). A backend that does not pool gets all at once.
+    """
+    like = arrays[0]
+    owner, rows = backend(like), like.shape[-2] if len(like.shape) > 1 else 1
+    bits = 4 if "32" in str(like.dtype) else 8
+    block = max(1, owner.tile_bytes * rows // max(1, bits * math.prod(like.shape)))
+    if not owner.pools or block >= rows:
+        return list(function(*arrays))
+    cuts = [slice(first, min(first + block, rows)) for first in range(0, rows, block)]
+    parts = run(like, lambda at: function(*(x[..., at, :] for x in arrays)), cuts)
+    return [namespace(like).concat(same, axis=-2) for same in zip(*parts, strict=True)]

@@ -53,6 +53,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from refattn import equations
 from refattn.mechanisms.graph_energy.links import (
     balance_of,
     both_seen,
@@ -61,12 +62,14 @@ from refattn.mechanisms.graph_energy.links import (
     link_forward,
     only_mutual,
     own_edges,
+    sum_of,
     summed_to,
+    with_transposed,
 )
-from refattn.mechanisms.graph_energy.rows import softmax_backward, softmax_forward
+from refattn.mechanisms.graph_energy.rows import softmax_and_sums, softmax_backward, softmax_forward
 from refattn.mechanisms.graph_energy.sparse import CSR
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.xp import Array, namespace, sum_wide, zeros
+from refattn.xp import Array, namespace, product, sum_wide, zeros
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Saved:
     bias: tuple[int, ...] | None  # its shape
     symmetrise: str
     state: str
-    attention: Array  # (b, h, i, j)
+    attention: Array | None  # (b, h, i, j); None where nobody reads it
     kernel: Array | None  # (b, h, j, j)
     graph: Array | CSR  # (b, h, j, j)
     start: Array  # (b, h, j, c)
@@ -109,13 +112,15 @@ def forward(
     """
     xp = namespace(q, k)
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
-    similar = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) untagged: GE.1 without its bias
+    similar = product(q, xp.matrix_transpose(k_heads)) * scale  # (b, h, i, j) untagged: GE.1 without its bias
     scores = similar if bias is None else similar + bias  # (b, h, i, j) [GE.1]
     if allowed is None:
         masked = scores  # (b, h, i, j) untagged: GE.2 without a mask
     else:
         masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [GE.2]
-    attention = softmax_forward(masked)  # (b, h, i, j) [GE.3]
+    attention = None
+    if state != "feature" or symmetrise != "kernel" or over_keys or equations.is_active():
+        attention = softmax_forward(masked)  # (b, h, i, j) [GE.3]
     kernel = balance = None
     # Which nodes see each other, and how alike they are.
     both = allowed  # untagged: whether i may attend j
@@ -124,13 +129,14 @@ def forward(
         both = None if allowed is None else both_seen(allowed)  # untagged: whether both are nodes
         pairs = k_heads @ xp.matrix_transpose(k_heads) * scale  # (b, h, j, j) untagged: GE.4 of "kk" without a mask
     if symmetrise != "given" and (over_keys or symmetrise == "kernel"):
-        average = pairs if over_keys else 0.5 * (pairs + xp.matrix_transpose(pairs))  # untagged: GE.4 without a mask
+        average = pairs if over_keys else 0.5 * with_transposed(pairs)  # untagged: GE.4 without a mask
         mutual = average if both is None else only_mutual(average, both)  # (b, h, j, j) [GE.4]
-        kernel = softmax_forward(mutual)  # (b, h, j, j) [GE.5]
+        links, top, total = softmax_and_sums(mutual)  # untagged: the first is GE.5
+        kernel = links  # (b, h, j, j) [GE.5]
     if symmetrise == "given":
         linked = given_links(given, both, pairs)  # (b, h, j, j) untagged: GE.6 with its diagonal
     elif symmetrise == "kernel":
-        balance = balance_of(mutual)  # (b, h, j, 1) untagged: pi, which only energies need
+        balance = balance_of(top, total)  # (b, h, j, 1) untagged: pi, which only energies need
         linked = kernel  # (b, h, j, j) untagged: GE.6 with its diagonal
     else:
         linked = link_forward(attention if kernel is None else kernel, symmetrise)  # untagged: GE.6 with its diagonal
@@ -161,7 +167,7 @@ def backward(
     q, k, scale, attention = saved.q, saved.k, saved.scale, saved.attention
     xp = namespace(q, k)
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
-    own = own_edges(attention)  # (j, j) untagged: whether i = j
+    own = own_edges(xp.matrix_transpose(k))  # (j, j) untagged: whether i = j
     # forward: graph = where(own, 0.0, linked)
     d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j) untagged: p, part of dGE.3 and dGE.5
     none = zeros((), q)  # untagged: what there is none of below
@@ -173,9 +179,9 @@ def backward(
         d_kernel = d_links  # (b, h, j, j) [dGE.5]
         # forward: kernel = softmax(mutual)
         d_weighted = none if d_lse is None else saved.kernel * d_lse  # untagged: part of dGE.4
-        d_mutual = softmax_backward(saved.kernel, d_kernel) + d_weighted  # (b, h, j, j) [dGE.4]
+        d_mutual = sum_of(softmax_backward(saved.kernel, d_kernel), d_weighted)  # (b, h, j, j) [dGE.4]
         # forward: mutual = (scores + scores^T) / 2, or scale k . k
-        d_pairs = d_mutual + xp.matrix_transpose(d_mutual)  # (b, h, j, j) untagged: part of dGE.1, or dGE.k
+        d_pairs = with_transposed(d_mutual)  # (b, h, j, j) untagged: part of dGE.1, or dGE.k
         d_average = d_average if saved.over_keys else 0.5 * d_pairs  # untagged: part of dGE.1
     elif saved.symmetrise != "given":
         d_attention_graph = link_backward(attention, saved.symmetrise, d_linked)  # untagged: part of dGE.3
@@ -187,14 +193,16 @@ def backward(
     else:
         d_own = zeros((), q)  # untagged: the start does not read s
         d_attention_start = xp.matrix_transpose(d_start) if saved.state == "query" else d_own  # untagged: part of dGE.3
-    d_attention = d_attention_read + d_attention_graph + d_attention_start  # (b, h, i, j) [dGE.3]
-    # forward: attention = softmax(masked)
-    d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.2]
-    d_scores = d_masked + d_average + d_own  # (b, h, i, j) [dGE.1]
+    d_masked = none  # untagged: where nobody has read a
+    if attention is not None:
+        d_attention = sum_of(d_attention_read, d_attention_graph, d_attention_start)  # (b, h, i, j) [dGE.3]
+        # forward: attention = softmax(masked)
+        d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.2]
+    d_scores = sum_of(d_masked, d_average, d_own)  # (b, h, i, j) [dGE.1]
     # forward: scores = q @ k_heads^T * scale + bias
-    d_product = d_scores @ k_heads  # (b, h, i, d) untagged: dGE.q without its scale
+    d_product = product(d_scores, k_heads)  # (b, h, i, d) untagged: dGE.q without its scale
     d_q = d_product * scale  # (b, h, i, d) [dGE.q]
-    d_alike = xp.matrix_transpose(d_scores) @ q  # (b, h, j, d) untagged: part of dGE.k
+    d_alike = product(xp.matrix_transpose(d_scores), q)  # (b, h, j, d) untagged: part of dGE.k
     d_scaled = sum_wide(d_product * q)  # () untagged: part of dGE.scale
     if saved.over_keys and saved.kernel is not None:
         # forward: pairs = k_heads @ k_heads^T * scale

@@ -8,7 +8,11 @@ from __future__ import annotations
 import math
 
 from refattn.mechanisms.graph_energy.sparse import CSR
-from refattn.xp import Array, arange, namespace, zeros
+from refattn.ops.tiles import run
+from refattn.xp import Array, arange, backend, namespace, zeros
+
+COLUMNS = 128
+"""Columns of a matrix that are transposed at once."""
 
 
 def own_edges(scores: Array) -> Array:
@@ -21,13 +25,13 @@ def earlier(scores: Array) -> Array:
     return n[None, :] < n[:, None]
 
 
-def balance_of(mutual: Array) -> Array:
-    """Return the sums of exp(r_il) over l, relative to the largest of a head."""
-    xp = namespace(mutual)
-    if mutual.shape[-1] == 0:
-        return zeros((*mutual.shape[:-1], 1), mutual)
-    top = xp.max(mutual, axis=(-2, -1), keepdims=True)
-    return xp.sum(xp.exp(mutual - xp.where(top == -math.inf, 0.0, top)), axis=-1, keepdims=True)
+def balance_of(top: Array, total: Array) -> Array:
+    """Return the sums of exp(r_il) over l, relative to the largest r of a head, from those relative to a row's."""
+    xp = namespace(top)
+    if top.shape[-2] == 0:
+        return zeros(top.shape, top)
+    largest = xp.max(top, axis=-2, keepdims=True)
+    return total * xp.exp(top - xp.where(largest == -math.inf, 0.0, largest))
 
 
 def both_seen(allowed: Array) -> Array:
@@ -41,6 +45,20 @@ def only_mutual(scores: Array, allowed: Array) -> Array:
     """Return scores, -inf unless i may attend j and j may attend i."""
     xp = namespace(scores)
     return xp.where(allowed & xp.matrix_transpose(allowed), scores, -math.inf)
+
+
+def with_transposed(x: Array) -> Array:
+    """Return x plus its transpose."""
+    xp, n = namespace(x), x.shape[-1]
+    if not backend(x).pools or n <= COLUMNS:
+        return x + xp.matrix_transpose(x)
+
+    def rows(at: slice) -> Array:
+        # Rows of a transpose lie so far apart that a cache holds few of them; a copy of some columns does not.
+        return x[..., at, :] + xp.matrix_transpose(xp.asarray(x[..., :, at], copy=True))
+
+    parts = run(x, rows, [slice(first, min(first + COLUMNS, n)) for first in range(0, n, COLUMNS)])
+    return xp.concat(parts, axis=-2)
 
 
 def link_forward(attention: Array, symmetrise: str) -> Array:
@@ -86,3 +104,11 @@ def summed_to(x: Array, shape: tuple[int, ...]) -> Array:
     x = xp.sum(x, axis=tuple(range(missing))) if missing else x
     ones = tuple(axis for axis, n in enumerate(shape) if n == 1 and x.shape[axis] != 1)
     return xp.sum(x, axis=ones, keepdims=True) if ones else x
+
+
+def sum_of(first: Array, *others: Array) -> Array:
+    """Return the sum of arrays, of which one without axes is a 0 that is left out."""
+    for other in others:
+        if other.shape:
+            first = first + other if first.shape else other
+    return first

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from refattn.mechanisms.graph_energy.couplings import Coupling, Terms
 from refattn.mechanisms.graph_energy.tableaus import seen
 from refattn.mechanisms.record import Unsupported
-from refattn.xp import Array, namespace
+from refattn.xp import Array, namespace, product
 
 Factors = tuple[tuple[Array, ...], tuple[Array, ...]]
 
@@ -52,7 +52,7 @@ def couple_backward(
 def _at_once(matrix: Array, parts: Sequence[Array]) -> list[Array]:
     """Return the product of a matrix with each part, reading the matrix once."""
     width = parts[0].shape[-1]
-    every = matrix @ namespace(matrix).concat(list(parts), axis=-1)
+    every = product(matrix, namespace(matrix).concat(list(parts), axis=-1))
     return [every[..., n * width : (n + 1) * width] for n in range(len(parts))]
 
 
@@ -67,7 +67,7 @@ def graph_gradient(edges: Factors | None, graph: Array) -> Array:
     if edges is None:
         return xp.zeros_like(graph)
     left, right = (xp.concat(factors, axis=-1) for factors in edges)
-    return left @ xp.matrix_transpose(right)
+    return product(left, xp.matrix_transpose(right))
 
 
 def terms_of(coupling: Coupling, x: Array) -> Terms:

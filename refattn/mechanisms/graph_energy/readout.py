@@ -50,7 +50,7 @@ class Saved:
 
     threshold: Threshold
     state: str
-    attention: Array
+    attention: Array | None
     allowed: Array | None
     v: Array  # (b, g, j, e)
     x: Array  # (b, h, j, c)
@@ -61,7 +61,7 @@ class Saved:
 
 
 def forward(
-    x: Array, attention: Array, v: Array, *, allowed: Array | None, state: str, threshold: Threshold
+    x: Array, attention: Array | None, v: Array, *, allowed: Array | None, state: str, threshold: Threshold
 ) -> tuple[Array, Saved]:
     """Return the output (b, h, i, e) and what `backward` reads."""
     xp = namespace(x)
@@ -97,7 +97,8 @@ def forward(
 def backward(saved: Saved, d_out: Array, d_weights_read: Array | None) -> tuple[Array, Array, Array | None, Array]:
     """Return (d_x, a part of d_attention, d_v, the terms of d_tau by score); d_v is None where v is the start."""
     xp, threshold = namespace(d_out), saved.threshold
-    d_attention = zeros(saved.attention.shape, d_out)  # (b, h, i, j) untagged: "feature" and "query" do not read a
+    read_shape = () if saved.attention is None else saved.attention.shape
+    d_attention = zeros(read_shape, d_out)  # untagged: "feature" and "query" do not read a
     if saved.weights is None or saved.total is None or saved.filled is None:
         # forward: out = kept
         read = d_out if saved.allowed is None else xp.where(alive_rows(saved.allowed), d_out, 0.0)  # untagged: dGE.12

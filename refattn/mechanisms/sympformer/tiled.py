@@ -8,6 +8,9 @@ and with lse_i = t_i + log r_i
 
     ds_ij = w_ij (dw_ij - do_i . o_i + dc_i),   dc_i = 0 where c is clipped.
 
+A walk goes in waves of a few strips, which are tasks themselves where there is only one of the heads: each tells its u
+and waits, with its scores, for those of the others.
+
 Lines that compute a part of an equation carry its tag. Axes as in the dense form, with the query heads as two axes: g
 key/value head, r query head within its group; i and j are the rows and columns of a strip.
 """
@@ -15,12 +18,17 @@ key/value head, r query head within its group; i and j are the rows and columns 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from refattn.mechanisms.sympformer.dense import BOUND, counts
 from refattn.ops.masks import allowed_pairs
 from refattn.ops.tiles import Plan, Tile, plan, run
 from refattn.xp import Array, max_last, namespace, zeros
+
+WAVE = 2
+"""Strips of a wave: enough for several workers, and few, since it is their scores that fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -46,25 +54,34 @@ def forward(
     queries, energies = _group(q, groups), _group(kinetic, groups)
 
     def task(tile: Tile) -> tuple[Array, ...]:
-        parts = list(zip(grid.rows_of(tile), _strips(grid, tile, offset, k.shape[2]), strict=True))
         keys, values = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
         lses, bounded, pushes, outs = [], [], [], []
-        for part, strip in parts:
-            exponentials, total, lse, log_z = _scored(part.of_rows(queries), keys, strip, offset, scale)
-            push = part.of_rows(energies) * xp.exp(-2.0 * log_z)  # (b, g, r, i, 1) [SYMP.8]
-            lses.append(lse)
-            bounded.append(log_z)
-            pushes.append(push)
-            if offset is not None:
-                outs.append(_pushed(exponentials, total, log_z, xp.concat(pushes, axis=3), values, strip))
-        pushed = xp.concat(pushes, axis=3)
-        if offset is None:
-            for part, strip in parts:
-                exponentials, total, _, log_z = _scored(part.of_rows(queries), keys, strip, offset, scale)
-                outs.append(_pushed(exponentials, total, log_z, pushed, values, strip))
-        return xp.concat(outs, axis=3), xp.concat(lses, axis=3), xp.concat(bounded, axis=3), pushed
 
-    tasks = run(q, task, grid.heads)
+        def scored(strip: _Strip) -> tuple[Array, ...]:
+            return _scored(strip.part.of_rows(queries), keys, strip, offset, scale)
+
+        def pushed(each: tuple[_Strip, tuple[Array, ...]]) -> Array:
+            strip, (exponentials, total, _, log_z) = each
+            return _pushed(exponentials, total, log_z, known, values, strip)
+
+        waves = _waves(grid, tile, offset, k.shape[2])
+        for wave in waves:
+            found = _longest_first(q, scored, wave)
+            for strip, (_, _, lse, log_z) in zip(wave, found, strict=True):
+                push = strip.part.of_rows(energies) * xp.exp(-2.0 * log_z)  # (b, g, r, i, 1) [SYMP.8]
+                lses.append(lse)
+                bounded.append(log_z)
+                pushes.append(push)
+            if offset is not None:
+                known = xp.concat(pushes, axis=3)
+                outs += _longest_first(q, pushed, list(zip(wave, found, strict=True)))
+        if offset is None:
+            known = xp.concat(pushes, axis=3)
+            for wave in waves:
+                outs += run(q, lambda strip: pushed((strip, scored(strip))), wave)
+        return tuple(xp.concat(parts, axis=3) for parts in (outs, lses, bounded, pushes))
+
+    tasks = _each(q, task, grid)
     out, lse, log_z, push = (grid.join_heads([found[n] for found in tasks]) for n in range(4))
     saved = Saved(q, k, v, offset, scale, lse, log_z, push, out)
     return _ungroup(out), _ungroup(log_z)[..., 0], saved
@@ -74,12 +91,28 @@ def forward(
 class _Strip:
     """Rows of a tile, and the columns that they may attend."""
 
-    rows: tuple[int, int]
+    part: Tile
     columns: int
 
+    @property
+    def rows(self) -> tuple[int, int]:
+        return self.part.rows
 
-def _strips(grid: Plan, tile: Tile, offset: int | None, keys: int) -> list[_Strip]:
-    return [_Strip(part.rows, keys if offset is None else part.rows[1] + offset) for part in grid.rows_of(tile)]
+
+def _waves(grid: Plan, tile: Tile, offset: int | None, keys: int) -> list[list[_Strip]]:
+    """Return the strips of a tile, wave by wave."""
+    strips = [_Strip(part, keys if offset is None else part.rows[1] + offset) for part in grid.rows_of(tile)]
+    return [strips[n : n + WAVE] for n in range(0, len(strips), WAVE)]
+
+
+def _each(like: Array, task: Callable[[Tile], tuple[Array, ...]], grid: Plan) -> list[tuple[Array, ...]]:
+    """Return the results of a task for all heads; where there is only one, its strips are the tasks of the pool."""
+    return [task(grid.heads[0])] if len(grid.heads) == 1 else run(like, task, grid.heads)
+
+
+def _longest_first(like: Array, task: Callable[[Any], Any], wave: Sequence[Any]) -> list[Any]:
+    """Return the results of a task for all strips of a wave; later ones have more columns, and begin first."""
+    return run(like, task, wave[::-1])[::-1]
 
 
 def _scored(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float) -> tuple[Array, Array, Array, Array]:
@@ -122,77 +155,107 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
     """Return the gradients of q, k, v and kinetic for given d_out and d_log_z."""
     q, k, v, offset, groups = saved.q, saved.k, saved.v, saved.offset, saved.k.shape[1]
     xp, grid = namespace(q, k, v), plan(saved.q, saved.k)
-    along = xp.sum(_group(d_out, groups) * saved.out, axis=-1, keepdims=True)
     n = counts(offset, (0, q.shape[2]), k.shape[2], q)
     free = xp.abs(saved.lse - xp.log(n)) < BOUND
-    # forward: out = exp(log_z) * sum
-    d_sum = xp.exp(saved.log_z) * _group(d_out, groups)
-    d_given = zeros(along.shape, q) if d_log_z is None else _group(d_log_z[..., None], groups)
-    queries = _group(q, groups)
+    d_given = zeros(saved.lse.shape, q) if d_log_z is None else _group(d_log_z[..., None], groups)
+    queries, d_outs = _group(q, groups), _group(d_out, groups)
 
     def task(tile: Tile) -> tuple[Array, ...]:
-        parts = list(zip(grid.rows_of(tile), _strips(grid, tile, offset, k.shape[2]), strict=True))
         keys, values, push = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...], tile.of(saved.push)
-        d_keys, d_values, d_push = _Rows(tile.of(k)), _Rows(tile.of(v)), _Rows(push)
+        waves = _waves(grid, tile, offset, k.shape[2])
+        blocks = [part.rows for part in grid.rows_of(tile)]
+        asked = [zeros(push.shape, q)]
         d_queries: list[Array] = []
+        d_keys: list[Array | None] = [None] * len(blocks)
+        d_values: list[Array | None] = [None] * len(blocks)
 
-        def pulled_of(part: Tile, strip: _Strip) -> tuple[Array, Array]:
-            """Return (weights, da * weights) of a strip, and add what they ask of every u."""
-            masked = _scores(part.of_rows(queries), keys, strip, offset, saved.scale)
-            weights = xp.exp(masked - part.of_rows(saved.lse))  # (b, g, r, i, j) [SYMP.6]
+        def tell(parts: Iterable[Array]) -> None:
+            for part in parts:
+                d_push = asked[0] + part  # (b, g, r, i, 1) [dSYMP.8]
+                asked[0] = d_push
+
+        def pulled_of(strip: _Strip) -> tuple[Array, ...]:
+            """Return weights, da * weights, the gradient of the sum, and what a strip asks of every u."""
+            masked = _scores(strip.part.of_rows(queries), keys, strip, offset, saved.scale)
+            weights = xp.exp(masked - strip.part.of_rows(saved.lse))  # (b, g, r, i, j) [SYMP.6]
+            # forward: out = exp(log_z) * sum
+            d_sum = xp.exp(strip.part.of_rows(saved.log_z)) * strip.part.of_rows(d_outs)
             # forward: sum = pairs @ v
-            d_pairs = part.of_rows(d_sum) @ xp.matrix_transpose(
-                values[..., : strip.columns, :]
-            )  # (b, g, r, i, j) [dSYMP.9]
-            return weights, d_pairs * weights
-
-        def ask(pulled: Array, strip: _Strip) -> None:
+            d_pairs = d_sum @ xp.matrix_transpose(values[..., : strip.columns, :])  # (b, g, r, i, j) [dSYMP.9]
+            d_pairs *= weights
             # forward: pairs = weights * (1 + (push_i + push_j) / 2)
-            d_push.add(0.5 * xp.matrix_transpose(xp.sum(pulled, axis=-2, keepdims=True)), 0)
-            d_push.add(0.5 * xp.sum(pulled, axis=-1, keepdims=True), strip.rows[0])
+            as_key = _placed(xp.matrix_transpose(xp.sum(d_pairs, axis=-2, keepdims=True)), 0, push)
+            as_query = _placed(xp.sum(d_pairs, axis=-1, keepdims=True), strip.rows[0], push)
+            return weights, d_pairs, d_sum, 0.5 * (as_query + as_key)
 
-        if offset is None:
-            for part, strip in parts:
-                ask(pulled_of(part, strip)[1], strip)
-        for part, strip in reversed(parts):
-            weights, pulled = pulled_of(part, strip)
-            if offset is not None:
-                ask(pulled, strip)
-            d_own = d_push.value[..., slice(*strip.rows), :]  # (b, g, r, i, 1) [dSYMP.8]
+        def turned_of(each: tuple[_Strip, tuple[Array, ...]]) -> tuple[Array, Array, Array]:
+            """Return the gradient of the scores of a strip, pairs, and the gradient of the queries."""
+            strip, (weights, pulled, _, _) = each
+            part = strip.part
+            along = xp.sum(part.of_rows(d_outs) * part.of_rows(saved.out), axis=-1, keepdims=True)
             # forward: push = kinetic * exp(-2 log_z)
-            turned = part.of_rows(d_given) - 2.0 * part.of_rows(saved.push) * d_own
-            bound = xp.where(part.of_rows(free), turned, -part.of_rows(along))
+            turned = part.of_rows(d_given) - 2.0 * part.of_rows(saved.push) * asked[0][..., slice(*strip.rows), :]
+            bound = xp.where(part.of_rows(free), turned, -along)
             factor = _factor(push, strip)
             # forward: weights = exp(masked - lse)
-            d_masked = pulled * factor + weights * bound  # (b, g, r, i, j) [dSYMP.6-dSYMP.2]
+            pulled *= factor
             factor *= weights
-            d_values.add(xp.sum(xp.matrix_transpose(factor) @ part.of_rows(d_sum), axis=2), 0)
+            weights *= bound
+            weights += pulled
+            d_masked = weights  # (b, g, r, i, j) [dSYMP.6-dSYMP.2]
             # forward: scores = q @ k^T * scale
             d_q_rows = d_masked @ keys[..., : strip.columns, :] * saved.scale  # (b, g, r, i, d) [dSYMP.q]
-            d_queries.insert(0, d_q_rows)
-            d_keys.add(xp.sum(xp.matrix_transpose(d_masked) @ part.of_rows(queries), axis=2) * saved.scale, 0)
-        return xp.concat(d_queries, axis=3), d_keys.value, d_values.value, d_push.value
+            return d_masked, factor, d_q_rows
 
-    tasks = run(q, task, grid.heads)
+        def walked(wave: list[_Strip]) -> None:
+            """Take a wave; what it has kept ends with it."""
+            found = _longest_first(q, pulled_of, wave)
+            if offset is not None:
+                tell(each[3] for each in found)
+            turned = _longest_first(q, turned_of, list(zip(wave, found, strict=True)))
+            d_queries[:0] = [each[2] for each in turned]
+
+            def columns_of(block: tuple[int, int]) -> tuple[Array, Array]:
+                """Return what the wave adds to the gradients of some keys and values."""
+                d_k_block, d_v_block = None, None
+                for strip, (_, _, d_sum, _), (d_masked, pairs, _) in zip(wave, found, turned, strict=True):
+                    if strip.columns > block[0]:
+                        at = slice(block[0], min(block[1], strip.columns))
+                        # forward: sum = pairs @ v
+                        more = xp.sum(xp.matrix_transpose(pairs[..., at]) @ d_sum, axis=2)
+                        d_v_block = _plus(d_v_block, more)
+                        # forward: scores = q @ k^T * scale
+                        more = xp.sum(xp.matrix_transpose(d_masked[..., at]) @ strip.part.of_rows(queries), axis=2)
+                        d_k_block = _plus(d_k_block, more * saved.scale)
+                return d_k_block, d_v_block
+
+            below = [block for block in blocks if block[0] < wave[-1].columns]
+            for at, (d_k_block, d_v_block) in enumerate(run(q, columns_of, below)):
+                d_keys[at] = _plus(d_keys[at], d_k_block)
+                d_values[at] = _plus(d_values[at], d_v_block)
+
+        if offset is None:
+            for wave in waves:
+                tell(run(q, lambda strip: pulled_of(strip)[3], wave))
+        for wave in reversed(waves):
+            walked(wave)
+        return xp.concat(d_queries, axis=3), xp.concat(d_keys, axis=2), xp.concat(d_values, axis=2), asked[0]
+
+    tasks = _each(q, task, grid)
     d_q, d_k, d_v, d_push = (grid.join_heads([found[n] for found in tasks]) for n in range(4))
     d_kinetic = _ungroup(d_push * xp.exp(-2.0 * saved.log_z))  # (b, h, i, 1) [dSYMP.kinetic]
     return {"q": _ungroup(d_q), "k": d_k, "v": d_v, "kinetic": d_kinetic}
 
 
-class _Rows:
-    """A sum of arrays that each cover some rows of it, the last axis but one; no array is written to."""
+def _placed(part: Array, first: int, like: Array) -> Array:
+    """Return an array of the shape of `like` with `part` in its rows from `first` on, the last axis but one, else 0."""
+    before = zeros((*part.shape[:-2], first, 1), part)
+    after = zeros((*part.shape[:-2], like.shape[-2] - first - part.shape[-2], 1), part)
+    return namespace(part).concat([before, part, after], axis=-2)
 
-    def __init__(self, like: Array) -> None:
-        self.value = namespace(like).zeros_like(like)
 
-    def add(self, part: Array, first: int) -> None:
-        """Add `part` to the rows from `first` on."""
-        value, last = self.value, first + part.shape[-2]
-        middle = value[..., first:last, :] + part
-        if middle.shape == value.shape:
-            self.value = middle
-        else:
-            self.value = namespace(value).concat([value[..., :first, :], middle, value[..., last:, :]], axis=-2)
+def _plus(x: Array | None, more: Array) -> Array:
+    return more if x is None else x + more
 
 
 def _group(x: Array, groups: int) -> Array:

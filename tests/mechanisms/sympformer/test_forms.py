@@ -148,8 +148,9 @@ def test_memory_is_linear_in_the_number_of_tokens() -> None:
     for n in (256, 1024, 2048, 4096):  # the first one warms up
         x = {name: value.astype(np.float32) for name, value in inputs(1, 1, 1, n, 4, 4).items()}
         tracemalloc.start()
-        out, saved = ra.sympformer.forward(**x, causal=True, form="tiled")
-        ra.sympformer.backward(saved, out)
+        with backends.use_workers(1):  # with several, the peak depends on which tasks coincide
+            out, saved = ra.sympformer.forward(**x, causal=True, form="tiled")
+            ra.sympformer.backward(saved, out)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[3] < 2.3 * peaks[2] and peaks[2] < 2.3 * peaks[1], peaks
@@ -219,3 +220,14 @@ def test_bad_gradients() -> None:
         ra.sympformer.backward(saved, out, out)
     with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
         ra.sympformer.backward(None, out)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_strips_of_one_head_are_the_same_for_any_number_of_workers(causal: bool) -> None:
+    x, found = inputs(1, 1, 1, 700, 4, 4), []
+    for number in (1, 3):
+        with backends.use_workers(number):
+            out, saved = ra.sympformer.forward(**x, causal=causal, form="tiled")
+            found.append([out, *ra.sympformer.backward(saved, out).values()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,0 +1,76 @@
+"""Products on the workers: they are those of the library, for every order of the axes, and never depend on workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn import backends, counter
+from refattn.backends import pool
+from refattn.xp import product
+
+CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "a small one": ((3, 4), (4, 5)),
+    "one piece": ((100, 80), (80, 70)),
+    "pieces of rows": ((1100, 130), (130, 129)),
+    "two pieces of few rows": ((301, 400), (400, 300)),
+    "tokens of a batch": ((3, 500, 120), (120, 130)),
+    "several matrices to a piece": ((5, 90, 110), (5, 110, 100)),
+    "large matrices": ((1, 2, 300, 300), (1, 2, 300, 280)),
+    "one matrix for all": ((2, 90, 110), (1, 110, 100)),
+    "a row": ((1, 4000), (4000, 5000)),
+    "nothing": ((0, 4), (4, 5)),
+}
+
+
+def arrays(name: str) -> list[Any]:
+    return [counter.normal(shape, seed=5, purpose=f"{name}{n}") for n, shape in enumerate(CALLS[name])]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_the_product_for_any_number_of_workers(name: str) -> None:
+    a, b = arrays(name)
+    found = []
+    for number in (1, 2, 3):
+        with backends.use_workers(number):
+            found.append(product(a, b))
+    np.testing.assert_allclose(found[0], a @ b, rtol=1e-12, atol=1e-12)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def test_arrays_may_lie_in_any_order() -> None:
+    a, b = arrays("pieces of rows")
+    expected = a @ b
+    for given in (a, np.asfortranarray(a), np.repeat(a, 2, axis=1)[:, ::2]):
+        np.testing.assert_allclose(product(given, np.asfortranarray(b)), expected, rtol=1e-12, atol=1e-12)
+    left, right = np.moveaxis(np.stack([a, a]), 0, 1), np.stack([b, b])
+    np.testing.assert_allclose(product(np.moveaxis(left, 1, 0), right)[1], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_large_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, run = [], pool.run
+
+    def counted(task: Any, tasks: list[Any]) -> list[Any]:
+        counts.append(len(tasks))
+        return run(task, tasks)
+
+    monkeypatch.setattr(pool, "run", counted)
+    for name in ("a small one", "one piece", "pieces of rows", "several matrices to a piece", "large matrices"):
+        product(*arrays(name))
+    assert counts == [1, 2, 1, 4]
+
+
+def test_a_task_does_its_own_products() -> None:
+    a, b = arrays("pieces of rows")
+    (found,) = pool.run(lambda _: (pool.inside(), product(a, b)), (None,))
+    assert found[0] and not pool.inside()
+    np.testing.assert_array_equal(found[1], a @ b)
+
+
+def test_every_library_has_it(backend: Any) -> None:
+    a, b = arrays("one piece")
+    found = backend.host(product(backend.array(a), backend.array(b)))
+    np.testing.assert_allclose(found, a @ b, rtol=1e-12, atol=1e-12)
