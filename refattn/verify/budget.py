@@ -261,10 +261,13 @@ def _bits(words: int, purpose: str, draw: int, seed: int) -> NDArray[np.uint8]:
 
 
 def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
-    """Return x as (rows, elements): `out`, gradients and equations are rows along their last axis, others single."""
-    if x.ndim and (tensor == "out" or tensor.startswith("d_") or "." in tensor):
-        return x.reshape(-1, x.shape[-1])
-    return x.reshape(-1, 1)
+    """Return x as (rows, elements): a tensor that has no rows is one of single elements."""
+    return x.reshape(-1, x.shape[-1] if has_rows(tensor, x) else 1)
+
+
+def has_rows(tensor: str, x: NDArray[Any]) -> bool:
+    """Tell whether a tensor is of rows, along its last axis: `out`, gradients and equations that have axes."""
+    return x.ndim > 0 and (tensor == "out" or tensor.startswith("d_") or "." in tensor)
 
 
 def ratio(error: NDArray[Any], granted: NDArray[Any]) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.record import Case, Input
+from refattn.verify import mutants
 from refattn.verify.adapter import Result
 from refattn.verify.budget import truth
 from refattn.verify.run import judge
@@ -77,6 +78,14 @@ def test_no_false_alarm(dtype: str, record_property: Callable[[str, object], Non
     by = f"{len(KERNELS)} kernels, {SEEDS} seeds and {len(RECORD.cases)} designed cases"
     record_property("rate", f"softmax, {dtype}: {rejected} ({by})")
     assert number >= 1000 and not alarms
+
+
+def test_a_row_of_one_number_counts_as_an_element() -> None:
+    case = RECORD.case("narrow")
+    known = truth(RECORD, case, "bfloat16", grad=True, seed=10)
+    judged = {verdict.tensor: verdict for verdict in judge(mutants.kernel(RECORD, case, known, "bfloat16"), known)}
+    assert all(verdict.agrees for verdict in judged.values())
+    assert judged["d_q"].share > 0.5 and judged["d_q"].index == (1, 1, 3, 0)
 
 
 @pytest.mark.slow
