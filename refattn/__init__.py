@@ -40,12 +40,15 @@ __all__ = sorted(["__version__", "bridges", *_HOMES, *_registry.list_mechanisms(
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "bridges":
-        return importlib.import_module("refattn.bridges")
-    if name in _registry.list_mechanisms():
-        return _registry.room(name)
-    raise AttributeError(f"module 'refattn' has no attribute {name!r}")
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name == "bridges":
+        found = importlib.import_module("refattn.bridges")
+    elif name in _registry.list_mechanisms():
+        found = _registry.room(name)
+    else:
+        raise AttributeError(f"module 'refattn' has no attribute {name!r}")
+    globals()[name] = found  # from now on without a call of this function
+    return found
 
 
 def __dir__() -> list[str]:

@@ -68,6 +68,11 @@ def device(x: Array) -> Any:
     return array_api_compat.device(x)
 
 
+def has_one_device(xp: Namespace) -> bool:
+    """Tell whether all arrays of a namespace are on one device: those of NumPy are."""
+    return array_api_compat.is_numpy_namespace(xp)
+
+
 def backend(x: Array) -> backends.Backend:
     """Return the backend that owns `x`."""
     return backends.of(x)

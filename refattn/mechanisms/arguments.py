@@ -14,6 +14,7 @@ from refattn.xp import (
     concrete,
     device,
     dtype_name,
+    has_one_device,
     is_array,
     is_bool,
     is_floating,
@@ -31,6 +32,8 @@ def check_arrays(**arrays: Array) -> Namespace:
     except TypeError:
         libraries = {name: type(x).__module__.partition(".")[0] for name, x in arrays.items()}
         raise TypeError(f"got arrays of several libraries ({_listed(libraries)}), needs one library") from None
+    if has_one_device(xp):
+        return xp
     # What JAX traces has no device yet.
     devices = {name: str(place) for name, x in arrays.items() if (place := device(x)) is not None}
     if len(set(devices.values())) > 1:
@@ -46,10 +49,10 @@ def _listed(kinds: Mapping[str, str]) -> str:
 
 def check_floating(**arrays: Array) -> None:
     """Raise where the arrays are not floating, or of several dtypes."""
+    dtypes = {name: dtype_name(x) for name, x in arrays.items()}
     for name, x in arrays.items():
         if not is_floating(x):
-            raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs float64, float32, float16 or bfloat16")
-    dtypes = {name: dtype_name(x) for name, x in arrays.items()}
+            raise TypeError(f"{name}: got dtype {dtypes[name]}, needs float64, float32, float16 or bfloat16")
     if len(set(dtypes.values())) > 1:
         raise TypeError(f"got arrays of several dtypes ({_listed(dtypes)}), needs one dtype")
 
