@@ -222,6 +222,10 @@ class Pass(Mapping[str, Any]):
         single = self._count(id) == 1
         return self.traced[id if single or number <= 0 else f"{id}[{number}]"]
 
+    def passes(self, id: str) -> list[Any]:
+        """Return the values of all passes of an equation, in the order of the call."""
+        return [self.traced[f"{id}[{n}]" if n else id] for n in range(self._count(id))]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.traced)
 

@@ -1,10 +1,11 @@
 """How large a rounding error each equation makes, in units of the unit roundoff: what error budgets are made from.
 
 As everywhere, a sum of n terms t errs by sqrt(n) (|sum t| + sqrt(sum t^2)), and what is absent here errs relative to
-its own value. Two things are particular:
+its own value. Three things are particular:
 
-- A kernel section k(x, k_j) sums products as large as |x| |k_j|, however small it is. Its row tells how large |x| is:
-  the size is the largest |k(x, k_j')| / |k_j'| of the row times |k_j|.
+- A kernel section k(x, k_j) sums products as large as |x| |k_j|, however small it is; x are the queries before.
+- A root of psi(x) = z errs as if z had been rounded, with what psi sums there too: the Jacobian makes of that what it
+  makes of the error itself.
 - A solution of M x = y errs as if M had been rounded: by |M^-1| |M| |x|, element by element.
 """
 
@@ -14,9 +15,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from refattn.mechanisms.koopman.options import MEAN
+from refattn.mechanisms.koopman.perturbation import coefficients_of
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.solve import identity
-from refattn.xp import Array, max_last, namespace
+from refattn.xp import Array, is_array, max_last, namespace
 
 Given = Mapping[str, Any]
 Magnitude = Callable[[Given, Given], Array]
@@ -45,8 +48,29 @@ def _key_norms(inputs: Given) -> Array:
     return namespace(keys).sqrt(namespace(keys).sum(keys * keys, axis=-1))  # (b, h, j)
 
 
+def _points(inputs: Given, values: Any) -> list[Array]:
+    """Return the queries q^0 ... q^{r-1} (b, h, i, d) that the update r of this pass starts from."""
+    every = [inputs["q"], values.passes("KOOP.4")[0], *values.passes("KOOP.17")]
+    return every[: len(every) - 1 - values.from_last]
+
+
+def _section_at(inputs: Given, x: Array, keys: Array, value: Array) -> Array:
+    """Return the size of the error of k(x, k_j) = `value` (..., p, j) for x (..., p, d), keys (..., j, d).
+
+    Beside the product there is a function of |x - k_j|^2, which sums |x|^2 and |k_j|^2.
+    """
+    xp = namespace(x)
+    squares = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(keys * keys, axis=-1)[..., None, :]
+    bandwidth = _largest(inputs, "bandwidth", math.sqrt(x.shape[-1]))
+    second = xp.abs(value - x @ _t(keys)) * squares / (2.0 * bandwidth**2)
+    return xp.abs(value) + _product(x, _t(keys)) + second
+
+
 def _scores(inputs: Given, values: Given) -> Array:
-    return _rows(values["KOOP.1"], _key_norms(inputs)[:, :, None, :])
+    x, keys = _points(inputs, values)[-1], repeat_heads(inputs["k"], inputs["q"].shape[1])
+    if inputs.get("similarity", "dot") == "dot":
+        return _product(x, _t(keys)) / math.sqrt(x.shape[-1])
+    return _section_at(inputs, x, keys, values["KOOP.1"])
 
 
 def _weights(inputs: Given, values: Given) -> Array:
@@ -65,14 +89,27 @@ def _between(inputs: Given, values: Given) -> Array:
     return _rows(values["KOOP.5"], _key_norms(inputs)[:, :, None, :])
 
 
-def _sections(id: str) -> Magnitude:
-    def size(inputs: Given, values: Given) -> Array:
-        xp, value, norms = namespace(inputs["q"]), values[id], _key_norms(inputs)
-        count = norms.shape[-1]
-        known = _rows(value[..., :count], norms[:, :, None, None, :])
-        return xp.concat([known, xp.abs(value[..., count:])], axis=-1)
+def _starts_and_ends(inputs: Given, values: Given) -> tuple[Array, Array, int]:
+    """Return x_0 ... x_L (b, h, i, L + 1, d) of an update's transitions, its keys (b, h, 1, j, d), and their number."""
+    keys = _keys(inputs)
+    points = namespace(keys).stack(_points(inputs, values), axis=3)
+    return points[..., points.shape[3] - values["KOOP.7"].shape[-2] - 1 :, :], keys, keys.shape[-2]
 
-    return size
+
+def _starts(inputs: Given, values: Given) -> Array:
+    xp, value = namespace(inputs["q"]), values["KOOP.7"]
+    points, keys, count = _starts_and_ends(inputs, values)
+    at_keys = _section_at(inputs, points[..., :-1, :], keys, value[..., :count])
+    return xp.where(value == 0.0, 0.0, xp.concat([at_keys, xp.abs(value[..., count:])], axis=-1))
+
+
+def _targets(inputs: Given, values: Given) -> Array:
+    xp, value, tau = namespace(inputs["q"]), values["KOOP.8"], float(inputs.get("tau", 0.0))
+    points, keys, count = _starts_and_ends(inputs, values)
+    starts = values["KOOP.7"]
+    at_keys = _section_at(inputs, points[..., 1:, :], keys, (value + tau * starts)[..., :count])
+    whole = xp.concat([at_keys, xp.abs(value[..., count:])], axis=-1)
+    return xp.where(value == 0.0, 0.0, whole + tau * _starts(inputs, values))
 
 
 def _solved(value: Array, matrix: Array) -> Array:
@@ -123,28 +160,43 @@ def _lifted(inputs: Given, values: Given) -> Array:
 
 
 def _section(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    norms = xp.sqrt(xp.sum(xp.abs(values["KOOP.10"]) * identity(values["KOOP.10"].shape[-1], inputs["q"]), axis=-1))
-    return _rows(values["KOOP.15"], norms)
+    xp, attended = namespace(inputs["q"]), values["KOOP.4"]
+    if "KOOP.9" not in values:  # kappa_l(x) = k(x_l, x)
+        points = _starts_and_ends(inputs, values)[0][..., :-1, :]
+        return _section_at(inputs, points, attended[..., None, :], values["KOOP.15"][..., None])[..., 0]
+    dual, keys = values["KOOP.9"][..., : inputs["k"].shape[2]], _keys(inputs)
+    # kappa(q') = N g(q'), where g(q') has errors of its own.
+    row = attended[..., None, :]
+    at_keys = row @ _t(keys)
+    errors = _section_at(inputs, row, keys, at_keys + _largest(inputs, "weight", 1.0))
+    own = xp.sqrt((dual * dual) @ _t(at_keys * at_keys + errors * errors))[..., 0]
+    return xp.abs(values["KOOP.15"]) + own
 
 
 def _image(inputs: Given, values: Given) -> Array:
+    """The size of z, and of what psi sums at the root: psi(x) is wrong by as much, and J^-1 makes of both the same."""
     xp = namespace(inputs["q"])
-    own = xp.abs(values["KOOP.16"]) + xp.abs(values["KOOP.4"]) * float(inputs.get("tau", 0.0))
-    return own + _product(_t(values["KOOP.14"]), values["KOOP.15"][..., None])[..., 0]
+    attended, root, section = values["KOOP.4"], values["KOOP.17"], values["KOOP.15"][..., None]
+    own = xp.abs(values["KOOP.16"]) + xp.abs(attended) * float(inputs.get("tau", 0.0))
+    own = own + _product(_t(values["KOOP.14"]), section)[..., 0]
+    # kappa(x) is about as much larger than kappa(q') as x is than q'.
+    squares = [xp.sum(x * x, axis=-1, keepdims=True) for x in (root, attended)]
+    larger = xp.sqrt(squares[0] / xp.where(squares[1] > 0.0, squares[1], 1.0))
+    linear, share = _shares(inputs)
+    moved = _product(_t(values["KOOP.12"]), section)[..., 0] * xp.where(larger > 1.0, larger, 1.0)
+    return own + linear * xp.abs(root) + share * moved
 
 
-def _slope(inputs: Given) -> float:
-    """How much psi may shrink a distance, about."""
-    kind = inputs.get("perturbation", "shift")
-    least = {"identity": 1.0, "shift": inputs.get("epsilon", 0.1), "pencil": inputs.get("mix", 1.0)}[kind]
-    return min(float(least), 1.0) or 1.0
+def _shares(inputs: Given) -> tuple[float, float]:
+    """Return how much of x and of phi(x) - tau x psi(x) holds, at most."""
+    epsilon, mix = _largest(inputs, "epsilon", MEAN), _largest(inputs, "mix", 1.0)
+    a, b = coefficients_of(inputs.get("perturbation", "shift"), epsilon, mix)
+    return a + b * float(inputs.get("tau", 0.0)), b
 
 
-def _root(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    moved = _product(_t(values["KOOP.12"]), values["KOOP.15"][..., None])[..., 0]
-    return xp.abs(values["KOOP.17"]) + (xp.abs(values["KOOP.16"]) + moved) / _slope(inputs)
+def _largest(inputs: Given, name: str, usual: float) -> float:
+    value = inputs.get(name)
+    return usual if value is None else float(namespace(value).max(value)) if is_array(value) else float(value)
 
 
 def _d_image(inputs: Given, values: Given) -> Array:
@@ -242,8 +294,8 @@ MAGNITUDES: dict[str, Magnitude] = {
     "KOOP.3": _weights,
     "KOOP.4": _attended,
     "KOOP.5": _between,
-    "KOOP.7": _sections("KOOP.7"),
-    "KOOP.8": _sections("KOOP.8"),
+    "KOOP.7": _starts,
+    "KOOP.8": _targets,
     "KOOP.9": _dual,
     "KOOP.11": _fit("KOOP.11", "KOOP.8"),
     "KOOP.12": _modes,
@@ -251,7 +303,6 @@ MAGNITUDES: dict[str, Magnitude] = {
     "KOOP.14": _lifted,
     "KOOP.15": _section,
     "KOOP.16": _image,
-    "KOOP.17": _root,
     "dKOOP.16": _d_image,
     "dKOOP.15": _d_section,
     "dKOOP.12": _d_modes,
