@@ -1,8 +1,9 @@
-"""Three mechanisms as their equations stand, in plain PyTorch, as implementations for `refattn verify`.
+"""Four mechanisms as their equations stand, in plain PyTorch, as implementations for `refattn verify`.
 
     refattn verify sympformer --impl examples/torch_mechanisms.py:sympformer --grad
     refattn verify graph_energy --impl examples/torch_mechanisms.py:graph_energy --grad
     refattn verify growing --impl examples/torch_mechanisms.py:growing --grad
+    refattn verify koopman --impl examples/torch_mechanisms.py:koopman --grad
 
 Every pair at once, and PyTorch differentiates: for checking, not for training. Arithmetic is float32 for float16 and
 bfloat16, with one rounding at the end.
@@ -13,6 +14,7 @@ What differs from refattn:
 - `graph_energy` has the state "token", a fixed step that is given, and explicit integrators; it declines the rest.
 - `growing` is PyTorch's own attention: growth is in the block, and the core differs from softmax attention by nothing
   but what it saves.
+- `koopman` has the kernels "linear" and "linear+rbf"; it declines the others, and what its signature leaves out.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     import refattn
 
 COUPLINGS = {"sin": torch.sin, "tanh": torch.tanh, "identity": lambda x: x, "arctan": torch.arctan, "sinh": torch.sinh}
+
+JITTER = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 # Weights of the stages before, of each stage; and of all in a step.
 TABLEAUS = {
@@ -135,6 +139,108 @@ def growing(
         past = torch.ones(n_q, n_k, dtype=torch.bool).tril(0 if causal == "top_left" else n_k - n_q)
         mask = past if mask is None else mask & past
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+@in_float32
+def koopman(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    updates: int = 2,
+    kernel: str = "linear+rbf",
+    bandwidth: float | None = None,
+    weight: float = 1.0,
+    fit: str = "stein",
+    ridge: float = 0.1,
+    tau: float = 0.0,
+    perturbation: str = "shift",
+    epsilon: float = 0.1,
+    mix: float = 1.0,
+    jitter: float | None = None,
+    mask: torch.Tensor | None = None,
+    causal: bool | str = False,
+    **options: Any,
+) -> torch.Tensor | refattn.Decline:
+    """q (b, h, i, d), k, v (b, h, j, d), mask like (b, h, i, j) -> the last query (b, h, i, d)."""
+    if options or kernel not in ("linear", "linear+rbf"):
+        return decline("kernels linear and linear+rbf, operators on their sections at the keys, fitted to all points")
+    shape, second = (*q.shape[:3], k.shape[2]), 0.0 if kernel == "linear" else weight
+    width = math.sqrt(q.shape[3]) if bandwidth is None else bandwidth
+    a, b = {"shift": (epsilon, 1.0), "identity": (1.0, epsilon), "pencil": (mix, epsilon)}[perturbation]
+    seen = torch.ones(shape, dtype=torch.bool) if mask is None else mask.expand(shape)
+    if causal:
+        seen = seen & torch.ones_like(seen).tril(0 if causal == "top_left" else shape[3] - shape[2])
+
+    def section(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        squares = (x[..., :, None, :] - y[..., None, :, :]).square().sum(-1)
+        return x @ y.mT + second * torch.exp(squares / (-2.0 * width**2))
+
+    def observed(x: torch.Tensor) -> torch.Tensor:  # (b, h, i, l, d) -> (b, h, i, l, j)
+        return section(x, k[:, :, None]) * seen[..., None, :]
+
+    def at(x: torch.Tensor, columns: torch.Tensor, dual: torch.Tensor) -> torch.Tensor:
+        return (observed(x[..., None, :]) @ dual.mT @ columns)[..., 0, :]  # columns^T kappa(x) [KOOP.15]
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        scores = x @ k.mT / math.sqrt(x.shape[3])  # [KOOP.1]
+        masked = scores.masked_fill(~seen, torch.finfo(x.dtype).min)  # [KOOP.2]
+        return (torch.softmax(masked, dim=-1) * seen) @ v  # [KOOP.3] [KOOP.4]
+
+    between = section(k, k)  # [KOOP.5]
+    mean = (between.diagonal(dim1=-2, dim2=-1)[:, :, None] * seen).sum(-1) / seen.sum(-1).clamp(min=1)
+    delta = (JITTER[q.dtype] if jitter is None else jitter) * (torch.full_like(mean, second + 1.0) if causal else mean)
+    pairs = (seen[..., :, None] & seen[..., None, :]) * between[:, :, None]
+    gram = pairs + torch.diag_embed(delta[..., None] + ~seen)  # [KOOP.6]
+    points = [q, attend(q)]
+    while len(points) <= updates:
+        attended, path = attend(points[-1]), torch.stack(points, dim=3)
+        starts = observed(path[..., :-1, :])  # [KOOP.7]
+        targets = observed(path[..., 1:, :]) - tau * starts  # [KOOP.8]
+        dual = torch.linalg.solve(gram, starts.mT).mT  # [KOOP.9]
+        inner = dual @ starts.mT  # [KOOP.10]
+        if fit == "stein":  # [KOOP.11], of all elements of A, row by row
+            system = torch.einsum("...lm,...po->...lomp", inner, gram).flatten(-2).flatten(-3, -2)
+            system = system + ridge * torch.eye(system.shape[-1], dtype=q.dtype)
+            found = torch.linalg.solve(system, targets.flatten(-2)).unflatten(-1, targets.shape[-2:])
+        else:
+            ridged = inner + ridge * torch.eye(inner.shape[-1], dtype=q.dtype)
+            found = torch.linalg.solve(gram, torch.linalg.solve(ridged, targets).mT).mT
+        modes = found @ k[:, :, None]  # [KOOP.12]
+        lifted = (a + 2.0 * tau * b) * modes + b * found @ starts.mT @ modes  # [KOOP.13] [KOOP.14]
+        image = (a + b) * tau * attended + at(attended, lifted, dual)  # [KOOP.16]
+        begin = (tau * attended + at(attended, modes, dual), attended, points[-1])
+        psi = functools.partial(lambda m, n, x: (a + b * tau) * x + b * at(x, m, n), modes, dual)
+        points.append(invert(psi, image, begin))  # [KOOP.17]
+    return points[-1]
+
+
+def invert(psi: Any, image: torch.Tensor, starts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """x with psi(x) = image by damped Newton steps, from the first start that leads to one; differentiable in psi."""
+
+    def look(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # the size of what is left, Newton's step
+        left = psi(x) - image
+        slope = torch.autograd.functional.jacobian(lambda x: psi(x).sum((0, 1, 2)), x).permute(1, 2, 3, 0, 4)
+        return left.norm(dim=-1, keepdim=True), torch.linalg.solve_ex(slope, left[..., None])[0][..., 0]
+
+    enough = 100.0 * torch.finfo(image.dtype).eps * (1.0 + image.detach().norm(dim=-1, keepdim=True))
+    best, least = starts[0].detach(), torch.full_like(enough, math.inf)
+    for start in starts:
+        with torch.no_grad():
+            x, length, (size, step) = start.detach(), torch.ones_like(enough), look(start.detach())
+            for _ in range(100):
+                if not ((size > enough) & (length > 2.0**-30)).any():
+                    break
+                new_size, new_step = look(x - length * step)
+                better = new_size <= (1.0 - 1e-4 * length) * size
+                x = torch.where(better, x - length * step, x)
+                size, step = torch.where(better, new_size, size), torch.where(better, new_step, step)
+                length = torch.where(better, 1.0, length / 2.0)
+            other = (least > 100.0 * enough) & (size <= 100.0 * enough)
+            best, least = torch.where(other, x, best), torch.where(other, size, least)
+        if (least <= 100.0 * enough).all():
+            return best - look(best)[1]  # one more step, whose slope is that of the root
+    raise ArithmeticError("the perturbation was not inverted")
 
 
 def decline(reason: str) -> refattn.Decline:

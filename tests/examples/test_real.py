@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ TYPES = ("float32",) if SAMPLED else DTYPES
 # Rows that may attend nothing: refattn gives 0 and an lse of -inf, JAX the mean of all values and a large number.
 JAX_EMPTY = {"causal-head", "empty-rows"}
 
-PLAIN = {"sympformer": 13, "graph_energy": 10, "growing": 19}
+PLAIN = {"sympformer": 13, "graph_energy": 10, "growing": 19, "koopman": 25}
 """Mechanisms in plain PyTorch, and how many cases each does."""
 
 
@@ -80,7 +81,8 @@ def test_plain_pytorch_agrees_in_every_type(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "case"), [("sympformer", "grouped"), ("graph_energy", "rk4"), ("growing", "causal-tail")]
+    ("name", "case"),
+    [("sympformer", "grouped"), ("graph_energy", "rk4"), ("growing", "causal-tail"), ("koopman", "causal-tail")],
 )
 def test_plain_pytorch_agrees_and_a_wrong_line_is_seen(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
@@ -92,3 +94,38 @@ def test_plain_pytorch_agrees_and_a_wrong_line_is_seen(name: str, case: str, mon
     monkeypatch.setattr(torch, "softmax", lambda x, dim: softmax(x * 1.001, dim=dim))
     ((_, wrong),) = found(name, f"torch_mechanisms.py:{name}", [record.case(case)], ["float32"])
     assert wrong.status == "disagrees"
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "updates": 3}])
+def test_plain_koopman_agrees_where_jitter_and_perturbation_are_left_out(options: dict[str, Any]) -> None:
+    case = replace(ra.mechanism("koopman").case("tiny"), options=options)
+    ((_, outcome),) = found("koopman", "torch_mechanisms.py:koopman", [case], ["float64"])
+    assert outcome.status == "agrees", outcome
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "case"),
+    [
+        ("second * torch.exp(", "torch.exp(", "grouped"),
+        ("full_like(mean, second + 1.0)", "full_like(mean, second)", "causal"),
+        ("return section(x, k[:, :, None]) * seen[..., None, :]", "return section(x, k[:, :, None])", "mask-keys"),
+        ("dual = torch.linalg.solve(gram, starts.mT).mT", "dual = starts", "tiny"),
+        ("ridge * torch.eye(system", "ridge / 2.0 * torch.eye(system", "tiny"),
+        ("ridge * torch.eye(inner", "ridge / 2.0 * torch.eye(inner", "separable"),
+        (" - tau * starts", "", "toward-identity"),
+        (" + b * found @ starts.mT @ modes", "", "tiny"),
+        ("at(attended, lifted, dual)  #", "at(attended, modes, dual)  #", "shift"),
+        ("best - look(best)[1]", "best + 0.0 * look(best)[1]", "tiny"),
+    ],
+)
+def test_a_wrong_line_of_plain_koopman_is_seen(right: str, wrong: str, case: str, tmp_path: Path) -> None:
+    """The last of them leaves the output as it is, and every gradient wrong."""
+    source = (EXAMPLES / "torch_mechanisms.py").read_text()
+    assert source.count(right) == 1
+    (tmp_path / "wrong.py").write_text(source.replace(right, wrong))
+    ((_, outcome),) = found(
+        "koopman", f"{tmp_path}/wrong.py:koopman", [ra.mechanism("koopman").case(case)], ["float64"]
+    )
+    assert outcome.status == "disagrees", outcome
+    agreeing = {verdict.tensor for verdict in outcome.verdicts if verdict.agrees}
+    assert agreeing == ({"out"} if "look" in right else set())
