@@ -54,7 +54,18 @@ def assert_is_missing(benchmark: Benchmark, reason: str) -> None:
     assert stream or causal or large or "bfloat16" in benchmark.params or benchmark.name.startswith("memory.Device.")
 
 
-@pytest.mark.parametrize("benchmark", smallest(NUMPY), ids=str)
+def chosen() -> list[Any]:
+    """The benchmarks with the smallest sizes; those of other types than float32 are many, and slow together."""
+    found = []
+    for number, benchmark in enumerate(smallest(NUMPY)):
+        others = bool({"float64", "float16", "bfloat16"} & set(benchmark.params))
+        left_out = bool(os.environ.get("REFATTN_SLOW_SAMPLE")) and number % 8
+        marks = [pytest.mark.slow] * others + [pytest.mark.skip(reason="not of the sample")] * bool(others and left_out)
+        found.append(pytest.param(benchmark, id=str(benchmark), marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("benchmark", chosen())
 def test_every_benchmark_runs(benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asv_benchmarks.benchmarks.peak.SECONDS", 0.0)
     monkeypatch.setattr("asv_benchmarks.benchmarks.language.STEPS", 1)

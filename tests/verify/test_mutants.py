@@ -78,7 +78,9 @@ def test_every_equation_and_kind_has_mutants() -> None:
     assert {mutant.kind for mutant in found if mutant.id == "SM.1"} == set(KINDS)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", *(pytest.param(x, marks=pytest.mark.slow) for x in ("float64", "float16"))]
+)
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_the_honest_kernel_passes_every_case(dtype: str, name: str) -> None:
     record = ra.mechanism(name)

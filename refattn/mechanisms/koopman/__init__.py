@@ -9,6 +9,7 @@ from refattn.mechanisms.koopman import dense as _dense
 from refattn.mechanisms.koopman import loops as _loops
 from refattn.mechanisms.koopman import stream as _stream
 from refattn.mechanisms.koopman import update as _update
+from refattn.mechanisms.koopman.adjoint_magnitudes import ADJOINTS as _ADJOINTS
 from refattn.mechanisms.koopman.cases import CASES as _CASES
 from refattn.mechanisms.koopman.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.koopman.core import Saved, backward, forward
@@ -71,7 +72,7 @@ record = Mechanism(
         "workers",
         "repeatable",
     ),
-    magnitudes=_MAGNITUDES,
+    magnitudes=_MAGNITUDES | _ADJOINTS,
     stored=_STORED,
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),

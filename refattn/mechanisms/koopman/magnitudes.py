@@ -17,7 +17,7 @@ from typing import Any
 
 from refattn.mechanisms.koopman.options import MEAN
 from refattn.mechanisms.koopman.perturbation import coefficients_of
-from refattn.ops.heads import repeat_heads, sum_heads
+from refattn.ops.heads import repeat_heads
 from refattn.ops.solve import identity
 from refattn.xp import Array, is_array, max_last, namespace
 
@@ -25,11 +25,11 @@ Given = Mapping[str, Any]
 Magnitude = Callable[[Given, Given], Array]
 
 
-def _t(x: Array) -> Array:
+def transposed(x: Array) -> Array:
     return namespace(x).matrix_transpose(x)
 
 
-def _product(a: Array, b: Array) -> Array:
+def of_product(a: Array, b: Array) -> Array:
     """Return the size of the error of a @ b."""
     xp = namespace(a, b)
     return math.sqrt(max(a.shape[-1], 1)) * (xp.abs(a @ b) + xp.sqrt((a * a) @ (b * b)))
@@ -62,14 +62,14 @@ def _section_at(inputs: Given, x: Array, keys: Array, value: Array) -> Array:
     xp = namespace(x)
     squares = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(keys * keys, axis=-1)[..., None, :]
     bandwidth = _largest(inputs, "bandwidth", math.sqrt(x.shape[-1]))
-    second = xp.abs(value - x @ _t(keys)) * squares / (2.0 * bandwidth**2)
-    return xp.abs(value) + _product(x, _t(keys)) + second
+    second = xp.abs(value - x @ transposed(keys)) * squares / (2.0 * bandwidth**2)
+    return xp.abs(value) + of_product(x, transposed(keys)) + second
 
 
 def _scores(inputs: Given, values: Given) -> Array:
     x, keys = _points(inputs, values)[-1], repeat_heads(inputs["k"], inputs["q"].shape[1])
     if inputs.get("similarity", "dot") == "dot":
-        return _product(x, _t(keys)) / math.sqrt(x.shape[-1])
+        return of_product(x, transposed(keys)) / math.sqrt(x.shape[-1])
     return _section_at(inputs, x, keys, values["KOOP.1"])
 
 
@@ -82,7 +82,7 @@ def _weights(inputs: Given, values: Given) -> Array:
 
 
 def _attended(inputs: Given, values: Given) -> Array:
-    return _product(values["KOOP.3"], repeat_heads(inputs["v"], inputs["q"].shape[1]))
+    return of_product(values["KOOP.3"], repeat_heads(inputs["v"], inputs["q"].shape[1]))
 
 
 def _between(inputs: Given, values: Given) -> Array:
@@ -91,7 +91,7 @@ def _between(inputs: Given, values: Given) -> Array:
 
 def _starts_and_ends(inputs: Given, values: Given) -> tuple[Array, Array, int]:
     """Return x_0 ... x_L (b, h, i, L + 1, d) of an update's transitions, its keys (b, h, 1, j, d), and their number."""
-    keys = _keys(inputs)
+    keys = keys_of(inputs)
     points = namespace(keys).stack(_points(inputs, values), axis=3)
     return points[..., points.shape[3] - values["KOOP.7"].shape[-2] - 1 :, :], keys, keys.shape[-2]
 
@@ -112,17 +112,17 @@ def _targets(inputs: Given, values: Given) -> Array:
     return xp.where(value == 0.0, 0.0, whole + tau * _starts(inputs, values))
 
 
-def _solved(value: Array, matrix: Array) -> Array:
+def solved(value: Array, matrix: Array) -> Array:
     """Return |M^-1| |M| |x| for x = `value` (..., n, k), and what its own rounding is relative to."""
     xp = namespace(value)
     return xp.abs(xp.linalg.inv(matrix)) @ (xp.abs(matrix) @ xp.abs(value)) + xp.abs(value)
 
 
 def _dual(inputs: Given, values: Given) -> Array:
-    return _t(_solved(_t(values["KOOP.9"]), values["KOOP.6"]))
+    return transposed(solved(transposed(values["KOOP.9"]), values["KOOP.6"]))
 
 
-def _fit(found: str, right: str) -> Magnitude:
+def fit(found: str, right: str) -> Magnitude:
     """The size of A, or of its adjoint dY, which solves the same system for another right-hand side."""
 
     def size(inputs: Given, values: Given) -> Array:
@@ -140,23 +140,23 @@ def _fit(found: str, right: str) -> Magnitude:
         matrix = xp.reshape(matrix, (*matrix.shape[:-4], rows * columns, rows * columns))
         matrix = matrix if separable else matrix + ridge * identity(rows * columns, z)
         flat = xp.reshape(a, (*a.shape[:-2], rows * columns, 1))
-        return xp.reshape(_solved(flat, matrix), a.shape)
+        return xp.reshape(solved(flat, matrix), a.shape)
 
     return size
 
 
-def _keys(inputs: Given) -> Array:
+def keys_of(inputs: Given) -> Array:
     return repeat_heads(inputs["k"], inputs["q"].shape[1])[:, :, None, :, :]
 
 
 def _modes(inputs: Given, values: Given) -> Array:
-    keys = _keys(inputs)
-    return _product(values["KOOP.11"][..., : keys.shape[-2]], keys) + namespace(keys).abs(values["KOOP.12"])
+    keys = keys_of(inputs)
+    return of_product(values["KOOP.11"][..., : keys.shape[-2]], keys) + namespace(keys).abs(values["KOOP.12"])
 
 
 def _lifted(inputs: Given, values: Given) -> Array:
     own = namespace(inputs["q"]).abs(values["KOOP.12"]) + namespace(inputs["q"]).abs(values["KOOP.14"])
-    return own + _product(values["KOOP.13"], values["KOOP.12"])
+    return own + of_product(values["KOOP.13"], values["KOOP.12"])
 
 
 def _section(inputs: Given, values: Given) -> Array:
@@ -164,12 +164,12 @@ def _section(inputs: Given, values: Given) -> Array:
     if "KOOP.9" not in values:  # kappa_l(x) = k(x_l, x)
         points = _starts_and_ends(inputs, values)[0][..., :-1, :]
         return _section_at(inputs, points, attended[..., None, :], values["KOOP.15"][..., None])[..., 0]
-    dual, keys = values["KOOP.9"][..., : inputs["k"].shape[2]], _keys(inputs)
+    dual, keys = values["KOOP.9"][..., : inputs["k"].shape[2]], keys_of(inputs)
     # kappa(q') = N g(q'), where g(q') has errors of its own.
     row = attended[..., None, :]
-    at_keys = row @ _t(keys)
+    at_keys = row @ transposed(keys)
     errors = _section_at(inputs, row, keys, at_keys + _largest(inputs, "weight", 1.0))
-    own = xp.sqrt((dual * dual) @ _t(at_keys * at_keys + errors * errors))[..., 0]
+    own = xp.sqrt((dual * dual) @ transposed(at_keys * at_keys + errors * errors))[..., 0]
     return xp.abs(values["KOOP.15"]) + own
 
 
@@ -178,12 +178,12 @@ def _image(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     attended, root, section = values["KOOP.4"], values["KOOP.17"], values["KOOP.15"][..., None]
     own = xp.abs(values["KOOP.16"]) + xp.abs(attended) * float(inputs.get("tau", 0.0))
-    own = own + _product(_t(values["KOOP.14"]), section)[..., 0]
+    own = own + of_product(transposed(values["KOOP.14"]), section)[..., 0]
     # kappa(x) is about as much larger than kappa(q') as x is than q'.
     squares = [xp.sum(x * x, axis=-1, keepdims=True) for x in (root, attended)]
     larger = xp.sqrt(squares[0] / xp.where(squares[1] > 0.0, squares[1], 1.0))
     linear, share = _shares(inputs)
-    moved = _product(_t(values["KOOP.12"]), section)[..., 0] * xp.where(larger > 1.0, larger, 1.0)
+    moved = of_product(transposed(values["KOOP.12"]), section)[..., 0] * xp.where(larger > 1.0, larger, 1.0)
     return own + linear * xp.abs(root) + share * moved
 
 
@@ -199,96 +199,6 @@ def _largest(inputs: Given, name: str, usual: float) -> float:
     return usual if value is None else float(namespace(value).max(value)) if is_array(value) else float(value)
 
 
-def _d_image(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    whole = xp.sqrt(xp.sum(values["dKOOP.16"] ** 2, axis=-1, keepdims=True))
-    return xp.abs(values["dKOOP.16"]) + whole
-
-
-def _d_section(inputs: Given, values: Given) -> Array:
-    return _product(values["KOOP.14"], values["dKOOP.16"][..., None])[..., 0]
-
-
-def _d_modes(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    turned = _product(_t(values["KOOP.13"]), values["dKOOP.14"])
-    fixed = xp.abs(values["KOOP.15"][..., None] * values["dKOOP.16"][..., None, :])
-    return xp.abs(values["dKOOP.12"]) + xp.abs(values["dKOOP.14"]) + turned + fixed
-
-
-def _d_koopman(inputs: Given, values: Given) -> Array:
-    return _product(values["dKOOP.14"], _t(values["KOOP.12"]))
-
-
-def _d_found(inputs: Given, values: Given) -> Array:
-    xp, keys = namespace(inputs["q"]), _keys(inputs)
-    through = _product(values["dKOOP.12"], _t(keys))
-    beyond = xp.abs(values["dKOOP.11"][..., keys.shape[-2] :])
-    seen = xp.where(values["dKOOP.11"] == 0.0, 0.0, 1.0)
-    return seen * (xp.concat([through, beyond], axis=-1) + _product(values["dKOOP.13"], values["KOOP.7"]))
-
-
-def _d_inner(inputs: Given, values: Given) -> Array:
-    return _product(values["dKOOP.8"] @ values["KOOP.6"], _t(values["KOOP.11"])) + _product(
-        values["dKOOP.8"], values["KOOP.6"] @ _t(values["KOOP.11"])
-    )
-
-
-def _d_dual(inputs: Given, values: Given) -> Array:
-    return namespace(inputs["q"]).abs(values["dKOOP.9"]) + _product(values["dKOOP.10"], values["KOOP.7"])
-
-
-def _d_starts(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    size = xp.abs(values["dKOOP.7"]) + _product(_t(values["dKOOP.13"]), values["KOOP.11"])
-    if "KOOP.9" in values:
-        through = _t(xp.linalg.solve(values["KOOP.6"], _t(values["dKOOP.9"])))
-        size = size + _t(_solved(_t(through), values["KOOP.6"])) + _product(_t(values["dKOOP.10"]), values["KOOP.9"])
-    return size
-
-
-def _d_gram(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    largest = xp.max(xp.abs(values["dKOOP.6"]), axis=(-2, -1), keepdims=True)
-    return xp.abs(values["dKOOP.6"]) + 0.25 * xp.where(values["dKOOP.6"] == 0.0, 0.0, largest)
-
-
-def _d_weights(inputs: Given, values: Given) -> Array:
-    return _product(values["dKOOP.4"], _t(repeat_heads(inputs["v"], inputs["q"].shape[1])))
-
-
-def _d_scores(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    terms = values["KOOP.3"] * values["dKOOP.3"]
-    return xp.abs(terms) + values["KOOP.3"] * xp.sum(xp.abs(terms), axis=-1, keepdims=True)
-
-
-def _d_attended(inputs: Given, values: Given) -> Array:
-    xp = namespace(inputs["q"])
-    return xp.abs(values["dKOOP.4"]) + 0.5 * max_last(xp.abs(values["dKOOP.4"]))
-
-
-def _of_row(id: str) -> Magnitude:
-    """Sums of many parts: the size of a part is about that of the largest of the row."""
-
-    def size(inputs: Given, values: Given) -> Array:
-        value = namespace(inputs["q"]).abs(values[id])
-        return value + max_last(value)
-
-    return size
-
-
-def _d_v(inputs: Given, values: Given) -> Array:
-    v = inputs["v"]
-    size = sum_heads(_product(_t(values["KOOP.3"]), values["dKOOP.4"]), v.shape[1])
-    return size + max_last(namespace(v).abs(values["dKOOP.v"]))
-
-
-def _single(id: str) -> Magnitude:
-    """A number that is summed over everything; a factor of 4 for its terms of both signs."""
-    return lambda inputs, values: 4.0 * namespace(inputs["q"]).abs(values[id])
-
-
 MAGNITUDES: dict[str, Magnitude] = {
     "KOOP.1": _scores,
     "KOOP.3": _weights,
@@ -297,30 +207,12 @@ MAGNITUDES: dict[str, Magnitude] = {
     "KOOP.7": _starts,
     "KOOP.8": _targets,
     "KOOP.9": _dual,
-    "KOOP.11": _fit("KOOP.11", "KOOP.8"),
+    "KOOP.11": fit("KOOP.11", "KOOP.8"),
     "KOOP.12": _modes,
-    "KOOP.13": lambda inputs, values: _product(values["KOOP.11"], _t(values["KOOP.7"])),
+    "KOOP.13": lambda inputs, values: of_product(values["KOOP.11"], transposed(values["KOOP.7"])),
     "KOOP.14": _lifted,
     "KOOP.15": _section,
     "KOOP.16": _image,
-    "dKOOP.16": _d_image,
-    "dKOOP.15": _d_section,
-    "dKOOP.12": _d_modes,
-    "dKOOP.13": _d_koopman,
-    "dKOOP.11": _d_found,
-    "dKOOP.8": _fit("dKOOP.8", "dKOOP.11"),
-    "dKOOP.10": _d_inner,
-    "dKOOP.9": _d_dual,
-    "dKOOP.7": _d_starts,
-    "dKOOP.6": _d_gram,
-    "dKOOP.5": _of_row("dKOOP.5"),
-    "dKOOP.4": _d_attended,
-    "dKOOP.3": _d_weights,
-    "dKOOP.1": _d_scores,
-    "dKOOP.q": _of_row("dKOOP.q"),
-    "dKOOP.k": _of_row("dKOOP.k"),
-    "dKOOP.v": _d_v,
-    **{f"dKOOP.{name}": _single(f"dKOOP.{name}") for name in ("ridge", "epsilon", "mix", "bandwidth", "weight")},
 }
 
 STORED: dict[str, Magnitude] = {
