@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 
 import click
+import numpy as np
 
 import refattn as ra
 from refattn.backends.blas import one_thread
@@ -55,7 +56,7 @@ def row(name: str, dtype: str, honest: int) -> tuple[str, list[str], bool]:
 def main(mechanisms: tuple[str, ...], survivors: bool, honest: int) -> None:
     """Print the rates of the mechanisms, all or those named."""
     well = True
-    with one_thread():
+    with one_thread(), np.errstate(all="ignore"):  # a flow of other numbers than its own may diverge
         for name in mechanisms or ra.list_mechanisms():
             for dtype in LEAST:
                 line, survived, good = row(name, dtype, honest)
