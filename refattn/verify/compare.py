@@ -24,6 +24,10 @@ ELEMENT = 8.0
 ROW = 4.0
 """Allowed root mean square error of one row, in units of the granted one; a row of one number counts as an element."""
 
+SINGLE = 6.0
+"""Allowed error of a result of one number, in units of what it is granted, which is known from as many numbers as there
+were draws: honest errors follow Student's distribution, and one in 55,000 is larger."""
+
 WHOLE = 1.25
 """Allowed root mean square over the rows of a tensor, in units of the granted one, where there are many rows."""
 
@@ -111,6 +115,8 @@ def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, ta
         "whole": whole / min(ROW, WHOLE * math.sqrt(1.0 + 8.0 / math.sqrt(count))),
         "bias": bias / max(BIAS, 5.0 / math.sqrt(count), 5.0 * truth.bias[tensor]),
     }
+    if errors.size == 1:
+        shares = {"element": float(elements[0, 0]) / SINGLE}
     shares = {name: math.inf if math.isnan(share) else share for name, share in shares.items()}
     statistic = max(shares, key=lambda name: shares[name])
     index = tuple(int(n) for n in np.unravel_index(int(np.argmax(elements)), error.shape))

@@ -25,7 +25,7 @@ TYPES = ("float32",) if SAMPLED else DTYPES
 # Rows that may attend nothing: refattn gives 0 and an lse of -inf, JAX the mean of all values and a large number.
 JAX_EMPTY = {"causal-head", "empty-rows"}
 
-PLAIN = {"sympformer": 13, "graph_energy": 10, "growing": 19, "koopman": 25}
+PLAIN = {"sympformer": 13, "graph_energy": 10, "growing": 19, "koopman": 26}
 """Mechanisms in plain PyTorch, and how many cases each does."""
 
 

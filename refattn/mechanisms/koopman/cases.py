@@ -85,6 +85,18 @@ CASES = (
     ),
     _case("shift", "perturbation", "psi = phi + epsilon pi", perturbation="shift", epsilon=2.0, ridge=0.5),
     _case("pencil", "perturbation", "psi = mix pi + epsilon phi", perturbation="pencil", mix=0.7, epsilon=0.3),
+    _case(
+        "single",
+        "perturbation",
+        "one query: what 2 % of the gradients of epsilon and mix are shows in bfloat16",
+        b=1,
+        h=1,
+        n_q=1,
+        n_k=7,
+        perturbation="pencil",
+        mix=0.4,
+        epsilon=0.4,
+    ),
     long_tail(_case("long-tail", "tail", "one key of much weight, 20 of little", b=1, h=1, n_k=21), 21),
     # One update has no operator: from the second on a system is solved, and nothing is exact.
     one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True, updates=1),

@@ -17,6 +17,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
             f"{id} rounded one type lower": "its sum with other parts is rounded to bfloat16 right after"
             for id in ("dGE.5", "dGE.4", "dGE.2")
         },
+        "GE.14 rounded one type lower": "the sum that weights are divided by: they are rounded to bfloat16 right after",
         "dGE.start scaled by 1.02": "2 % of a sum over all heads is less than the roundings of all weights add up to",
         "dGE.scale scaled by 1.02": "one number: 2 % of it is less than the roundings of all weights add up to",
     },
