@@ -107,16 +107,14 @@ def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, ta
     # The mean of n squares of independent unit normal errors stays below 1 + 8 / sqrt(n).
     whole = math.sqrt(float(np.mean(row_errors**2)))
     bias = abs(bias_of(tensor, error, variance, target))
-    # Of many single numbers one in 16,000 honest ones is off by more than 4 times what is granted.
-    row = ELEMENT if has_rows(tensor, error) and error.shape[-1] == 1 else ROW
     shares = {
         "element": float(np.max(elements)) / ELEMENT,
-        "row": float(np.max(row_errors)) / row,
+        "row": float(np.max(row_errors)) / row_limit(tensor, error),
         "whole": whole / min(ROW, WHOLE * math.sqrt(1.0 + 8.0 / math.sqrt(count))),
         "bias": bias / max(BIAS, 5.0 / math.sqrt(count), 5.0 * truth.bias[tensor]),
     }
     if errors.size == 1:
-        shares = {"element": float(elements[0, 0]) / SINGLE}
+        shares = {"element": float(elements[0, 0]) / row_limit(tensor, error)}
     shares = {name: math.inf if math.isnan(share) else share for name, share in shares.items()}
     statistic = max(shares, key=lambda name: shares[name])
     index = tuple(int(n) for n in np.unravel_index(int(np.argmax(elements)), error.shape))
@@ -124,6 +122,14 @@ def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, ta
     return Verdict(
         tensor, shares[statistic], statistic, index, _number(values[index], stored), _number(target[index], stored)
     )
+
+
+def row_limit(tensor: str, x: NDArray[Any]) -> float:
+    """Return what a row of a tensor may be off by, in units of what it is granted."""
+    if x.size == 1:
+        return SINGLE
+    # Of many single numbers one in 16,000 honest ones is off by more than 4 times what is granted.
+    return ELEMENT if has_rows(tensor, x) and x.shape[-1] == 1 else ROW
 
 
 def _pattern(x: Any) -> Any:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from refattn.golden.storage import round_to
 from refattn.verify.adapter import Result
 from refattn.verify.budget import Truth, finite, ratio, rounded, rows
-from refattn.verify.compare import ROW
+from refattn.verify.compare import row_limit
 
 MOST = 1e9
 """Larger shares tell nothing more."""
@@ -34,7 +34,8 @@ def _shares(name: str, got: NDArray[Any], truth: Truth) -> NDArray[Any]:
     target = rounded(truth, name)
     values = round_to(got.astype(np.float64), truth.stored[name])
     error, granted = rows(name, finite(values) - finite(target)), rows(name, truth.variance[name])
-    shares = ratio(np.sqrt(np.mean(error**2, axis=-1)), np.sqrt(np.mean(granted, axis=-1))) / ROW
+    shares = ratio(np.sqrt(np.mean(error**2, axis=-1)), np.sqrt(np.mean(granted, axis=-1)))
+    shares = shares / row_limit(name, target)
     odd = np.any(rows(name, np.isfinite(values) != np.isfinite(target)), axis=-1)
     per_row = name == "out" or name.startswith("d_")
     lengths = target.shape[:-1] if per_row else target.shape

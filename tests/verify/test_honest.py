@@ -13,6 +13,7 @@ from refattn.mechanisms.record import Case, Input
 from refattn.verify import mutants
 from refattn.verify.adapter import Result
 from refattn.verify.budget import truth
+from refattn.verify.heat import row_shares
 from refattn.verify.run import judge
 from tests.verify.honest import runs
 from tests.verify.kernels import KERNELS, run
@@ -86,6 +87,22 @@ def test_a_row_of_one_number_counts_as_an_element() -> None:
     judged = {verdict.tensor: verdict for verdict in judge(mutants.kernel(RECORD, case, known, "bfloat16"), known)}
     assert all(verdict.agrees for verdict in judged.values())
     assert judged["d_q"].share > 0.5 and judged["d_q"].index == (1, 1, 3, 0)
+
+
+def test_a_result_of_one_number_is_granted_what_sixteen_draws_tell() -> None:
+    record = ra.mechanism("graph_energy")
+    case = record.case("query-causal")
+    known = truth(record, case, "bfloat16", grad=True, seed=2)
+    judged = {verdict.tensor: verdict for verdict in judge(mutants.kernel(record, case, known, "bfloat16"), known)}
+    assert 0.8 < judged["d_kappa"].share <= 1.0
+
+
+def test_the_page_judges_rows_as_the_report_does() -> None:
+    case = RECORD.case("narrow")
+    known = truth(RECORD, case, "bfloat16", grad=True, seed=10)
+    result = mutants.kernel(RECORD, case, known, "bfloat16")
+    verdict = next(verdict for verdict in judge(result, known) if verdict.tensor == "d_q")
+    assert 0.5 < float(row_shares(known, result)["d_q"].max()) <= verdict.share  # of all statistics the largest
 
 
 @pytest.mark.slow
