@@ -8,6 +8,7 @@ Letters: i query position, j key position.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from refattn.xp import Array, arange
@@ -55,3 +56,36 @@ def allowed_pairs(
         past = j <= i + offset
         tile = past if tile is None else tile & past
     return tile
+
+
+class Future:
+    """What a causal mask hides from the tiles of one call: it leaves out blocks of keys, and makes each triangle once.
+
+    Parameters
+    ----------
+    offset
+        What `causal_offset` returned.
+    like
+        An array on the device where masks shall be.
+    """
+
+    def __init__(self, offset: int | None, like: Array) -> None:
+        self.offset = offset
+        self._like = like
+        self._triangles: dict[tuple[int, int, int], Array | None] = {}
+
+    def blocks(self, keys: int, rows: tuple[int, int], width: int) -> Iterator[tuple[int, int]]:
+        """Yield the blocks of keys that some of the rows may attend."""
+        stop = keys if self.offset is None else min(max(rows[1] + self.offset, 0), keys)
+        for start in range(0, stop, width):
+            yield start, min(start + width, stop)
+
+    def allowed(self, mask: Array | None, rows: tuple[int, int], columns: tuple[int, int]) -> Array | None:
+        """Return `allowed_pairs` of a tile."""
+        if mask is not None or self.offset is None:
+            return allowed_pairs(mask, self.offset, rows, columns, self._like)
+        # Tiles that the diagonal crosses in the same way share a mask.
+        key = (rows[1] - rows[0], columns[1] - columns[0], rows[0] - columns[0])
+        if key not in self._triangles:
+            self._triangles[key] = allowed_pairs(None, self.offset, rows, columns, self._like)
+        return self._triangles[key]

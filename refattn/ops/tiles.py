@@ -67,17 +67,26 @@ class Plan:
 
     def join_rows(self, parts: Sequence[Array]) -> Array:
         """Put the results for `rows`, each (b, g, r, i, ...), together to one array of all rows and heads."""
-        xp = namespace(parts[0])
+        if math.prod(parts[0].shape[:3]) == 1:
+            # Of single heads, one after the other, the rows stand as they shall in the end.
+            together = _concat(parts, axis=3)
+            heads = len({tile.heads.start for tile in self.heads})
+            shape = (len(self.heads) // heads, heads, 1, self.heads[0].rows[1], *parts[0].shape[4:])
+            return namespace(together).reshape(together, shape)
         per_head = len(self.rows) // len(self.heads)
-        whole = [xp.concat(parts[n : n + per_head], axis=3) for n in range(0, len(parts), per_head)]
+        whole = [_concat(parts[n : n + per_head], axis=3) for n in range(0, len(parts), per_head)]
         return self.join_heads(whole)
 
     def join_heads(self, parts: Sequence[Array]) -> Array:
         """Put the results for `heads`, each (b, g, ...), together to one array of all heads."""
-        xp = namespace(parts[0])
         per_batch = len({(tile.heads.start, tile.heads.stop) for tile in self.heads})
-        batches = [xp.concat(parts[n : n + per_batch], axis=1) for n in range(0, len(parts), per_batch)]
-        return xp.concat(batches, axis=0)
+        batches = [_concat(parts[n : n + per_batch], axis=1) for n in range(0, len(parts), per_batch)]
+        return _concat(batches, axis=0)
+
+
+def _concat(parts: Sequence[Array], axis: int) -> Array:
+    """Put parts together, without a copy of a single one."""
+    return parts[0] if len(parts) == 1 else namespace(parts[0]).concat(list(parts), axis=axis)
 
 
 def plan(q: Array, k: Array) -> Plan:

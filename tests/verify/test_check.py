@@ -18,6 +18,7 @@ from refattn import backends, equations
 from refattn.backends.base import BaseBackend
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import block, core, dense, loops, tiled
+from refattn.ops.masks import Future
 from refattn.verify import check as check_module
 from refattn.verify.check import CheckReport, Row, check
 from refattn.verify.sections import NotRun, Scope, Task, small_tiles, tasks
@@ -118,12 +119,12 @@ def test_some_sections_agree_on_every_library(section: str, name: str, backend: 
 
 
 def test_a_form_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tiled._masked_scores
+    right = Future.allowed
 
-    def wrong(q: Any, k: Any, mask: Any, offset: Any, *rest: Any) -> Any:
-        return right(q, k, mask, None if offset is None else offset + 1, *rest)
+    def wrong(self: Future, mask: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
+        return right(self, mask, (rows[0] + 1, rows[1] + 1), columns)  # each row sees what the next one may
 
-    monkeypatch.setattr(tiled, "_masked_scores", wrong)
+    monkeypatch.setattr(Future, "allowed", wrong)
     found = row("forms", "tiled, float64", FEW)
     assert found.status == "disagrees" and found.detail.startswith("causal")
     assert row("forms", "dense, float64", FEW).status == "agrees"

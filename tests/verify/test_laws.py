@@ -17,6 +17,8 @@ from refattn import backends, equations
 from refattn.golden.storage import TYPES
 from refattn.mechanisms.softmax import core as softmax_core
 from refattn.mechanisms.softmax import dense, tiled
+from refattn.ops import masks
+from refattn.ops.masks import Future
 from refattn.verify.laws import LAWS
 from refattn.verify.probe import Core, Sample, law_samples, same_bits, sample, used_share
 
@@ -193,8 +195,8 @@ def test_causality_is_judged_in_the_gradients_alone(monkeypatch: pytest.MonkeyPa
 def test_a_choice_that_sees_the_future_is_caught_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vars(tiled)["safe_rows"]
 
-    def wrong(q: Any, norms: Any, sizes: Any, least: Any, offset: Any, *rest: Any) -> Any:
-        return right(q, norms, sizes, least, None, *rest)
+    def wrong(q: Any, k: Any, v: Any, tiles: Any, offset: Any, *rest: Any) -> Any:
+        return right(q, k, v, tiles, None, *rest)
 
     monkeypatch.setattr(tiled, "safe_rows", wrong)
     assert LAWS["causal"](core("tiled"), LONG["long"]) == math.inf
@@ -209,7 +211,7 @@ def test_interleaved_groups_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", RECORD.forms)
 def test_an_ignored_mask_is_caught(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (dense, tiled):
+    for module in (dense, masks):
         monkeypatch.setattr(module, "allowed_pairs", lambda *given: None)
     for law in ("padding", "empty"):
         assert LAWS[law](core(form), SMALL["plain"]) == math.inf
@@ -222,8 +224,8 @@ def test_a_cut_that_depends_on_the_workers_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_tile_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tiled._column_blocks
-    monkeypatch.setattr(tiled, "_column_blocks", lambda *given: list(right(*given))[:2])
+    right = Future.blocks
+    monkeypatch.setattr(Future, "blocks", lambda *given: list(right(*given))[:2])
     assert LAWS["permutation"](core("tiled"), LONG["long"]) > 1.0
     assert LAWS["permutation"](core("tiled"), SMALL["plain"]) <= 1.0
 

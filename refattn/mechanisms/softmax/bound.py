@@ -5,6 +5,9 @@ keys that the causal mask lets row i attend. The choice is made row by row and r
 future, so that what comes later cannot change even the last bit of what came before. An explicit mask is not looked at:
 a hidden key of huge norm costs its rows the short cut, and may thereby change their last bits.
 
+Where the largest of all norms and values are harmless, every row is safe, and no row has to be looked at: this is the
+same answer, found sooner.
+
 A row with bound B over n keys and values of size V is safe where n exp(B) max(1, V) stays below a quarter of the
 largest float, so that no sum overflows, where B is at most `LARGEST_BOUND`, and where exp(-B) u, with u the smallest
 element of the values that is not 0, stays clear of the smallest normal float, so that no product loses digits.
@@ -13,8 +16,10 @@ element of the values that is not 0, stays clear of the smallest normal float, s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from refattn.xp import Array, arange, max_last, namespace, zeros
+from refattn.ops.tiles import Tile
+from refattn.xp import Array, arange, concrete, max_last, namespace, zeros
 
 LARGEST_BOUND = {"float32": 60.0, "float64": 600.0}
 """Up to these scores exp(-s) is far from underflow."""
@@ -22,29 +27,51 @@ LARGEST_BOUND = {"float32": 60.0, "float64": 600.0}
 
 def safe_rows(
     q: Array,
-    norms: Array,
-    sizes: Array,
-    least: Array,
+    k: Array,
+    v: Array,
+    tiles: Sequence[Tile],
     offset: int | None,
-    rows: tuple[int, int],
     scale: float | Array,
     softcap: float | Array | None,
-) -> Array:
-    """Tell for each row (b, g, r, i, 1) whether exp of its scores is safe without a maximum.
+) -> Array | None:
+    """Tell for each row of q (b, g, r, i, d) whether exp of its scores is safe without a maximum: (b, g, r, i, 1).
 
-    `norms`, `sizes` and `least` (b, g, 1, 1, j + 1) are the `first_largest` of the norms of the keys and of what
-    `value_range` tells of the values.
+    None says that all of them are. `tiles` are of whole heads.
     """
     xp = namespace(q)
-    keys = norms.shape[-1] - 1
+    keys = k.shape[-2]
+
+    def extremes(tile: Tile) -> Array:
+        own, reach = (xp.max(row_norms(tile.of(x))) for x in (q, k))
+        return xp.stack([own, reach, *_extremes(tile.of(v))])
+
+    if 0 not in v.shape:
+        worst = xp.stack([extremes(tile) for tile in tiles], axis=1)
+        own, reach, size, least = (worst[n, ...] for n in range(4))
+        if concrete(xp.all(_safe(own, reach, size, least, keys, scale, softcap))):
+            return None
+    facts = (first_largest(row_norms(k), 0.0), *(first_largest(x, floor) for x, floor in value_range(v)))
     # How many keys each row may attend, as far as the causal mask goes: it looks at its own past alone.
     if offset is None:
         seen = arange(keys, keys + 1, q)
     else:
-        seen = xp.clip(arange(rows[0] + offset + 1, rows[1] + offset + 1, q), 0, keys)
-    reach, size, smallest = (xp.take(x, seen, axis=-1)[..., 0, :, None] for x in (norms, sizes, least))
-    own, smallest = row_norms(q)[..., None], -smallest
-    finfo = xp.finfo(q.dtype)
+        seen = xp.clip(arange(offset + 1, q.shape[3] + offset + 1, q), 0, keys)
+    reach, size, least = (xp.take(x, seen, axis=-1)[:, :, None, :] for x in facts)
+    return _safe(row_norms(q), reach, size, -least, keys, scale, softcap)[..., None]
+
+
+def _safe(
+    own: Array,
+    reach: Array,
+    size: Array,
+    least: Array,
+    keys: int,
+    scale: float | Array,
+    softcap: float | Array | None,
+) -> Array:
+    """Tell where queries and keys of norms `own` and `reach` are safe, for values of sizes from `least` to `size`."""
+    xp = namespace(own)
+    finfo = xp.finfo(own.dtype)
     known = (own < math.inf) & (reach < math.inf)
     bound = abs(scale) * xp.where(known, own, 0.0) * xp.where(known, reach, 0.0)
     bound = xp.where(known, bound, float(finfo.max))
@@ -53,15 +80,28 @@ def safe_rows(
     largest = LARGEST_BOUND["float64" if finfo.bits == 64 else "float32"]
     growth = xp.exp(xp.minimum(bound, 0.0 * bound + largest))
     no_overflow = xp.maximum(size, 0.0 * growth + 1.0) < float(finfo.max) / 4 / keys / growth
-    no_underflow = smallest >= growth * (float(finfo.smallest_normal) / float(finfo.eps))
+    no_underflow = least >= growth * (float(finfo.smallest_normal) / float(finfo.eps))
     return (bound <= largest) & no_overflow & no_underflow
 
 
-def value_range(v: Array) -> tuple[Array, Array]:
-    """Return the largest size of the elements of each value v (..., e), and minus the smallest that is not 0."""
+def _extremes(v: Array) -> tuple[Array, Array]:
+    """Return the largest size of all elements of v, and the smallest that is not 0."""
     xp = namespace(v)
     size = xp.abs(v)
-    return max_last(size)[..., 0], max_last(xp.where(size == 0.0, -math.inf, -size))[..., 0]
+    least = xp.min(size)
+    if concrete(least > 0.0) is not True:
+        least = xp.min(xp.where(size == 0.0, math.inf, size))
+    return xp.max(size), least
+
+
+def value_range(v: Array) -> tuple[tuple[Array, float], tuple[Array, float]]:
+    """Return the largest size of the elements of each value v (..., e), and minus the smallest that is not 0.
+
+    Each comes with what stands for no value at all.
+    """
+    xp = namespace(v)
+    size = xp.abs(v)
+    return (max_last(size)[..., 0], 0.0), (max_last(xp.where(size == 0.0, -math.inf, -size))[..., 0], -math.inf)
 
 
 def first_largest(x: Array, floor: float) -> Array:
@@ -81,7 +121,8 @@ def row_norms(x: Array) -> Array:
     xp = namespace(x)
     finfo = xp.finfo(x.dtype)
     largest = math.sqrt(float(finfo.max) / x.shape[-1]) / 2
-    outside = xp.max(xp.abs(x), axis=-1) > largest
-    inside = xp.clip(x, -largest, largest)
+    small = concrete((xp.max(x) <= largest) & (xp.min(x) >= -largest)) if 0 not in x.shape else False
+    inside = x if small else xp.clip(x, -largest, largest)
     lost = x.shape[-1] * float(finfo.smallest_normal)  # what squares that underflow might have added
-    return xp.where(outside, math.inf, xp.sqrt(xp.sum(inside * inside, axis=-1) + lost))
+    norms = xp.sqrt(xp.vecdot(inside, inside) + lost)
+    return xp.where(norms < largest, norms, math.inf)

@@ -19,13 +19,12 @@ Source: Rabe and Staats 2021 (arXiv:2112.05682); Dao et al. 2022 (arXiv:2205.141
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refattn.mechanisms.softmax.bound import first_largest, row_norms, safe_rows, value_range
-from refattn.ops.masks import allowed_pairs
+from refattn.mechanisms.softmax.bound import safe_rows
+from refattn.ops.masks import Future
 from refattn.ops.tiles import Tile, plan, run
-from refattn.xp import Array, concrete, max_last, namespace, sum_wide, zeros
+from refattn.xp import Array, max_last, namespace, sum_wide, zeros
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Saved:
     softcap: float | Array | None
     out: Array  # (b, h, i, e)
     lse: Array  # (b, h, i)
+    safe: Array | None  # (b, g, r, i, 1), None where all are
 
 
 def forward(
@@ -58,44 +58,49 @@ def forward(
     (b, h, queries, _), groups = q.shape, k.shape[1]
     grid = plan(q, k)
     q_grouped, mask_grouped = _group(q, groups), _group_mask(mask, groups)
-    facts = ((row_norms(k), 0.0), *zip(value_range(v), (0.0, -math.inf), strict=True))
-    norms, sizes, least = (first_largest(x, floor)[:, :, None, None, :] for x, floor in facts)  # (b, g, 1, 1, j + 1)
+    safe = safe_rows(q_grouped, k, v, grid.heads, offset, scale, softcap)
+    hidden = Future(offset, q)
 
     def task(tile: Tile) -> tuple[Array, Array]:
         rows_mask = None if mask_grouped is None else tile.of(mask_grouped)
+        rows_safe = None if safe is None else tile.of_rows(safe)
         rows, k_heads, v_heads = tile.of_rows(q_grouped), tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
-        largest = tile.of(norms), tile.of(sizes), tile.of(least)
-        safe = safe_rows(rows, *largest, offset, tile.rows, scale, softcap)
-        return _forward_rows(rows, k_heads, v_heads, safe, rows_mask, offset, tile.rows, grid.columns, scale, softcap)
+        return _forward_rows(
+            rows, k_heads, v_heads, rows_safe, rows_mask, hidden, tile.rows, grid.columns, scale, softcap
+        )
 
     parts = run(q, task, grid.rows)
     out = xp.reshape(grid.join_rows([part[0] for part in parts]), (b, h, queries, v.shape[-1]))
     lse = xp.reshape(grid.join_rows([part[1] for part in parts]), (b, h, queries))
-    return out, lse, Saved(q, k, v, mask, offset, scale, softcap, out, lse)
+    return out, lse, Saved(q, k, v, mask, offset, scale, softcap, out, lse, safe)
 
 
 def _forward_rows(
     q: Array,
     k: Array,
     v: Array,
-    safe: Array,
+    safe: Array | None,
     mask: Array | None,
-    offset: int | None,
+    hidden: Future,
     rows: tuple[int, int],
     width: int,
     scale: float | Array,
     softcap: float | Array | None,
 ) -> tuple[Array, Array]:
-    """Return (out, lse) of one block of rows: (b, g, r, i, e) and (b, g, r, i)."""
+    """Return (out, lse) of one block of rows: (b, g, r, i, e) and (b, g, r, i). `safe` is None where all rows are."""
     xp = namespace(q)
-    all_safe = concrete(xp.all(safe)) is True
-    maximum = xp.where(safe, 0.0, zeros(safe.shape, q) - math.inf)  # (b, g, r, i, 1) [SM.4]
-    total = zeros(safe.shape, q)  # (b, g, r, i, 1) [SM.6]
+    total = zeros((*q.shape[:-1], 1), q)  # (b, g, r, i, 1) [SM.6]
     out = zeros((*q.shape[:-1], v.shape[-1]), q)  # (b, g, r, i, e) [SM.8]
-    for columns in _column_blocks(k.shape[-2], rows, offset, width):
-        keys = k[..., slice(*columns), :]
-        masked, _ = _masked_scores(q, keys, mask, offset, rows, columns, scale, softcap)
-        if all_safe:
+    maximum = total if safe is None else xp.where(safe, 0.0, total - math.inf)  # (b, g, r, i, 1) [SM.4]
+    ones = xp.ones_like(k[0, 0, 0, :, :1])
+    q_scaled = q * scale
+    for columns in hidden.blocks(k.shape[-2], rows, width):
+        at = slice(*columns)
+        masked, _ = _scores(q_scaled, k[..., at, :], softcap)
+        allowed = hidden.allowed(mask, rows, columns)
+        if allowed is not None:
+            masked = xp.where(allowed, masked, -math.inf)  # (b, g, r, i, j) [SM.3]
+        if safe is None:
             exponentials = xp.exp(masked)  # (b, g, r, i, j) [SM.5]
         else:
             highest = xp.where(safe, 0.0, xp.maximum(maximum, max_last(masked)))  # (b, g, r, i, 1) [SM.4]
@@ -104,8 +109,9 @@ def _forward_rows(
             decay = xp.exp(maximum - shift)
             exponentials = xp.exp(masked - shift)  # (b, g, r, i, j) [SM.5]
             total, out, maximum = total * decay, out * decay, highest
-        total = total + xp.sum(exponentials, axis=-1, keepdims=True)  # (b, g, r, i, 1) [SM.6]
-        out = out + exponentials @ v[..., slice(*columns), :]  # (b, g, r, i, e) [SM.8]
+        # A product with ones is a sum, and quicker.
+        total = total + exponentials @ ones[at, :]  # (b, g, r, i, 1) [SM.6]
+        out = out + exponentials @ v[..., at, :]  # (b, g, r, i, e) [SM.8]
     alive = total != 0.0
     total = xp.where(alive, total, 1.0)  # (b, g, r, i, 1) [SM.6]
     lse = xp.where(alive, maximum + xp.log(total), -math.inf)[..., 0]  # (b, g, r, i) [SM.9]
@@ -120,17 +126,19 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     grid = plan(q, k)
     alive = saved.lse != -math.inf
     # forward: out = weights @ v; lse = log of the total. Together they pull on every score of row i by -inner_i w_ij.
-    inner = xp.sum(d_out * saved.out, axis=-1)  # (b, h, i)
+    inner = xp.vecdot(d_out, saved.out)  # (b, h, i)
     if d_lse is not None:
         inner = inner - xp.where(alive, d_lse, 0.0)
-    grouped = [_group(x, groups) for x in (q, d_out, xp.where(alive, saved.lse, 0.0)[..., None], inner[..., None])]
+    lse = xp.where(alive, saved.lse, 0.0)
+    grouped = [*(_group(x, groups) for x in (q, d_out, lse[..., None], inner[..., None])), saved.safe]
     mask_grouped = _group_mask(saved.mask, groups)
+    hidden = Future(saved.offset, q)
 
     def task(tile: Tile) -> dict[str, Array]:
         heads_mask = None if mask_grouped is None else tile.of(mask_grouped)
         k_heads, v_heads = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
-        blocks = [(part.rows, [part.of_rows(x) for x in grouped]) for part in grid.rows_of(tile)]
-        return _backward_heads(saved, k_heads, v_heads, heads_mask, blocks, grid.columns)
+        blocks = [(part.rows, [None if x is None else part.of_rows(x) for x in grouped]) for part in grid.rows_of(tile)]
+        return _backward_heads(saved, tile.of(grouped[0]), k_heads, v_heads, heads_mask, hidden, blocks, grid.columns)
 
     parts = run(q, task, grid.heads)
     gradients = {
@@ -146,34 +154,55 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
 
 def _backward_heads(
     saved: Saved,
+    q_heads: Array,
     k: Array,
     v: Array,
     mask: Array | None,
+    hidden: Future,
     blocks: list[tuple[tuple[int, int], list[Array]]],
     width: int,
 ) -> dict[str, Array]:
-    """Return the gradients of all rows and columns of some heads; these heads' k and v belong to this task alone."""
+    """Return the gradients of all rows and columns of some heads; these heads' k and v belong to this task alone.
+
+    What is subtracted from each row is one more column of a product: [x, -c] @ [y, 1]^T = x @ y^T - c. For lse only
+    rows with small scores do so: a product with another column may round in another way, and scores of 1e9 that are
+    rounded otherwise than in the forward have nothing to do with its lse.
+    """
     xp = namespace(k)
-    scale, softcap, offset = saved.scale, saved.softcap, saved.offset
+    scale, softcap = saved.scale, saved.softcap
     keys = k.shape[-2]
     starts = range(0, keys, width)
     d_k = [zeros((k.shape[0], k.shape[1], min(s + width, keys) - s, k.shape[-1]), k) for s in starts]
     d_v = [zeros((v.shape[0], v.shape[1], min(s + width, keys) - s, v.shape[-1]), v) for s in starts]
-    d_q, d_scale, d_softcap = [], [], []
-    for rows, (q, d_out, lse, inner) in blocks:
+    d_rows, d_softcap = [], []
+    ones = xp.ones_like(k[..., :1])
+    k_ones, v_ones = xp.concat([k, ones], axis=-1), xp.concat([v, ones], axis=-1)
+    for rows, (q, d_out, lse, inner, safe) in blocks:
+        q_scaled = q * scale
+        q_lse, d_out_inner = xp.concat([q_scaled, -lse], axis=-1), xp.concat([d_out, -inner], axis=-1)
         d_product = zeros(q.shape, q)
-        for columns in _column_blocks(keys, rows, offset, width):
-            at = columns[0] // width
-            k_tile, v_tile = k[..., slice(*columns), :], v[..., slice(*columns), :]
-            masked, ratio = _masked_scores(q, k_tile, mask, offset, rows, columns, scale, softcap)
-            weights = xp.exp(masked - lse)  # (b, g, r, i, j) [SM.7]
+        for columns in hidden.blocks(keys, rows, width):
+            n, at = columns[0] // width, slice(*columns)
+            ratio = None
+            if softcap is None and safe is None:
+                shifted = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.3]
+            else:
+                capped, ratio = _scores(q_scaled, k[..., at, :], softcap)
+                shifted = capped - lse  # (b, g, r, i, j) [SM.1-SM.3]
+                if softcap is None:
+                    carried = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.3]
+                    shifted = xp.where(safe, carried, shifted)  # (b, g, r, i, j) [SM.1-SM.3]
+            allowed = hidden.allowed(mask, rows, columns)
+            if allowed is not None:
+                shifted = xp.where(allowed, shifted, -math.inf)  # (b, g, r, i, j) [SM.1-SM.3]
+            weights = xp.exp(shifted)  # (b, g, r, i, j) [SM.7]
             size = columns[1] - columns[0]
             # forward: out = weights @ v
-            d_v_tile = xp.sum(xp.matrix_transpose(weights) @ d_out, axis=2)  # (b, g, j, e) [dSM.v]
-            d_v[at] = _add_rows(d_v[at], d_v_tile, size)
-            d_weights = d_out @ xp.matrix_transpose(v_tile)  # (b, g, r, i, j) [dSM.7]
+            d_v_tile = _sum_group(xp.matrix_transpose(weights) @ d_out)  # (b, g, j, e) [dSM.v]
+            d_v[n] = _add_rows(d_v[n], d_v_tile, size)
             # forward: weights = exp(masked - lse)
-            d_scores = weights * (d_weights - inner)  # (b, g, r, i, j) [dSM.6-dSM.3]
+            pull = d_out_inner @ xp.matrix_transpose(v_ones[..., at, :])  # (b, g, r, i, j) [dSM.7-dSM.5]
+            d_scores = weights * pull  # (b, g, r, i, j) [dSM.3]
             if ratio is not None:
                 # forward: capped = softcap * tanh(ratio), ratio = scores / softcap
                 tanh = xp.tanh(ratio)
@@ -182,47 +211,28 @@ def _backward_heads(
                 d_softcap.append(d_softcap_part)
                 d_scores = d_scores * slope  # (b, g, r, i, j) [dSM.1]
             # forward: scores = q @ k^T * scale
-            d_product = d_product + d_scores @ k_tile
-            d_k_tile = xp.sum(xp.matrix_transpose(d_scores) @ q, axis=2) * scale  # (b, g, j, d) [dSM.k]
-            d_k[at] = _add_rows(d_k[at], d_k_tile, size)
-        d_q_rows = d_product * scale  # (b, g, r, i, d) [dSM.q]
-        d_scale_part = sum_wide(d_product * q)  # () [dSM.scale]
-        d_q.append(d_q_rows)
-        d_scale.append(d_scale_part)
-    gradients = {"q": xp.concat(d_q, axis=3), "k": xp.concat(d_k, axis=2), "v": xp.concat(d_v, axis=2)}
-    gradients["scale"] = sum_wide(xp.stack(d_scale))
+            d_product += d_scores @ k[..., at, :]
+            d_k_tile = _sum_group(xp.matrix_transpose(d_scores) @ q_scaled)  # (b, g, j, d) [dSM.k]
+            d_k[n] = _add_rows(d_k[n], d_k_tile, size)
+        d_rows.append(d_product)
+    d_products = xp.concat(d_rows, axis=3)
+    d_q = d_products * scale  # (b, g, r, i, d) [dSM.q]
+    d_scale = sum_wide(xp.vecdot(d_products, q_heads))  # () [dSM.scale]
+    gradients = {"q": d_q, "k": xp.concat(d_k, axis=2), "v": xp.concat(d_v, axis=2), "scale": d_scale}
     if softcap is not None:
         gradients["softcap"] = sum_wide(xp.stack(d_softcap))
     return gradients
 
 
-def _masked_scores(
-    q: Array,
-    k: Array,
-    mask: Array | None,
-    offset: int | None,
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-    scale: float | Array,
-    softcap: float | Array | None,
-) -> tuple[Array, Array | None]:
-    """Return the masked scores of one tile and, with a soft-cap, the argument of its tanh."""
-    xp = namespace(q)
-    scores = q @ xp.matrix_transpose(k) * scale  # (b, g, r, i, j) [SM.1]
-    ratio = None if softcap is None else scores / softcap
-    if ratio is not None:
-        scores = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.2]
-    allowed = allowed_pairs(mask, offset, rows, columns, q)
-    if allowed is not None:
-        scores = xp.where(allowed, scores, -math.inf)  # (b, g, r, i, j) [SM.3]
-    return scores, ratio
-
-
-def _column_blocks(keys: int, rows: tuple[int, int], offset: int | None, width: int) -> Iterator[tuple[int, int]]:
-    """Yield the blocks of keys that some of the rows may attend."""
-    stop = keys if offset is None else min(max(rows[1] + offset, 0), keys)
-    for start in range(0, stop, width):
-        yield start, min(start + width, stop)
+def _scores(q_scaled: Array, k: Array, softcap: float | Array | None) -> tuple[Array, Array | None]:
+    """Return the scores of one tile, capped, and the argument of the cap's tanh where there is one."""
+    xp = namespace(k)
+    scores = q_scaled @ xp.matrix_transpose(k)  # (b, g, r, i, j) [SM.1]
+    if softcap is None:
+        return scores, None
+    ratio = scores / softcap
+    capped = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.2]
+    return capped, ratio
 
 
 def _group(x: Array, groups: int) -> Array:
@@ -236,6 +246,11 @@ def _group_mask(mask: Array | None, groups: int) -> Array | None:
     if mask is None:
         return None
     return mask[:, None, ...] if mask.shape[1] == 1 else _group(mask, groups)
+
+
+def _sum_group(x: Array) -> Array:
+    """Add up what the query heads of a group give: (b, g, r, j, d) -> (b, g, j, d)."""
+    return x[:, :, 0, ...] if x.shape[2] == 1 else namespace(x).sum(x, axis=2)
 
 
 def _add_rows(x: Array, first: Array, size: int) -> Array:
