@@ -81,8 +81,8 @@ def many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut even small planes into several blocks of rows and columns."""
     whole = tiles.plan
 
-    def plan(q: Any, k: Any) -> Any:
-        cut = whole(q, k)
+    def plan(q: Any, k: Any, most: int) -> Any:
+        cut = whole(q, k, most)
         rows = tuple(
             tiles.Tile(tile.batch, tile.heads, (start, min(start + 4, q.shape[2])))
             for tile in cut.heads

@@ -89,8 +89,11 @@ def _concat(parts: Sequence[Array], axis: int) -> Array:
     return parts[0] if len(parts) == 1 else namespace(parts[0]).concat(list(parts), axis=axis)
 
 
-def plan(q: Array, k: Array) -> Plan:
-    """Cut the plane of q (b, h, i, d) and k (b, g, j, d), all sizes at least 1."""
+def plan(q: Array, k: Array, most: int = ROWS) -> Plan:
+    """Cut the plane of q (b, h, i, d) and k (b, g, j, d), all sizes at least 1, in tiles of at most so many rows.
+
+    Products of more rows are quicker, and fewer rows let a causal mask leave out more.
+    """
     b, h, queries, _ = q.shape
     groups, keys = k.shape[1:3]
     owner = backend(q)
@@ -103,7 +106,7 @@ def plan(q: Array, k: Array) -> Plan:
         # A pool wants many tasks that fit a cache. Where a tile of one head does not fill it, a task has several heads,
         # and fewer rows, so that a causal mask leaves out more.
         short = max(queries, keys) <= ROWS
-        rows = max(32, (ROWS // 2 if short else ROWS) // (h // groups))
+        rows = max(32, (most // 2 if short else most) // (h // groups))
         batch_step, head_step = 1, min(groups, max(1, elements // (h // groups * rows * keys))) if short else 1
     columns = max(32, elements // (batch_step * head_step * (h // groups) * rows))
     heads = tuple(

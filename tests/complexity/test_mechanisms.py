@@ -81,7 +81,7 @@ CAUSAL = {"causal": True}
 FLOW: dict[str, Any] = {"state": "feature", "steps": STEPS}
 FORMS = [
     Stated("softmax.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
-    Stated("softmax.tiled", 256, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "256*256"),
+    Stated("softmax.tiled", 512, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "512*128"),
     Stated("softmax.tiled", 256, ("2*d+1", 2), ("5*d+2", 2), 2, 1, "256*256", CAUSAL),
     Stated("higher_order.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
     Stated("higher_order.tiled", 256, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "256*256"),

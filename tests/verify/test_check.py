@@ -222,7 +222,7 @@ def test_a_hooked_copy_with_other_bits_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_law_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vars(tiled)["plan"]
-    monkeypatch.setattr(tiled, "plan", lambda q, k: replace(right(q, k), columns=64 * backends.workers()))
+    monkeypatch.setattr(tiled, "plan", lambda q, k, most: replace(right(q, k, most), columns=64 * backends.workers()))
     found = row("laws", "workers", replace(RECORD, laws=("workers",)))
     assert found.status == "disagrees" and found.detail.startswith("sample long: tiled")
 
@@ -369,8 +369,8 @@ def test_small_arrays_have_several_tiles_where_tiles_are_large(monkeypatch: pyte
     counts: list[int] = []
     right = vars(tiled)["plan"]
 
-    def plan(q: Any, k: Any) -> Any:
-        cut = right(q, k)
+    def plan(q: Any, k: Any, most: int) -> Any:
+        cut = right(q, k, most)
         counts.append(len(cut.rows) * -(-k.shape[2] // cut.columns))
         return cut
 

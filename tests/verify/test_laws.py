@@ -219,7 +219,7 @@ def test_an_ignored_mask_is_caught(form: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_cut_that_depends_on_the_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vars(tiled)["plan"]
-    monkeypatch.setattr(tiled, "plan", lambda q, k: replace(right(q, k), columns=64 * backends.workers()))
+    monkeypatch.setattr(tiled, "plan", lambda q, k, most: replace(right(q, k, most), columns=64 * backends.workers()))
     assert LAWS["workers"](core("tiled"), LONG["long"]) == math.inf
 
 

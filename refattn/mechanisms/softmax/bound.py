@@ -46,6 +46,7 @@ def safe_rows(
         return xp.stack([own, reach, *_extremes(tile.of(v))])
 
     if 0 not in v.shape:
+        # Such short calls would cost workers more than they save.
         worst = xp.stack([extremes(tile) for tile in tiles], axis=1)
         own, reach, size, least = (worst[n, ...] for n in range(4))
         if concrete(xp.all(_safe(own, reach, size, least, keys, scale, softcap))):

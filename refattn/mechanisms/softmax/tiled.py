@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from refattn.mechanisms.softmax.bound import safe_rows
 from refattn.ops.masks import Future
-from refattn.ops.tiles import Tile, plan, run
+from refattn.ops.tiles import ROWS, Tile, plan, run
 from refattn.xp import Array, max_last, namespace, sum_wide, zeros
 
 
@@ -56,7 +56,7 @@ def forward(
     """Return (out, lse, saved): (b, h, i, e), (b, h, i) and what `backward` reads."""
     xp = namespace(q, k, v)
     (b, h, queries, _), groups = q.shape, k.shape[1]
-    grid = plan(q, k)
+    grid = plan(q, k, _most_rows(offset))
     q_grouped, mask_grouped = _group(q, groups), _group_mask(mask, groups)
     safe = safe_rows(q_grouped, k, v, grid.heads, offset, scale, softcap)
     hidden = Future(offset, q)
@@ -112,6 +112,7 @@ def _forward_rows(
         # A product with ones is a sum, and quicker.
         total = total + exponentials @ ones[at, :]  # (b, g, r, i, 1) [SM.6]
         out = out + exponentials @ v[..., at, :]  # (b, g, r, i, e) [SM.8]
+        del masked, exponentials  # the next tile takes their memory, which is in the cache
     alive = total != 0.0
     total = xp.where(alive, total, 1.0)  # (b, g, r, i, 1) [SM.6]
     lse = xp.where(alive, maximum + xp.log(total), -math.inf)[..., 0]  # (b, g, r, i) [SM.9]
@@ -123,7 +124,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     q, k, v = saved.q, saved.k, saved.v
     xp = namespace(q, k, v)
     groups = k.shape[1]
-    grid = plan(q, k)
+    grid = plan(q, k, _most_rows(saved.offset))
     alive = saved.lse != -math.inf
     # forward: out = weights @ v; lse = log of the total. Together they pull on every score of row i by -inner_i w_ij.
     inner = xp.vecdot(d_out, saved.out)  # (b, h, i)
@@ -196,13 +197,13 @@ def _backward_heads(
             if allowed is not None:
                 shifted = xp.where(allowed, shifted, -math.inf)  # (b, g, r, i, j) [SM.1-SM.3]
             weights = xp.exp(shifted)  # (b, g, r, i, j) [SM.7]
+            del shifted  # its memory, which is in the cache, serves again
             size = columns[1] - columns[0]
             # forward: out = weights @ v
             d_v_tile = _sum_group(xp.matrix_transpose(weights) @ d_out)  # (b, g, j, e) [dSM.v]
             d_v[n] = _add_rows(d_v[n], d_v_tile, size)
             # forward: weights = exp(masked - lse)
-            pull = d_out_inner @ xp.matrix_transpose(v_ones[..., at, :])  # (b, g, r, i, j) [dSM.7-dSM.5]
-            d_scores = weights * pull  # (b, g, r, i, j) [dSM.3]
+            d_scores = weights * (d_out_inner @ xp.matrix_transpose(v_ones[..., at, :]))  # (b, g, r, i, j) [dSM.3]
             if ratio is not None:
                 # forward: capped = softcap * tanh(ratio), ratio = scores / softcap
                 tanh = xp.tanh(ratio)
@@ -214,6 +215,7 @@ def _backward_heads(
             d_product += d_scores @ k[..., at, :]
             d_k_tile = _sum_group(xp.matrix_transpose(d_scores) @ q_scaled)  # (b, g, j, d) [dSM.k]
             d_k[n] = _add_rows(d_k[n], d_k_tile, size)
+            del weights, d_scores
         d_rows.append(d_product)
     d_products = xp.concat(d_rows, axis=3)
     d_q = d_products * scale  # (b, g, r, i, d) [dSM.q]
@@ -233,6 +235,11 @@ def _scores(q_scaled: Array, k: Array, softcap: float | Array | None) -> tuple[A
     ratio = scores / softcap
     capped = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.2]
     return capped, ratio
+
+
+def _most_rows(offset: int | None) -> int:
+    """Return how many rows a tile shall have: twice as many where no causal mask leaves out tiles."""
+    return ROWS if offset is not None else 2 * ROWS
 
 
 def _group(x: Array, groups: int) -> Array:

@@ -220,7 +220,7 @@ def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def cut(rows: int, columns: int, batches: int = 1, heads: int = 1) -> Iterator[None]:
     """Make the tiled form cut the plane of queries and keys in tiles of this size."""
 
-    def plan(q: Any, k: Any) -> Plan:
+    def plan(q: Any, k: Any, most: int) -> Plan:
         whole = tuple(
             Tile(slice(b, min(b + batches, q.shape[0])), slice(g, min(g + heads, k.shape[1])), (0, q.shape[2]))
             for b in range(0, q.shape[0], batches)
