@@ -31,6 +31,9 @@ _DTYPE_NAMES: dict[tuple[type, Any], str] = {}
 LOW_PRECISION = ("float16", "bfloat16")
 """Storage types: cast to float32 at entry, and back at the end."""
 
+FLOATING = frozenset(("float64", "float32", *LOW_PRECISION))
+"""All dtypes that refattn takes for numbers."""
+
 
 def namespace(*arrays: Array | None) -> Namespace:
     """Return the array API namespace that all `arrays` share; None counts for nothing.
@@ -103,7 +106,7 @@ def is_bool(x: Array) -> bool:
 
 def is_floating(x: Array) -> bool:
     """Tell whether `x` holds real floating-point numbers of a width that refattn takes."""
-    return dtype_name(x) in ("float64", "float32", *LOW_PRECISION)
+    return dtype_name(x) in FLOATING
 
 
 def raised(x: Array) -> Array:

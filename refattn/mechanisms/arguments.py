@@ -9,6 +9,7 @@ from typing import Any
 
 from refattn.ops.masks import Causal
 from refattn.xp import (
+    FLOATING,
     Array,
     Namespace,
     concrete,
@@ -50,10 +51,11 @@ def _listed(kinds: Mapping[str, str]) -> str:
 def check_floating(**arrays: Array) -> None:
     """Raise where the arrays are not floating, or of several dtypes."""
     dtypes = {name: dtype_name(x) for name, x in arrays.items()}
-    for name, x in arrays.items():
-        if not is_floating(x):
-            raise TypeError(f"{name}: got dtype {dtypes[name]}, needs float64, float32, float16 or bfloat16")
-    if len(set(dtypes.values())) > 1:
+    found = set(dtypes.values())
+    for name, dtype in dtypes.items() if found - FLOATING else ():
+        if dtype not in FLOATING:
+            raise TypeError(f"{name}: got dtype {dtype}, needs float64, float32, float16 or bfloat16")
+    if len(found) > 1:
         raise TypeError(f"got arrays of several dtypes ({_listed(dtypes)}), needs one dtype")
 
 

@@ -12,10 +12,10 @@ Source: Rabe and Staats 2021 (arXiv:2112.05682); Dao et al. 2022 (arXiv:2205.141
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from refattn.ops.masks import allowed_pairs
+from refattn.ops.masks import Future
 from refattn.ops.tiles import Tile, plan, run
 from refattn.xp import Array, max_last, namespace, sum_wide, zeros
 
@@ -42,24 +42,28 @@ def forward(
     (b, h, queries, _), groups = q.shape, k.shape[1]
     grid = plan(q, k)
     q_grouped, mask_grouped = _group(q, groups), _group_mask(mask, groups)
+    hidden, ones = Future(offset, q), xp.ones_like(k[0, 0, :, :1])
 
     def task(tile: Tile) -> tuple[Array, Array]:
         rows_mask = None if mask_grouped is None else tile.of(mask_grouped)
         rows, keys, values = tile.of_rows(q_grouped), tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
+        rows_scaled = rows * scale
         total = zeros((*rows.shape[:-1], 1), rows)  # (b, g, r, i, 1) [GROW.4]
         out = zeros((*rows.shape[:-1], v.shape[-1]), rows)  # (b, g, r, i, e) [GROW.6]
         maximum = total - math.inf
-        for columns in _column_blocks(k.shape[2], tile.rows, offset, grid.columns):
+        for columns in hidden.blocks(k.shape[2], tile.rows, grid.columns):
             at = slice(*columns)
-            masked = _masked(rows, keys[..., at, :], rows_mask, offset, tile.rows, columns, scale)
+            masked = _masked(rows_scaled, keys[..., at, :], hidden.allowed(rows_mask, tile.rows, columns))
             highest = xp.maximum(maximum, max_last(masked))
             # A row that has met no key yet has -inf here; 0 in its place keeps -inf - -inf out.
             shift = xp.where(highest == -math.inf, 0.0, highest)
             decay = xp.exp(maximum - shift)
             exponentials = xp.exp(masked - shift)  # (b, g, r, i, j) [GROW.3]
-            total = total * decay + xp.sum(exponentials, axis=-1, keepdims=True)  # (b, g, r, i, 1) [GROW.4]
+            # A product with ones is a sum, and quicker.
+            total = total * decay + exponentials @ ones[at, :]  # (b, g, r, i, 1) [GROW.4]
             out = out * decay + exponentials @ values[..., at, :]  # (b, g, r, i, e) [GROW.6]
             maximum = highest
+            del masked, exponentials  # the next tile takes their memory, which is in the cache
         alive = total != 0.0
         total = xp.where(alive, total, 1.0)  # (b, g, r, i, 1) [GROW.4]
         return out / total, xp.where(alive, maximum + xp.log(total), 0.0)[..., 0]
@@ -76,7 +80,8 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     xp = namespace(q, k, v)
     grid = plan(q, k)
     length, q_rows = k.shape[2], _group(q, k.shape[1])
-    scores_of = _scores_backward(saved, d_out)
+    hidden = Future(saved.offset, q)
+    scores_of = _scores_backward(saved, d_out, hidden)
 
     def task(tile: Tile) -> tuple[Array, Array, Array, Array]:
         keys = tile.of(k)[:, :, None, ...]
@@ -87,13 +92,14 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         for part in grid.rows_of(tile):
             rows = part.of_rows(q_rows)
             d_product = zeros(rows.shape, rows)
-            for n, columns in enumerate(_column_blocks(length, part.rows, saved.offset, grid.columns)):
+            for n, columns in enumerate(hidden.blocks(length, part.rows, grid.columns)):
                 d_scores, d_v = scores_of(part, columns)
                 d_values[n] = _add_rows(d_values[n], d_v)
                 # forward: scores = q @ k^T * scale
                 d_product = d_product + d_scores @ keys[..., slice(*columns), :]
-                d_k = xp.sum(xp.matrix_transpose(d_scores) @ rows, axis=2) * scale  # (b, g, j, d) [dGROW.k]
+                d_k = _sum_group(xp.matrix_transpose(d_scores) @ rows) * scale  # (b, g, j, d) [dGROW.k]
                 d_keys[n] = _add_rows(d_keys[n], d_k)
+                del d_scores
             d_rows = d_product * scale  # (b, g, r, i, d) [dGROW.q]
             d_scale_part = sum_wide(d_product * rows)  # () [dGROW.scale]
             d_q.append(d_rows)
@@ -116,7 +122,8 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
     xp = namespace(x)
     q, k = saved.q, saved.k
     grid = plan(q, k)
-    scores_of = _scores_backward(saved, d_out)
+    hidden = Future(saved.offset, q)
+    scores_of = _scores_backward(saved, d_out, hidden)
     tokens = x[:, None, None, :, :]
 
     def task(tile: Tile) -> tuple[Array, Array]:
@@ -124,7 +131,7 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
         for part in grid.rows_of(tile):
             own = part.of(tokens)
             contracted = zeros((1, 1, 1, part.rows[1] - part.rows[0], x.shape[-1]), x)
-            for columns in _column_blocks(k.shape[2], part.rows, saved.offset, grid.columns):
+            for columns in hidden.blocks(k.shape[2], part.rows, grid.columns):
                 d_scores, _ = scores_of(part, columns)
                 d_scores = xp.astype(d_scores, x.dtype, copy=False)
                 contracted = contracted + d_scores @ own[..., slice(*columns), :]
@@ -138,13 +145,16 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
     return xp.sum(each, axis=0) if total else each, square
 
 
-def _scores_backward(saved: Saved, d_out: Array) -> Callable[[Tile, tuple[int, int]], tuple[Array, Array]]:
+def _scores_backward(
+    saved: Saved, d_out: Array, hidden: Future
+) -> Callable[[Tile, tuple[int, int]], tuple[Array, Array]]:
     """Return a function that gives, for a tile of rows and some columns, the tile of dGROW.1 and its part of dv."""
     xp = namespace(d_out)
     groups = saved.k.shape[1]
     # forward: total = sum(exponentials): sum_j a_ij da_ij = do_i . o_i
-    inner = xp.sum(d_out * saved.out, axis=-1, keepdims=True)
-    q_rows, d_rows, lse_rows, inner_rows = (_group(x, groups) for x in (saved.q, d_out, saved.lse[..., None], inner))
+    inner = xp.vecdot(d_out, saved.out)[..., None]
+    scaled = saved.q * saved.scale
+    q_rows, d_rows, lse_rows, inner_rows = (_group(x, groups) for x in (scaled, d_out, saved.lse[..., None], inner))
     mask_grouped = _group_mask(saved.mask, groups)
 
     def scores_of(tile: Tile, columns: tuple[int, int]) -> tuple[Array, Array]:
@@ -152,10 +162,10 @@ def _scores_backward(saved: Saved, d_out: Array) -> Callable[[Tile, tuple[int, i
         rows_mask = None if mask_grouped is None else tile.of(mask_grouped)
         keys, values = tile.of(saved.k)[:, :, None, at, :], tile.of(saved.v)[:, :, None, at, :]
         d_out_rows = tile.of_rows(d_rows)
-        masked = _masked(tile.of_rows(q_rows), keys, rows_mask, saved.offset, tile.rows, columns, saved.scale)
+        masked = _masked(tile.of_rows(q_rows), keys, hidden.allowed(rows_mask, tile.rows, columns))
         weights = xp.exp(masked - tile.of_rows(lse_rows))  # (b, g, r, i, j) [GROW.5]
         # forward: out = weights @ v
-        d_v = xp.sum(xp.matrix_transpose(weights) @ d_out_rows, axis=2)  # (b, g, j, e) [dGROW.v]
+        d_v = _sum_group(xp.matrix_transpose(weights) @ d_out_rows)  # (b, g, j, e) [dGROW.v]
         d_weights = d_out_rows @ xp.matrix_transpose(values)  # (b, g, r, i, j) [dGROW.5]
         # forward: weights = exponentials / total
         d_scores = weights * (d_weights - tile.of_rows(inner_rows))  # (b, g, r, i, j) [dGROW.1]
@@ -164,29 +174,18 @@ def _scores_backward(saved: Saved, d_out: Array) -> Callable[[Tile, tuple[int, i
     return scores_of
 
 
-def _masked(
-    q: Array,
-    k: Array,
-    mask: Array | None,
-    offset: int | None,
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-    scale: float | Array,
-) -> Array:
+def _masked(q_scaled: Array, k: Array, allowed: Array | None) -> Array:
     """Return the masked scores of one tile."""
-    xp = namespace(q)
-    scores = q @ xp.matrix_transpose(k) * scale  # (b, g, r, i, j) [GROW.1]
-    allowed = allowed_pairs(mask, offset, rows, columns, q)
+    xp = namespace(k)
+    scores = q_scaled @ xp.matrix_transpose(k)  # (b, g, r, i, j) [GROW.1]
     if allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)  # (b, g, r, i, j) [GROW.2]
     return scores
 
 
-def _column_blocks(keys: int, rows: tuple[int, int], offset: int | None, width: int) -> Iterator[tuple[int, int]]:
-    """Yield the blocks of keys that some of the rows may attend."""
-    stop = keys if offset is None else min(max(rows[1] + offset, 0), keys)
-    for start in range(0, stop, width):
-        yield start, min(start + width, stop)
+def _sum_group(x: Array) -> Array:
+    """Add up what the query heads of a group give: (b, g, r, j, d) -> (b, g, j, d)."""
+    return x[:, :, 0, ...] if x.shape[2] == 1 else namespace(x).sum(x, axis=2)
 
 
 def _group(x: Array, groups: int) -> Array:
