@@ -158,12 +158,14 @@ def test_a_row_that_may_attend_nothing_passes_its_token_through() -> None:
     st.booleans(),
     st.integers(1, 5),
     st.integers(1, 4),
+    st.integers(1, 2),
 )
 def test_tiles_of_any_size_give_the_dense_form(
-    sizes: tuple[int, ...], causal: Any, masked: bool, rows: int, columns: int
+    sizes: tuple[int, ...], causal: Any, masked: bool, rows: int, columns: int, shared: int
 ) -> None:
-    b, h, i, j, d = sizes
-    q, k, v = draw("q", b, h, i, d) * 2.0, draw("k", b, h, j, d), draw("v", b, h, j, 3)
+    b, g, i, j, d = sizes
+    h = g * shared  # query heads
+    q, k, v = draw("q", b, h, i, d) * 2.0, draw("k", b, g, j, d), draw("v", b, g, j, 3)
     options: dict[str, Any] = {"causal": causal, "scale": 0.7}
     if masked:
         options["mask"] = uniform("mask", b, 1, i, j) < 0.5

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.softmax import dense, loops, tiled
+from refattn.mechanisms.softmax.bound import safe_rows
+from refattn.ops.tiles import Tile
 from tests.mechanisms.softmax.calls import (
     CAUSAL,
     FIXED,
@@ -313,6 +315,24 @@ def test_a_value_of_zero_is_no_small_value() -> None:
     assert not rows_are_safe(tiny, "float32").any()
 
 
+@pytest.mark.parametrize("change", ["none", "zeros", "loud query", "loud key", "large value", "tiny value"])
+def test_harmless_inputs_are_recognised_as_a_whole(change: str) -> None:
+    """None says that no row was looked at: the usual case, which should cost the least."""
+    call = as_stored(make(1, 4, 2, 6, 7, 3, 2), "float32")
+    q, k, v = (x.astype("float32") for x in (call.q.reshape(1, 2, 2, 6, 3), call.k, call.v))
+    x, value = {
+        "none": (q, q[0, 1, 1, 4, 0]), "zeros": (v, 0.0), "loud query": (q, 1e6), "loud key": (k, 1e6),
+        "large value": (v, 3e38), "tiny value": (v, 1e-38),
+    }[change]  # fmt: skip
+    x[(0, 1, 1, 4, 0) if x is q else (0, 1, 4, 0)] = value
+    heads = [Tile(slice(0, 1), slice(g, g + 1), (0, 6)) for g in range(2)]
+    safe = safe_rows(q, k, v, heads, None, 0.5, None)
+    assert (safe is None) == (change in ("none", "zeros"))
+    if safe is not None:
+        assert safe.shape == (1, 2, 2, 6, 1)
+        assert safe[:, 0].all() and (not safe[:, 1].all())  # the other key/value head is as it was
+
+
 def test_masked_or_mixed_values_do_not_hide_small_ones() -> None:
     """The largest value says nothing of what underflows: the smallest counts, and it may stand in another column."""
     mask = np.asarray([[False, True, True]])
@@ -325,7 +345,7 @@ def test_masked_or_mixed_values_do_not_hide_small_ones() -> None:
 @pytest.mark.parametrize("form", ["dense", "tiled"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 3.0}, {"scale": 0.0}], ids=str)
 @pytest.mark.parametrize(
-    ("q", "k"), [(1e30, 1e-30), (1e30, 0.0), (0.0, 1e38), (1e-30, 1e30), (3e38, 1e-38), (1e-45, 1e38)]
+    ("q", "k"), [(1e30, 1e-30), (1e30, 1e-25), (1e30, 0.0), (0.0, 1e38), (1e-30, 1e30), (3e38, 1e-38), (1e-45, 1e38)]
 )
 def test_huge_numbers_with_a_finite_result(q: float, k: float, options: dict[str, Any], form: str) -> None:
     call = make(1, 1, 1, 5, 5, 2, 2, **options)
