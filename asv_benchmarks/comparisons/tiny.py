@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from asv_benchmarks.comparison import Comparison, Side
 from asv_benchmarks.comparisons import softmax
@@ -15,6 +18,21 @@ N, HEADS, WIDTH = 16, 1, 8
 def ours(run: str) -> Callable[[], Any]:
     """refattn on NumPy."""
     return softmax.ours(N, "float32", run, heads=HEADS, width=WIDTH)
+
+
+def bare(run: str) -> Callable[[], Any]:
+    """The formula in NumPy's functions, as people write it: no checks, no masks, nothing saved."""
+    if run != "forward":
+        raise NotImplementedError("NumPy has no gradients")
+    q, k, v, _ = softmax.arrays(N, "float32", HEADS, WIDTH)
+    scale = 1.0 / math.sqrt(WIDTH)
+
+    def attend() -> Any:
+        scores = q @ np.swapaxes(k, -2, -1) * scale
+        weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
+        return weights / np.sum(weights, axis=-1, keepdims=True) @ v
+
+    return attend
 
 
 def sdpa(run: str) -> Callable[[], Any]:
@@ -32,10 +50,12 @@ COMPARISON = Comparison(
     title="The overhead of a call",
     text=(
         f"Softmax attention of {N} tokens, one head of width {WIDTH}, float32: what a call costs before it computes "
-        "anything. refattn checks all its arguments, which is part of it."
+        "anything. *NumPy* is the bare formula, *eager* the same in PyTorch. refattn also checks all its arguments, "
+        "looks for queries that may attend nothing, returns lse and keeps what its backward reads."
     ),
     sides=(
         Side("refattn", f"{__name__}:ours", ours=True),
+        Side("NumPy", f"{__name__}:bare"),
         Side("SDPA", f"{__name__}:sdpa"),
         Side("eager", f"{__name__}:eager"),
     ),
