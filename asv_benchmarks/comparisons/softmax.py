@@ -113,6 +113,72 @@ def jitted(
     return lambda: jax.block_until_ready(both(q, k, v, d_out))
 
 
+def operations(
+    n: int, dtype: str, run: str, causal: bool = False, heads: int = HEADS, width: int = WIDTH
+) -> Callable[[], Any]:
+    """The matrix products, exponentials and sums of tiles in NumPy, and nothing else: a bound for refattn.
+
+    No argument is looked at, no score is feared to be large, results are written where they belong. Tiles are
+    those that refattn takes for long sequences, workers are its own.
+    """
+    if causal:
+        raise NotImplementedError("the bound is that of all pairs")
+    from refattn import backends
+
+    q, k, v, d_out = (x[0] for x in arrays(n, dtype, heads, width))
+    scale = q.dtype.type(1.0 / math.sqrt(width))
+    backend, ones = backends.get("numpy"), np.ones((n, 1), q.dtype)
+    rows = [slice(start, min(start + 512, n)) for start in range(0, n, 512)]
+    size = backend.tile_bytes // (512 * q.itemsize)
+    columns = [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+    def forward() -> Any:
+        out, lse = np.empty_like(v), np.empty((heads, n, 1), q.dtype)
+
+        def task(block: tuple[int, slice]) -> None:
+            head, at = block
+            scaled = q[block] * scale
+            total, sums = np.zeros((len(scaled), 1), q.dtype), np.zeros((len(scaled), width), q.dtype)
+            for part in columns:
+                exponentials = np.exp(scaled @ k[head, part].T)
+                total += exponentials @ ones[part]
+                sums += exponentials @ v[head, part]
+                del exponentials
+            out[block], lse[head, at] = sums / total, np.log(total)
+
+        list(backend.map(task, [(head, at) for head in range(heads) for at in rows]))
+        return out, lse
+
+    def backward(out: Any, lse: Any) -> Any:
+        d_q, d_k, d_v = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
+        inner = np.vecdot(d_out, out)[..., None]
+
+        def task(head: int) -> None:
+            k_ones, v_ones = (np.concat([x[head], ones], axis=1) for x in (k, v))
+            for at in rows:
+                scaled, slope = q[head, at] * scale, d_out[head, at]
+                scaled_lse = np.concat([scaled, -lse[head, at]], axis=1)
+                slope_inner = np.concat([slope, -inner[head, at]], axis=1)
+                d_product = np.zeros((len(scaled), width), q.dtype)
+                for part in columns:
+                    weights = np.exp(scaled_lse @ k_ones[part].T)
+                    d_v[head, part] += weights.T @ slope
+                    weights *= slope_inner @ v_ones[part].T
+                    d_product += weights @ k[head, part]
+                    d_k[head, part] += weights.T @ scaled
+                    del weights
+                d_q[head, at] = d_product * scale
+
+        list(backend.map(task, list(range(heads))))
+        return d_q, d_k, d_v
+
+    def both() -> Any:
+        out, lse = forward()
+        return out[None], [x[None] for x in backward(out, lse)]
+
+    return (lambda: forward()[0][None]) if run == "forward" else both
+
+
 def in_torch(attend: Callable[..., Any], given: list[Any], run: str) -> Callable[[], Any]:
     """Return the call of a function of q, k and v in PyTorch, with autograd where `run` is "both"."""
     import torch
@@ -157,7 +223,8 @@ COMPARISON = Comparison(
         f"{HEADS} heads of width {WIDTH}, one batch. *SDPA* is `scaled_dot_product_attention`, *eager* the formula in "
         "PyTorch's operations, *compile* the same by `torch.compile`, *jit* by `jax.jit`. *both* is forward and "
         "backward. *AVX-512* is refattn with OpenBLAS told to use its kernels for AVX-512 "
-        "(`OPENBLAS_CORETYPE=SkylakeX`), which it does not choose by itself on every CPU that has them."
+        "(`OPENBLAS_CORETYPE=SkylakeX`), which it does not choose by itself on every CPU that has them. *operations* "
+        "are the products, exponentials and sums of refattn's tiles in NumPy, without anything else."
     ),
     sides=(
         Side("refattn", f"{__name__}:ours", ours=True),
@@ -168,6 +235,7 @@ COMPARISON = Comparison(
             env={"OPENBLAS_CORETYPE": "SkylakeX"},
             why_not=without_avx512,
         ),
+        Side("operations", f"{__name__}:operations"),
         Side("SDPA", f"{__name__}:sdpa"),
         Side("eager", f"{__name__}:eager"),
         Side("compile", f"{__name__}:compiled"),
