@@ -69,23 +69,23 @@ class Plan:
         """Put the results for `rows`, each (b, g, r, i, ...), together to one array of all rows and heads."""
         if math.prod(parts[0].shape[:3]) == 1:
             # Of single heads, one after the other, the rows stand as they shall in the end.
-            together = _concat(parts, axis=3)
+            together = concat(parts, axis=3)
             heads = len({tile.heads.start for tile in self.heads})
             shape = (len(self.heads) // heads, heads, 1, self.heads[0].rows[1], *parts[0].shape[4:])
             return namespace(together).reshape(together, shape)
         per_head = len(self.rows) // len(self.heads)
-        whole = [_concat(parts[n : n + per_head], axis=3) for n in range(0, len(parts), per_head)]
+        whole = [concat(parts[n : n + per_head], axis=3) for n in range(0, len(parts), per_head)]
         return self.join_heads(whole)
 
     def join_heads(self, parts: Sequence[Array]) -> Array:
         """Put the results for `heads`, each (b, g, ...), together to one array of all heads."""
         per_batch = len({(tile.heads.start, tile.heads.stop) for tile in self.heads})
-        batches = [_concat(parts[n : n + per_batch], axis=1) for n in range(0, len(parts), per_batch)]
-        return _concat(batches, axis=0)
+        batches = [concat(parts[n : n + per_batch], axis=1) for n in range(0, len(parts), per_batch)]
+        return concat(batches, axis=0)
 
 
-def _concat(parts: Sequence[Array], axis: int) -> Array:
-    """Put parts together, without a copy of a single one."""
+def concat(parts: Sequence[Array], axis: int) -> Array:
+    """Put parts together along an axis, without a copy of a single one."""
     return parts[0] if len(parts) == 1 else namespace(parts[0]).concat(list(parts), axis=axis)
 
 

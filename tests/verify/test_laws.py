@@ -195,8 +195,8 @@ def test_causality_is_judged_in_the_gradients_alone(monkeypatch: pytest.MonkeyPa
 def test_a_choice_that_sees_the_future_is_caught_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vars(tiled)["safe_rows"]
 
-    def wrong(q: Any, k: Any, v: Any, tiles: Any, offset: Any, *rest: Any) -> Any:
-        return right(q, k, v, tiles, None, *rest)
+    def wrong(q: Any, k: Any, v: Any, offset: Any, *rest: Any) -> Any:
+        return right(q, k, v, None, *rest)
 
     monkeypatch.setattr(tiled, "safe_rows", wrong)
     assert LAWS["causal"](core("tiled"), LONG["long"]) == math.inf

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from refattn.ops.masks import Future
-from refattn.ops.tiles import Tile, plan, run
+from refattn.ops.tiles import Tile, concat, plan, run
 from refattn.xp import Array, max_last, namespace, sum_wide, zeros
 
 
@@ -104,7 +104,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
             d_scale_part = sum_wide(d_product * rows)  # () [dGROW.scale]
             d_q.append(d_rows)
             d_scale.append(d_scale_part)
-        whole = xp.concat(d_q, axis=3), xp.concat(d_keys, axis=2), xp.concat(d_values, axis=2)
+        whole = concat(d_q, axis=3), concat(d_keys, axis=2), concat(d_values, axis=2)
         return *whole, sum_wide(xp.stack(d_scale))
 
     parts = run(q, task, grid.heads)
@@ -202,8 +202,9 @@ def _group_mask(mask: Array | None, groups: int) -> Array | None:
 
 
 def _add_rows(x: Array, first: Array) -> Array:
-    """Return x (b, g, j, d) with `first` added to its first rows, as many as that has."""
+    """Return x (b, g, j, d), which nobody else reads, with `first` added to its first rows, as many as that has."""
     size = first.shape[2]
     if size == x.shape[2]:
-        return x + first
+        x += first
+        return x
     return namespace(x).concat([x[:, :, :size, :] + first, x[:, :, size:, :]], axis=2)

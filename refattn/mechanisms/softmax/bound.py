@@ -5,8 +5,8 @@ keys that the causal mask lets row i attend. The choice is made row by row and r
 future, so that what comes later cannot change even the last bit of what came before. An explicit mask is not looked at:
 a hidden key of huge norm costs its rows the short cut, and may thereby change their last bits.
 
-Where the largest of all norms and values are harmless, every row is safe, and no row has to be looked at: this is the
-same answer, found sooner.
+Where the largest norms and values of each head are harmless, every row is safe, and no row has to be looked at: this is
+the same answer, found sooner.
 
 A row with bound B over n keys and values of size V is safe where n exp(B) max(1, V) stays below a quarter of the
 largest float, so that no sum overflows, where B is at most `LARGEST_BOUND`, and where exp(-B) u, with u the smallest
@@ -16,9 +16,7 @@ element of the values that is not 0, stays clear of the smallest normal float, s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from refattn.ops.tiles import Tile
 from refattn.xp import Array, arange, concrete, max_last, namespace, zeros
 
 LARGEST_BOUND = {"float32": 60.0, "float64": 600.0}
@@ -29,36 +27,30 @@ def safe_rows(
     q: Array,
     k: Array,
     v: Array,
-    tiles: Sequence[Tile],
     offset: int | None,
     scale: float | Array,
     softcap: float | Array | None,
 ) -> Array | None:
     """Tell for each row of q (b, g, r, i, d) whether exp of its scores is safe without a maximum: (b, g, r, i, 1).
 
-    None says that all of them are. `tiles` are of whole heads.
+    None says that all of them are.
     """
     xp = namespace(q)
     keys = k.shape[-2]
-
-    def extremes(tile: Tile) -> Array:
-        own, reach = (xp.max(row_norms(tile.of(x))) for x in (q, k))
-        return xp.stack([own, reach, *_extremes(tile.of(v))])
-
+    own, reach = row_norms(q), row_norms(k)  # (b, g, r, i), (b, g, j)
     if 0 not in v.shape:
-        # Such short calls would cost workers more than they save.
-        worst = xp.stack([extremes(tile) for tile in tiles], axis=1)
-        own, reach, size, least = (worst[n, ...] for n in range(4))
-        if concrete(xp.all(_safe(own, reach, size, least, keys, scale, softcap))):
+        size, least = _extremes(v)
+        worst = _safe(xp.max(own, axis=(2, 3)), xp.max(reach, axis=2), size, least, keys, scale, softcap)  # (b, g)
+        if concrete(xp.all(worst)):
             return None
-    facts = (first_largest(row_norms(k), 0.0), *(first_largest(x, floor) for x, floor in value_range(v)))
+    facts = (first_largest(reach, 0.0), *(first_largest(x, floor) for x, floor in value_range(v)))
     # How many keys each row may attend, as far as the causal mask goes: it looks at its own past alone.
     if offset is None:
         seen = arange(keys, keys + 1, q)
     else:
         seen = xp.clip(arange(offset + 1, q.shape[3] + offset + 1, q), 0, keys)
     reach, size, least = (xp.take(x, seen, axis=-1)[:, :, None, :] for x in facts)
-    return _safe(row_norms(q), reach, size, -least, keys, scale, softcap)[..., None]
+    return _safe(own, reach, size, -least, keys, scale, softcap)[..., None]
 
 
 def _safe(
@@ -86,13 +78,13 @@ def _safe(
 
 
 def _extremes(v: Array) -> tuple[Array, Array]:
-    """Return the largest size of all elements of v, and the smallest that is not 0."""
+    """Return for each head of v (b, g, j, e) the largest size of an element, and the smallest that is not 0."""
     xp = namespace(v)
     size = xp.abs(v)
-    least = xp.min(size)
-    if concrete(least > 0.0) is not True:
-        least = xp.min(xp.where(size == 0.0, math.inf, size))
-    return xp.max(size), least
+    least = xp.min(size, axis=(2, 3))
+    if concrete(xp.all(least > 0.0)) is not True:
+        least = xp.min(xp.where(size == 0.0, math.inf, size), axis=(2, 3))
+    return xp.max(size, axis=(2, 3)), least
 
 
 def value_range(v: Array) -> tuple[tuple[Array, float], tuple[Array, float]]:

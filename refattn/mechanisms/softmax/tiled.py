@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from refattn.mechanisms.softmax.bound import safe_rows
 from refattn.ops.masks import Future
-from refattn.ops.tiles import ROWS, Tile, plan, run
+from refattn.ops.tiles import ROWS, Tile, concat, plan, run
 from refattn.xp import Array, max_last, namespace, sum_wide, zeros
 
 
@@ -58,7 +58,7 @@ def forward(
     (b, h, queries, _), groups = q.shape, k.shape[1]
     grid = plan(q, k, _most_rows(offset))
     q_grouped, mask_grouped = _group(q, groups), _group_mask(mask, groups)
-    safe = safe_rows(q_grouped, k, v, grid.heads, offset, scale, softcap)
+    safe = safe_rows(q_grouped, k, v, offset, scale, softcap)
     hidden = Future(offset, q)
 
     def task(tile: Tile) -> tuple[Array, Array]:
@@ -217,10 +217,10 @@ def _backward_heads(
             d_k[n] = _add_rows(d_k[n], d_k_tile, size)
             del weights, d_scores
         d_rows.append(d_product)
-    d_products = xp.concat(d_rows, axis=3)
+    d_products = concat(d_rows, axis=3)
     d_q = d_products * scale  # (b, g, r, i, d) [dSM.q]
     d_scale = sum_wide(xp.vecdot(d_products, q_heads))  # () [dSM.scale]
-    gradients = {"q": d_q, "k": xp.concat(d_k, axis=2), "v": xp.concat(d_v, axis=2), "scale": d_scale}
+    gradients = {"q": d_q, "k": concat(d_k, axis=2), "v": concat(d_v, axis=2), "scale": d_scale}
     if softcap is not None:
         gradients["softcap"] = sum_wide(xp.stack(d_softcap))
     return gradients
@@ -261,7 +261,8 @@ def _sum_group(x: Array) -> Array:
 
 
 def _add_rows(x: Array, first: Array, size: int) -> Array:
-    """Return x (b, g, j, d) with `first` added to its first `size` rows."""
+    """Return x (b, g, j, d), which nobody else reads, with `first` added to its first `size` rows."""
     if size == x.shape[2]:
-        return x + first
+        x += first
+        return x
     return namespace(x).concat([x[:, :, :size, :] + first, x[:, :, size:, :]], axis=2)

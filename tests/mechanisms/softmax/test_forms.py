@@ -16,7 +16,6 @@ import refattn as ra
 from refattn import counter
 from refattn.mechanisms.softmax import dense, loops, tiled
 from refattn.mechanisms.softmax.bound import safe_rows
-from refattn.ops.tiles import Tile
 from tests.mechanisms.softmax.calls import (
     CAUSAL,
     FIXED,
@@ -325,8 +324,7 @@ def test_harmless_inputs_are_recognised_as_a_whole(change: str) -> None:
         "large value": (v, 3e38), "tiny value": (v, 1e-38),
     }[change]  # fmt: skip
     x[(0, 1, 1, 4, 0) if x is q else (0, 1, 4, 0)] = value
-    heads = [Tile(slice(0, 1), slice(g, g + 1), (0, 6)) for g in range(2)]
-    safe = safe_rows(q, k, v, heads, None, 0.5, None)
+    safe = safe_rows(q, k, v, None, 0.5, None)
     assert (safe is None) == (change in ("none", "zeros"))
     if safe is not None:
         assert safe.shape == (1, 2, 2, 6, 1)
