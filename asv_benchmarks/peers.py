@@ -24,7 +24,7 @@ from rich.console import Console
 
 from asv_benchmarks import machine, report
 from asv_benchmarks.comparison import Comparison, Point, Side, describe, load, names
-from asv_benchmarks.sides import Rounds, SideError, Worker, alternate, closing, held_to
+from asv_benchmarks.sides import STEADY, Rounds, SideError, Worker, alternate, closing, held_to
 
 
 @dataclass
@@ -146,7 +146,7 @@ def _start(side: Side, threads: int | None) -> Worker:
     reason = side.why_not()
     if reason is not None:
         raise SideError(reason, missing=True)
-    return Worker({**held_to(threads), **side.env})
+    return Worker({**held_to(threads), **STEADY, **side.env})
 
 
 def _differences(workers: dict[str, Worker], folder: Path) -> dict[str, float]:

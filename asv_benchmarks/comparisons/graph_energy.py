@@ -25,9 +25,7 @@ def arrays(n: int, dtype: str) -> list[Any]:
 def ours(n: int, steps: int, dtype: str) -> Callable[[], Any]:
     """refattn on NumPy, in the form that it chooses itself: matrix products."""
     import refattn as ra
-    from refattn import backends
 
-    backends.get("numpy").keep_memory()  # as the trainer does
     q, k, v, d_out = arrays(n, dtype)
     options: dict[str, Any] = {"state": "feature", "coupling": "sin", "integrator": "heun", "steps": steps}
 
@@ -63,9 +61,6 @@ def in_torch(pull: Callable[[Any, Any], Any], n: int, steps: int, dtype: str) ->
     """Return the whole call in PyTorch, forward and backward, with a function that sums over the edges."""
     import torch
 
-    from refattn import backends
-
-    backends.get("numpy").keep_memory()  # the setting is that of the process
     q, k, v, d_out = (torch.from_numpy(x) for x in arrays(n, dtype))
     inputs = [x.requires_grad_() for x in (q, k, v)]
     own = torch.eye(n, dtype=torch.bool)

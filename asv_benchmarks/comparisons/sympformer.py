@@ -14,9 +14,7 @@ def _ours(batch: int, tokens: int, width: int, heads: int, integrator: str) -> C
     """A middle layer of a stack without its MLP substep, forward and backward."""
     import numpy as np
 
-    from refattn import Context, backends, counter, mechanism, tree
-
-    backends.get("numpy").keep_memory()  # as the trainer does
+    from refattn import Context, counter, mechanism, tree
 
     def draw(name: str) -> Any:
         return counter.normal((batch, tokens, width), seed=0, purpose=name).astype(np.float32)
@@ -48,10 +46,6 @@ def classical(batch: int, tokens: int, width: int, heads: int) -> Callable[[], A
 def plain(batch: int, tokens: int, width: int, heads: int) -> Callable[[], Any]:
     """The published equations as they stand, with autograd."""
     import torch
-
-    from refattn import backends
-
-    backends.get("numpy").keep_memory()  # the setting is that of the process
 
     def weight() -> Any:
         return (torch.randn(width, width) / math.sqrt(width)).requires_grad_()

@@ -29,11 +29,9 @@ def text_of() -> data.Text:
 
 def ours(width: int, layers: int, context: int, batch: int) -> Callable[[], Any]:
     """refattn on NumPy: data, loss, gradients, clipping and AdamW."""
-    from refattn.backends import get
     from refattn.train import loop
 
     settings, text = settings_of(width, layers, context, batch), text_of()
-    get("numpy").keep_memory()  # as the trainer does
     state = loop.fresh(settings)
     losses: list[float] = []
 

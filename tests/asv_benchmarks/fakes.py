@@ -77,6 +77,13 @@ def threads(**params: Any) -> Callable[[], float]:
     return lambda: float(os.environ["OMP_NUM_THREADS"]) + float(os.environ["REFATTN_WORKERS"])
 
 
+def keeps_memory() -> Callable[[], Any]:
+    """A side that cannot run where its process gives freed memory back."""
+    if int(os.environ.get("MALLOC_TRIM_THRESHOLD_", "0")) < 2**30:
+        raise ValueError("freed memory goes back to the system")
+    return clocked(1.0)
+
+
 def allocates(mebibytes: int) -> Callable[[], Any]:
     """A side that needs memory in small pieces, in its first call twice as much, and keeps what lies above them."""
     kept: list[Any] = []

@@ -84,6 +84,11 @@ def test_threads_are_held(worker: Worker) -> None:
     assert held_to(None) == {} and set(held_to(2)) == set(THREADS)
 
 
+def test_every_side_keeps_the_memory_that_it_frees() -> None:
+    found = peers.run(comparing(side("ours", "keeps_memory", ours=True), side("theirs", "keeps_memory")))
+    assert found.failed == [] and found.compared
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system does not tell the peak of memory")
 def test_the_peak_is_that_of_a_call_and_not_of_what_came_before(worker: Worker) -> None:
     worker.ask("make", target="fakes:allocates", params={"mebibytes": 96})
