@@ -31,7 +31,6 @@ from refattn.mechanisms.higher_order.rows import group, keys_attended, merge_row
 from refattn.mechanisms.higher_order.schedule import Chunk, Schedule, causal_schedule, join, past, plan
 from refattn.mechanisms.higher_order.state import (
     State,
-    empty,
     fold,
     fold_backward,
     of_heads,
@@ -137,10 +136,10 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         d_sums = equations.active(division).backward(out, total, options, d_tile_out)
         start = None if saved.start is None else of_heads(saved.start, tile)
         d_read = _forward_in_time(heads, start, d_sums)
-        d_last = empty(kernel, (*keys.shape[:2], v.shape[3]), keys) if d_state is None else of_heads(d_state, tile)
+        d_last = None if d_state is None else of_heads(d_state, tile)
         d_rows, d_keys, d_values, d_start = _back_in_time(heads, d_last, d_sums, d_read)
         d_inputs = kernel.lift_backward(q_normal, d_rows), kernel.lift_backward(k_normal, d_keys), d_values[..., :-1]
-        return d_inputs if saved.start is None else (*d_inputs, d_start.products, d_start.values)
+        return d_inputs if start is None or d_start is None else (*d_inputs, d_start.products, d_start.values)
 
     joined = join(grid, run(q, task, grid.heads))
     d_q = ungroup(joined[0])  # (b, h, i, d) [dHOL.q]
@@ -189,11 +188,12 @@ def _forward_in_time(heads: _Heads, start: State | None, d_sums: Array) -> list[
 
 
 def _back_in_time(
-    heads: _Heads, d_state: State, d_sums: Array, d_read: list[Array | None]
-) -> tuple[Array, Array, Array, State]:
+    heads: _Heads, d_state: State | None, d_sums: Array, d_read: list[Array | None]
+) -> tuple[Array, Array, Array, State | None]:
     """Return the gradients of all queries, of all keys, of all values, and of the state that came in.
 
-    `d_state` is that of the state after the last key; `d_read`, which is emptied, what `_forward_in_time` found.
+    `d_state` is that of the state after the last key, None for 0: nothing is folded where nobody reads it afterwards.
+    `d_read`, which is emptied, is what `_forward_in_time` found, None where queries had no state to read.
     """
     xp, kernel = namespace(d_sums), heads.kernel
     d_queries, d_keys, d_values = [], [], []
@@ -201,14 +201,20 @@ def _back_in_time(
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
         d_some, d_part = d_sums[..., slice(*rows), :], d_read.pop()
         # forward: sums = read(state, queries) + pairs(queries, keys, values)
-        d_within = pairs.backward(kernel, queries, keys, values, heads.allowed(rows, columns), d_some)
-        # forward: state = fold(state, keys, values), after its queries have read the state
-        d_folded = fold_backward(kernel, keys, values, d_state)
-        d_queries.append(d_within[0] if d_part is None else d_within[0] + d_part)
-        d_keys.append(d_within[1] + d_folded[0])
-        d_values.append(d_within[2] + d_folded[1])
-        d_state = read_adjoint(kernel, d_state, merge_rows(queries), merge_rows(d_some))
+        allowed = heads.allowed(rows, columns)
+        d_query_part, d_key_part, d_value_part = pairs.backward(kernel, queries, keys, values, allowed, d_some)
+        if d_state is not None and keys.shape[2]:
+            # forward: state = fold(state, keys, values), after its queries have read the state
+            d_folded = fold_backward(kernel, keys, values, d_state)
+            d_key_part, d_value_part = d_key_part + d_folded[0], d_value_part + d_folded[1]
+        d_keys.append(d_key_part)
+        d_values.append(d_value_part)
+        if d_part is not None:
+            d_query_part = d_query_part + d_part
+            d_state = read_adjoint(kernel, d_state, merge_rows(queries), merge_rows(d_some))
+        d_queries.append(d_query_part)
     for chunk in heads.schedule.before[::-1]:
+        assert d_state is not None
         d_key_part, d_value_part = fold_backward(kernel, *heads.of_keys(chunk), d_state)
         d_keys.append(d_key_part)
         d_values.append(d_value_part)

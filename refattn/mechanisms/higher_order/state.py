@@ -116,15 +116,14 @@ def read_backward(kernel: Kernel, state: State, queries: Array, d_sums: Array) -
     return kernel.phi_backward(queries, [piece @ columns for piece in kernel.pieces(state.products)])
 
 
-def read_adjoint(kernel: Kernel, d_state: State, queries: Array, d_sums: Array) -> State:
-    """Return the gradient of a state, `d_state`, with that of one more reading of it added."""
+def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_sums: Array) -> State:
+    """Return the gradient of a state, `d_state` or None for 0, with that of one more reading of it added."""
     xp = namespace(queries)
     d_products = xp.concat([piece @ d_sums for piece in kernel.phi(queries)], axis=-2)
-    return State(
-        d_state.products + d_products,
-        d_state.values + kernel.constant * xp.sum(d_sums, axis=-2, keepdims=True),
-        d_state.settings,
-    )
+    d_values = kernel.constant * xp.sum(d_sums, axis=-2, keepdims=True)
+    if d_state is None:
+        return State(d_products, d_values, settings(kernel, queries))
+    return State(d_state.products + d_products, d_state.values + d_values, d_state.settings)
 
 
 def _contract(features: Parts, products: Parts) -> Array:
