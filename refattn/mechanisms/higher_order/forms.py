@@ -42,10 +42,10 @@ def choose(form: str, options: Options, offset: int | None, carries: bool, q: Ar
 def _pairs_are_quicker(options: Options, offset: int | None, q: Array, k: Array, v: Array) -> bool:
     """Tell whether tiles of pairs take less time than features do, as measured on one core for widths of 16 to 64.
 
-    A pair costs as much as a feature of a token, of which causal chunks need more: for the pairs within them.
+    A pair costs about as much as a feature of a token.
     """
     (queries, d), (keys, e) = q.shape[2:], v.shape[2:]
     features = Kernel(options, d).features
     pairs = queries * keys - (0 if offset is None else min(queries, keys) ** 2 // 2)
-    per_token = features + 400 if offset is None else 1.2 * (features + 100)
+    per_token = 1.1 * features + 150 if offset is None else 1.2 * features
     return pairs * (d + e) / (2.0 * e) < per_token * (queries + keys) / 2.0 if e else True

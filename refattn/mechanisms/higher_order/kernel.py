@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.higher_order.monomials import Parts, count, monomials, monomials_backward, pieces
+from refattn.mechanisms.higher_order.monomials import count, monomials, monomials_backward
 from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.higher_order.taylor import normalise, normalise_backward, taylor
 from refattn.ops.layer_norm import Saved as Normalised
@@ -74,29 +74,25 @@ class Kernel:
         """Return the gradient of x for that of `lift`."""
         return normalise_backward(saved, d_lifted * math.sqrt(self.options.scale(self.width)))
 
-    def phi(self, x: Array) -> Parts:
-        """Return the features of queries x+ (..., n, d): (..., features, n), in pieces."""
+    def phi(self, x: Array) -> Array:
+        """Return the features of queries x+ (..., n, d): (..., features, n)."""
         return monomials(_columns(x), self.lowest, self.options.order, divided=False)
 
-    def phi_backward(self, x: Array, d_phi: Parts) -> Array:
+    def phi_backward(self, x: Array, d_phi: Array) -> Array:
         """Return the gradient of x+ for that of `phi`."""
         columns = _columns(x)
         d_columns = monomials_backward(columns, self.lowest, self.options.order, d_phi, divided=False)
         return namespace(x).matrix_transpose(d_columns)
 
-    def psi(self, y: Array) -> Parts:
-        """Return the features of keys y+ (..., n, d), with their weights: (..., features, n), in pieces."""
+    def psi(self, y: Array) -> Array:
+        """Return the features of keys y+ (..., n, d), with their weights: (..., features, n)."""
         return monomials(_columns(y), self.lowest, self.options.order, divided=True)
 
-    def psi_backward(self, y: Array, d_psi: Parts) -> Array:
+    def psi_backward(self, y: Array, d_psi: Array) -> Array:
         """Return the gradient of y+ for that of `psi`."""
         columns = _columns(y)
         d_columns = monomials_backward(columns, self.lowest, self.options.order, d_psi, divided=True)
         return namespace(y).matrix_transpose(d_columns)
-
-    def pieces(self, x: Array) -> Parts:
-        """Return the pieces of an array (..., features, n) to which those of `phi` and `psi` belong."""
-        return [x[..., a:b, :] for a, b in pieces(self.width, self.lowest, self.options.order)]
 
     @property
     def factor(self) -> float:

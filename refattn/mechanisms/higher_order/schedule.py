@@ -15,8 +15,8 @@ from refattn.xp import Array, backend, namespace, zeros
 Chunk = tuple[int, int]
 """First and last-plus-one position of some tokens."""
 
-SHORTEST, SHORT, LONG = 16, 256, 512
-"""Tokens of a chunk: as many as there are features, from `SHORT` to `LONG`, and fewer where that would fill memory."""
+SHORTEST, LONGEST = 16, 256
+"""Tokens of a chunk: the most, and fewer where their features would fill memory."""
 
 LARGEST = 4 << 20
 """Bytes of features of one head that a task of a pool makes at once."""
@@ -31,11 +31,11 @@ def plan(kernel: Kernel, q: Array, k: Array) -> tuple[Plan, int]:
     (b, _, queries, _), groups = q.shape, k.shape[1]
     size = (4 if "32" in str(q.dtype) else 8) * kernel.features
     if owner.pools:
-        chunk = max(SHORTEST, min(max(SHORT, min(kernel.features, LONG)), LARGEST // size))
+        chunk = max(SHORTEST, min(LONGEST, LARGEST // size))
         batch, heads = 1, max(1, min(HEADS, TOGETHER // (size * chunk)))
     else:
         batch, heads = b, groups
-        chunk = max(SHORTEST, min(SHORT, owner.tile_bytes // (size * b * q.shape[1])))
+        chunk = max(SHORTEST, min(LONGEST, owner.tile_bytes // (size * b * q.shape[1])))
     tiles = tuple(
         Tile(slice(n, min(n + batch, b)), slice(g, min(g + heads, groups)), (0, queries))
         for n in range(0, b, batch)

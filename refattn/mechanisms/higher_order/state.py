@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn.mechanisms.higher_order.kernel import Kernel
-from refattn.mechanisms.higher_order.monomials import Parts
 from refattn.ops.tiles import Tile
 from refattn.xp import Array, concrete, device, namespace, zeros
 
@@ -82,7 +81,7 @@ def settings(kernel: Kernel, like: Array) -> Array:
 def fold(kernel: Kernel, state: State | None, keys: Array, values: Array) -> State:
     """Return the state with more keys; None is one without any."""
     xp = namespace(keys)
-    products = xp.concat([piece @ values for piece in kernel.psi(keys)], axis=-2)
+    products = kernel.psi(keys) @ values
     total = xp.sum(values, axis=-2, keepdims=True)
     if state is None:
         return State(products, total, settings(kernel, keys))
@@ -97,39 +96,29 @@ def of_heads(state: State, tile: Tile) -> State:
 def fold_backward(kernel: Kernel, keys: Array, values: Array, d_state: State) -> tuple[Array, Array]:
     """Return the gradients of keys and values for that of the state after them; the state before them has the same."""
     xp = namespace(keys)
-    d_products, columns = kernel.pieces(d_state.products), xp.matrix_transpose(values)
     # forward: products = products + psi @ values; values = values + sum(values)
-    d_psi = [d_piece @ columns for d_piece in d_products]
-    return kernel.psi_backward(keys, d_psi), _contract(kernel.psi(keys), d_products) + d_state.values
+    d_psi = d_state.products @ xp.matrix_transpose(values)
+    d_values = xp.matrix_transpose(kernel.psi(keys)) @ d_state.products + d_state.values
+    return kernel.psi_backward(keys, d_psi), d_values
 
 
 def read(kernel: Kernel, state: State, queries: Array) -> Array:
     """Return the sums [a_i, z_i] (b, g, n, e + 1) of queries over the keys of a state."""
-    sums = _contract(kernel.phi(queries), kernel.pieces(state.products))
+    sums = namespace(queries).matrix_transpose(kernel.phi(queries)) @ state.products
     return sums + kernel.constant * state.values if kernel.constant else sums
 
 
 def read_backward(kernel: Kernel, state: State, queries: Array, d_sums: Array) -> Array:
     """Return the gradient of the queries for that of what they read."""
     # forward: sums = phi^T @ products + constant * values
-    columns = namespace(queries).matrix_transpose(d_sums)
-    return kernel.phi_backward(queries, [piece @ columns for piece in kernel.pieces(state.products)])
+    return kernel.phi_backward(queries, state.products @ namespace(queries).matrix_transpose(d_sums))
 
 
 def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_sums: Array) -> State:
     """Return the gradient of a state, `d_state` or None for 0, with that of one more reading of it added."""
     xp = namespace(queries)
-    d_products = xp.concat([piece @ d_sums for piece in kernel.phi(queries)], axis=-2)
+    d_products = kernel.phi(queries) @ d_sums
     d_values = kernel.constant * xp.sum(d_sums, axis=-2, keepdims=True)
     if d_state is None:
         return State(d_products, d_values, settings(kernel, queries))
     return State(d_state.products + d_products, d_state.values + d_values, d_state.settings)
-
-
-def _contract(features: Parts, products: Parts) -> Array:
-    """Return the sum over all features of (..., f, n)^T (..., f, e), piece by piece."""
-    transpose = namespace(features[0]).matrix_transpose
-    total = transpose(features[0]) @ products[0]
-    for rows, some in zip(features[1:], products[1:], strict=True):
-        total += transpose(rows) @ some
-    return total

@@ -159,6 +159,6 @@ def cut(chunk: int, heads: int = 1) -> Iterator[None]:
         whole, blocks = tiles(q, k, chunk)
         return Plan(whole, blocks, max(chunk - 1, 1))
 
-    sizes: dict[str, Any] = {"SHORTEST": chunk, "SHORT": chunk, "LONG": chunk, "HEADS": heads}
+    sizes: dict[str, Any] = {"SHORTEST": chunk, "LONGEST": chunk, "HEADS": heads}
     with mock.patch.multiple(schedule, **sizes), mock.patch.object(tiled, "plan", plan):
         yield
