@@ -130,6 +130,15 @@ def sum_wide(x: Array) -> Array:
     return xp.astype(xp.sum(x, dtype=xp.float64), x.dtype)
 
 
+def sum_last(x: Array) -> Array:
+    """Return the sum over the last axis, kept as size 1."""
+    xp = namespace(x)
+    if not backends.of(x).pools:
+        return xp.sum(x, axis=-1, keepdims=True)
+    # NumPy's own sums of short rows take several times as long as inner products with ones.
+    return xp.vecdot(x, zeros(x.shape[-1:], x) + 1.0)[..., None]
+
+
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
     """Return zeros with the dtype and on the device of `like`."""
     return namespace(like).zeros(shape, dtype=like.dtype, device=device(like))

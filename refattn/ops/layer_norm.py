@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.xp import Array, namespace
+from refattn.xp import Array, namespace, sum_last
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ def layer_norm_forward(
     x: Array, gain: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Saved]:
     """Return (y, saved) for x (..., m), and a gain and a bias (m,) that are 1 and 0 where they are None."""
-    xp = namespace(x)
-    centred = x - xp.mean(x, axis=-1, keepdims=True)
-    inverse = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    xp, width = namespace(x), x.shape[-1]
+    centred = x - sum_last(x) / width
+    inverse = 1.0 / xp.sqrt(xp.vecdot(centred, centred)[..., None] / width + eps)
     normalised = centred * inverse
     y = normalised if gain is None else normalised * gain
     return y if bias is None else y + bias, Saved(normalised, inverse, gain)
@@ -49,10 +49,9 @@ def layer_norm_backward(saved: Saved, d_y: Array) -> tuple[Array, Array, Array]:
 
 def layer_norm_backward_x(saved: Saved, d_y: Array) -> Array:
     """Return the gradient with respect to x alone."""
-    normalised = saved.normalised
-    xp = namespace(normalised)
+    normalised, width = saved.normalised, saved.normalised.shape[-1]
     d_normalised = d_y if saved.gain is None else d_y * saved.gain
     # forward: normalised = (x - mean(x)) * inverse
-    along_one = xp.mean(d_normalised, axis=-1, keepdims=True)
-    along_x = xp.mean(d_normalised * normalised, axis=-1, keepdims=True)
+    along_one = sum_last(d_normalised) / width
+    along_x = namespace(normalised).vecdot(d_normalised, normalised)[..., None] / width
     return (d_normalised - along_one - normalised * along_x) * saved.inverse

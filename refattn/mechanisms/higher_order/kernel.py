@@ -30,7 +30,7 @@ from refattn.mechanisms.higher_order.monomials import count, monomials, monomial
 from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.higher_order.taylor import normalise, normalise_backward, taylor
 from refattn.ops.layer_norm import Saved as Normalised
-from refattn.xp import Array, namespace
+from refattn.xp import Array, namespace, sum_last
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,11 @@ class Kernel:
 
     def lift(self, x: Array) -> tuple[Array, Normalised | None]:
         """Return x+ for x (..., n, d), and what `lift_backward` reads."""
-        xp = namespace(x)
         factor = math.sqrt(self.options.scale(self.width))
         normal, saved = normalise(x, self.options)
         if not self.square:
             return normal * factor, saved
-        shift = 1.0 / math.sqrt(self.width) - factor * xp.mean(normal, axis=-1, keepdims=True)
+        shift = 1.0 / math.sqrt(self.width) - factor / self.width * sum_last(normal)
         return normal * factor + shift, saved
 
     def lift_backward(self, saved: Normalised | None, d_lifted: Array) -> Array:
