@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import backends, xp
+from refattn import backends, counter, xp
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,6 +84,16 @@ def test_the_maximum_of_infinities_and_nan(backend: Any) -> None:
     x = np.asarray([[-np.inf, -np.inf], [1.0, np.inf], [np.nan, 1.0], [-np.inf, 3.0]])
     found = backend.host(xp.max_last(backend.array(x)))[:, 0]
     np.testing.assert_array_equal(found, [-np.inf, np.inf, np.nan, 3.0])
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 0, 4), (4, 0), (7,), (2, 3, 70)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_of_rows(backend: Any, shape: tuple[int, ...], dtype: str) -> None:
+    x = counter.normal(shape, seed=0, purpose="sum_last").astype(dtype)
+    found = backend.host(xp.sum_last(backend.array(x)))
+    expected = np.sum(x, axis=-1, keepdims=True, dtype=np.float64)
+    assert found.dtype == dtype and found.shape == expected.shape
+    assert np.all(np.abs(found - expected) <= np.finfo(dtype).eps * shape[-1] * (1.0 + np.abs(expected)))
 
 
 def test_wide_sums_do_not_lose_small_terms(backend: Any) -> None:
