@@ -89,6 +89,11 @@ def concat(parts: Sequence[Array], axis: int) -> Array:
     return parts[0] if len(parts) == 1 else namespace(parts[0]).concat(list(parts), axis=axis)
 
 
+def most_rows(offset: int | None) -> int:
+    """Return how many rows a tile shall have: twice as many where no causal mask leaves out tiles."""
+    return ROWS if offset is not None else 2 * ROWS
+
+
 def plan(q: Array, k: Array, most: int = ROWS) -> Plan:
     """Cut the plane of q (b, h, i, d) and k (b, g, j, d), all sizes at least 1, in tiles of at most so many rows.
 

@@ -84,7 +84,7 @@ FORMS = [
     Stated("softmax.tiled", 512, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "512*128"),
     Stated("softmax.tiled", 256, ("2*d+1", 2), ("5*d+2", 2), 2, 1, "256*256", CAUSAL),
     Stated("higher_order.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
-    Stated("higher_order.tiled", 256, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "256*256"),
+    Stated("higher_order.tiled", 512, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "512*128"),
     Stated("higher_order.tiled", 256, ("2*d+1", 2), ("5*d+2", 2), 2, 1, "256*256", CAUSAL),
     Stated("higher_order.linear", 512, ("4*f*(d+1)", 1), ("8*f*(d+1)", 1), 1, 1, "n*(d+1)"),
     Stated("higher_order.chunked", 256, ("4*f*(d+1)+c*(4*d+2)", 1), ("10*f*(d+1)+c*(10*d+4)", 1), 1, 1, "c*c", CAUSAL),

@@ -19,7 +19,7 @@ from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.higher_order.rows import group, keys_attended, ungroup, whole, with_ones
 from refattn.mechanisms.higher_order.schedule import join
 from refattn.ops.masks import allowed_pairs
-from refattn.ops.tiles import Tile, plan, run
+from refattn.ops.tiles import Tile, most_rows, plan, run
 from refattn.xp import Array, namespace, zeros
 
 
@@ -41,7 +41,7 @@ def forward(
     q: Array, k: Array, v: Array, *, key_mask: Array | None, offset: int | None, options: Options
 ) -> tuple[Array, Array, Saved]:
     """Return (out, normaliser, saved): (b, h, i, e), (b, h, i) and what `backward` reads."""
-    grid = plan(q, k)
+    grid = plan(q, k, most_rows(offset))
     kernel = Kernel(options, q.shape[3])
     queries, keys, values = group(q, k.shape[1]), kernel.lift(k)[0], with_ones(v, key_mask, whole(q, k))
     attended = keys_attended(key_mask, offset, q, k) if options.denominator == "plain" else None
@@ -65,7 +65,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k and v for given d_out."""
     q, k, v, offset, options = saved.q, saved.k, saved.v, saved.offset, saved.options
     xp = namespace(q, k, v)
-    grid = plan(q, k)
+    grid = plan(q, k, most_rows(offset))
     kernel = Kernel(options, q.shape[3])
     queries, d_out_rows = group(q, k.shape[1]), group(d_out, k.shape[1])
     length, width = k.shape[2], grid.columns

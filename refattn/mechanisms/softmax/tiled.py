@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from refattn.mechanisms.softmax.bound import safe_rows
 from refattn.ops.masks import Future
-from refattn.ops.tiles import ROWS, Tile, concat, plan, run
+from refattn.ops.tiles import Tile, concat, most_rows, plan, run
 from refattn.xp import Array, max_last, namespace, sum_wide, zeros
 
 
@@ -56,7 +56,7 @@ def forward(
     """Return (out, lse, saved): (b, h, i, e), (b, h, i) and what `backward` reads."""
     xp = namespace(q, k, v)
     (b, h, queries, _), groups = q.shape, k.shape[1]
-    grid = plan(q, k, _most_rows(offset))
+    grid = plan(q, k, most_rows(offset))
     q_grouped, mask_grouped = _group(q, groups), _group_mask(mask, groups)
     safe = safe_rows(q_grouped, k, v, offset, scale, softcap)
     hidden = Future(offset, q)
@@ -124,7 +124,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     q, k, v = saved.q, saved.k, saved.v
     xp = namespace(q, k, v)
     groups = k.shape[1]
-    grid = plan(q, k, _most_rows(saved.offset))
+    grid = plan(q, k, most_rows(saved.offset))
     alive = saved.lse != -math.inf
     # forward: out = weights @ v; lse = log of the total. Together they pull on every score of row i by -inner_i w_ij.
     inner = xp.vecdot(d_out, saved.out)  # (b, h, i)
@@ -235,11 +235,6 @@ def _scores(q_scaled: Array, k: Array, softcap: float | Array | None) -> tuple[A
     ratio = scores / softcap
     capped = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.2]
     return capped, ratio
-
-
-def _most_rows(offset: int | None) -> int:
-    """Return how many rows a tile shall have: twice as many where no causal mask leaves out tiles."""
-    return ROWS if offset is not None else 2 * ROWS
 
 
 def _group(x: Array, groups: int) -> Array:

@@ -155,7 +155,7 @@ def cut(chunk: int, heads: int = 1) -> Iterator[None]:
             replace(tile, rows=(start, min(start + rows, n))) for tile in own for start in range(0, n, rows)
         )
 
-    def plan(q: Any, k: Any) -> Plan:
+    def plan(q: Any, k: Any, most: int) -> Plan:
         whole, blocks = tiles(q, k, chunk)
         return Plan(whole, blocks, max(chunk - 1, 1))
 
