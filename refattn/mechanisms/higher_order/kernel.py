@@ -24,9 +24,10 @@ leaves that out: the adjoint of the layer normalisation removes this part of the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refattn.mechanisms.higher_order.monomials import count, monomials, monomials_backward
+from refattn.mechanisms.higher_order.monomials import count, monomials, monomials_backward, pieces
 from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.higher_order.taylor import normalise, normalise_backward, taylor
 from refattn.ops.layer_norm import Saved as Normalised
@@ -73,25 +74,33 @@ class Kernel:
         """Return the gradient of x for that of `lift`."""
         return normalise_backward(saved, d_lifted * math.sqrt(self.options.scale(self.width)))
 
-    def phi(self, x: Array) -> Array:
-        """Return the features of queries x+ (..., n, d): (..., features, n)."""
+    def phi(self, x: Array) -> Iterator[Array]:
+        """Yield the features of queries x+ (..., n, d): (..., features, n), in pieces."""
         return monomials(_columns(x), self.lowest, self.options.order, divided=False)
 
     def phi_backward(self, x: Array, d_phi: Array) -> Array:
-        """Return the gradient of x+ for that of `phi`."""
+        """Return the gradient of x+ for that of `phi`, (..., features, n)."""
         columns = _columns(x)
         d_columns = monomials_backward(columns, self.lowest, self.options.order, d_phi, divided=False)
         return namespace(x).matrix_transpose(d_columns)
 
-    def psi(self, y: Array) -> Array:
-        """Return the features of keys y+ (..., n, d), with their weights: (..., features, n)."""
+    def psi(self, y: Array) -> Iterator[Array]:
+        """Yield the features of keys y+ (..., n, d), with their weights: (..., features, n), in pieces."""
         return monomials(_columns(y), self.lowest, self.options.order, divided=True)
 
     def psi_backward(self, y: Array, d_psi: Array) -> Array:
-        """Return the gradient of y+ for that of `psi`."""
+        """Return the gradient of y+ for that of `psi`, (..., features, n)."""
         columns = _columns(y)
         d_columns = monomials_backward(columns, self.lowest, self.options.order, d_psi, divided=True)
         return namespace(y).matrix_transpose(d_columns)
+
+    def sum(self, features: Iterator[Array], weights: Array) -> Array:
+        """Return the sum over all features of phi or psi (..., n), times weights (..., features, e): (..., n, e)."""
+        xp = namespace(weights)
+        total: Array = 0.0
+        for rows, piece in zip(pieces(self.width, self.lowest, self.options.order), features, strict=True):
+            total += xp.matrix_transpose(piece) @ weights[..., rows, :]
+        return total
 
     @property
     def factor(self) -> float:

@@ -24,14 +24,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
 
 from refattn.xp import Array, device, namespace
 
-ROWS = 1024
-"""Rows that the adjoint selects at once, so that they are still in the cache when they are added up."""
+ROWS = 512
+"""Rows of the highest degree that are made at once, and rows that the adjoint selects at once: they are used up while
+they are still in the cache, and no array is so large that its memory goes back to the system."""
 
 
 def count(width: int, lowest: int, degree: int) -> int:
@@ -39,13 +41,29 @@ def count(width: int, lowest: int, degree: int) -> int:
     return sum(math.comb(width + r - 1, r) for r in range(lowest, degree + 1))
 
 
-def monomials(x: Array, lowest: int, degree: int, *, divided: bool) -> Array:
-    """Return the monomials of the columns of x (..., D, c) with degrees from `lowest` to `degree`, in that order.
+def pieces(width: int, lowest: int, degree: int) -> Iterator[slice]:
+    """Yield where each piece of `monomials` is among all of them."""
+    start = 0
+    for r in range(lowest, degree + 1):
+        stop = start + count(width, r, r)
+        step = ROWS if r == degree else stop - start
+        yield from (slice(first, min(first + step, stop)) for first in range(start, stop, step))
+        start = stop
 
-    `divided` divides each by its m!. The result is (..., f, c).
+
+def monomials(x: Array, lowest: int, degree: int, *, divided: bool) -> Iterator[Array]:
+    """Yield the monomials of the columns of x (..., D, c) with degrees from `lowest` to `degree`, in that order.
+
+    `divided` divides each by its m!. What is yielded are `pieces` (..., f, c), one below the other.
     """
-    powers = _powers(x, degree, divided)[lowest:]
-    return powers[0] if len(powers) == 1 else namespace(x).concat(powers, axis=-2)
+    powers = _powers(x, degree - 1, divided)
+    yield from powers[lowest:]
+    if degree < 2:
+        yield x if degree else namespace(x).ones_like(x[..., :1, :])
+        return
+    table, shares = _table(x.shape[-2], degree), _shares(x, degree, divided)
+    for first in range(0, len(table.parent), ROWS):
+        yield _product(powers[-1], shares, table, slice(first, first + ROWS), divided)
 
 
 def monomials_backward(x: Array, lowest: int, degree: int, d_monomials: Array, *, divided: bool) -> Array:
@@ -109,16 +127,23 @@ def _table(width: int, degree: int) -> _Table:
 
 def _powers(x: Array, degree: int, divided: bool) -> list[Array]:
     """Return all monomials of each degree from 0 to `degree`."""
-    xp, width = namespace(x), x.shape[-2]
-    powers = [xp.ones_like(x[..., :1, :]), x][: degree + 1]
-    # x / 1, x / 2, ... below each other
-    shares = xp.concat([x / n for n in range(1, degree + 1)], axis=-2) if divided and degree > 1 else x
+    powers = [namespace(x).ones_like(x[..., :1, :]), x][: degree + 1]
+    shares = _shares(x, degree, divided)
     for r in range(2, degree + 1):
-        table = _table(width, r)
-        power = _select(powers[-1], table.parent)
-        power *= _select(shares, table.share if divided else table.last)
-        powers.append(power)
+        powers.append(_product(powers[-1], shares, _table(x.shape[-2], r), slice(None), divided))
     return powers
+
+
+def _shares(x: Array, degree: int, divided: bool) -> Array:
+    """Return x / 1, x / 2, ... below each other: what a divided power of a degree less is multiplied by; or x alone."""
+    return namespace(x).concat([x / n for n in range(1, degree + 1)], axis=-2) if divided and degree > 1 else x
+
+
+def _product(lower: Array, shares: Array, table: _Table, rows: slice, divided: bool) -> Array:
+    """Return some rows of the monomials of a degree; `lower` are all of a degree less."""
+    power = _select(lower, table.parent[rows])
+    power *= _select(shares, (table.share if divided else table.last)[rows])
+    return power
 
 
 def _pull(lower: Array, d_power: Array, table: _Table) -> Array:

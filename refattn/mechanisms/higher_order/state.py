@@ -81,7 +81,7 @@ def settings(kernel: Kernel, like: Array) -> Array:
 def fold(kernel: Kernel, state: State | None, keys: Array, values: Array) -> State:
     """Return the state with more keys; None is one without any."""
     xp = namespace(keys)
-    products = kernel.psi(keys) @ values
+    products = xp.concat([piece @ values for piece in kernel.psi(keys)], axis=-2)
     total = xp.sum(values, axis=-2, keepdims=True)
     if state is None:
         return State(products, total, settings(kernel, keys))
@@ -98,13 +98,13 @@ def fold_backward(kernel: Kernel, keys: Array, values: Array, d_state: State) ->
     xp = namespace(keys)
     # forward: products = products + psi @ values; values = values + sum(values)
     d_psi = d_state.products @ xp.matrix_transpose(values)
-    d_values = xp.matrix_transpose(kernel.psi(keys)) @ d_state.products + d_state.values
+    d_values = kernel.sum(kernel.psi(keys), d_state.products) + d_state.values
     return kernel.psi_backward(keys, d_psi), d_values
 
 
 def read(kernel: Kernel, state: State, queries: Array) -> Array:
     """Return the sums [a_i, z_i] (b, g, n, e + 1) of queries over the keys of a state."""
-    sums = namespace(queries).matrix_transpose(kernel.phi(queries)) @ state.products
+    sums = kernel.sum(kernel.phi(queries), state.products)
     return sums + kernel.constant * state.values if kernel.constant else sums
 
 
@@ -117,7 +117,7 @@ def read_backward(kernel: Kernel, state: State, queries: Array, d_sums: Array) -
 def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_sums: Array) -> State:
     """Return the gradient of a state, `d_state` or None for 0, with that of one more reading of it added."""
     xp = namespace(queries)
-    d_products = kernel.phi(queries) @ d_sums
+    d_products = xp.concat([piece @ d_sums for piece in kernel.phi(queries)], axis=-2)
     d_values = kernel.constant * xp.sum(d_sums, axis=-2, keepdims=True)
     if d_state is None:
         return State(d_products, d_values, settings(kernel, queries))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from refattn import counter
 from refattn.mechanisms.higher_order.kernel import Kernel
-from refattn.mechanisms.higher_order.monomials import count, monomials, monomials_backward
+from refattn.mechanisms.higher_order.monomials import count, monomials, monomials_backward, pieces
 from refattn.mechanisms.higher_order.options import check_options
 
 widths, degrees = st.integers(1, 9) | st.just(24), st.integers(0, 5)
@@ -23,12 +23,22 @@ def draw(name: str, *shape: int) -> Any:
     return counter.normal(shape, seed=3, purpose=name)
 
 
+def whole(x: Any, lowest: int, degree: int, *, divided: bool) -> Any:
+    """All monomials in one array, once it is seen that the pieces are where they shall be."""
+    found = list(monomials(x, lowest, degree, divided=divided))
+    together, places = np.concatenate(found, axis=-2), list(pieces(x.shape[-2], lowest, degree))
+    assert len(found) == len(places)
+    for piece, at in zip(found, places, strict=True):
+        np.testing.assert_array_equal(piece, together[..., at, :])
+    return together
+
+
 @settings(max_examples=80)
 @given(widths, degrees, st.booleans())
 def test_each_monomial_stands_once(width: int, degree: int, all_degrees: bool) -> None:
     x = np.exp(draw("x", width, 1))
     lowest = 0 if all_degrees else degree
-    found = monomials(x, lowest, degree, divided=False)[:, 0]
+    found = whole(x, lowest, degree, divided=False)[:, 0]
     expected = [
         math.prod(float(x[a, 0]) for a in chosen)
         for r in range(lowest, degree + 1)
@@ -43,7 +53,7 @@ def test_each_monomial_stands_once(width: int, degree: int, all_degrees: bool) -
 def test_inner_products_are_powers(width: int, degree: int, all_degrees: bool) -> None:
     x, y = draw("x", 2, width, 5), draw("y", 2, width, 5)
     lowest = 0 if all_degrees else degree
-    phi, psi = monomials(x, lowest, degree, divided=False), monomials(y, lowest, degree, divided=True)
+    phi, psi = whole(x, lowest, degree, divided=False), whole(y, lowest, degree, divided=True)
     found = np.sum(phi * psi, axis=-2, dtype=np.longdouble)  # of up to a hundred thousand terms
     s = np.sum(x * y, axis=-2)
     size = sum(np.sum(np.abs(x * y), axis=-2) ** r / math.factorial(r) for r in range(lowest, degree + 1))
@@ -59,8 +69,7 @@ def test_the_adjoint_is_that_of_differences(width: int, degree: int, all_degrees
     d_phi = draw("d_phi", count(width, lowest, degree), 3)
 
     def value(t: float) -> Any:
-        whole = monomials(x + t * direction, lowest, degree, divided=divided)
-        return np.sum(d_phi * whole, axis=0)
+        return np.sum(d_phi * whole(x + t * direction, lowest, degree, divided=divided), axis=0)
 
     # A polynomial of degree 5 in t: a sixth-order difference is exact.
     weights = {1: 3.0 / 4.0, 2: -3.0 / 20.0, 3: 1.0 / 60.0}
