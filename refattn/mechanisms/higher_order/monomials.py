@@ -31,7 +31,7 @@ from itertools import combinations_with_replacement
 
 from refattn.xp import Array, device, namespace
 
-ROWS = 512
+ROWS = 1024
 """Rows of the highest degree that are made at once, and rows that the adjoint selects at once: they are used up while
 they are still in the cache, and no array is so large that its memory goes back to the system."""
 
