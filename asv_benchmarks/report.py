@@ -126,7 +126,7 @@ def _device(result: Result) -> str:
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """Write the page, the numbers and, where matplotlib is installed, the figure; return the files."""
+    """Write the page, the numbers and the figure; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     name = result.comparison.name
     page, numbers, figure = (folder / f"{name}.{kind}" for kind in ("md", "json", "svg"))
@@ -199,10 +199,8 @@ def _markdown_table(head: list[str], body: Iterable[list[str]]) -> list[str]:
 
 def draw(result: Result, file: Path) -> bool:
     """Draw the ratios with their quartiles; return whether there is something to draw with, and to be drawn."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
+    import matplotlib
+
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = result.comparison.name  # the same picture is the same file
     from matplotlib import pyplot

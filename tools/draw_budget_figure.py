@@ -1,6 +1,6 @@
 """Draw docs/figures/budget.png: what verification lets pass and what it catches.
 
-    python -m tools.draw_budget_figure            # from the root of the repository; needs refattn[plot]; about a minute
+    python -m tools.draw_budget_figure            # from the root of the repository; about a minute
 
 Each dot is one kernel of softmax attention, judged on all designed cases, forward and backward, and stands at the
 largest share of the allowed error that it used. Honest kernels are those of tests/verify/kernels.py, each with several

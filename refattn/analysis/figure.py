@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of this size, in inches; ImportError where matplotlib is not installed."""
+    """Return an empty figure of this size, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ out_option: Decorator = click.option(
 
 
 def folder_of(out: str | None, study: str) -> Path:
-    """Return the folder of a study, made; fail now, not after long work, where it or a picture cannot be written."""
-    if find_spec("matplotlib") is None:
-        raise Problem('matplotlib: got none, needs it for the pictures: pip install "refattn[plot]"')
+    """Return the folder of a study, made; fail now, not after long work, where it cannot be written."""
     path = Path(out) if out is not None else Path("analysis", study)
     try:
         path.mkdir(parents=True, exist_ok=True)

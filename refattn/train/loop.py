@@ -328,5 +328,5 @@ def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder
     try:
         plot.draw_loss(metrics.read(folder.metrics), facts, folder.path / "loss.png")
     except ImportError:
-        report.say('loss.png is not drawn: pip install "refattn[plot]"')
+        report.say("loss.png is not drawn: matplotlib cannot be imported")
     return Result(folder.path, state.step, True, facts, sample)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def draw_loss(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], path: Path) -> None:
-    """Draw the metrics and the result of a run into a file; ImportError where matplotlib is not installed."""
+    """Draw the metrics and the result of a run into a file; ImportError where matplotlib is broken."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -174,7 +174,6 @@ def test_what_is_not_available_is_told_and_is_no_failure(result: peers.Result) -
 
 
 def test_the_report(result: peers.Result, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     files = report.write(result, tmp_path / "new")
     assert [file.name for file in files] == ["fake.md", "fake.json", "fake.svg"]
     page = files[0].read_text()

@@ -11,8 +11,6 @@ from click.testing import CliRunner, Result
 
 from refattn.cli import cli
 
-pytest.importorskip("matplotlib")
-
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

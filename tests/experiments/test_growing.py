@@ -125,7 +125,6 @@ def test_the_text_is_learnt_by_a_model_that_grows(monkeypatch: pytest.MonkeyPatc
 
 
 def results(task: str) -> dict[str, Any]:
-    pytest.importorskip("matplotlib", reason='needs pip install -e ".[plot]"')
     from docs.experiments.growing_page import grouped
 
     return grouped(found(WHOLE, RESULTS), task)
@@ -159,7 +158,6 @@ def test_where_growth_is_worth_nothing() -> None:
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason='needs pip install -e ".[plot]"')
     from docs.experiments import growing_page
 
     lines = found(WHOLE, RESULTS)

@@ -64,7 +64,6 @@ def test_all_runs_of_the_grid_differ() -> None:
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason='needs pip install -e ".[plot]"')
     from docs.experiments import higher_order_page
 
     lines = found(WHOLE, RESULTS)
@@ -78,7 +77,6 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
 
 
 def test_the_tables() -> None:
-    pytest.importorskip("matplotlib", reason='needs pip install -e ".[plot]"')
     from docs.experiments import higher_order_page
 
     def line(task: str, options: dict[str, Any], bits: float | None) -> dict[str, Any]:

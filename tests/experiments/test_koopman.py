@@ -63,7 +63,6 @@ def test_the_script(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason='needs pip install -e ".[plot]"')
     from docs.experiments import koopman_page
 
     lines = found(WHOLE, RESULTS)

@@ -75,7 +75,6 @@ def test_the_published_size_runs_on_token_files(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason='needs pip install -e ".[plot]"')
     from docs.experiments import sympformer_page
 
     lines = found(grid(tuple(VARIANTS), SEEDS), RESULTS)

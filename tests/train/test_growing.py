@@ -278,7 +278,6 @@ def marked(rows: Any) -> list[int]:
 
 
 def test_the_picture_marks_growth(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason='the picture needs matplotlib: pip install "refattn[plot]"')
     rows = [{"step": n, "loss": 2.0, **({"growth": {"grown": n == 2}} if n in (1, 2) else {})} for n in range(1, 5)]
     facts = {"bigram_bits": 3.0, "gzip_bits": 2.0, "heldout_bits": 2.5}
     pictures = []
