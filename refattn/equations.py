@@ -5,9 +5,15 @@ A tag is a comment at the end of an assignment. It names the axes of the value a
     scores = q @ xp.matrix_transpose(k) * scale  # (b, h, i, j) [SM.1]
 
 An id is letters, a dot and a number (`SM.1`); its adjoint, computed in the backward, has a `d` in front (`dSM.1`),
-and the gradient of an input is called after the input (`dSM.q`). A line that computes several equations at once is
-tagged with their range (`[SM.5-SM.7]`) and claims no value, as does an augmented assignment. An array assignment that
-is no equation says why: ``# (b, h, j, d) untagged: copies of k``.
+and the gradient of an input is called after the input (`dSM.q`). Axes without an id mean that the value is no equation;
+words may follow them, after a colon. Where several names are assigned at once, the comment has a tag for each, in their
+order and as far as it goes, with `-` for a name that has none::
+
+    out, saved = attend(q, k, v)  # (b, h, i, e) [SM.8]
+    between = x[:, None] - x  # (b, i, j): x_j - x_i
+
+A line that computes several equations at once is tagged with their range (`[SM.5-SM.7]`) and claims no value, as does
+an augmented assignment. Exclusive branches may each claim the same equation.
 
 In a hooked copy every tagged ``name = expr`` reads ``name = hook(id, name, expr)``; the copy is compiled under the
 original file name, so tracebacks and debuggers point at the real line. One mechanism serves four uses: the trace (the
@@ -36,13 +42,15 @@ from typing import Any
 
 from refattn.xp import Array, namespace
 
+Branch = tuple[tuple[int, int], ...]
+
 Hook = Callable[[str, str, Array], Array]
 """Called as ``hook(id, name, value)`` after each tagged assignment; returns the value that the assignment takes."""
 
 _ID = r"d?[A-Z]+\.(?:\d+|[a-z][a-z_]*)"
-_COMMENT = re.compile(
-    rf"#\s*(?:\((?P<axes>[^()]*)\)\s*)?(?:\[(?P<first>{_ID})(?:-(?P<last>{_ID}))?\]|untagged: (?P<reason>\S.*))"
-)
+_AXES = r"\((?P<axes>(?:[a-z0-9*]+(?:, ?[a-z0-9*]+)*,?)?)\)"
+_TAG = re.compile(rf"\s*(?:-|(?:{_AXES}\s*)?(?:\[(?P<first>{_ID})(?:-(?P<last>{_ID}))?\])?)\s*(?=[,:]|$)")
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _DECLARED = re.compile(rf"^\s*\[(?P<id>{_ID})\]\s+(?P<formula>\S.*?)\s*$", re.MULTILINE)
 
 
@@ -53,28 +61,37 @@ class Tag:
     Attributes
     ----------
     id
-        The equation, the first one of a range, or "" on a line marked ``untagged``.
+        The equation, the first one of a range, or "" where the comment names axes alone.
     last
         The last equation of a range, otherwise "".
     name
         The variable that the line assigns.
     axes
         One entry per axis: a letter, a product of letters, or a number; None where the comment names none.
-    reason
-        Why an ``untagged`` line is no equation, otherwise "".
     line
         The line of the file on which the assignment starts.
     claims
         Whether the value of the assignment is the value of the equation.
+    position
+        Which of several names that are assigned at once; None where there is one.
+    branch
+        In which arms of which conditions the line stands: pairs of the line of the condition and the number of the arm.
+        What follows an arm that returns or raises stands in the last arm.
     """
 
     id: str
     last: str
     name: str
     axes: tuple[str, ...] | None
-    reason: str
     line: int
     claims: bool
+    position: int | None = None
+    branch: Branch = ()
+
+    def excludes(self, other: Tag) -> bool:
+        """Tell whether a call that reaches this line never reaches the other one."""
+        arms = dict(self.branch)
+        return any(arms.get(line, arm) != arm for line, arm in other.branch)
 
 
 def declared(module: ModuleType) -> dict[str, str]:
@@ -93,59 +110,110 @@ def tags(module: ModuleType) -> tuple[Tag, ...]:
     Raises
     ------
     ValueError
-        Where a tag stands on a line that is no assignment to one name.
+        Where an id stands on a line that is no assignment to names, or a line has more tags than names.
     """
-    return tuple(tag for _, tag in _tagged_nodes(module))
+    return tuple(tag for _, found in _tagged_nodes(module) for tag in found)
 
 
 @functools.cache
-def _tagged_nodes(module: ModuleType) -> list[tuple[ast.stmt, Tag]]:
+def _tagged_nodes(module: ModuleType) -> list[tuple[ast.stmt, list[Tag]]]:
     """Parse a module and pair its assignments with their tags."""
     source = inspect.getsource(module)
-    comments: dict[int, re.Match[str]] = {}
+    comments: dict[int, list[re.Match[str]]] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and (match := _COMMENT.match(token.string)):
-            comments[token.start[0]] = match
-    found: list[tuple[ast.stmt, Tag]] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.end_lineno in comments:
-            match = comments.pop(node.end_lineno)
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            several = isinstance(node, ast.Assign) and len(node.targets) > 1
-            if several or (match["first"] and not isinstance(target, ast.Name)):
-                raise ValueError(f"{module.__name__}:{node.lineno}: a tagged line assigns to one name")
+        if token.type == tokenize.COMMENT and (matches := _tags_of(token.string)):
+            comments[token.start[0]] = matches
+    found: list[tuple[ast.stmt, list[Tag]]] = []
+    for node, branch in _statements(ast.parse(source).body, ()):
+        if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) or node.value is None:
+            continue
+        matches = comments.pop(node.end_lineno or 0, [])
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        names = target.elts if isinstance(target, ast.Tuple) else [target]
+        chained = isinstance(node, ast.Assign) and len(node.targets) > 1
+        tagged = []
+        for n, match in enumerate(matches):
+            name = names[n] if n < len(names) else None
+            if match["first"] and (chained or not isinstance(name, ast.Name)):
+                raise ValueError(f"{module.__name__}:{node.lineno}: a tag belongs to a name that the line assigns")
+            if name is None or (match["axes"] is None and not match["first"]):
+                continue
             axes = None if match["axes"] is None else tuple(a.strip() for a in match["axes"].split(",") if a.strip())
             tag = Tag(
                 id=match["first"] or "",
                 last=match["last"] or "",
-                name=ast.unparse(target),
+                name=ast.unparse(name),
                 axes=axes,
-                reason=match["reason"] or "",
                 line=node.lineno,
                 claims=bool(match["first"]) and not match["last"] and not isinstance(node, ast.AugAssign),
+                position=n if isinstance(target, ast.Tuple) else None,
+                branch=branch,
             )
-            found.append((node, tag))
-    if comments:
-        raise ValueError(f"{module.__name__}:{min(comments)}: a tag stands on a line that ends no assignment")
-    return sorted(found, key=lambda pair: pair[1].line)
+            tagged.append(tag)
+        if tagged:
+            found.append((node, tagged))
+    stray = [line for line, matches in comments.items() if any(match["first"] for match in matches)]
+    if stray:
+        raise ValueError(f"{module.__name__}:{min(stray)}: a tag stands on a line that ends no assignment")
+    return sorted(found, key=lambda pair: pair[0].lineno)
+
+
+def _tags_of(comment: str) -> list[re.Match[str]]:
+    """Return the tags with which a comment begins; words may follow the last, after a colon."""
+    found, text = [], comment.removeprefix("#")
+    while (match := _TAG.match(text)) and match.group().strip():
+        found.append(match)
+        rest = text[match.end() :]
+        if not rest.startswith(","):
+            return found
+        text = rest[1:]
+    return []
+
+
+def _statements(body: list[ast.stmt], branch: Branch) -> Iterator[tuple[ast.stmt, Branch]]:
+    """Yield all statements with the arms of conditions in which they stand."""
+    for node in body:
+        yield node, branch
+        if isinstance(node, (ast.If, ast.Match)):
+            arms = [node.body, node.orelse] if isinstance(node, ast.If) else [case.body for case in node.cases]
+            for n, arm in enumerate(arms):
+                yield from _statements(arm, (*branch, (node.lineno, n)))
+            if any(arm and isinstance(arm[-1], _LEAVES) for arm in arms):
+                branch = (*branch, (node.lineno, len(arms) - 1))
+            continue
+        for part in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(node, part, []), branch)
+        for handler in getattr(node, "handlers", []):
+            yield from _statements(handler.body, branch)
 
 
 @functools.cache
 def _code(module: ModuleType) -> Any:
     """Compile the functions of a module with a hook call in each tagged assignment."""
-    by_position = {(node.lineno, node.col_offset): tag for node, tag in _tagged_nodes(module) if tag.claims}
+    claims = {
+        (node.lineno, node.col_offset): [tag for tag in found if tag.claims] for node, found in _tagged_nodes(module)
+    }
+
+    def call(tag: Tag, value: ast.expr) -> ast.expr:
+        made = ast.Call(
+            func=ast.Name(id="__refattn_hook__", ctx=ast.Load()),
+            args=[ast.Constant(tag.id), ast.Constant(tag.name), value],
+            keywords=[],
+        )
+        return ast.fix_missing_locations(ast.copy_location(made, value))
 
     class Insert(ast.NodeTransformer):
-        def _hooked(self, node: ast.Assign | ast.AnnAssign) -> ast.stmt:
-            tag = by_position.get((node.lineno, node.col_offset))
-            if tag is not None and node.value is not None:
-                call = ast.Call(
-                    func=ast.Name(id="__refattn_hook__", ctx=ast.Load()),
-                    args=[ast.Constant(tag.id), ast.Constant(tag.name), node.value],
-                    keywords=[],
-                )
-                node.value = ast.fix_missing_locations(ast.copy_location(call, node.value))
-            return node
+        def _hooked(self, node: ast.Assign | ast.AnnAssign) -> ast.stmt | list[ast.stmt]:
+            after: list[ast.stmt] = []
+            for tag in claims.get((node.lineno, node.col_offset), []):
+                if tag.position is None and node.value is not None:
+                    node.value = call(tag, node.value)
+                else:
+                    value = call(tag, ast.Name(id=tag.name, ctx=ast.Load()))
+                    after.append(ast.Assign(targets=[ast.Name(id=tag.name, ctx=ast.Store())], value=value))
+            for extra in after:
+                ast.copy_location(extra, node)
+            return [node, *(ast.fix_missing_locations(extra) for extra in after)] if after else node
 
         visit_Assign = _hooked  # noqa: N815 (the names that ast.NodeTransformer looks for)
         visit_AnnAssign = _hooked  # noqa: N815

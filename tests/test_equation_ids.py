@@ -1,7 +1,7 @@
 """Every equation has one id in all places, and the comments of a file tell the truth about its arrays.
 
-For all mechanisms: the ids of the docstrings are those of the tags, each computed on exactly one line, and those of the
-trace. Every other array that a tagged file assigns says why it is no equation, and the axes in comments hold for the
+For all mechanisms: the ids of the docstrings are those of the tags and those of the trace, each computed on one line
+or on one of each exclusive branch. Every array that a tagged file assigns has its axes in a comment, and they hold for the
 arrays that the code really makes.
 
 What it needs of a mechanism is `tests/mechanisms/NAME/exercise.py`: calls that reach every line with a tag.
@@ -12,9 +12,11 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import io
 import math
 import pkgutil
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,11 +73,18 @@ def id_problems(modules: Sequence[ModuleType], traced: Iterable[str]) -> list[st
     named = {id for tag in tags for id in (tag.id, tag.last) if id}
     ran = set(traced)
     found = [f"{id} is declared {times} times" for id, times in declared.items() if times > 1]
-    found += [f"{id} is declared and computed on {claimed[id]} lines" for id in declared if claimed[id] != 1]
+    found += [f"{id} is declared and computed on 0 lines" for id in declared if not claimed[id]]
+    found += [f"{id} is declared and computed on {claimed[id]} lines" for id in declared if not _once(modules, id)]
     found += [f"{id} is tagged and not declared" for id in sorted(named - set(declared))]
     found += [f"{id} is declared and not in the trace" for id in declared if id not in ran]
     found += [f"{id} is in the trace and not declared" for id in sorted(ran - set(declared))]
     return found
+
+
+def _once(modules: Sequence[ModuleType], id: str) -> bool:
+    """Whether no call computes an equation on two lines: it stands once, or in exclusive branches."""
+    lines = [(module, tag) for module in modules for tag in equations.tags(module) if tag.claims and tag.id == id]
+    return all(m is n and a.excludes(b) for k, (m, a) in enumerate(lines) for n, b in lines[:k])
 
 
 # --- what running a module tells
@@ -123,7 +132,7 @@ class Watch:
 
     def __init__(self, modules: Iterable[ModuleType]) -> None:
         self.copies: dict[ModuleType, SimpleNamespace] = {}
-        self.arrays: dict[tuple[str, int], list[Any]] = {}
+        self.arrays: dict[tuple[str, int, int | None], list[Any]] = {}
         self.new: dict[tuple[str, int], list[Any]] = {}
         for module in modules:
             tree = Observer().visit(ast.parse(inspect.getsource(module)))
@@ -135,8 +144,9 @@ class Watch:
     def _seer(self, module: str) -> Callable[[int, str, Any], Any]:
         def see(line: int, kind: str, value: Any) -> Any:
             arrays = [x for x in (value if isinstance(value, tuple) else (value,)) if is_array(x)]
-            if arrays and not isinstance(value, tuple):
-                self.arrays.setdefault((module, line), []).append(value)
+            for n, x in enumerate(value) if isinstance(value, tuple) else ((None, value),):
+                if is_array(x):
+                    self.arrays.setdefault((module, line, n), []).append(x)
             if arrays and kind != "taken apart" and (kind == "several" or not isinstance(value, tuple)):
                 self.new.setdefault((module, line), []).extend(arrays)
             return value
@@ -155,14 +165,15 @@ def size_of(axis: str, sizes: Mapping[str, int]) -> int:
 
 
 def line_problems(modules: Sequence[ModuleType], runs: Iterable[Run], *, only_axes: bool = False) -> list[str]:
-    """Say which arrays have neither a tag nor a reason, which axes are not as said, and which tags were not reached."""
-    tags = {(module.__name__, tag.line): tag for module in modules for tag in equations.tags(module)}
+    """Say which arrays no comment describes, which axes are not as said, and which tags were not reached."""
+    tags = {(module.__name__, tag.line, tag.position): tag for module in modules for tag in equations.tags(module)}
+    commented = {(module.__name__, line) for module in modules for line in _commented(module)}
     found, reached = set(), set()
     for sizes, run in runs:
         watch = Watch(modules)
         with watch.in_force():
             run()
-        reached |= set(watch.arrays) | set(watch.new)
+        reached |= set(watch.arrays)
         for place, values in watch.arrays.items():
             tag = tags.get(place)
             if tag is None or tag.axes is None:
@@ -176,11 +187,20 @@ def line_problems(modules: Sequence[ModuleType], runs: Iterable[Run], *, only_ax
                     said = ", ".join(tag.axes)
                     found.add(f"{place[0]}:{place[1]}: {tag.name} has shape {tuple(value.shape)}, ({said}) is {needs}")
         if not only_axes:
-            found |= {
-                f"{module}:{line}: an array without a tag or a reason" for module, line in set(watch.new) - set(tags)
-            }
-    found |= {f"{module}:{line}: the tag was not reached" for module, line in set(tags) - reached}
+            found |= {f"{module}:{line}: an array without its axes" for module, line in set(watch.new) - commented}
+    missed = {place for place, tag in tags.items() if tag.id} - reached
+    found |= {f"{module}:{line}: the tag was not reached" for module, line, _ in missed}
     return sorted(found)
+
+
+def _commented(module: ModuleType) -> Iterator[int]:
+    """The lines on which assignments begin that end with a comment: axes, or words where a shape varies."""
+    source = inspect.getsource(module)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    ends = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt | ast.NamedExpr) and node.end_lineno in ends:
+            yield node.lineno
 
 
 # --- all mechanisms
@@ -201,10 +221,10 @@ def trace_of(runs: Iterable[Run]) -> equations.Trace:
 def other_tagged(mechanism: str) -> list[ModuleType]:
     """The modules of a room with tags that are not the definition: its other forms."""
     room = registry.room(mechanism)
-    names = [f"{room.__name__}.{found.name}" for found in pkgutil.iter_modules(room.__path__)]
-    modules = [importlib.import_module(name) for name in names]
+    found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
+    modules = [importlib.import_module(module.name) for module in found]
     defining = ra.mechanism(mechanism).tagged
-    return [module for module in modules if equations.tags(module) and module not in defining]
+    return [m for m in modules if any(tag.id for tag in equations.tags(m)) and m not in defining]
 
 
 def test_sizes_can_be_told_apart() -> None:
@@ -224,7 +244,7 @@ def test_ids_are_the_same_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
-def test_every_array_is_an_equation_or_has_a_reason_and_axes_hold(name: str) -> None:
+def test_every_array_has_its_axes_and_they_hold(name: str) -> None:
     record = ra.mechanism(name)
     assert line_problems(record.tagged, exercise(name, record.forms[0])) == []
 
@@ -280,9 +300,10 @@ def forward(x, flag=True):
         z = (
             y + 1.0
         )  # (b, h) [T.2]
-    flat = z.reshape(-1)  # (b*h) untagged: a view
-    total = z.sum(keepdims=True)  # (1, 1) untagged: for the test
-    one = z.sum()  # () untagged: for the test
+    flat = z.reshape(-1)  # (b*h): a view
+    total = z.sum(keepdims=True)  # (1, 1)
+    one = z.sum()  # (): for the test
+    half, whole = z / 2.0, (z, z)  # (b, h)
     pair = {"z": z}
     pair["y"] = y
     return z
@@ -309,23 +330,22 @@ def test_a_good_module_has_no_problem(tmp_path: Path) -> None:
     [
         ("  # (b, h) [T.1]", "", "T.1 is declared and computed on 0 lines"),
         ("  # (b, h) [T.1]", "", "T.1 is declared and not in the trace"),
-        ("  # (b, h) [T.1]", "", r"small:10: an array without a tag or a reason"),
-        ("  # (b, h) [T.1]", "  # (b, h)", r"small:10: an array without a tag or a reason"),
-        ("(1, 1) untagged: for the test", "(1, 1) untagged:", r"small:16: an array without a tag or a reason"),
-        ("(b*h) untagged: a view", "(b*h) [T.1]", "T.1 is declared and computed on 2 lines"),
+        ("  # (b, h) [T.1]", "", r"small:10: an array without its axes"),
+        ("(b*h): a view", "(b*h) [T.1]", "T.1 is declared and computed on 2 lines"),
         ("    [T.2]  z = y + 1\n", "", "T.2 is tagged and not declared"),
         ("    [T.2]  z = y + 1\n", "", "T.2 is in the trace and not declared"),
         ("[T.2]  z = y + 1\n", "[T.2]  z = y + 1\n    [T.3]  nothing\n", "T.3 is declared and computed on 0 lines"),
         ("(b, h) [T.1]", "(h, b) [T.1]", r"small:10: y has shape \(5, 6\), \(h, b\) is \(6, 5\)"),
         ("(b, h) [T.2]", "(b, h, 1) [T.2]", r"small:12: z has shape \(5, 6\), \(b, h, 1\) is \(5, 6, 1\)"),
-        ("(b*h) untagged", "(b*g) untagged", r"small:15: flat has shape \(30,\), \(b\*g\) is \(15,\)"),
-        ("() untagged", "(1) untagged", r"small:17: one has shape \(\), \(1\) is \(1,\)"),
-        ("(1, 1) untagged", "(1, q) untagged", r"small:16: q is not in docs/notation.md"),
-        ("first, = (x,)", "first, = (x * 2.0,)", r"small:9: an array without a tag or a reason"),
-        ('pair["y"] = y', 'pair["y"] = y + 1.0', r"small:19: an array without a tag or a reason"),
-        ('pair["y"] = y', "y += 1.0", r"small:19: an array without a tag or a reason"),
-        ('pair["y"] = y', "(w := y * 1.0)", r"small:19: an array without a tag or a reason"),
-        ("    if flag:", "    z = x  # (b, h) untagged: so far\n    if x is None:", "the tag was not reached"),
+        ("(b*h): a view", "(b*g): a view", r"small:15: flat has shape \(30,\), \(b\*g\) is \(15,\)"),
+        ("(): for", "(1): for", r"small:17: one has shape \(\), \(1\) is \(1,\)"),
+        ("(1, 1)", "(1, q)", r"small:16: q is not in docs/notation.md"),
+        ("first, = (x,)", "first, = (x * 2.0,)", r"small:9: an array without its axes"),
+        ('pair["y"] = y', 'pair["y"] = y + 1.0', r"small:20: an array without its axes"),
+        ('pair["y"] = y', "y += 1.0", r"small:20: an array without its axes"),
+        ('pair["y"] = y', "(w := y * 1.0)", r"small:20: an array without its axes"),
+        ("(z, z)  # (b, h)", "(z, z)  # (h, b)", r"small:18: half has shape \(5, 6\), \(h, b\) is \(6, 5\)"),
+        ("    if flag:", "    z = x  # (b, h): so far\n    if x is None:", "the tag was not reached"),
     ],
 )
 def test_a_wrong_module_is_found_out(tmp_path: Path, old: str, new: str, problem: str) -> None:
@@ -337,9 +357,9 @@ def test_a_wrong_module_is_found_out(tmp_path: Path, old: str, new: str, problem
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def f(x):\n    a, b = x, x  # (b) [T.1]\n", r"small:2: a tagged line assigns to one name"),
-        ("def f(x):\n    a = b = x  # (b) [T.1]\n", r"small:2: a tagged line assigns to one name"),
-        ("def f(x):\n    a[0] = x  # (b) [T.1]\n", r"small:2: a tagged line assigns to one name"),
+        ("def f(x):\n    a, b = x, x  # -, -, (b) [T.1]\n", r"small:2: a tag belongs to a name that the line assigns"),
+        ("def f(x):\n    a = b = x  # (b) [T.1]\n", r"small:2: a tag belongs to a name that the line assigns"),
+        ("def f(x):\n    a[0] = x  # (b) [T.1]\n", r"small:2: a tag belongs to a name that the line assigns"),
         ("def f(x):\n    # (b) [T.1]\n    a = x\n", r"small:2: a tag stands on a line that ends no assignment"),
         ("def f(x):\n    return x  # [T.1]\n", r"small:2: a tag stands on a line that ends no assignment"),
     ],
@@ -347,6 +367,31 @@ def test_a_wrong_module_is_found_out(tmp_path: Path, old: str, new: str, problem
 def test_a_misplaced_tag_raises(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         equations.tags(module_of(tmp_path, text))
+
+
+def test_exclusive_branches_may_compute_the_same_equation(tmp_path: Path) -> None:
+    text = GOOD.replace("    flat =", "    else:\n        z = y + 1.0  # (b, h) [T.2]\n    flat =")
+    module = module_of(tmp_path, text)
+    for flag in (True, False):
+        with equations.trace() as traced:
+            equations.active(module).forward(np.ones((5, 6)), flag)
+        assert id_problems([module], traced.variables) == []
+    both = module_of(tmp_path, text.replace("    else:\n    ", ""))
+    assert "T.2 is declared and computed on 2 lines" in id_problems([both], traced.variables)
+    early = "    if flag:\n        z = y  # (b, h) [T.2]\n        return z\n    z = y + 1.0  # (b, h) [T.2]\n"
+    returns = module_of(tmp_path, GOOD[: GOOD.index("    if flag")] + early)
+    assert id_problems([returns], traced.variables) == []
+
+
+def test_tuple_targets_carry_ids(tmp_path: Path) -> None:
+    text = '"""\n[T.1]  a = x\n[T.2]  b = 2 x\n"""\n'
+    text += "def f(x):\n    a, n, b = x, 1, 2.0 * x  # (b) [T.1], -, (b) [T.2]\n    return a + b\n"
+    module = module_of(tmp_path, text)
+    with equations.mutate("T.2", lambda b: 10.0 * b), equations.trace() as traced:
+        found = equations.active(module).f(np.ones(SIZES["b"]))
+    assert found.tolist() == [21.0] * SIZES["b"] and list(traced) == ["T.1", "T.2"]
+    assert id_problems([module], traced.variables) == []
+    assert line_problems([module], [(SIZES, lambda: equations.active(module).f(np.ones(SIZES["b"])))]) == []
 
 
 def test_an_id_is_declared_once(tmp_path: Path) -> None:

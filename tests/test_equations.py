@@ -206,7 +206,7 @@ def test_only_claims_are_hooked(small: Callable[[str], ModuleType]) -> None:
         "    b: object = a * (\n        2.0\n    )  # (b) [T.2]\n"
         "    c = b - 1.0  # (b) [T.3-T.5]\n"
         "    c += 1.0  # (b) [T.3]\n"
-        "    d = c  # (b) untagged: the same\n"
+        "    d = c  # (b): the same\n"
         "    if deep:\n        for _ in range(2):\n            d = d / 2.0  # (b) [dT.x]\n"
         "    return d\n"
         "class Other:\n    pass\n"
@@ -222,14 +222,14 @@ def test_only_claims_are_hooked(small: Callable[[str], ModuleType]) -> None:
     assert copy.f(x).tolist() == module.f(x).tolist()
     assert seen == [("T.1", "a"), ("T.2", "b"), ("dT.x", "d"), ("dT.x", "d")]
     assert copy.Other is module.Other
-    found = [(t.id, t.last, t.name, t.axes, t.reason, t.line, t.claims) for t in equations.tags(module)]
+    found = [(t.id, t.last, t.name, t.axes, t.line, t.claims) for t in equations.tags(module)]
     assert found == [
-        ("T.1", "", "a", ("b",), "", 2, True),
-        ("T.2", "", "b", ("b",), "", 3, True),
-        ("T.3", "T.5", "c", ("b",), "", 6, False),
-        ("T.3", "", "c", ("b",), "", 7, False),
-        ("", "", "d", ("b",), "the same", 8, False),
-        ("dT.x", "", "d", ("b",), "", 11, True),
+        ("T.1", "", "a", ("b",), 2, True),
+        ("T.2", "", "b", ("b",), 3, True),
+        ("T.3", "T.5", "c", ("b",), 6, False),
+        ("T.3", "", "c", ("b",), 7, False),
+        ("", "", "d", ("b",), 8, False),
+        ("dT.x", "", "d", ("b",), 11, True),
     ]
 
 

@@ -105,8 +105,8 @@ def _parts_elsewhere(name: str, defining: tuple[ModuleType, ...]) -> dict[str, l
     """Return, by equation, the lines of the room's other forms that compute a part of it."""
     room = registry.room(name)
     found: dict[str, list[str]] = {}
-    for info in pkgutil.iter_modules(room.__path__):
-        module = importlib.import_module(f"{room.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+        module = importlib.import_module(info.name)
         for tag in tags(module) if module not in defining else ():
             for id in filter(None, (tag.id, tag.last)):
                 found.setdefault(id, []).append(f"{file_of(module).rpartition('/')[2]}:{tag.line}")

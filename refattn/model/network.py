@@ -90,15 +90,15 @@ def run(params: Params, tokens: Array, first: int, context: Context, step: Step)
     """Return the logits (b, n, t) of tokens at the positions `first`, `first` + 1, ..., with `step` for the blocks."""
     xp = namespace(params.token_embedding, tokens)
     block, blocks = params.config.record.block, [layer.block for layer in params.layers]
-    rows = params.position_embedding[first : first + tokens.shape[1], ...]  # (n, m) untagged: part of P
+    rows = params.position_embedding[first : first + tokens.shape[1], ...]  # (n, m): part of P
     x = embedding.embedding_forward(params.token_embedding, tokens) + rows  # (b, n, m) [LM.1]
     state = block.start(blocks[0], x, context)
     layers = []
     for index, layer in enumerate(params.layers):
         state, saved = _layer(params, layer, state, index, step)
         layers.append(saved)
-    last = block.read(blocks[-1], state)  # (b, n, m) untagged: x of LM.6
-    y, norm = _norm(params.norm, last)  # untagged: the first is LM.6
+    last = block.read(blocks[-1], state)  # (b, n, m): x of LM.6
+    y, norm = _norm(params.norm, last)  # the first is LM.6
     normed = y  # (b, n, m) [LM.6]
     logits = product(normed, xp.matrix_transpose(params.token_embedding))  # (b, n, t) [LM.7]
     return logits, Saved(tokens, tuple(layers), state, norm, normed)
@@ -106,20 +106,20 @@ def run(params: Params, tokens: Array, first: int, context: Context, step: Step)
 
 def _layer(params: Params, layer: Layer, state: Any, index: int, step: Step) -> tuple[Any, LayerSaved]:
     """Advance the state by one layer."""
-    before = state.x  # (b, n, m) untagged: x of LM.2
+    before = state.x  # (b, n, m): x of LM.2
     norm_1 = norm_2 = mlp_saved = None
     if layer.norm_1 is None:
         state, block = step(index, layer, state)
-        x = state.x  # (b, n, m) untagged: LM.3 of a block with a norm of its own
+        x = state.x  # (b, n, m): LM.3 of a block with a norm of its own
     else:
-        u, norm_1 = _norm(layer.norm_1, before)  # untagged: the first is LM.2
+        u, norm_1 = _norm(layer.norm_1, before)  # the first is LM.2
         inner = u  # (b, n, m) [LM.2]
         state, block = step(index, layer, replace(state, x=inner))
         x = before + state.x  # (b, n, m) [LM.3]
     if layer.mlp is not None and layer.norm_2 is not None:
-        w, norm_2 = _norm(layer.norm_2, x)  # untagged: the first is LM.4
+        w, norm_2 = _norm(layer.norm_2, x)  # the first is LM.4
         outer = w  # (b, n, m) [LM.4]
-        out, mlp_saved = mlp.mlp_forward(layer.mlp, outer, params.config.gelu)  # untagged: part of LM.5
+        out, mlp_saved = mlp.mlp_forward(layer.mlp, outer, params.config.gelu)  # part of LM.5
         x = x + out  # (b, n, m) [LM.5]
     return replace(state, x=x), LayerSaved(norm_1, block, norm_2, mlp_saved)
 
@@ -130,11 +130,11 @@ def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None 
     block, blocks = params.config.record.block, [layer.block for layer in params.layers]
     # forward: logits = normed @ token_embedding^T
     d_normed = product(d_logits, params.token_embedding)  # (b, n, m) [dLM.7]
-    rows = xp.reshape(saved.y, (-1, saved.y.shape[-1]))  # (b*n, m) untagged: y with all tokens in a row
-    d_rows = xp.reshape(d_logits, (-1, d_logits.shape[-1]))  # (b*n, t) untagged: dz with all tokens in a row
-    d_head = product(xp.matrix_transpose(d_rows), rows)  # (t, m) untagged: part of dLM.token_embedding
+    rows = xp.reshape(saved.y, (-1, saved.y.shape[-1]))  # (b*n, m): y with all tokens in a row
+    d_rows = xp.reshape(d_logits, (-1, d_logits.shape[-1]))  # (b*n, t): dz with all tokens in a row
+    d_head = product(xp.matrix_transpose(d_rows), rows)  # (t, m): part of dLM.token_embedding
     # forward: normed = norm(last)
-    d_last, d_norm = _norm_backward(saved.norm, d_normed)  # untagged: the first is dLM.6
+    d_last, d_norm = _norm_backward(saved.norm, d_normed)  # the first is dLM.6
     d_read = d_last  # (b, n, m) [dLM.6]
     d_state, d_block = block.read_backward(blocks[-1], saved.state, d_read)
     layers: list[Layer] = []
@@ -142,12 +142,12 @@ def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None 
         d_state, d_layer = _layer_backward(params, index, saved.layers[index], d_state, watch)
         layers.insert(0, d_layer)
     layers[-1] = replace(layers[-1], block=_sum(layers[-1].block, d_block))
-    d_x, d_block = block.start_backward(blocks[0], d_state)  # untagged: the first is the gradient of LM.1
+    d_x, d_block = block.start_backward(blocks[0], d_state)  # the first is the gradient of LM.1
     layers[0] = replace(layers[0], block=_sum(layers[0].block, d_block))
     # forward: x = embedding(token_embedding, tokens) + position_embedding[:n]
-    unused = zeros((params.config.context - d_x.shape[1], d_x.shape[2]), d_x)  # untagged: positions without a token
+    unused = zeros((params.config.context - d_x.shape[1], d_x.shape[2]), d_x)  # positions without a token
     d_positions = xp.concat([xp.sum(d_x, axis=0), unused], axis=0)  # [dLM.position_embedding]
-    d_input = embedding.embedding_backward(params.token_embedding, saved.tokens, d_x)  # (t, m) untagged: the other part
+    d_input = embedding.embedding_backward(params.token_embedding, saved.tokens, d_x)  # (t, m): the other part
     d_tokens = d_head + d_input  # (t, m) [dLM.token_embedding]
     return Params(params.config, d_tokens, d_positions, tuple(layers), d_norm)
 
@@ -157,14 +157,14 @@ def _layer_backward(
 ) -> tuple[Any, Layer]:
     """Return the gradients of the state that came in and of the parameters of one layer."""
     layer = params.layers[index]
-    d_x = d_state.x  # (b, n, m) untagged: it came in
+    d_x = d_state.x  # (b, n, m): it came in
     d_norm_1 = d_norm_2 = d_mlp = None
     if saved.mlp is not None and saved.norm_2 is not None and layer.mlp is not None:
         # forward: x = x + mlp(outer)
-        d_w, d_mlp = mlp.mlp_backward(layer.mlp, saved.mlp, d_x, params.config.gelu)  # untagged: the first is dLM.5
+        d_w, d_mlp = mlp.mlp_backward(layer.mlp, saved.mlp, d_x, params.config.gelu)  # the first is dLM.5
         d_outer = d_w  # (b, n, m) [dLM.5]
         # forward: outer = norm_2(x)
-        d_through, d_norm_2 = _norm_backward(saved.norm_2, d_outer)  # untagged: part of dLM.4
+        d_through, d_norm_2 = _norm_backward(saved.norm_2, d_outer)  # part of dLM.4
         d_x = d_x + d_through  # (b, n, m) [dLM.4]
     # forward: state = block(state with inner in place of x)
     d_state = replace(d_state, x=d_x)
@@ -174,7 +174,7 @@ def _layer_backward(
     if saved.norm_1 is not None:
         d_inner = d_state.x  # (b, n, m) [dLM.3]
         # forward: inner = norm_1(before); x = before + state.x
-        d_through, d_norm_1 = _norm_backward(saved.norm_1, d_inner)  # untagged: part of dLM.2
+        d_through, d_norm_1 = _norm_backward(saved.norm_1, d_inner)  # part of dLM.2
         d_before = d_x + d_through  # (b, n, m) [dLM.2]
         d_state = replace(d_state, x=d_before)
     return d_state, Layer(d_norm_1, d_block, d_norm_2, d_mlp)
@@ -185,7 +185,7 @@ def _norm(norm: Norm, x: Array) -> tuple[Array, layer_norm.Saved]:
 
 
 def _norm_backward(saved: layer_norm.Saved, d_y: Array) -> tuple[Array, Norm]:
-    d_x, d_gain, d_bias = layer_norm.layer_norm_backward(saved, d_y)  # untagged: tagged where it is called
+    d_x, d_gain, d_bias = layer_norm.layer_norm_backward(saved, d_y)  # tagged where it is called
     return d_x, Norm(d_gain, d_bias)
 
 

@@ -61,9 +61,15 @@ def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
 
 
 def core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
+    """Yield the tags of the core, one for each equation, though exclusive branches may have several."""
     around = (mechanism.block.module, *mechanism.around)
     core = (module for module in mechanism.tagged if module not in around)
-    return (tag for module in core for tag in equations.tags(module) if tag.claims)
+    found: dict[str, equations.Tag] = {}
+    for module in core:
+        for tag in equations.tags(module):
+            if tag.claims:
+                found.setdefault(tag.id, tag)
+    return iter(found.values())
 
 
 def applies(kind: str, axes: tuple[str, ...]) -> bool:

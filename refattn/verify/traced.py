@@ -132,7 +132,7 @@ def places(mechanism: Mechanism) -> dict[str, Place]:
     found = {}
     for module in mechanism.tagged:
         lines = inspect.getsource(module).splitlines()
-        tags = {tag.id: tag for tag in equations.tags(module) if tag.claims}
+        tags = {tag.id: tag for tag in reversed(equations.tags(module)) if tag.claims}  # the first of branches
         for id, formula in equations.declared(module).items():
             tag = tags[id]
             code = _statement(lines, tag.line - 1, id)

@@ -69,11 +69,11 @@ def test_ids_are_the_same_everywhere() -> None:
     assert id_problems([network], traced) == []
 
 
-def test_every_array_is_an_equation_or_has_a_reason_and_axes_hold() -> None:
+def test_every_array_has_its_axes_and_they_hold() -> None:
     found = line_problems([network], [run for name in CAUSAL for run in runs(name)])
     # Only blocks with a norm of their own reach this line.
     text = inspect.getsource(network).splitlines()
-    bare = 1 + next(n for n, line in enumerate(text) if "untagged: LM.3 of a block with a norm of its own" in line)
+    bare = 1 + next(n for n, line in enumerate(text) if "LM.3 of a block with a norm of its own" in line)
     own_norm = any("norm" in ra.mechanism(name).brings for name in CAUSAL)
     assert found == ([] if own_norm else [f"refattn.model.network:{bare}: the tag was not reached"])
 

@@ -101,14 +101,14 @@ def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
     config = params.config
-    x = state.x  # (b, i, m) untagged: it came in
-    y = x if context.memory is None else _check_memory(params, context.memory, x)  # (b, j, m) untagged: keys
-    queries, keys, values = project(params, x, y)  # untagged: tagged there
+    x = state.x  # (b, i, m): it came in
+    y = x if context.memory is None else _check_memory(params, context.memory, x)  # (b, j, m): keys
+    queries, keys, values = project(params, x, y)  # tagged there
     if context.positions is not None and config.classes is None:
         raise ValueError("context.positions was given to a block without classes, needs None")
     own = equations.active(learned)
     chosen = own.numbers(params, context)
-    begin = own.starts(params, keys)  # untagged: tagged there
+    begin = own.starts(params, keys)  # tagged there
     attended, core_saved = core.forward(
         queries,
         keys,
@@ -118,9 +118,9 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         start=begin,
         jitter=own.jitter_of(config, context),
         **core_options(config, chosen),
-    )  # untagged: o of the core, tagged there
+    )  # o of the core, tagged there
     joined = merge_heads(attended)  # (b, i, h*e) [GE.23]
-    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m) untagged: GE.24 without its residual
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): GE.24 without its residual
     result = x + out if config.residual else out  # (b, i, m) [GE.24]
     return State(result), Saved(
         x, context.memory, keys, joined, chosen, core_saved, context.training, context.positions
@@ -142,30 +142,30 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
     config, x = params.config, saved.x
     own = equations.active(learned)
-    y = x if saved.memory is None else saved.memory  # (b, j, m) untagged: as in the forward
+    y = x if saved.memory is None else saved.memory  # (b, j, m): as in the forward
     check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m) untagged: it came in
+    d_result = d_state.x  # (b, i, m): it came in
     # forward: out = joined @ w_o + b_o
-    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # untagged: the first is dGE.23
+    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # the first is dGE.23
     d_joined = d_out  # (b, i, h*e) [dGE.23]
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.16]
     more = added(config.regulariser if saved.training else None, config.strength, saved.core)
     d = core.backward(saved.core, d_attended, **more)
     d_learned = own.numbers_backward(params, saved.positions, saved.numbers, d)
-    d_key = d["k"]  # (b, g, j, d) untagged: part of dGE.18
+    d_key = d["k"]  # (b, g, j, d): part of dGE.18
     if params.probe is not None:
-        begin = saved.core.inner.graph.start[..., 0]  # (b, h, j) untagged: GE.27
-        d_pushed, d_probe = own.starts_backward(params.probe, saved.keys, begin, d["start"])  # untagged: tagged there
+        begin = saved.core.inner.graph.start[..., 0]  # (b, h, j): GE.27
+        d_pushed, d_probe = own.starts_backward(params.probe, saved.keys, begin, d["start"])  # tagged there
         d_learned["probe"] = d_probe
-        d_key = d_key + d_pushed  # (b, g, j, d) untagged: dGE.18
+        d_key = d_key + d_pushed  # (b, g, j, d): dGE.18
     d_keys = d_key  # (b, g, j, d) [dGE.18]
     # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
-    d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))  # untagged: part of dGE.x
-    d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d_keys))  # untagged: part of dGE.x
-    d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))  # untagged: part of dGE.x
-    d_y = d_y_k + d_y_v  # (b, j, m) untagged: part of dGE.x
-    direct = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dGE.x
+    d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))  # part of dGE.x
+    d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d_keys))  # part of dGE.x
+    d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))  # part of dGE.x
+    d_y = d_y_k + d_y_v  # (b, j, m): part of dGE.x
+    direct = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dGE.x
     d_x = direct + d_result if config.residual else direct  # (b, i, m) [dGE.x]
     biases = (d_b_q, d_b_k, d_b_v, d_b_o) if config.bias else (None,) * 4
     d_biases = dict(zip(("b_q", "b_k", "b_v", "b_o"), biases, strict=True))
@@ -175,7 +175,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
 
 def mask_of(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
     """Combine the context's masks to one that broadcasts to (b, h, i, j); padding is masked as query and as key."""
-    mask = check_mask(context.mask, shape, "context.mask")  # untagged: with four axes
+    mask = check_mask(context.mask, shape, "context.mask")  # with four axes
     if context.memory is None and context.memory_mask is not None:
         raise ValueError("context.memory_mask was given without context.memory")
     if context.memory is not None and context.key_mask is not None:
@@ -183,13 +183,13 @@ def mask_of(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
     if context.memory_mask is not None:
         if (got := tuple(context.memory_mask.shape)) != (shape[0], shape[3]):
             raise ValueError(f"context.memory_mask: got shape {got}, needs {(shape[0], shape[3])} (True = a token)")
-        columns = context.memory_mask[:, None, None, :]  # untagged: for all heads and queries
+        columns = context.memory_mask[:, None, None, :]  # for all heads and queries
         return columns if mask is None else mask & columns
     if context.key_mask is None:
         return mask
     if (got := tuple(context.key_mask.shape)) != (shape[0], shape[3]):
         raise ValueError(f"context.key_mask: got shape {got}, needs {(shape[0], shape[3])} (True = a token)")
-    columns, rows = context.key_mask[:, None, None, :], context.key_mask[:, None, :, None]  # untagged: for all heads
+    columns, rows = context.key_mask[:, None, None, :], context.key_mask[:, None, :, None]  # for all heads
     return rows & columns if mask is None else mask & rows & columns
 
 

@@ -104,7 +104,7 @@ class Saved:
 
 def forward(law: Law, graph: Array, start: Array, visible: Array | None) -> tuple[Array, Saved]:
     """Return the scores after the last step, and what `backward` reads."""
-    x = first(law, start, visible)  # (b, h, j, c) untagged: GE.7, and a jitter
+    x = first(law, start, visible)  # (b, h, j, c): GE.7, and a jitter
     states, flows = [x], None
     steps: list[Step] = []
     energies: list[Array] = []
@@ -113,11 +113,11 @@ def forward(law: Law, graph: Array, start: Array, visible: Array | None) -> tupl
         factors = [*adaptive.plan(law, graph, start, visible)]
     for factor in factors:
         if law.stop is not None:
-            flows = still_flowing(law, graph, start, visible, x, energies, flows)  # untagged: 1 or 0 by channel
+            flows = still_flowing(law, graph, start, visible, x, energies, flows)  # 1 or 0 by channel
             if concrete(namespace(x).any(flows > 0.0)) is False:
                 break
-            factor = factor * flows  # (b, h, 1, c) untagged: 0 for a channel that has stopped
-        x, step = _step(law, graph, start, visible, x, factor)  # untagged: GE.11, tagged there
+            factor = factor * flows  # (b, h, 1, c): 0 for a channel that has stopped
+        x, step = _step(law, graph, start, visible, x, factor)  # GE.11, tagged there
         steps.append(step if law.checkpoint is None else Step(step.factor, (), (), (), None))
         if law.checkpoint is None or len(steps) % law.checkpoint == 0:
             states.append(x)
@@ -130,20 +130,20 @@ def _step(law: Law, graph: Array, start: Array, visible: Array | None, x: Array,
     tableau, f = TABLEAUS[law.integrator], law.intrinsic.force
     ends = after = None
     if tableau.implicit:
-        end, factor = end_of_step(law, graph, start, visible, x, factor)  # untagged: GE.11
+        end, factor = end_of_step(law, graph, start, visible, x, factor)  # GE.11
         ends = (x, end)
-        after = end if law.integrator == "discrete_gradient" else None  # untagged: GE.11
-    h = law.step * factor  # untagged: of this step
+        after = end if law.integrator == "discrete_gradient" else None  # GE.11
+    h = law.step * factor  # of this step
     ys: list[Array] = []
     cs: list[Array] = []
     vs: list[Array] = []
     for row in tableau.stages:
-        between = x if ends is None or after is not None else 0.5 * (x + ends[1])  # untagged: where y begins
+        between = x if ends is None or after is not None else 0.5 * (x + ends[1])  # where y begins
         point = moved(between, h, weighted(row, vs))  # (b, h, j, c) [GE.8]
         coupled = law.form.couple_forward(law.coupling, graph, visible, point, after)  # (b, h, j, c) [GE.9]
         rate = seen(visible, along(f, point, after, start, law.mu)) + law.kappa * coupled  # (b, h, j, c) [GE.10]
         ys, cs, vs = [*ys, point], [*cs, coupled], [*vs, rate]
-    there = moved(x, h, weighted(tableau.weights, vs))  # (b, h, j, c) untagged: GE.11 before a threshold
+    there = moved(x, h, weighted(tableau.weights, vs))  # (b, h, j, c): GE.11 before a threshold
     x_next = shrink(law.threshold, h, there)  # (b, h, j, c) [GE.11]
     return x_next, Step(factor, tuple(ys), tuple(cs), tuple(vs), ends, x_next if law.shrinks else None)
 
@@ -155,9 +155,9 @@ def _last_first(saved: Saved) -> Iterator[Step]:
         yield from reversed(saved.steps)
         return
     for begin in reversed(range(0, len(saved.steps), every)):
-        x, again = saved.states[begin // every], []  # untagged: GE.11
+        x, again = saved.states[begin // every], []  # GE.11
         for known in saved.steps[begin : begin + every]:
-            x, step = _step(law, saved.graph, saved.start, saved.visible, x, known.factor)  # untagged: GE.11
+            x, step = _step(law, saved.graph, saved.start, saved.visible, x, known.factor)  # GE.11
             again.append(step)
         yield from reversed(again)
 
@@ -166,48 +166,46 @@ def backward(saved: Saved, d_x: Array, tau_terms: Array) -> tuple[Array, Array, 
     """Return the gradients of the start and of the graph, and those of the numbers; `tau_terms` are of the readout."""
     law, start, visible = saved.law, saved.start, saved.visible
     f, tableau = law.intrinsic, TABLEAUS[law.integrator]
-    zero = zeros(start.shape, start)  # (b, h, j, c) untagged: nothing yet
+    zero = zeros(start.shape, start)  # (b, h, j, c): nothing yet
     edges = None
     d_anchor, mu_terms, kappa_terms, step_terms = zero, zero, zero, zero
     powers = [sum_wide(zero)] * len(law.coupling.powers)
     for step in _last_first(saved):
-        h, ys = law.step * step.factor, step.points  # untagged: of this step
-        after = step.ends[1] if step.ends and law.integrator == "discrete_gradient" else None  # untagged: x'
+        h, ys = law.step * step.factor, step.points  # of this step
+        after = step.ends[1] if step.ends and law.integrator == "discrete_gradient" else None  # x'
         d_next = d_x  # (b, h, j, c) [dGE.11]
-        d_end = d_next  # (b, h, j, c) untagged: dz
+        d_end = d_next  # (b, h, j, c): dz
         if step.shrunk is not None and law.threshold is not None:
             # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_end = namespace(d_x).where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c) untagged: dz
-            pushed = d_end * namespace(d_x).sign(step.shrunk)  # (b, h, j, c) untagged: part of dGE.tau and dGE.step
-            tau_terms = tau_terms - h * pushed  # (b, h, j, c) untagged: part of dGE.tau
-            step_terms = step_terms - law.threshold.tau * step.factor * pushed  # (b, h, j, c) untagged: of dGE.step
-        d_x = d_end  # (b, h, j, c) untagged: part of dGE.11 of the step before
+            d_end = namespace(d_x).where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c): dz
+            pushed = d_end * namespace(d_x).sign(step.shrunk)  # (b, h, j, c): part of dGE.tau and dGE.step
+            tau_terms = tau_terms - h * pushed  # (b, h, j, c): part of dGE.tau
+            step_terms = step_terms - law.threshold.tau * step.factor * pushed  # (b, h, j, c): of dGE.step
+        d_x = d_end  # (b, h, j, c): part of dGE.11 of the step before
         d_ys: list[Array | None] = [None] * len(ys)
         for n in reversed(range(len(ys))):
             # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
-            inner = _inner(saved, step, tableau, n, d_end, d_ys)  # (b, h, j, c) untagged: dGE.10 without h
+            inner = _inner(saved, step, tableau, n, d_end, d_ys)  # (b, h, j, c): dGE.10 without h
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
-            step_terms = step_terms + step.factor * inner * step.rates[n]  # (b, h, j, c) untagged: part of dGE.step
+            step_terms = step_terms + step.factor * inner * step.rates[n]  # (b, h, j, c): part of dGE.step
             # forward: rate = m f(point; start) + kappa coupled
             d_coupled = law.kappa * d_rate  # (b, h, j, c) [dGE.9]
             for m, power in enumerate(law.coupling.powers):
-                pulled = law.form.couple_forward(
-                    power, saved.graph, visible, ys[n], after
-                )  # (b, h, j, c) untagged: of x^(2m+1)
-                powers[m] = powers[m] + sum_wide(d_coupled * pulled)  # () untagged: part of dGE.coefficients
-            d_force = seen(visible, d_rate)  # (b, h, j, c) untagged: part of dGE.8, dGE.7 and dGE.mu
+                pulled = law.form.couple_forward(power, saved.graph, visible, ys[n], after)  # (b, h, j, c): of x^(2m+1)
+                powers[m] = powers[m] + sum_wide(d_coupled * pulled)  # (): part of dGE.coefficients
+            d_force = seen(visible, d_rate)  # (b, h, j, c): part of dGE.8, dGE.7 and dGE.mu
             slopes = [along(df, ys[n], after, start, law.mu) for df in (f.d_b, f.d_mu, f.d_x)]
-            d_anchor = d_anchor + d_force * slopes[0]  # (b, h, j, c) untagged: part of dGE.7
-            mu_terms = mu_terms + d_force * slopes[1]  # (b, h, j, c) untagged: part of dGE.mu
-            kappa_terms = kappa_terms + d_rate * step.couplings[n]  # (b, h, j, c) untagged: part of dGE.kappa
+            d_anchor = d_anchor + d_force * slopes[0]  # (b, h, j, c): part of dGE.7
+            mu_terms = mu_terms + d_force * slopes[1]  # (b, h, j, c): part of dGE.mu
+            kappa_terms = kappa_terms + d_rate * step.couplings[n]  # (b, h, j, c): part of dGE.kappa
             # forward: coupled = m sum_j w_ij m_jc g(y_jc - y_ic)
             d_pull, d_edges = law.form.couple_backward(
                 law.coupling, saved.graph, visible, ys[n], after, d_coupled
-            )  # untagged: parts of dGE.8 and dGE.6
-            edges = law.form.gathered(edges, d_edges)  # untagged: part of dGE.6, in some form
+            )  # parts of dGE.8 and dGE.6
+            edges = law.form.gathered(edges, d_edges)  # part of dGE.6, in some form
             d_point = d_force * slopes[2] + d_pull  # (b, h, j, c) [dGE.8]
             d_ys[n] = d_point
-            d_x = d_x + d_point  # (b, h, j, c) untagged: dGE.11 of the step before
+            d_x = d_x + d_point  # (b, h, j, c): dGE.11 of the step before
     d_graph = law.form.graph_gradient(edges, saved.graph)  # (b, h, j, j) [dGE.6]
     # forward: x = start, and start is b
     d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
@@ -229,7 +227,7 @@ def backward(saved: Saved, d_x: Array, tau_terms: Array) -> tuple[Array, Array, 
 def _inner(saved: Saved, step: Step, tableau: Tableau, n: int, d_end: Array, d_ys: list[Array | None]) -> Array:
     """Return dv_n / h."""
     later = [tableau.stages[m][n] for m in range(n + 1, len(d_ys))]
-    inner = plus(tableau.weights[n] * d_end, 1.0, weighted(later, d_ys[n + 1 :]))  # untagged: of later stages
+    inner = plus(tableau.weights[n] * d_end, 1.0, weighted(later, d_ys[n + 1 :]))  # of later stages
     if step.ends is None:
         return inner
     law = saved.law

@@ -111,11 +111,11 @@ def forward(
     (b, h, j).
     """
     xp = namespace(q, k)
-    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
-    similar = product(q, xp.matrix_transpose(k_heads)) * scale  # (b, h, i, j) untagged: GE.1 without its bias
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
+    similar = product(q, xp.matrix_transpose(k_heads)) * scale  # (b, h, i, j): GE.1 without its bias
     scores = similar if bias is None else similar + bias  # (b, h, i, j) [GE.1]
     if allowed is None:
-        masked = scores  # (b, h, i, j) untagged: GE.2 without a mask
+        masked = scores  # (b, h, i, j): GE.2 without a mask
     else:
         masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [GE.2]
     attention = None
@@ -123,34 +123,34 @@ def forward(
         attention = softmax_forward(masked)  # (b, h, i, j) [GE.3]
     kernel = balance = None
     # Which nodes see each other, and how alike they are.
-    both = allowed  # untagged: whether i may attend j
-    pairs = scores  # untagged: of nodes, where these are the tokens
+    both = allowed  # whether i may attend j
+    pairs = scores  # of nodes, where these are the tokens
     if over_keys:
-        both = None if allowed is None else both_seen(allowed)  # untagged: whether both are nodes
-        pairs = k_heads @ xp.matrix_transpose(k_heads) * scale  # (b, h, j, j) untagged: GE.4 of "kk" without a mask
+        both = None if allowed is None else both_seen(allowed)  # whether both are nodes
+        pairs = k_heads @ xp.matrix_transpose(k_heads) * scale  # (b, h, j, j): GE.4 of "kk" without a mask
     if symmetrise != "given" and (over_keys or symmetrise == "kernel"):
-        average = pairs if over_keys else 0.5 * with_transposed(pairs)  # untagged: GE.4 without a mask
+        average = pairs if over_keys else 0.5 * with_transposed(pairs)  # GE.4 without a mask
         mutual = average if both is None else only_mutual(average, both)  # (b, h, j, j) [GE.4]
-        links, top, total = softmax_and_sums(mutual)  # untagged: the first is GE.5
+        links, top, total = softmax_and_sums(mutual)  # the first is GE.5
         kernel = links  # (b, h, j, j) [GE.5]
     if symmetrise == "given":
-        linked = given_links(given, both, pairs)  # (b, h, j, j) untagged: GE.6 with its diagonal
+        linked = given_links(given, both, pairs)  # (b, h, j, j): GE.6 with its diagonal
     elif symmetrise == "kernel":
-        balance = balance_of(top, total)  # (b, h, j, 1) untagged: pi, which only energies need
-        linked = kernel  # (b, h, j, j) untagged: GE.6 with its diagonal
+        balance = balance_of(top, total)  # (b, h, j, 1): pi, which only energies need
+        linked = kernel  # (b, h, j, j): GE.6 with its diagonal
     else:
-        linked = link_forward(attention if kernel is None else kernel, symmetrise)  # untagged: GE.6 with its diagonal
-    own = own_edges(pairs)  # (j, j) untagged: whether i = j
+        linked = link_forward(attention if kernel is None else kernel, symmetrise)  # GE.6 with its diagonal
+    own = own_edges(pairs)  # (j, j): whether i = j
     graph = linked if isinstance(linked, CSR) else xp.where(own, 0.0, linked)  # (b, h, j, j) [GE.6]
     if begin is not None:
-        begins = begin[..., None] + zeros((*k_heads.shape[:3], 1), k)  # (b, h, j, c) untagged: GE.7 that is given
+        begins = begin[..., None] + zeros((*k_heads.shape[:3], 1), k)  # (b, h, j, c): GE.7 that is given
     elif state == "token":
-        logits = xp.sum(xp.where(own, scores, 0.0), axis=-1, keepdims=True)  # (b, h, j, 1) untagged: s_jj
-        begins = 0.5 + 0.5 * xp.tanh(0.5 * logits)  # (b, h, j, c) untagged: GE.7 of "token"
+        logits = xp.sum(xp.where(own, scores, 0.0), axis=-1, keepdims=True)  # (b, h, j, 1): s_jj
+        begins = 0.5 + 0.5 * xp.tanh(0.5 * logits)  # (b, h, j, c): GE.7 of "token"
     elif state == "query":
-        begins = xp.matrix_transpose(attention)  # (b, h, j, c) untagged: GE.7 of "query"
+        begins = xp.matrix_transpose(attention)  # (b, h, j, c): GE.7 of "query"
     else:
-        begins = values  # (b, h, j, c) untagged: GE.7 of "feature"
+        begins = values  # (b, h, j, c): GE.7 of "feature"
     start = begins  # (b, h, j, c) [GE.7]
     shapes = [None if x is None else tuple(x.shape) for x in (bias, begin)]
     results = (attention, kernel, graph, start, over_keys, shapes[1], balance)
@@ -166,49 +166,49 @@ def backward(
     """
     q, k, scale, attention = saved.q, saved.k, saved.scale, saved.attention
     xp = namespace(q, k)
-    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
-    own = own_edges(xp.matrix_transpose(k))  # (j, j) untagged: whether i = j
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
+    own = own_edges(xp.matrix_transpose(k))  # (j, j): whether i = j
     # forward: graph = where(own, 0.0, linked)
-    d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j) untagged: p, part of dGE.3 and dGE.5
-    none = zeros((), q)  # untagged: what there is none of below
+    d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j): p, part of dGE.3 and dGE.5
+    none = zeros((), q)  # what there is none of below
     d_attention_graph, d_average, d_pairs = none, none, none
     if saved.kernel is not None:
         # forward: linked = kernel, or links of it
         plain = saved.symmetrise == "kernel"
-        d_links = d_linked if plain else link_backward(saved.kernel, saved.symmetrise, d_linked)  # untagged: dGE.5
+        d_links = d_linked if plain else link_backward(saved.kernel, saved.symmetrise, d_linked)  # dGE.5
         d_kernel = d_links  # (b, h, j, j) [dGE.5]
         # forward: kernel = softmax(mutual)
-        d_weighted = none if d_lse is None else saved.kernel * d_lse  # untagged: part of dGE.4
+        d_weighted = none if d_lse is None else saved.kernel * d_lse  # part of dGE.4
         d_mutual = sum_of(softmax_backward(saved.kernel, d_kernel), d_weighted)  # (b, h, j, j) [dGE.4]
         # forward: mutual = (scores + scores^T) / 2, or scale k . k
-        d_pairs = with_transposed(d_mutual)  # (b, h, j, j) untagged: part of dGE.1, or dGE.k
-        d_average = d_average if saved.over_keys else 0.5 * d_pairs  # untagged: part of dGE.1
+        d_pairs = with_transposed(d_mutual)  # (b, h, j, j): part of dGE.1, or dGE.k
+        d_average = d_average if saved.over_keys else 0.5 * d_pairs  # part of dGE.1
     elif saved.symmetrise != "given":
-        d_attention_graph = link_backward(attention, saved.symmetrise, d_linked)  # untagged: part of dGE.3
+        d_attention_graph = link_backward(attention, saved.symmetrise, d_linked)  # part of dGE.3
     # forward: start = sigmoid(s_jj), attention^T or v
     if saved.state == "token" and saved.begin is None:
-        slope = d_start * saved.start * (1.0 - saved.start)  # (b, h, j, 1) untagged: part of dGE.1
-        d_own = xp.where(own, slope, 0.0)  # (b, h, i, j) untagged: part of dGE.1
-        d_attention_start = zeros((), q)  # untagged: the start does not read a
+        slope = d_start * saved.start * (1.0 - saved.start)  # (b, h, j, 1): part of dGE.1
+        d_own = xp.where(own, slope, 0.0)  # (b, h, i, j): part of dGE.1
+        d_attention_start = zeros((), q)  # the start does not read a
     else:
-        d_own = zeros((), q)  # untagged: the start does not read s
-        d_attention_start = xp.matrix_transpose(d_start) if saved.state == "query" else d_own  # untagged: part of dGE.3
-    d_masked = none  # untagged: where nobody has read a
+        d_own = zeros((), q)  # the start does not read s
+        d_attention_start = xp.matrix_transpose(d_start) if saved.state == "query" else d_own  # part of dGE.3
+    d_masked = none  # where nobody has read a
     if attention is not None:
         d_attention = sum_of(d_attention_read, d_attention_graph, d_attention_start)  # (b, h, i, j) [dGE.3]
         # forward: attention = softmax(masked)
         d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.2]
     d_scores = sum_of(d_masked, d_average, d_own)  # (b, h, i, j) [dGE.1]
     # forward: scores = q @ k_heads^T * scale + bias
-    d_product = product(d_scores, k_heads)  # (b, h, i, d) untagged: dGE.q without its scale
+    d_product = product(d_scores, k_heads)  # (b, h, i, d): dGE.q without its scale
     d_q = d_product * scale  # (b, h, i, d) [dGE.q]
-    d_alike = product(xp.matrix_transpose(d_scores), q)  # (b, h, j, d) untagged: part of dGE.k
-    d_scaled = sum_wide(d_product * q)  # () untagged: part of dGE.scale
+    d_alike = product(xp.matrix_transpose(d_scores), q)  # (b, h, j, d): part of dGE.k
+    d_scaled = sum_wide(d_product * q)  # (): part of dGE.scale
     if saved.over_keys and saved.kernel is not None:
         # forward: pairs = k_heads @ k_heads^T * scale
-        d_own = d_pairs @ k_heads  # (b, h, j, d) untagged: part of dGE.k
-        d_alike = d_alike + d_own  # (b, h, j, d) untagged: dGE.k by query head, without its scale
-        d_scaled = d_scaled + 0.5 * sum_wide(d_own * k_heads)  # () untagged: dGE.scale
+        d_own = d_pairs @ k_heads  # (b, h, j, d): part of dGE.k
+        d_alike = d_alike + d_own  # (b, h, j, d): dGE.k by query head, without its scale
+        d_scaled = d_scaled + 0.5 * sum_wide(d_own * k_heads)  # (): dGE.scale
     d_k = sum_heads(d_alike, k.shape[1]) * scale  # (b, g, j, d) [dGE.k]
     d_scale = d_scaled  # () [dGE.scale]
     gradients = {"q": d_q, "k": d_k, "scale": d_scale}

@@ -51,7 +51,7 @@ def numbers(params: Params, context: Context) -> dict[str, Array | None]:
     kappa = _softplus(params.raw_kappa)  # (h) [GE.21]
     if params.raw_step is not None:
         given = _softplus(params.raw_step)  # (h) [GE.25]
-        step = given  # (h) untagged: GE.25
+        step = given  # (h): GE.25
     elif config.step is None and is_bounded(config, context):
         step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.22]
     if params.raw_tau is not None:
@@ -68,14 +68,14 @@ def numbers_backward(
     """
     found: dict[str, Array | None] = {"coefficients": d.get("coefficients")}
     # forward: step = 1 / (mu + 2 kappa)
-    bound = None if params.raw_step is not None else learned["step"]  # (h) untagged: that follows mu and kappa
-    moved = 0.0 if bound is None else bound * bound * d["step"]  # (h) untagged: h^2 dh
+    bound = None if params.raw_step is not None else learned["step"]  # (h): that follows mu and kappa
+    moved = 0.0 if bound is None else bound * bound * d["step"]  # (h): h^2 dh
     d_kappa = d["kappa"] - 2.0 * moved  # (h) [dGE.21]
     # forward: kappa = log(1 + exp(raw_kappa)), and so mu
     d_raw_kappa = d_kappa * _sigmoid(params.raw_kappa)  # (h) [dGE.raw_kappa]
     found["raw_kappa"] = d_raw_kappa
     if params.raw_mu is not None:
-        d_nodes = d["mu"]  # untagged: of the core, (h, j) or without classes (h)
+        d_nodes = d["mu"]  # of the core, (h, j) or without classes (h)
         if params.config.classes is not None:
             # forward: mu = nu[classes]
             d_nodes = nodes_backward(d_nodes, classes, params.config.classes)  # (h, p) [dGE.28]
@@ -96,8 +96,8 @@ def starts(params: Params, keys: Array) -> Array | None:
     """Return where the scores of keys (b, g, j, d) start, where that is learned."""
     if params.probe is None:
         return None
-    k_heads = repeat_heads(keys, params.config.heads)  # (b, h, j, d) untagged: copies of k
-    logits = namespace(keys).sum(k_heads * params.probe[:, None, :], axis=-1)  # (b, h, j) untagged: l
+    k_heads = repeat_heads(keys, params.config.heads)  # (b, h, j, d): copies of k
+    logits = namespace(keys).sum(k_heads * params.probe[:, None, :], axis=-1)  # (b, h, j): l
     begin = _sigmoid(logits)  # (b, h, j) [GE.27]
     return begin
 
@@ -106,9 +106,9 @@ def starts_backward(probe: Array, keys: Array, b: Array, d_start: Array) -> tupl
     """Return the gradients of keys (b, g, j, d) and of the probe, for the start b (b, h, j) and its gradient."""
     # forward: begin = sigmoid(sum(k_heads * probe))
     d_logits = d_start * b * (1.0 - b)  # (b, h, j) [dGE.27]
-    k_heads = repeat_heads(keys, probe.shape[0])  # (b, h, j, d) untagged: copies of k
+    k_heads = repeat_heads(keys, probe.shape[0])  # (b, h, j, d): copies of k
     d_probe = namespace(keys).sum(d_logits[..., None] * k_heads, axis=(0, 2))  # (h, d) [dGE.probe]
-    d_pushed = d_logits[..., None] * probe[:, None, :]  # (b, h, j, d) untagged: part of dGE.18
+    d_pushed = d_logits[..., None] * probe[:, None, :]  # (b, h, j, d): part of dGE.18
     return sum_heads(d_pushed, keys.shape[1]), d_probe
 
 
@@ -123,7 +123,7 @@ def jitter_of(config: Config, context: Context) -> Array | None:
 
 def _classes(context: Context) -> Array:
     """Return the class of each node."""
-    positions = context.positions  # (j) untagged: it came in
+    positions = context.positions  # (j): it came in
     if positions is None:
         raise ValueError("context.positions: got None with classes, needs an array (tokens,) with the class of each")
     if len(positions.shape) != 1:

@@ -65,31 +65,31 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Return the output (b, h, i, e) and what `backward` reads."""
     xp = namespace(x)
-    size = xp.abs(x) if threshold.signed else x  # (b, h, j, c) untagged: what is compared with tau
+    size = xp.abs(x) if threshold.signed else x  # (b, h, j, c): what is compared with tau
     # Comparisons that are false for NaN, which so propagates.
     if threshold.kind == "proximal":
-        above = x  # (b, h, j, c) untagged: GE.12, "proximal"
+        above = x  # (b, h, j, c): GE.12, "proximal"
     elif threshold.kind == "hard":
-        above = xp.where(size < threshold.tau, 0.0, x)  # (b, h, j, c) untagged: GE.12, "hard"
+        above = xp.where(size < threshold.tau, 0.0, x)  # (b, h, j, c): GE.12, "hard"
     else:
-        sign = xp.sign(x) if threshold.signed else 1.0  # (b, h, j, c) untagged: of what is left
-        above = xp.where(size <= threshold.tau, 0.0, sign * (size - threshold.tau))  # untagged: GE.12, "soft"
+        sign = xp.sign(x) if threshold.signed else 1.0  # (b, h, j, c): of what is left
+        above = xp.where(size <= threshold.tau, 0.0, sign * (size - threshold.tau))  # GE.12, "soft"
     kept = above  # (b, h, j, c) [GE.12]
     if state == "feature":
-        out = kept if allowed is None else xp.where(alive_rows(allowed), kept, 0.0)  # (b, h, i, e) untagged: o_i = y_i
+        out = kept if allowed is None else xp.where(alive_rows(allowed), kept, 0.0)  # (b, h, i, e): o_i = y_i
         return out, Saved(threshold, state, attention, allowed, v, x, kept, None, None, None)
-    rows = xp.matrix_transpose(xp.maximum(kept, zeros((), x)))  # (b, h, c, j) untagged: phi(y), by row
+    rows = xp.matrix_transpose(xp.maximum(kept, zeros((), x)))  # (b, h, c, j): phi(y), by row
     if state == "token":
-        carried = attention * rows  # (b, h, i, j) untagged: GE.13 of "token"
+        carried = attention * rows  # (b, h, i, j): GE.13 of "token"
     else:
-        carried = rows if allowed is None else xp.where(allowed, rows, 0.0)  # (b, h, i, j) untagged: GE.13 of "query"
+        carried = rows if allowed is None else xp.where(allowed, rows, 0.0)  # (b, h, i, j): GE.13 of "query"
     parts = carried  # (b, h, i, j) [GE.13]
-    summed_parts = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: GE.14, 0 where nothing is left
-    filled = summed_parts != 0.0  # (b, h, i, 1) untagged: whether something is left
+    summed_parts = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1): GE.14, 0 where nothing is left
+    filled = summed_parts != 0.0  # (b, h, i, 1): whether something is left
     total = xp.where(filled, summed_parts, 1.0)  # (b, h, i, 1) [GE.14]
-    instead = emptied(x, attention, allowed, filled, state, threshold)  # (b, h, i, j) untagged: part of GE.15
+    instead = emptied(x, attention, allowed, filled, state, threshold)  # (b, h, i, j): part of GE.15
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]
-    v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e) untagged: copies of v
+    v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v
     out = weights @ v_heads  # (b, h, i, e) [GE.16]
     return out, Saved(threshold, state, attention, allowed, v, x, kept, total, filled, weights)
 
@@ -98,41 +98,41 @@ def backward(saved: Saved, d_out: Array, d_weights_read: Array | None) -> tuple[
     """Return (d_x, a part of d_attention, d_v, the terms of d_tau by score); d_v is None where v is the start."""
     xp, threshold = namespace(d_out), saved.threshold
     read_shape = () if saved.attention is None else saved.attention.shape
-    d_attention = zeros(read_shape, d_out)  # untagged: "feature" and "query" do not read a
+    d_attention = zeros(read_shape, d_out)  # "feature" and "query" do not read a
     if saved.weights is None or saved.total is None or saved.filled is None:
         # forward: out = kept
-        read = d_out if saved.allowed is None else xp.where(alive_rows(saved.allowed), d_out, 0.0)  # untagged: dGE.12
+        read = d_out if saved.allowed is None else xp.where(alive_rows(saved.allowed), d_out, 0.0)  # dGE.12
         d_v = None
     else:
         # forward: out = weights @ v_heads
-        v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e) untagged: copies of v
+        v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
         d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
-        d_product = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) untagged: part of dGE.15
+        d_product = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j): part of dGE.15
         d_weights = d_product if d_weights_read is None else d_product + d_weights_read  # (b, h, i, j) [dGE.15]
         # forward: weights = parts / total
-        inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dGE.14
+        inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dGE.14
         d_total = xp.where(saved.filled, -inner / saved.total, 0.0)  # (b, h, i, 1) [dGE.14]
         # forward: total = sum(parts)
         d_parts = xp.where(saved.filled, d_weights / saved.total + d_total, 0.0)  # (b, h, i, j) [dGE.13]
         # forward: parts = attention * rows, or rows
         if saved.state == "token":
-            rows = xp.matrix_transpose(xp.maximum(saved.kept, zeros((), d_out)))  # (b, h, c, j) untagged: as forward
-            d_attention = d_parts * rows  # (b, h, i, j) untagged: part of dGE.3
-            d_rows = xp.sum(d_parts * saved.attention, axis=2)[..., None]  # (b, h, j, c) untagged: part of dGE.12
+            rows = xp.matrix_transpose(xp.maximum(saved.kept, zeros((), d_out)))  # (b, h, c, j): as forward
+            d_attention = d_parts * rows  # (b, h, i, j): part of dGE.3
+            d_rows = xp.sum(d_parts * saved.attention, axis=2)[..., None]  # (b, h, j, c): part of dGE.12
         else:
-            d_allowed = d_parts if saved.allowed is None else xp.where(saved.allowed, d_parts, 0.0)  # untagged: dGE.12
-            d_rows = xp.matrix_transpose(d_allowed)  # (b, h, j, c) untagged: part of dGE.12
+            d_allowed = d_parts if saved.allowed is None else xp.where(saved.allowed, d_parts, 0.0)  # dGE.12
+            d_rows = xp.matrix_transpose(d_allowed)  # (b, h, j, c): part of dGE.12
         if threshold.empty == "dense":
-            d_attention = d_attention + xp.where(saved.filled, 0.0, d_weights)  # (b, h, i, j) untagged: part of dGE.3
-        positive = saved.x if threshold.straight_through else saved.kept  # (b, h, j, c) untagged: whose sign phi' takes
-        read = xp.where(positive <= 0.0, 0.0, d_rows)  # (b, h, j, c) untagged: dGE.12
+            d_attention = d_attention + xp.where(saved.filled, 0.0, d_weights)  # (b, h, i, j): part of dGE.3
+        positive = saved.x if threshold.straight_through else saved.kept  # (b, h, j, c): whose sign phi' takes
+        read = xp.where(positive <= 0.0, 0.0, d_rows)  # (b, h, j, c): dGE.12
     d_kept = read  # (b, h, j, c) [dGE.12]
     # forward: kept = threshold(x)
     if threshold.kind == "proximal":
         return d_kept, d_attention, d_v, zeros(d_kept.shape, d_kept)
-    size = xp.abs(saved.x) if threshold.signed else saved.x  # (b, h, j, c) untagged: as forward
-    drops = size < threshold.tau if threshold.kind == "hard" else size <= threshold.tau  # untagged: as forward
-    d_x = d_kept if threshold.straight_through else xp.where(drops, 0.0, d_kept)  # (b, h, j, c) untagged: to the flow
-    sign = xp.sign(saved.x) if threshold.signed else xp.ones_like(saved.x)  # (b, h, j, c) untagged: part of dGE.tau
-    terms = zeros(d_x.shape, d_x) if threshold.kind == "hard" else -sign * d_x  # (b, h, j, c) untagged: of dGE.tau
+    size = xp.abs(saved.x) if threshold.signed else saved.x  # (b, h, j, c): as forward
+    drops = size < threshold.tau if threshold.kind == "hard" else size <= threshold.tau  # as forward
+    d_x = d_kept if threshold.straight_through else xp.where(drops, 0.0, d_kept)  # (b, h, j, c): to the flow
+    sign = xp.sign(saved.x) if threshold.signed else xp.ones_like(saved.x)  # (b, h, j, c): part of dGE.tau
+    terms = zeros(d_x.shape, d_x) if threshold.kind == "hard" else -sign * d_x  # (b, h, j, c): of dGE.tau
     return d_x, d_attention, d_v, terms

@@ -150,11 +150,11 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    x = state.x  # (b, n, m) untagged: it came in
+    x = state.x  # (b, n, m): it came in
     check_tokens("state.x", x, params.config.width)
     check_params(params)
-    y, keys, values = keys_and_values(params, x)  # untagged: tagged in the function
-    result, saved = attend(params, x, y, keys, values, context)  # untagged: tagged in the function
+    y, keys, values = keys_and_values(params, x)  # tagged in the function
+    result, saved = attend(params, x, y, keys, values, context)  # tagged in the function
     return State(result), saved
 
 
@@ -170,7 +170,7 @@ def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, conte
     """Return (result, saved) of tokens x (b, n, m), augmented y, that attend the keys and values."""
     config, h = params.config, params.config.heads
     queries = split_heads(linear_forward(y, join(params.w_q), None), h)  # (b, h, n, d) [GROW.8]
-    mask = mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # untagged: of all masks
+    mask = mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # of all masks
     attended, core_saved = core.forward(
         queries,
         keys,
@@ -178,9 +178,9 @@ def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, conte
         mask=mask,
         causal=context.causal,
         scale=config.factor if params.scale is None else params.scale,
-    )  # untagged: o of GROW.6, tagged in the core
+    )  # o of GROW.6, tagged in the core
     joined = augmented(merge_heads(attended), config.bias)  # [GROW.11]
-    out = linear_forward(joined, params.w_o, None)  # (b, n, m) untagged: GROW.12 without its residual
+    out = linear_forward(joined, params.w_o, None)  # (b, n, m): GROW.12 without its residual
     result = x + out if config.residual else out  # (b, n, m) [GROW.12]
     return result, Saved(x, y, joined, (mask, context.causal), core_saved)
 
@@ -188,20 +188,20 @@ def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, conte
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); no field of the context has a gradient."""
     config, h = params.config, params.config.heads
-    d_result = d_state.x  # (b, n, m) untagged: it came in
-    d_attended = attended_backward(params, saved, d_state)  # (b, h, n, e) untagged: dGROW.6, tagged in the function
+    d_result = d_state.x  # (b, n, m): it came in
+    d_attended = attended_backward(params, saved, d_state)  # (b, h, n, e): dGROW.6, tagged in the function
     # forward: out = joined @ w_o
-    _, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_result)  # untagged: the gradient of a weight
+    _, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_result)  # the gradient of a weight
     d = core.backward(saved.core, d_attended)
     # forward: queries = split_heads(y @ join(w_q)), and so for keys and values
-    d_y_q, d_w_q, _ = linear_backward(saved.tokens, join(params.w_q), merge_heads(d["q"]))  # untagged: part of dGROW.7
-    d_y_k, d_w_k, _ = linear_backward(saved.tokens, join(params.w_k), merge_heads(d["k"]))  # untagged: part of dGROW.7
-    d_y_v, d_w_v, _ = linear_backward(saved.tokens, join(params.w_v), merge_heads(d["v"]))  # untagged: part of dGROW.7
+    d_y_q, d_w_q, _ = linear_backward(saved.tokens, join(params.w_q), merge_heads(d["q"]))  # part of dGROW.7
+    d_y_k, d_w_k, _ = linear_backward(saved.tokens, join(params.w_k), merge_heads(d["k"]))  # part of dGROW.7
+    d_y_v, d_w_v, _ = linear_backward(saved.tokens, join(params.w_v), merge_heads(d["v"]))  # part of dGROW.7
     d_y = d_y_q + d_y_k + d_y_v  # (b, n, in) [dGROW.7]
     # forward: y = augmented(x)
-    own = d_y[..., : config.width]  # (b, n, m) untagged: without the gradient of its 1
+    own = d_y[..., : config.width]  # (b, n, m): without the gradient of its 1
     d_x = own + d_result if config.residual else own  # (b, n, m) [dGROW.x]
-    d_scale = d["scale"] if params.scale is not None else None  # () untagged: dGROW.scale
+    d_scale = d["scale"] if params.scale is not None else None  # (): dGROW.scale
     return State(d_x), Params(config, split(d_w_q, h), split(d_w_k, h), split(d_w_v, h), d_w_o, d_scale), {}
 
 
@@ -221,7 +221,7 @@ def augmented(x: Array, bias: bool) -> Array:
     """Return x (b, n, width) with a 1 behind every token where there are biases."""
     if not bias:
         return x
-    ones = zeros((*x.shape[:-1], 1), x) + 1.0  # (b, n, 1) untagged: the tokens' 1
+    ones = zeros((*x.shape[:-1], 1), x) + 1.0  # (b, n, 1): the tokens' 1
     return namespace(x).concat([x, ones], axis=-1)
 
 

@@ -62,16 +62,16 @@ def forward(
     """
     xp = namespace(q, k, v)
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    k_heads = repeat_heads(k, heads)  # (b, h, j, d) untagged: copies of k
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e) untagged: copies of v
+    k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
+    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [GROW.1]
-    allowed = allowed_pairs(mask, offset, (0, queries), (0, keys), q)  # untagged: j in A(i)
+    allowed = allowed_pairs(mask, offset, (0, queries), (0, keys), q)  # j in A(i)
     if allowed is None:
-        masked = scores  # (b, h, i, j) untagged: GROW.2 without a mask
+        masked = scores  # (b, h, i, j): GROW.2 without a mask
     else:
         masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [GROW.2]
-    top = max_last(masked)  # (b, h, i, 1) untagged: part of GROW.3, -inf where A(i) is empty
-    alive = top != -math.inf  # (b, h, i, 1) untagged: whether A(i) has a key
+    top = max_last(masked)  # (b, h, i, 1): part of GROW.3, -inf where A(i) is empty
+    alive = top != -math.inf  # (b, h, i, 1): whether A(i) has a key
     exponentials = xp.exp(masked - xp.where(alive, top, 0.0))  # (b, h, i, j) [GROW.3]
     total = xp.where(alive, xp.sum(exponentials, axis=-1, keepdims=True), 1.0)  # (b, h, i, 1) [GROW.4]
     weights = exponentials / total  # (b, h, i, j) [GROW.5]
@@ -84,18 +84,18 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     q, k, v, scale = saved.q, saved.k, saved.v, saved.scale
     xp = namespace(q, k, v)
     heads = q.shape[1]
-    k_heads = repeat_heads(k, heads)  # (b, h, j, d) untagged: copies of k
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e) untagged: copies of v
+    k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
+    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     # forward: out = weights @ v_heads
     d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_out, v.shape[1])  # (b, g, j, e) [dGROW.v]
     d_weights = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dGROW.5]
     # forward: weights = exponentials / total; total = sum(exponentials)
-    inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dGROW.4
+    inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dGROW.4
     d_total = -inner / saved.total  # (b, h, i, 1) [dGROW.4]
     # forward: exponentials = exp(masked - max(masked))
     d_scores = saved.weights * (d_weights + saved.total * d_total)  # (b, h, i, j) [dGROW.1]
     # forward: scores = q @ k_heads^T * scale
-    d_product = d_scores @ k_heads  # (b, h, i, d) untagged: dGROW.q without its scale
+    d_product = d_scores @ k_heads  # (b, h, i, d): dGROW.q without its scale
     d_q = d_product * scale  # (b, h, i, d) [dGROW.q]
     d_k = sum_heads(xp.matrix_transpose(d_scores) @ q, k.shape[1]) * scale  # (b, g, j, d) [dGROW.k]
     d_scale = sum_wide(d_product * q)  # () [dGROW.scale]
@@ -105,12 +105,12 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
 def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, Array]:
     """Return x^T g x of each sequence (b, h, in, in), or their sum (h, in, in), for tokens x (b, n, in); and |g|^2."""
     xp = namespace(x)
-    d_scores = xp.astype(backward(saved, d_out)["scores"], x.dtype, copy=False)  # (b, h, i, j) untagged: dGROW.1
+    d_scores = xp.astype(backward(saved, d_out)["scores"], x.dtype, copy=False)  # (b, h, i, j): dGROW.1
     b, h, n, _ = d_scores.shape
     # All heads of a sequence at once, and where the sum is wanted all sequences: few large products are quicker.
-    pulled = xp.reshape(xp.reshape(d_scores, (b, h * n, n)) @ x, (b, h, n, x.shape[2]))  # (b, h, i, in) untagged: g x
-    square = sum_wide(d_scores * d_scores)  # () untagged: |g|^2
+    pulled = xp.reshape(xp.reshape(d_scores, (b, h * n, n)) @ x, (b, h, n, x.shape[2]))  # (b, h, i, in): g x
+    square = sum_wide(d_scores * d_scores)  # (): |g|^2
     if not total:
         return xp.matrix_transpose(x)[:, None, :, :] @ pulled, square
-    pulled = xp.reshape(xp.permute_dims(pulled, (1, 0, 2, 3)), (h, b * n, x.shape[2]))  # (h, b*i, in) untagged: g x
+    pulled = xp.reshape(xp.permute_dims(pulled, (1, 0, 2, 3)), (h, b * n, x.shape[2]))  # (h, b*i, in): g x
     return xp.matrix_transpose(xp.reshape(x, (b * n, x.shape[2]))) @ pulled, square

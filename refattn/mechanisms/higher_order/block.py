@@ -112,11 +112,11 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    x = state.x  # (b, i, m) untagged: it came in
+    x = state.x  # (b, i, m): it came in
     check_tokens("state.x", x, params.config.width)
     check_params(params)
-    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m) untagged: whose keys are attended
-    keys, values = keys_and_values(params, y)  # untagged: tagged in the function
+    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
+    keys, values = keys_and_values(params, y)  # tagged in the function
     attended, core_saved = core.attend(
         queries_of(params, x),
         keys,
@@ -124,8 +124,8 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         options=params.config.options,
         key_mask=padding(context, *y.shape[:2]),
         causal=context.causal,
-    )  # untagged: o of HOL.9, tagged in the core
-    result, joined = output(params, x, attended)  # untagged: tagged in the function
+    )  # o of HOL.9, tagged in the core
+    result, joined = output(params, x, attended)  # tagged in the function
     return State(result), Saved(x, context.memory, joined, core_saved)
 
 
@@ -146,7 +146,7 @@ def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
 def output(params: Params, x: Array, attended: Array) -> tuple[Array, Array]:
     """Return (result, joined) of tokens x (b, i, m) and what their heads attended to (b, h, i, e)."""
     joined = merge_heads(attended)  # (b, i, h*e) [HOL.13]
-    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m) untagged: HOL.14 without its residual
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): HOL.14 without its residual
     result = x + out if params.config.residual else out  # (b, i, m) [HOL.14]
     return result, joined
 
@@ -156,16 +156,16 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     config, x = params.config, saved.x
     h = config.heads
     check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m) untagged: it came in
+    d_result = d_state.x  # (b, i, m): it came in
     # forward: out = joined @ w_o + b_o
-    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # untagged: the first is dHOL.13
+    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # the first is dHOL.13
     d_joined = d_out  # (b, i, h*e) [dHOL.13]
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dHOL.9]
     d = core.backward(saved.core, d_attended)
     # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values
-    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # untagged: parts of dHOL.x, the weights'
-    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dHOL.x
+    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dHOL.x, the weights'
+    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dHOL.x
     d_x = own + d_result if config.residual else own  # (b, i, m) [dHOL.x]
     d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
     return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}

@@ -80,17 +80,17 @@ def forward(
     q_normal, k_normal = normalise(q, options), normalise(k, options)
     q_hat = q_normal[0]  # (b, h, i, d) [HOL.1]
     k_hat = k_normal[0]  # (b, g, j, d) [HOL.2]
-    k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d) untagged: copies of k'
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e) untagged: copies of v
+    k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
+    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q_hat @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [HOL.3]
     values = taylor(scores, options.order)  # (b, h, i, j) [HOL.4]
-    columns = None if key_mask is None else key_mask[:, None, None, :]  # (b, 1, 1, j) untagged: for all heads
-    allowed = allowed_pairs(columns, offset, (0, queries), (0, keys), q)  # untagged: j in A(i)
-    shifted = values - options.delta  # (b, h, i, j) untagged: HOL.5 before its mask
+    columns = None if key_mask is None else key_mask[:, None, None, :]  # (b, 1, 1, j): for all heads
+    allowed = allowed_pairs(columns, offset, (0, queries), (0, keys), q)  # j in A(i)
+    shifted = values - options.delta  # (b, h, i, j): HOL.5 before its mask
     weights = shifted if allowed is None else xp.where(allowed, shifted, 0.0)  # (b, h, i, j) [HOL.5]
     numerator = weights @ v_heads  # (b, h, i, e) [HOL.6]
-    plain = values if allowed is None else xp.where(allowed, values, 0.0)  # (b, h, i, j) untagged: w with delta = 0
-    counted = weights if options.denominator == "matched" else plain  # (b, h, i, j) untagged: the terms of HOL.7
+    plain = values if allowed is None else xp.where(allowed, values, 0.0)  # (b, h, i, j): w with delta = 0
+    counted = weights if options.denominator == "matched" else plain  # (b, h, i, j): the terms of HOL.7
     total = xp.sum(counted, axis=-1, keepdims=True)  # (b, h, i, 1) [HOL.7]
     divisor = divisor_of(total, options)  # (b, h, i, 1) [HOL.8]
     out = numerator / divisor  # (b, h, i, e) [HOL.9]
@@ -102,11 +102,11 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k and v for given d_out."""
     options, v = saved.options, saved.v
     xp = namespace(v)
-    q_hat = saved.q_normal[0]  # (b, h, i, d) untagged: HOL.1
-    k_hat = saved.k_normal[0]  # (b, g, j, d) untagged: HOL.2
+    q_hat = saved.q_normal[0]  # (b, h, i, d): HOL.1
+    k_hat = saved.k_normal[0]  # (b, g, j, d): HOL.2
     heads, groups, scale = q_hat.shape[1], v.shape[1], options.scale(q_hat.shape[3])
-    k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d) untagged: copies of k'
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e) untagged: copies of v
+    k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
+    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     # forward: out = numerator / divisor
     d_numerator = d_out / saved.divisor  # (b, h, i, e) [dHOL.6]
     d_divisor = -xp.sum(d_out * saved.out, axis=-1, keepdims=True) / saved.divisor  # (b, h, i, 1) [dHOL.8]
@@ -114,7 +114,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_total = d_divisor * divisor_slope(saved.total, options)  # (b, h, i, 1) [dHOL.7]
     # forward: numerator = weights @ v_heads; total = sum(weights), or of t; weights = t - delta: delta is constant
     d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_numerator, groups)  # (b, g, j, e) [dHOL.v]
-    d_each = d_numerator @ xp.matrix_transpose(v_heads) + d_total  # (b, h, i, j) untagged: dHOL.4 before its mask
+    d_each = d_numerator @ xp.matrix_transpose(v_heads) + d_total  # (b, h, i, j): dHOL.4 before its mask
     d_values = d_each if saved.allowed is None else xp.where(saved.allowed, d_each, 0.0)  # (b, h, i, j) [dHOL.4]
     # forward: values = taylor(scores, order)
     d_scores = d_values * taylor(saved.scores, options.order - 1)  # (b, h, i, j) [dHOL.3]

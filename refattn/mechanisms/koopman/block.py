@@ -95,12 +95,12 @@ def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    x = state.x  # (b, i, m) untagged: it came in
+    x = state.x  # (b, i, m): it came in
     _check_tokens("state.x", x, params.config.width)
     check_params(params)
-    y = x if context.memory is None else _check_memory(context.memory, x)  # (b, j, m) untagged: whose keys are attended
-    keys, values = keys_and_values(params, y)  # untagged: tagged in the function
-    result, joined, core_saved = attend(params, x, keys, values, context)  # untagged: tagged in the function
+    y = x if context.memory is None else _check_memory(context.memory, x)  # (b, j, m): whose keys are attended
+    keys, values = keys_and_values(params, y)  # tagged in the function
+    result, joined, core_saved = attend(params, x, keys, values, context)  # tagged in the function
     return State(result), Saved(x, context.memory, joined, core_saved)
 
 
@@ -121,9 +121,9 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
     if unknown := sorted(set(given) - {"ridge", "epsilon"}):
         raise ValueError(f"context.draws: got {', '.join(unknown)}, needs ridge and epsilon")
     for name in ("bandwidth", "weight"):
-        logarithm = getattr(params, f"log_{name}")  # (1) untagged: a parameter
+        logarithm = getattr(params, f"log_{name}")  # (1): a parameter
         if logarithm is not None:
-            given[name] = xp.exp(logarithm)[0]  # () untagged: a number of the core
+            given[name] = xp.exp(logarithm)[0]  # (): a number of the core
     last, core_saved = core.forward(
         queries,
         keys,
@@ -132,9 +132,9 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
         causal=context.causal,
         **given,
         **config.choices,
-    )  # untagged: q^m of KOOP.17, tagged in the core
+    )  # q^m of KOOP.17, tagged in the core
     joined = merge_heads(last)  # (b, i, h*d) [KOOP.21]
-    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m) untagged: KOOP.22 without its residual
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): KOOP.22 without its residual
     result = x + out if config.residual else out  # (b, i, m) [KOOP.22]
     return result, joined, core_saved
 
@@ -143,20 +143,20 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
     config, x = params.config, saved.x
     h, _, _ = config.sizes
-    y = x if saved.memory is None else saved.memory  # (b, j, m) untagged: as in the forward
+    y = x if saved.memory is None else saved.memory  # (b, j, m): as in the forward
     check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m) untagged: it came in
+    d_result = d_state.x  # (b, i, m): it came in
     # forward: out = joined @ w_o + b_o
-    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # untagged: the first is dKOOP.21
+    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # the first is dKOOP.21
     d_joined = d_out  # (b, i, h*d) [dKOOP.21]
     # forward: joined = merge_heads(last)
     d = core.backward(saved.core, split_heads(d_joined, h))
     # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
-    d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))  # untagged: part of dKOOP.x
-    d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d["k"]))  # untagged: part of dKOOP.x
-    d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))  # untagged: part of dKOOP.x
-    d_y = d_y_k + d_y_v  # (b, j, m) untagged: part of dKOOP.x
-    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dKOOP.x
+    d_x_q, d_w_q, d_b_q = linear_backward(x, params.w_q, merge_heads(d["q"]))  # part of dKOOP.x
+    d_y_k, d_w_k, d_b_k = linear_backward(y, params.w_k, merge_heads(d["k"]))  # part of dKOOP.x
+    d_y_v, d_w_v, d_b_v = linear_backward(y, params.w_v, merge_heads(d["v"]))  # part of dKOOP.x
+    d_y = d_y_k + d_y_v  # (b, j, m): part of dKOOP.x
+    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dKOOP.x
     d_x = own + d_result if config.residual else own  # (b, i, m) [dKOOP.x]
     biases = (d_b_q, d_b_k, d_b_v, d_b_o) if config.bias else (None,) * 4
     # forward: bandwidth = exp(log_bandwidth), and so for the weight
@@ -179,12 +179,12 @@ def _mask(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
     name, padding = "key_mask", context.key_mask
     if context.memory is not None:
         name, padding = "memory_mask", context.memory_mask
-    mask = check_mask(context.mask, shape, "context.mask")  # untagged: with four axes
+    mask = check_mask(context.mask, shape, "context.mask")  # with four axes
     if padding is None:
         return mask
     if tuple(padding.shape) != (b, keys):
         raise ValueError(f"context.{name}: got shape {tuple(padding.shape)}, needs {(b, keys)} (True = a token)")
-    columns = padding[:, None, None, :]  # (b, 1, 1, j) untagged: for all heads and queries
+    columns = padding[:, None, None, :]  # (b, 1, 1, j): for all heads and queries
     return columns if mask is None else mask & columns
 
 

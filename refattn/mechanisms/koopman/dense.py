@@ -78,19 +78,19 @@ def forward(
     q: Array, k: Array, v: Array, *, mask: Array | None, offset: int | None, options: Options, numbers: Numbers
 ) -> tuple[Array, Saved]:
     """Return the last query (b, h, i, d) and what `backward` reads; `offset` is that of `causal_offset`."""
-    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
-    v_heads = repeat_heads(v, q.shape[1])  # (b, h, j, d) untagged: copies of v
-    seen = visible(mask, offset, q, k_heads)  # (b, h, i, j) untagged: whether j is in J(i)
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
+    v_heads = repeat_heads(v, q.shape[1])  # (b, h, j, d): copies of v
+    seen = visible(mask, offset, q, k_heads)  # (b, h, i, j): whether j is in J(i)
     kernel = numbers.kernel(options)
     observables = Observables(kernel, k_heads[:, :, None, :, :], seen, options.augment)
-    gram = None if options.updates == 1 else gram_of(observables, offset is not None, options)  # untagged: tagged there
-    weights, attended = attend(q, k_heads, v_heads, seen, kernel, options)  # untagged: tagged there
+    gram = None if options.updates == 1 else gram_of(observables, offset is not None, options)  # tagged there
+    weights, attended = attend(q, k_heads, v_heads, seen, kernel, options)  # tagged there
     trajectory, all_weights = [q, attended], [weights]
     steps: list[update.Saved] = []
     chosen: list[int] = []
     while len(trajectory) <= options.updates:
-        weights, attended = attend(trajectory[-1], k_heads, v_heads, seen, kernel, options)  # untagged: tagged there
-        root, step, candidate = advance(trajectory, attended, observables, gram, numbers, options)  # untagged: there
+        weights, attended = attend(trajectory[-1], k_heads, v_heads, seen, kernel, options)  # tagged there
+        root, step, candidate = advance(trajectory, attended, observables, gram, numbers, options)  # there
         trajectory.append(root)
         all_weights.append(weights)
         steps.append(step)
@@ -102,8 +102,8 @@ def forward(
 def visible(mask: Array | None, offset: int | None, q: Array, k: Array) -> Array:
     """Return whether query i sees key j, (b, h, i, j)."""
     xp = namespace(q)
-    allowed = allowed_pairs(mask, offset, (0, q.shape[2]), (0, k.shape[2]), q)  # untagged: broadcasts to J
-    everywhere = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j) untagged: True
+    allowed = allowed_pairs(mask, offset, (0, q.shape[2]), (0, k.shape[2]), q)  # broadcasts to J
+    everywhere = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
     return everywhere if allowed is None else xp.logical_and(everywhere, allowed)
 
 
@@ -111,14 +111,14 @@ def attend(x: Array, k: Array, v: Array, seen: Array, kernel: Kernel, options: O
     """Return the weights (b, h, i, j) and what queries x (b, h, i, d) attend."""
     xp = namespace(x)
     if options.similarity == "dot":
-        raw = x @ xp.matrix_transpose(k) / math.sqrt(x.shape[-1])  # (b, h, i, j) untagged: KOOP.1
+        raw = x @ xp.matrix_transpose(k) / math.sqrt(x.shape[-1])  # (b, h, i, j): KOOP.1
     else:
-        raw = kernel.values(x, k)  # (b, h, i, j) untagged: KOOP.1
+        raw = kernel.values(x, k)  # (b, h, i, j): KOOP.1
     scores = raw  # (b, h, i, j) [KOOP.1]
     masked = xp.where(seen, scores, -math.inf)  # (b, h, i, j) [KOOP.2]
-    top = max_last(masked)  # (b, h, i, 1) untagged: for the exponential
-    powers = xp.exp(masked - xp.where(top == -math.inf, 0.0, top))  # (b, h, i, j) untagged: numerators of KOOP.3
-    total = xp.sum(powers, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: denominators of KOOP.3
+    top = max_last(masked)  # (b, h, i, 1): for the exponential
+    powers = xp.exp(masked - xp.where(top == -math.inf, 0.0, top))  # (b, h, i, j): numerators of KOOP.3
+    total = xp.sum(powers, axis=-1, keepdims=True)  # (b, h, i, 1): denominators of KOOP.3
     weights = powers / xp.where(total == 0.0, 1.0, total)  # (b, h, i, j) [KOOP.3]
     attended = weights @ v  # (b, h, i, d) [KOOP.4]
     return weights, attended
@@ -126,9 +126,9 @@ def attend(x: Array, k: Array, v: Array, seen: Array, kernel: Kernel, options: O
 
 def gram_of(observables: Observables, causal: bool, options: Options) -> Array:
     """Return G (b, h, i, o, o)."""
-    keys = observables.keys[:, :, 0, :, :]  # (b, h, j, d) untagged: the keys
+    keys = observables.keys[:, :, 0, :, :]  # (b, h, j, d): the keys
     between = observables.kernel.values(keys, keys)  # (b, h, j, j) [KOOP.5]
-    delta = options.jitter_of(between) * jitter_unit(observables, between, causal)  # (b, h, i, 1) untagged: delta
+    delta = options.jitter_of(between) * jitter_unit(observables, between, causal)  # (b, h, i, 1): delta
     gram = observables.gram(between, delta)  # (b, h, i, o, o) [KOOP.6]
     return gram
 
@@ -141,11 +141,11 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     observables = Observables(kernel, k[:, :, None, :, :], saved.seen, options.augment)
     total: dict[str, Array] = {"k": xp.zeros_like(k), "v": xp.zeros_like(v)}
     d_points = [xp.zeros_like(x) for x in saved.trajectory]
-    d_points[-1] = d_out  # (b, h, i, d) untagged: it came in
+    d_points[-1] = d_out  # (b, h, i, d): it came in
     d_ab: list[dict[str, Array]] = []
     for number in range(options.updates, 0, -1):
         d_root = d_points[number]  # (b, h, i, d) [dKOOP.17]
-        left = d_root  # (b, h, i, d) untagged: dKOOP.4 of update 1
+        left = d_root  # (b, h, i, d): dKOOP.4 of update 1
         if number > 1:
             # forward: root = update(points, attended, keys, gram, ...)
             step = equations.active(update).backward(
@@ -153,30 +153,30 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
             )
             start = first_points(number, options.window)
             for n in range(start, number):
-                one = step["points"][:, :, :, n - start, :]  # (b, h, i, d) untagged: part of dKOOP.17
-                d_points[n] = d_points[n] + one  # (b, h, i, d) untagged: part of dKOOP.17
+                one = step["points"][:, :, :, n - start, :]  # (b, h, i, d): part of dKOOP.17
+                d_points[n] = d_points[n] + one  # (b, h, i, d): part of dKOOP.17
             names = ("bandwidth", "weight", "norm")
             add(total, {"k": step["keys"][:, :, 0, :, :], "gram": step["gram"], **{name: step[name] for name in names}})
             d_ab.insert(0, {name: step[name] for name in ("ridge", "a", "b")})
-            left = step["attended"]  # (b, h, i, d) untagged: dKOOP.4 of later updates
+            left = step["attended"]  # (b, h, i, d): dKOOP.4 of later updates
         d_attended = left  # (b, h, i, d) [dKOOP.4]
         # forward: attended = weights @ v
-        weights = saved.weights[number - 1]  # (b, h, i, j) untagged: w of this update
-        x = saved.trajectory[number - 1]  # (b, h, i, d) untagged: q^{r-1}
+        weights = saved.weights[number - 1]  # (b, h, i, j): w of this update
+        x = saved.trajectory[number - 1]  # (b, h, i, d): q^{r-1}
         add(total, {"v": transpose(weights) @ d_attended})
         d_weights = d_attended @ transpose(v)  # (b, h, i, j) [dKOOP.3]
         # forward: weights = softmax(scores)
-        inner = xp.sum(weights * d_weights, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dKOOP.1
+        inner = xp.sum(weights * d_weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dKOOP.1
         d_scores = weights * (d_weights - inner)  # (b, h, i, j) [dKOOP.1]
         # forward: scores = x @ k^T / sqrt(d), or k(x, k)
         if options.similarity == "dot":
-            part = d_scores / math.sqrt(x.shape[-1])  # (b, h, i, j) untagged: of x . k
-            d_x, d_k = part @ k, transpose(part) @ x  # untagged: parts of dKOOP.17 and dKOOP.k
+            part = d_scores / math.sqrt(x.shape[-1])  # (b, h, i, j): of x . k
+            d_x, d_k = part @ k, transpose(part) @ x  # parts of dKOOP.17 and dKOOP.k
         else:
-            d_x, d_k = kernel.backward(x, k, d_scores)  # untagged: parts of dKOOP.17 and dKOOP.k
-            d_wide, d_heavy = kernel.numbers_backward(x, k, d_scores)  # untagged: parts of the numbers
+            d_x, d_k = kernel.backward(x, k, d_scores)  # parts of dKOOP.17 and dKOOP.k
+            d_wide, d_heavy = kernel.numbers_backward(x, k, d_scores)  # parts of the numbers
             add(total, {"bandwidth": d_wide, "weight": d_heavy})
-        d_points[number - 1] = d_points[number - 1] + d_x  # (b, h, i, d) untagged: part of dKOOP.17
+        d_points[number - 1] = d_points[number - 1] + d_x  # (b, h, i, d): part of dKOOP.17
         add(total, {"k": d_k})
     numbers = {}
     if options.updates > 1:
@@ -185,7 +185,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_q = d_points[0]  # (b, h, i, d) [dKOOP.q]
     d_keys = sum_heads(total["k"], saved.groups)  # (b, g, j, d) [dKOOP.k]
     d_v = sum_heads(total["v"], saved.groups)  # (b, g, j, d) [dKOOP.v]
-    nothing = xp.sum(d_q) * 0.0  # () untagged: of a kernel that was not used
+    nothing = xp.sum(d_q) * 0.0  # (): of a kernel that was not used
     d_bandwidth = total.get("bandwidth", nothing)  # () [dKOOP.bandwidth]
     d_weight = total.get("weight", nothing)  # () [dKOOP.weight]
     return {**numbers, "q": d_q, "k": d_keys, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
@@ -194,22 +194,22 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
 def gram_backward(saved: Any, observables: Observables, d_total: Array, d_norm: Array) -> dict[str, Array]:
     """Return what G passes on: gradients of k (b, h, j, d) and of the kernel's numbers."""
     keys, kernel, options = saved.k, observables.kernel, saved.options
-    between = kernel.values(keys, keys)  # (b, h, j, j) untagged: E
+    between = kernel.values(keys, keys)  # (b, h, j, j): E
     d_gram = d_total  # (b, h, i, o, o) [dKOOP.6]
     # forward: gram = between where seen, + 1 elsewhere on the diagonal, + jitter * unit
-    direct, d_delta, d_beside, d_corner = observables.gram_backward(d_gram)  # untagged: parts of what follows
-    d_unit = options.jitter_of(between) * d_delta  # (b, h, i, 1) untagged: of delta / jitter
-    d_mean, d_weight = jitter_backward(observables, between, saved.causal, d_unit)  # untagged: parts of what follows
+    direct, d_delta, d_beside, d_corner = observables.gram_backward(d_gram)  # parts of what follows
+    d_unit = options.jitter_of(between) * d_delta  # (b, h, i, 1): of delta / jitter
+    d_mean, d_weight = jitter_backward(observables, between, saved.causal, d_unit)  # parts of what follows
     d_between = direct if d_mean is None else direct + d_mean  # (b, h, j, j) [dKOOP.5]
     # forward: between = k(keys, keys)
-    left, right = kernel.backward(keys, keys, d_between)  # untagged: parts of dKOOP.k
-    d_bandwidth, own = kernel.numbers_backward(keys, keys, d_between)  # untagged: parts of numbers
+    left, right = kernel.backward(keys, keys, d_between)  # parts of dKOOP.k
+    d_bandwidth, own = kernel.numbers_backward(keys, keys, d_between)  # parts of numbers
     total = {"k": left + right + d_beside[:, :, 0, :, :], "bandwidth": d_bandwidth, "weight": own}
     if d_weight is not None:
         add(total, {"weight": d_weight})
     # forward: coordinates and gram have 1 / linear_part, for augment
-    d_factor = -(d_corner + d_norm) / kernel.linear_part() ** 2  # () untagged: of linear_part
-    d_bandwidth, own = kernel.linear_part_backward(d_factor)  # untagged: parts of numbers
+    d_factor = -(d_corner + d_norm) / kernel.linear_part() ** 2  # (): of linear_part
+    d_bandwidth, own = kernel.linear_part_backward(d_factor)  # parts of numbers
     add(total, {"bandwidth": d_bandwidth, "weight": own})
     return total
 

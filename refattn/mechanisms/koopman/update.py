@@ -116,9 +116,9 @@ def forward(
     tau = options.tau
     ab = coefficients_of(options.perturbation, epsilon, mix)
     a, b = ab
-    first = points[..., :-1, :]  # (b, h, i, l, d) untagged: where the transitions start
-    alive = xp.any(observables.seen, axis=-1)  # (b, h, i) untagged: whether the query sees a key
-    factor = ridge_factor(options, observables, first)  # untagged: what multiplies the ridge of each query
+    first = points[..., :-1, :]  # (b, h, i, l, d): where the transitions start
+    alive = xp.any(observables.seen, axis=-1)  # (b, h, i): whether the query sees a key
+    factor = ridge_factor(options, observables, first)  # what multiplies the ridge of each query
     starts = observables.values(first)  # (b, h, i, l, o) [KOOP.7]
     targets = observables.values(points[..., 1:, :]) - tau * starts  # (b, h, i, l, o) [KOOP.8]
     dual = None
@@ -129,34 +129,34 @@ def forward(
     )  # (b, h, i, l, l) [KOOP.10]
     fits = []
     for value, own in operator.distinct(ridge):
-        weight = value * factor  # untagged: the ridge of each query
+        weight = value * factor  # the ridge of each query
         found = operator.coefficients(options.fit, inner, gram, weight, targets)  # (b, h, i, l, o) [KOOP.11]
-        all_modes = found @ observables.coordinates()  # (b, h, i, l, d) untagged: of all coordinates
+        all_modes = found @ observables.coordinates()  # (b, h, i, l, d): of all coordinates
         modes = all_modes if own is None else all_modes * own  # (b, h, i, l, d) [KOOP.12]
         koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
         lifted = (a + 2.0 * tau * b) * modes + b * (koopman @ modes)  # (b, h, i, l, d) [KOOP.14]
         fits.append(Fit(weight, own, found, modes, koopman, lifted))
-    modes = total([fit.modes for fit in fits])  # (b, h, i, l, d) untagged: D of all ridges
-    lifted = total([fit.lifted for fit in fits])  # (b, h, i, l, d) untagged: H of all ridges
+    modes = total([fit.modes for fit in fits])  # (b, h, i, l, d): D of all ridges
+    lifted = total([fit.lifted for fit in fits])  # (b, h, i, l, d): H of all ridges
     section = kappa(observables, dual, first, attended)  # (b, h, i, l) [KOOP.15]
-    predicted = xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) untagged: part of KOOP.16
+    predicted = xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d): part of KOOP.16
     image = (a + b) * tau * attended + predicted  # (b, h, i, d) [KOOP.16]
-    expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d) untagged: phi(q')
+    expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
     one_step = OneStep(observables, dual, first, modes)
     if options.certify:
         certify(one_step.steepness(), a + b * tau, b, alive)
 
     def evaluate(x: Array) -> tuple[Array, Array, Array]:
-        value, size, jacobian = one_step.at(x)  # untagged: D^T kappa(x) and what it sums
-        residual = (a + b * tau) * x + b * value - image  # untagged: of KOOP.17
-        terms = xp.abs((a + b * tau) * x) + xp.abs(b * size) + xp.abs(image)  # untagged: what the residual sums
-        eye = identity(x.shape[-1], x)  # untagged: 1 on the diagonal
-        slope = (a + b * tau) * eye + b * jacobian  # untagged: J
+        value, size, jacobian = one_step.at(x)  # D^T kappa(x) and what it sums
+        residual = (a + b * tau) * x + b * value - image  # of KOOP.17
+        terms = xp.abs((a + b * tau) * x) + xp.abs(b * size) + xp.abs(image)  # what the residual sums
+        eye = identity(x.shape[-1], x)  # 1 on the diagonal
+        slope = (a + b * tau) * eye + b * jacobian  # J
         return residual, xp.sqrt(xp.sum(terms * terms, axis=-1)), slope
 
-    last = points[..., -1, :]  # (b, h, i, d) untagged: the newest query
-    lost = not_finite(observables.keys[:, :, 0, :, :], attended, last)  # (b, h, i) untagged: what is NaN
-    found_root = invert(evaluate, (expected, attended, last), alive, lost, update)  # untagged: KOOP.17
+    last = points[..., -1, :]  # (b, h, i, d): the newest query
+    lost = not_finite(observables.keys[:, :, 0, :, :], attended, last)  # (b, h, i): what is NaN
+    found_root = invert(evaluate, (expected, attended, last), alive, lost, update)  # KOOP.17
     root = xp.where(alive[..., None], found_root, 0.0)  # (b, h, i, d) [KOOP.17]
     parts = (points, attended, root, alive, ab, starts, dual, inner, tuple(fits), modes, lifted, section)
     return root, Saved(*parts)
@@ -166,65 +166,65 @@ def backward(saved: Saved, observables: Observables, gram: Array, options: Optio
     """Return the gradients of points, attended, keys, gram, bandwidth, weight, ridge, a, b and 1 / linear_part."""
     xp, transpose = namespace(d_root), namespace(d_root).matrix_transpose
     tau, (a, b) = options.tau, saved.ab
-    first = saved.points[..., :-1, :]  # (b, h, i, l, d) untagged: where the transitions start
-    last = saved.points[..., 1:, :]  # (b, h, i, l, d) untagged: where they end
+    first = saved.points[..., :-1, :]  # (b, h, i, l, d): where the transitions start
+    last = saved.points[..., 1:, :]  # (b, h, i, l, d): where they end
     dual, modes = saved.dual, saved.modes
     one_step = OneStep(observables, dual, first, modes)
     # forward: psi(root) = image
-    eye = identity(d_root.shape[-1], d_root)  # (d, d) untagged: 1 on the diagonal
-    value, _, slope = one_step.at(saved.root)  # untagged: D^T kappa at the root, and its Jacobian
-    jacobian = (a + b * tau) * eye + b * slope  # (b, h, i, d, d) untagged: J
-    safe = xp.where(saved.alive[..., None, None], jacobian, eye)  # (b, h, i, d, d) untagged: J where there is a root
-    given = xp.where(saved.alive[..., None], d_root, 0.0)[..., None]  # (b, h, i, d, 1) untagged: it came in
+    eye = identity(d_root.shape[-1], d_root)  # (d, d): 1 on the diagonal
+    value, _, slope = one_step.at(saved.root)  # D^T kappa at the root, and its Jacobian
+    jacobian = (a + b * tau) * eye + b * slope  # (b, h, i, d, d): J
+    safe = xp.where(saved.alive[..., None, None], jacobian, eye)  # (b, h, i, d, d): J where there is a root
+    given = xp.where(saved.alive[..., None], d_root, 0.0)[..., None]  # (b, h, i, d, 1): it came in
     d_image = solve(transpose(safe), given)[..., 0]  # (b, h, i, d) [dKOOP.16]
-    at_root = kappa(observables, dual, first, saved.root)  # (b, h, i, l) untagged: w
-    d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l) untagged: dw
+    at_root = kappa(observables, dual, first, saved.root)  # (b, h, i, l): w
+    d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): dw
     # forward: image = (a + b) * tau * attended + lifted^T section
     d_section = (saved.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
     d_lifted = saved.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.14]
     # forward: psi(root) has b * modes^T w
-    fixed = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d) untagged: part of dKOOP.12
-    coordinates = observables.coordinates()  # (b, h, 1, o, d) untagged: P
-    factor = ridge_factor(options, observables, first)  # untagged: what multiplies the ridge of each query
+    fixed = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d): part of dKOOP.12
+    coordinates = observables.coordinates()  # (b, h, 1, o, d): P
+    factor = ridge_factor(options, observables, first)  # what multiplies the ridge of each query
     passed: dict[str, Array] = {}
     for fit in reversed(saved.fits):
         # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-        turned = transpose(fit.koopman) @ d_lifted  # (b, h, i, l, d) untagged: part of dKOOP.12
-        all_modes = (a + 2.0 * tau * b) * d_lifted + b * (turned - fixed)  # (b, h, i, l, d) untagged: if all were own
+        turned = transpose(fit.koopman) @ d_lifted  # (b, h, i, l, d): part of dKOOP.12
+        all_modes = (a + 2.0 * tau * b) * d_lifted + b * (turned - fixed)  # (b, h, i, l, d): if all were own
         d_modes = all_modes if fit.own is None else all_modes * fit.own  # (b, h, i, l, d) [dKOOP.12]
         d_koopman = b * d_lifted @ transpose(fit.modes)  # (b, h, i, l, l) [dKOOP.13]
         # forward: modes = found @ coordinates; koopman = found @ starts^T
-        everywhere = d_modes @ transpose(coordinates) + d_koopman @ saved.starts  # (b, h, i, l, o) untagged: dKOOP.11
+        everywhere = d_modes @ transpose(coordinates) + d_koopman @ saved.starts  # (b, h, i, l, o): dKOOP.11
         d_found = observables.seen_observables(everywhere)  # (b, h, i, l, o) [dKOOP.11]
-        d_coordinates = xp.sum(transpose(fit.found) @ d_modes, axis=2, keepdims=True)  # untagged: dP
+        d_coordinates = xp.sum(transpose(fit.found) @ d_modes, axis=2, keepdims=True)  # dP
         # forward: Z A G + ridge A = Y
         d_targets = operator.adjoint(options.fit, saved.inner, gram, fit.ridge, d_found)  # (b, h, i, l, o) [dKOOP.8]
         d_inner = operator.d_inner(options.fit, gram, fit.ridge, fit.found, d_targets)  # (b, h, i, l, l) [dKOOP.10]
-        d_gram = operator.d_gram(options.fit, saved.inner, fit.ridge, fit.found, d_targets)  # untagged: of dKOOP.6
+        d_gram = operator.d_gram(options.fit, saved.inner, fit.ridge, fit.found, d_targets)  # of dKOOP.6
         if fit.own is None:
-            d_own = operator.d_ridge(options.fit, gram, fit.found, d_targets)[..., None, None]  # untagged: of a query
-            d_ridge = xp.sum(d_own * factor)  # () untagged: part of dKOOP.ridge
+            d_own = operator.d_ridge(options.fit, gram, fit.found, d_targets)[..., None, None]  # of a query
+            d_ridge = xp.sum(d_own * factor)  # (): part of dKOOP.ridge
         else:
             # Coordinates of one ridge share its solution, and what each loses by the ridge is found from its slope.
-            slopes = operator.slope(options.fit, saved.inner, gram, fit.ridge, fit.found)  # untagged: -dA / dridge
-            of_modes = d_modes * (slopes @ coordinates)  # (b, h, i, l, d) untagged: through D
-            of_turned = b * d_lifted * (slopes @ transpose(saved.starts) @ fit.modes)  # untagged: through R
-            d_ridge = -xp.sum((of_modes + of_turned) * fit.own * factor, axis=(0, 1, 2, 3))  # (d,) untagged: likewise
-        d_starts = transpose(d_koopman) @ fit.found  # (b, h, i, l, o) untagged: part of dKOOP.7
+            slopes = operator.slope(options.fit, saved.inner, gram, fit.ridge, fit.found)  # -dA / dridge
+            of_modes = d_modes * (slopes @ coordinates)  # (b, h, i, l, d): through D
+            of_turned = b * d_lifted * (slopes @ transpose(saved.starts) @ fit.modes)  # through R
+            d_ridge = -xp.sum((of_modes + of_turned) * fit.own * factor, axis=(0, 1, 2, 3))  # (d,): likewise
+        d_starts = transpose(d_koopman) @ fit.found  # (b, h, i, l, o): part of dKOOP.7
         one = {"targets": d_targets, "inner": d_inner, "gram": d_gram, "coordinates": d_coordinates}
         add(passed, {**one, "ridge": d_ridge, "starts": d_starts})
-    d_targets, d_inner, d_gram = passed["targets"], passed["inner"], passed["gram"]  # untagged: of all ridges
-    d_coordinates = passed["coordinates"]  # untagged: of all ridges
+    d_targets, d_inner, d_gram = passed["targets"], passed["inner"], passed["gram"]  # of all ridges
+    d_coordinates = passed["coordinates"]  # of all ridges
     # forward: inner = dual @ starts^T; dual = starts G^-1; section = dual @ g(q')
-    rest = -tau * d_targets  # (b, h, i, l, o) untagged: part of dKOOP.7
+    rest = -tau * d_targets  # (b, h, i, l, o): part of dKOOP.7
     parts = [(last, d_targets, "last")]
     if dual is not None:
         at_points = [observables.values(x[..., None, :]) for x in (saved.root, saved.attended)]
         sides = (d_at_root[..., None] * at_points[0], d_section[..., None] * at_points[1])
         d_dual = d_inner @ saved.starts + sides[0] + sides[1]  # (b, h, i, l, o) [dKOOP.9]
-        through = transpose(solve(transpose(gram), transpose(d_dual)))  # (b, h, i, l, o) untagged: dN G^-1
-        rest = rest + transpose(d_inner) @ dual + through  # (b, h, i, l, o) untagged: part of dKOOP.7
-        d_gram = d_gram - transpose(dual) @ through  # (b, h, i, o, o) untagged: part of dKOOP.6
+        through = transpose(solve(transpose(gram), transpose(d_dual)))  # (b, h, i, l, o): dN G^-1
+        rest = rest + transpose(d_inner) @ dual + through  # (b, h, i, l, o): part of dKOOP.7
+        d_gram = d_gram - transpose(dual) @ through  # (b, h, i, o, o): part of dKOOP.6
         parts += [
             (saved.attended[..., None, :], transpose(d_section[..., None]) @ dual, "attended"),
             (saved.root[..., None, :], transpose(d_at_root[..., None]) @ dual, "root"),
@@ -234,21 +234,21 @@ def backward(saved: Saved, observables: Observables, gram: Array, options: Optio
     parts += [(first, d_starts, "first")]
     sums = {"keys": d_coordinates[..., : observables.keys.shape[-2], :]}
     for x, d_values, name in parts:
-        d_x, d_keys = observables.values_backward(x, d_values)  # untagged: of one evaluation of g
-        d_bandwidth, d_weight = observables.numbers_backward(x, d_values)  # untagged: of one evaluation of g
+        d_x, d_keys = observables.values_backward(x, d_values)  # of one evaluation of g
+        d_bandwidth, d_weight = observables.numbers_backward(x, d_values)  # of one evaluation of g
         add(sums, {name: d_x, "keys": d_keys, "bandwidth": d_bandwidth, "weight": d_weight})
     if dual is None:
         add(sums, full_backward(observables, (first, saved.attended, saved.root), (d_inner, d_section, d_at_root)))
-    zero = xp.zeros_like(first[..., :1, :])  # (b, h, i, 1, d) untagged: nothing
+    zero = xp.zeros_like(first[..., :1, :])  # (b, h, i, 1, d): nothing
     shifted = (xp.concat([sums["first"], zero], axis=-2), xp.concat([zero, sums["last"]], axis=-2))
-    direct = (a + b) * tau * d_image  # (b, h, i, d) untagged: through (a + b) tau q'
-    own = d_image * (tau * saved.attended - saved.root)  # (b, h, i, d) untagged: da, but for what H passes
-    d_a = xp.sum(own) + xp.sum(d_lifted * modes)  # () untagged: of dKOOP.epsilon or dKOOP.mix
-    own_b = d_image * (tau * (saved.attended - saved.root) - value)  # (b, h, i, d) untagged: db, likewise
-    all_turned = total([fit.koopman @ fit.modes for fit in saved.fits])  # (b, h, i, l, d) untagged: R D
-    d_b = xp.sum(own_b) + xp.sum(d_lifted * (2.0 * tau * modes + all_turned))  # () untagged: as d_a
-    beyond = d_coordinates[..., observables.keys.shape[-2] :, :]  # untagged: of the coordinates, if augmented
-    d_norm = xp.sum(beyond * eye) if observables.augment else d_a * 0.0  # () untagged: of 1 / linear_part
+    direct = (a + b) * tau * d_image  # (b, h, i, d): through (a + b) tau q'
+    own = d_image * (tau * saved.attended - saved.root)  # (b, h, i, d): da, but for what H passes
+    d_a = xp.sum(own) + xp.sum(d_lifted * modes)  # (): of dKOOP.epsilon or dKOOP.mix
+    own_b = d_image * (tau * (saved.attended - saved.root) - value)  # (b, h, i, d): db, likewise
+    all_turned = total([fit.koopman @ fit.modes for fit in saved.fits])  # (b, h, i, l, d): R D
+    d_b = xp.sum(own_b) + xp.sum(d_lifted * (2.0 * tau * modes + all_turned))  # (): as d_a
+    beyond = d_coordinates[..., observables.keys.shape[-2] :, :]  # of the coordinates, if augmented
+    d_norm = xp.sum(beyond * eye) if observables.augment else d_a * 0.0  # (): of 1 / linear_part
     return {
         "points": shifted[0] + shifted[1],
         "attended": direct + sums["attended"][..., 0, :],

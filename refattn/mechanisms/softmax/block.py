@@ -90,12 +90,12 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    x = state.x  # (b, i, m) untagged: it came in
+    x = state.x  # (b, i, m): it came in
     check_tokens("state.x", x, params.config.width)
     check_params(params)
-    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m) untagged: whose keys are attended
-    keys, values = keys_and_values(params, y)  # untagged: tagged in the function
-    result, joined, core_saved = attend(params, x, keys, values, context)  # untagged: tagged in the function
+    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
+    keys, values = keys_and_values(params, y)  # tagged in the function
+    result, joined, core_saved = attend(params, x, keys, values, context)  # tagged in the function
     return State(result), Saved(x, context.memory, joined, core_saved)
 
 
@@ -119,9 +119,9 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
         causal=context.causal,
         scale=config.scale,
         softcap=config.softcap,
-    )  # untagged: o of SM.8, tagged in the core
+    )  # o of SM.8, tagged in the core
     joined = merge_heads(attended)  # (b, i, h*e) [SM.13]
-    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m) untagged: SM.14 without its residual
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): SM.14 without its residual
     result = x + out if config.residual else out  # (b, i, m) [SM.14]
     return result, joined, core_saved
 
@@ -131,16 +131,16 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     config, x = params.config, saved.x
     h = config.heads
     check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m) untagged: it came in
+    d_result = d_state.x  # (b, i, m): it came in
     # forward: out = joined @ w_o + b_o
-    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # untagged: the first is dSM.13
+    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # the first is dSM.13
     d_joined = d_out  # (b, i, h*e) [dSM.13]
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dSM.8]
     d = core.backward(saved.core, d_attended)
     # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values
-    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # untagged: parts of dSM.x, the weights'
-    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m) untagged: part of dSM.x
+    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dSM.x, the weights'
+    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dSM.x
     d_x = own + d_result if config.residual else own  # (b, i, m) [dSM.x]
     d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
     return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}

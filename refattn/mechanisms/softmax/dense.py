@@ -80,20 +80,20 @@ def forward(
     """
     xp = namespace(q, k, v)
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    k_heads = repeat_heads(k, heads)  # (b, h, j, d) untagged: copies of k
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e) untagged: copies of v
+    k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
+    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [SM.1]
     if softcap is None:
-        capped = scores  # (b, h, i, j) untagged: SM.2 without a soft-cap
+        capped = scores  # (b, h, i, j): SM.2 without a soft-cap
     else:
         capped = softcap * xp.tanh(scores / softcap)  # (b, h, i, j) [SM.2]
-    allowed = allowed_pairs(mask, offset, (0, queries), (0, keys), q)  # untagged: j in A(i)
+    allowed = allowed_pairs(mask, offset, (0, queries), (0, keys), q)  # j in A(i)
     if allowed is None:
-        masked = capped  # (b, h, i, j) untagged: SM.3 without a mask
+        masked = capped  # (b, h, i, j): SM.3 without a mask
     else:
         masked = xp.where(allowed, capped, -math.inf)  # (b, h, i, j) [SM.3]
-    top = max_last(masked)  # (b, h, i, 1) untagged: part of SM.4, -inf where A(i) is empty
-    alive = top != -math.inf  # (b, h, i, 1) untagged: whether A(i) has a key
+    top = max_last(masked)  # (b, h, i, 1): part of SM.4, -inf where A(i) is empty
+    alive = top != -math.inf  # (b, h, i, 1): whether A(i) has a key
     maximum = xp.where(alive, top, 0.0)  # (b, h, i, 1) [SM.4]
     exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SM.5]
     total = xp.where(alive, xp.sum(exponentials, axis=-1, keepdims=True), 1.0)  # (b, h, i, 1) [SM.6]
@@ -108,17 +108,17 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     q, k, v, scale, softcap = saved.q, saved.k, saved.v, saved.scale, saved.softcap
     xp = namespace(q, k, v)
     heads = q.shape[1]
-    k_heads = repeat_heads(k, heads)  # (b, h, j, d) untagged: copies of k
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e) untagged: copies of v
+    k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
+    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     if d_lse is None:
-        d_lse_rows = zeros(saved.total.shape, q)  # (b, h, i, 1) untagged: no gradient came in
+        d_lse_rows = zeros(saved.total.shape, q)  # (b, h, i, 1): no gradient came in
     else:
-        d_lse_rows = xp.where(saved.alive, d_lse[..., None], 0.0)  # (b, h, i, 1) untagged: -inf is constant
+        d_lse_rows = xp.where(saved.alive, d_lse[..., None], 0.0)  # (b, h, i, 1): -inf is constant
     # forward: out = weights @ v_heads
     d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_out, v.shape[1])  # (b, g, j, e) [dSM.v]
     d_weights = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSM.7]
     # forward: weights = exponentials / total; lse = maximum + log(total)
-    inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dSM.6
+    inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSM.6
     d_total = (d_lse_rows - inner) / saved.total  # (b, h, i, 1) [dSM.6]
     # forward: total = sum(exponentials)
     d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSM.5]
@@ -126,17 +126,17 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     d_masked = d_exponentials * saved.exponentials  # (b, h, i, j) [dSM.3]
     gradients = {}
     if softcap is None:
-        d_scores = d_masked  # (b, h, i, j) untagged: dSM.1 without a soft-cap
+        d_scores = d_masked  # (b, h, i, j): dSM.1 without a soft-cap
     else:
         # forward: capped = softcap * tanh(scores / softcap)
-        ratio = saved.scores / softcap  # (b, h, i, j) untagged: the argument of SM.2
-        tanh = xp.tanh(ratio)  # (b, h, i, j) untagged: part of SM.2
-        slope = 1.0 - tanh * tanh  # (b, h, i, j) untagged: part of dSM.1
+        ratio = saved.scores / softcap  # (b, h, i, j): the argument of SM.2
+        tanh = xp.tanh(ratio)  # (b, h, i, j): part of SM.2
+        slope = 1.0 - tanh * tanh  # (b, h, i, j): part of dSM.1
         d_scores = d_masked * slope  # (b, h, i, j) [dSM.1]
         d_softcap = sum_wide(d_masked * (tanh - ratio * slope))  # () [dSM.softcap]
         gradients["softcap"] = d_softcap
     # forward: scores = q @ k_heads^T * scale
-    d_product = d_scores @ k_heads  # (b, h, i, d) untagged: dSM.q without its scale
+    d_product = d_scores @ k_heads  # (b, h, i, d): dSM.q without its scale
     d_q = d_product * scale  # (b, h, i, d) [dSM.q]
     d_k = sum_heads(xp.matrix_transpose(d_scores) @ q, k.shape[1]) * scale  # (b, g, j, d) [dSM.k]
     d_scale = sum_wide(d_product * q)  # () [dSM.scale]

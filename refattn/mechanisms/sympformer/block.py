@@ -75,8 +75,8 @@ def start(params: Params, x: Array, context: Context) -> State:
     _check_tokens("x", x, params.config.width)
     config, at_rest = params.config, None
     if config.layer:
-        at_rest = namespace(x).zeros_like(x)  # untagged: no velocity
-    t = number(config.start_time + config.layer * config.step, x)  # (1) untagged: the time
+        at_rest = namespace(x).zeros_like(x)  # no velocity
+    t = number(config.start_time + config.layer * config.step, x)  # (1): the time
     return State(x, t, at_rest if config.carries else None, at_rest if config.mlp == "velocity" else None)
 
 
@@ -107,40 +107,40 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
     check_params(params)
     _check_state(params, state)
     numbers = numbers_forward(config.numbers(), params.numbers, x)
-    p = state.p  # (b, i, m) untagged: it came in
+    p = state.p  # (b, i, m): it came in
     if params.w_start is not None:
         p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.39]
     looked_up = None
     if config.tables:
         first = causal.count if isinstance(causal, Prefix) else 0
-        looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i) untagged: they came in
+        looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i): they came in
         own = equations.active(tables)
-        p = own.forward(params, looked_up, first)  # untagged: tagged in the function
+        p = own.forward(params, looked_up, first)  # tagged in the function
     history, attention = None, None
     if config.baseline:
         own = equations.active(baseline)
-        moved, raw, attention = own.forward(params, numbers, x, p, causal)  # untagged: tagged in the function
+        moved, raw, attention = own.forward(params, numbers, x, p, causal)  # tagged in the function
     elif config.integrator in DOUBLED:
         four = equations.active(doubled)
-        moved, raw, attention = four.forward(params, numbers, x, p, t, causal)  # untagged: tagged in the function
+        moved, raw, attention = four.forward(params, numbers, x, p, t, causal)  # tagged in the function
     else:
         own = equations.active(step)
         answer = own.forward(params, numbers, x, p, state.history, t, causal)
         moved, raw, history, attention = answer
     momentum, norm_p = raw, None
     if raw is not None and params.gain_p is not None and not config.baseline:
-        unit, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p)  # untagged: the first is SYMP.40
+        unit, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p)  # the first is SYMP.40
         momentum = unit  # (b, i, m) [SYMP.40]
     result, v, mlp = moved, None, None
     if params.mlp is not None:
-        carried = {"momentum": momentum, "velocity": state.v}.get(config.mlp)  # untagged: what the MLP step carries on
+        carried = {"momentum": momentum, "velocity": state.v}.get(config.mlp)  # what the MLP step carries on
         own = equations.active(substep)
-        result, push, mlp = own.forward(params, numbers, x, moved, carried)  # untagged: tagged in the function
+        result, push, mlp = own.forward(params, numbers, x, moved, carried)  # tagged in the function
         if config.mlp == "momentum":
-            momentum = push  # (b, i, m) untagged: SYMP.37
+            momentum = push  # (b, i, m): SYMP.37
         elif config.mlp == "velocity":
-            v = push  # (b, i, m) untagged: SYMP.37
-    later = t + numbers.get("h_x", 0.0)  # (1) untagged: the time of the next layer
+            v = push  # (b, i, m): SYMP.37
+    later = t + numbers.get("h_x", 0.0)  # (1): the time of the next layer
     kept = (None, None, None) if config.last else (momentum, v, history)
     return State(result, later, *kept), Saved(state, looked_up, numbers, attention, norm_p, mlp)
 
@@ -152,51 +152,49 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     found: dict[str, Array] = {}
 
     def add(name: str, value: Array) -> None:
-        found[name] = found[name] + value if name in found else value  # untagged: a sum over uses
+        found[name] = found[name] + value if name in found else value  # a sum over uses
 
     d_moved, d_before, d_momentum, d_v = d_state.x, None, d_state.p, None
     if saved.mlp is not None:
-        d_later = {"momentum": d_state.p, "velocity": d_state.v}.get(config.mlp)  # untagged: it came in
+        d_later = {"momentum": d_state.p, "velocity": d_state.v}.get(config.mlp)  # it came in
         own = equations.active(substep)
         found_mlp = own.backward(params, numbers, saved.mlp, d_state.x, d_later, add)
         d_before, d_moved, d_carried = found_mlp
         if config.mlp == "momentum":
-            d_momentum = d_carried  # (b, i, m) untagged: dSYMP.33
+            d_momentum = d_carried  # (b, i, m): dSYMP.33
         elif config.mlp == "velocity":
-            d_v = d_carried  # untagged: dSYMP.33, or nothing
-    d_raw = d_momentum  # (b, i, m) untagged: dSYMP.40 without a norm
+            d_v = d_carried  # dSYMP.33, or nothing
+    d_raw = d_momentum  # (b, i, m): dSYMP.40 without a norm
     if saved.norm_p is not None and d_momentum is not None:
         # forward: momentum = norm(raw)
-        d_unit, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # untagged: the first is dSYMP.40
+        d_unit, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # the first is dSYMP.40
         d_raw = d_unit  # (b, i, m) [dSYMP.40]
         add("gain_p", d_gain)
     d_history = None
     if isinstance(saved.attention, baseline.Saved):
         own = equations.active(baseline)
-        d_x, d_p = own.backward(params, numbers, saved.attention, d_moved, d_raw, add)  # untagged: in the function
-        d_t = 0.0 * d_state.t  # (1) untagged: no gradient
+        d_x, d_p = own.backward(params, numbers, saved.attention, d_moved, d_raw, add)  # in the function
+        d_t = 0.0 * d_state.t  # (1): no gradient
     elif isinstance(saved.attention, doubled.Saved):
         four = equations.active(doubled)
-        d_x, d_p, d_t = four.backward(
-            params, numbers, saved.attention, d_moved, d_raw, add
-        )  # untagged: tagged in the function
+        d_x, d_p, d_t = four.backward(params, numbers, saved.attention, d_moved, d_raw, add)  # tagged in the function
     else:
         one = equations.active(step)
         found_step = one.backward(params, saved.attention, d_moved, d_raw, d_state.history, add)
         d_x, d_p, d_history, d_t = found_step
     # forward: later = t + h_x
     if not config.detach:
-        d_t = d_t + d_state.t  # (1) untagged: the gradient of the time
+        d_t = d_t + d_state.t  # (1): the gradient of the time
         add("h_x", 0.0 * d_state.t if config.baseline else d_state.t)
     else:
-        d_t = 0.0 * d_t  # (1) untagged: no gradient through the time
+        d_t = 0.0 * d_t  # (1): no gradient through the time
         if d_history is not None:
             d_history = replace(d_history, t=d_t, h_x=d_t, h_y=d_t)
     if d_before is not None:
-        d_x = d_x + d_before  # (b, i, m) untagged: the velocity of the attention step begins at x
+        d_x = d_x + d_before  # (b, i, m): the velocity of the attention step begins at x
     if params.w_start is not None:
         # forward: p = x @ w_start
-        d_from, d_w_start, _ = linear_backward(x, params.w_start, d_p)  # untagged: part of dSYMP.39
+        d_from, d_w_start, _ = linear_backward(x, params.w_start, d_p)  # part of dSYMP.39
         add("w_start", d_w_start)
         d_x = d_x + d_from  # (b, i, m) [dSYMP.39]
     if saved.tokens is not None:
@@ -225,7 +223,7 @@ def _check_state(params: Params, state: State) -> None:
     config, x = params.config, state.x
     needs = {"state.p": config.layer > 0 and config.carries, "state.v": config.layer > 0 and config.mlp == "velocity"}
     for name, needed in needs.items():
-        given = getattr(state, name.partition(".")[2])  # untagged: it came in
+        given = getattr(state, name.partition(".")[2])  # it came in
         if (given is not None) != needed:
             wants = f"{tuple(x.shape)}" if needed else "None: a stack starts at rest"
             got = "None" if given is None else f"shape {tuple(given.shape)}"

@@ -70,12 +70,12 @@ def forward(
     square = xp.sum(u * u, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.50]
     uq = split_heads(linear_forward(u, params.w_q, None), heads)  # (b, h, i, d) [SYMP.51]
     uk = split_heads(linear_forward(u, params.w_k, None), heads)  # (b, h, i, d) [SYMP.52]
-    values = xp.concat([square[:, None, ...] * v, k, uk], axis=-1)  # untagged: three values in one
-    together, attended = attend.forward(q, k, values, causal)  # untagged: the first is SYMP.53
+    values = xp.concat([square[:, None, ...] * v, k, uk], axis=-1)  # three values in one
+    together, attended = attend.forward(q, k, values, causal)  # the first is SYMP.53
     found = together  # (b, h, i, 3*d) [SYMP.53]
-    a, b, c = found[..., :d], found[..., d : 2 * d], found[..., 2 * d :]  # untagged: parts of SYMP.53
+    a, b, c = found[..., :d], found[..., d : 2 * d], found[..., 2 * d :]  # parts of SYMP.53
     rate = factor * xp.sum(uq * b + q * c, axis=(1, 3))[..., None]  # (b, i, 1) [SYMP.54]
-    joined = merge_heads(a)  # (b, i, m) untagged: part of SYMP.55
+    joined = merge_heads(a)  # (b, i, m): part of SYMP.55
     pull = linear_forward(joined, params.w_o, None)  # (b, i, m) [SYMP.55]
     turn = rate * u - 0.5 * (square * f + pull)  # (b, i, m) [SYMP.56]
     return turn, Saved(u, square, q, v, uq, b, c, rate, f, joined, attended)
@@ -83,32 +83,32 @@ def forward(
 
 def backward(params: Params, saved: Saved, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
     """Return the gradients of u, q, k, v and f, and add those of the parameters."""
-    xp, heads, u, d = namespace(d_turn), params.config.heads, saved.u, saved.q.shape[-1]  # untagged: it came in
+    xp, heads, u, d = namespace(d_turn), params.config.heads, saved.u, saved.q.shape[-1]  # it came in
     factor = 1.0 / (heads * math.sqrt(d))
     # forward: turn = rate * u - (square * f + pull) / 2
     d_f = -0.5 * saved.s * d_turn  # (b, i, m) [dSYMP.56]
     d_pull = -0.5 * d_turn  # (b, i, m) [dSYMP.55]
     d_rate = xp.sum(d_turn * u, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.54]
     # forward: pull = merge(a) @ w_o
-    d_joined, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_pull)  # untagged: part of dSYMP.53
+    d_joined, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_pull)  # part of dSYMP.53
     add("w_o", d_w_o)
     # forward: rate = factor * sum(uq * b + q * c)
-    shared = factor * d_rate[:, None, ...]  # untagged: of every head
+    shared = factor * d_rate[:, None, ...]  # of every head
     parts = [split_heads(d_joined, heads), shared * saved.uq, shared * saved.q]
     d_together = xp.concat(parts, axis=-1)  # (b, h, i, 3*d) [dSYMP.53]
-    d_q, d_k, d_values = attend.backward(saved.attended, d_together)  # untagged: of q, k and the three values
-    d_q = d_q + shared * saved.c  # (b, h, i, d) untagged: the gradient of q
-    d_scaled, d_key = d_values[..., :d], d_values[..., d : 2 * d]  # untagged: of the first two values
+    d_q, d_k, d_values = attend.backward(saved.attended, d_together)  # of q, k and the three values
+    d_q = d_q + shared * saved.c  # (b, h, i, d): the gradient of q
+    d_scaled, d_key = d_values[..., :d], d_values[..., d : 2 * d]  # of the first two values
     d_uk = d_values[..., 2 * d :]  # (b, h, i, d) [dSYMP.52]
     d_uq = shared * saved.b  # (b, h, i, d) [dSYMP.51]
     # forward: values = (square * v, k, uk)
-    d_v = saved.s[:, None, ...] * d_scaled  # (b, h, i, e) untagged: the gradient of v
-    own = xp.sum(d_scaled * saved.v, axis=(1, 3))[..., None]  # (b, i, 1) untagged: part of dSYMP.50
+    d_v = saved.s[:, None, ...] * d_scaled  # (b, h, i, e): the gradient of v
+    own = xp.sum(d_scaled * saved.v, axis=(1, 3))[..., None]  # (b, i, 1): part of dSYMP.50
     d_square = own - 0.5 * xp.sum(d_turn * saved.f, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.50]
-    d_u = saved.r * d_turn + 2.0 * d_square * u  # (b, i, m) untagged: part of the gradient of u
+    d_u = saved.r * d_turn + 2.0 * d_square * u  # (b, i, m): part of the gradient of u
     # forward: uq = split(u @ w_q), uk = split(u @ w_k)
     for name, value in (("w_q", d_uq), ("w_k", d_uk)):
-        d_from, d_w, _ = linear_backward(u, getattr(params, name), merge_heads(value))  # untagged: part of the same
+        d_from, d_w, _ = linear_backward(u, getattr(params, name), merge_heads(value))  # part of the same
         add(name, d_w)
-        d_u = d_u + d_from  # (b, i, m) untagged: the gradient of u
+        d_u = d_u + d_from  # (b, i, m): the gradient of u
     return d_u, d_q, d_k + d_key, d_v, d_f

@@ -94,27 +94,27 @@ def forward(
     """
     xp = namespace(q, k, v)
     heads, tokens, keys = q.shape[1], q.shape[2], k.shape[2]
-    k_heads = repeat_heads(k, heads)  # (b, h, j, d) untagged: copies of k
-    v_heads = repeat_heads(v, heads)  # (b, h, j, e) untagged: copies of v
-    n = counts(offset, (0, tokens), keys, q)  # (i, 1) untagged: n_i
+    k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
+    v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
+    n = counts(offset, (0, tokens), keys, q)  # (i, 1): n_i
     scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [SYMP.1]
-    allowed = allowed_pairs(None, offset, (0, tokens), (0, keys), q)  # untagged: j in A(i)
+    allowed = allowed_pairs(None, offset, (0, tokens), (0, keys), q)  # j in A(i)
     if allowed is None:
-        masked = scores  # (b, h, i, j) untagged: SYMP.2 without causality
+        masked = scores  # (b, h, i, j): SYMP.2 without causality
     else:
         masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [SYMP.2]
     maximum = max_last(masked)  # (b, h, i, 1) [SYMP.3]
     exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SYMP.4]
     total = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1) [SYMP.5]
     weights = exponentials / total  # (b, h, i, j) [SYMP.6]
-    mean = maximum + xp.log(total / n)  # (b, h, i, 1) untagged: SYMP.7 before it is clipped
+    mean = maximum + xp.log(total / n)  # (b, h, i, 1): SYMP.7 before it is clipped
     log_z = xp.clip(mean, -BOUND, BOUND)  # (b, h, i, 1) [SYMP.7]
     push = kinetic * xp.exp(-2.0 * log_z)  # (b, h, i, 1) [SYMP.8]
-    pushes = push if before is None else xp.concat([before, push], axis=2)  # (b, h, j, 1) untagged: u of the keys
-    factor = (1.0 + 0.5 * push) + 0.5 * xp.matrix_transpose(pushes)  # (b, h, i, j) untagged: part of SYMP.9
+    pushes = push if before is None else xp.concat([before, push], axis=2)  # (b, h, j, 1): u of the keys
+    factor = (1.0 + 0.5 * push) + 0.5 * xp.matrix_transpose(pushes)  # (b, h, i, j): part of SYMP.9
     pairs = weights * factor  # (b, h, i, j) [SYMP.9]
     out = xp.exp(log_z) * (pairs @ v_heads)  # (b, h, i, e) [SYMP.10]
-    free = xp.abs(mean) < BOUND  # (b, h, i, 1) untagged: where c is not clipped
+    free = xp.abs(mean) < BOUND  # (b, h, i, 1): where c is not clipped
     saved = Saved(q, k, v, scale, exponentials, total, weights, log_z, free, push, factor, pairs, out)
     return out, log_z[..., 0], saved
 
@@ -123,25 +123,25 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
     """Return the gradients of q, k, v and kinetic for given d_out and d_log_z."""
     q, k, v, weights, scale = saved.q, saved.k, saved.v, saved.weights, saved.scale
     xp = namespace(q, k, v)
-    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d) untagged: copies of k
-    v_heads = repeat_heads(v, q.shape[1])  # (b, h, j, e) untagged: copies of v
-    d_given = zeros(saved.log_z.shape, q) if d_log_z is None else d_log_z[..., None]  # (b, h, i, 1) untagged: came in
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
+    v_heads = repeat_heads(v, q.shape[1])  # (b, h, j, e): copies of v
+    d_given = zeros(saved.log_z.shape, q) if d_log_z is None else d_log_z[..., None]  # (b, h, i, 1): came in
     # forward: out = exp(log_z) * (pairs @ v_heads)
-    d_sum = xp.exp(saved.log_z) * d_out  # (b, h, i, e) untagged: the gradient of pairs @ v
+    d_sum = xp.exp(saved.log_z) * d_out  # (b, h, i, e): the gradient of pairs @ v
     d_v = sum_heads(xp.matrix_transpose(saved.pairs) @ d_sum, v.shape[1])  # (b, g, j, e) [dSYMP.v]
     d_pairs = d_sum @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSYMP.9]
     # forward: pairs = weights * (1 + (push_i + push_j) / 2)
-    pulled = d_pairs * weights  # (b, h, i, j) untagged: part of dSYMP.8
-    as_query = xp.sum(pulled, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dSYMP.8
-    as_key = xp.matrix_transpose(xp.sum(pulled, axis=-2, keepdims=True))  # (b, h, i, 1) untagged: part of dSYMP.8
+    pulled = d_pairs * weights  # (b, h, i, j): part of dSYMP.8
+    as_query = xp.sum(pulled, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.8
+    as_key = xp.matrix_transpose(xp.sum(pulled, axis=-2, keepdims=True))  # (b, h, i, 1): part of dSYMP.8
     d_push = 0.5 * (as_query + as_key)  # (b, h, i, 1) [dSYMP.8]
     d_weights = d_pairs * saved.factor  # (b, h, i, j) [dSYMP.6]
     # forward: push = kinetic * exp(-2 log_z)
     d_kinetic = d_push * xp.exp(-2.0 * saved.log_z)  # (b, h, i, 1) [dSYMP.kinetic]
-    along = xp.sum(d_out * saved.out, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dSYMP.7
+    along = xp.sum(d_out * saved.out, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.7
     d_mean = along - 2.0 * saved.push * d_push + d_given  # (b, h, i, 1) [dSYMP.7]
     # forward: log_z = clip(maximum + log(total / n)); weights = exponentials / total
-    inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1) untagged: part of dSYMP.5
+    inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSYMP.5
     d_total = (xp.where(saved.free, d_mean, 0.0) - inner) / saved.total  # (b, h, i, 1) [dSYMP.5]
     d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSYMP.4]
     # forward: exponentials = exp(masked - maximum)

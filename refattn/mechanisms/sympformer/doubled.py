@@ -91,31 +91,23 @@ def forward(
     strang = config.integrator == "strang"
     times = [None, None, None] if strang else [None, *(_decay(params, numbers, t, share) for share in (0.5, 1.0))]
     damped = _decay(params, numbers, t, 1.0)
-    given = xp.zeros_like(x) if p is None else p  # (b, i, m) untagged: the momentum that came in
-    momentum = given  # (b, i, m) untagged: the momentum that the copies begin with
+    given = xp.zeros_like(x) if p is None else p  # (b, i, m): the momentum that came in
+    momentum = given  # (b, i, m): the momentum that the copies begin with
     if strang:
-        momentum = xp.exp(-0.5 * damped.a) * given  # (b, i, m) untagged: the first half of Strang's damping
+        momentum = xp.exp(-0.5 * damped.a) * given  # (b, i, m): the first half of Strang's damping
     one, two, first, second = x, x, momentum, momentum
-    first, two, shear_1 = _shear(
-        params, numbers, one, second, first, two, times[0], causal
-    )  # untagged: tagged in the function
-    second, one, shear_2 = _shear(
-        params, numbers, two, first, second, one, times[1], causal
-    )  # untagged: tagged in the function
+    first, two, shear_1 = _shear(params, numbers, one, second, first, two, times[0], causal)  # tagged in the function
+    second, one, shear_2 = _shear(params, numbers, two, first, second, one, times[1], causal)  # tagged in the function
     before = (one, two, first, second)
-    angle = _angle(params, numbers)  # (1) untagged: the angle
-    one, two, first, second = equations.active(rotation).forward(*before, angle)  # untagged: tagged in the function
+    angle = _angle(params, numbers)  # (1): the angle
+    one, two, first, second = equations.active(rotation).forward(*before, angle)  # tagged in the function
     normed = None
     if config.normalise == "each_substep":
-        first, normed_1 = _normalise(params, first, times[1])  # untagged: tagged in the function
-        second, normed_2 = _normalise(params, second, times[1])  # untagged: tagged in the function
+        first, normed_1 = _normalise(params, first, times[1])  # tagged in the function
+        second, normed_2 = _normalise(params, second, times[1])  # tagged in the function
         normed = (normed_1, normed_2)
-    second, one, shear_3 = _shear(
-        params, numbers, two, first, second, one, times[1], causal
-    )  # untagged: tagged in the function
-    first, two, shear_4 = _shear(
-        params, numbers, one, second, first, two, times[2], causal
-    )  # untagged: tagged in the function
+    second, one, shear_3 = _shear(params, numbers, two, first, second, one, times[1], causal)  # tagged in the function
+    first, two, shear_4 = _shear(params, numbers, one, second, first, two, times[2], causal)  # tagged in the function
     raw = xp.exp((-0.5 if strang else -1.0) * damped.a) * first  # (b, i, m) [SYMP.32]
     saved = Saved(given, (shear_1, shear_2, shear_3, shear_4), before, normed, angle, (times[2], damped, raw))
     return one, raw if config.keeps else None, saved
@@ -144,24 +136,24 @@ def _shear(
 ) -> tuple[Array, Array, Shear]:
     """Return the moved momentum and tokens of a map A or B; `time` is None where a_s is 0."""
     xp, own = namespace(x_at), equations.active(module_of(params.config))
-    p = p_at  # (b, i, m) untagged: without damping
+    p = p_at  # (b, i, m): without damping
     if time is not None:
         p = xp.exp(-time.a) * p_at  # (b, i, m) [SYMP.24]
     answer, saved = own.forward(params, numbers, x_at, p, causal)
-    speed = own.velocity(answer.b, answer.context)  # (b, i, m) untagged: SYMP.18, tagged in the function
-    kick = 0.5 * numbers["h_y"] if time is None else 0.5 * numbers["h_y"] * xp.exp(time.a)  # (1) untagged: a factor
+    speed = own.velocity(answer.b, answer.context)  # (b, i, m): SYMP.18, tagged in the function
+    kick = 0.5 * numbers["h_y"] if time is None else 0.5 * numbers["h_y"] * xp.exp(time.a)  # (1): a factor
     kicked = p_move + kick * answer.g  # (b, i, m) [SYMP.25]
     drifted = x_move + 0.5 * numbers["h_x"] * speed  # (b, i, m) [SYMP.26]
     norm = None
     if params.config.normalise == "each_substep":
-        kicked, norm = _normalise(params, kicked, time)  # untagged: tagged in the function
+        kicked, norm = _normalise(params, kicked, time)  # tagged in the function
     return kicked, drifted, Shear(p, answer.g, speed, answer.b, answer.context, saved, time, norm)
 
 
 def _normalise(params: Params, momentum: Array, time: Decay | None) -> tuple[Array, Normed]:
     xp = namespace(momentum)
-    physical = momentum if time is None else xp.exp(-time.a) * momentum  # (b, i, m) untagged: part of SYMP.27
-    unit, norm = layer_norm.layer_norm_forward(physical, params.gain_p)  # untagged: part of SYMP.27
+    physical = momentum if time is None else xp.exp(-time.a) * momentum  # (b, i, m): part of SYMP.27
+    unit, norm = layer_norm.layer_norm_forward(physical, params.gain_p)  # part of SYMP.27
     result = unit if time is None else xp.exp(time.a) * unit  # (b, i, m) [SYMP.27]
     return result, Normed(norm, time, physical, result)
 
@@ -173,7 +165,7 @@ def backward(
     config, xp = params.config, namespace(d_result)
     strang = config.integrator == "strang"
     _, damped, raw = saved.ends
-    zero = xp.zeros_like(d_result)  # (b, i, m) untagged: no gradient
+    zero = xp.zeros_like(d_result)  # (b, i, m): no gradient
     clock = _Clock(numbers, add)
     share = 0.5 if strang else 1.0
     d_one, d_two, d_first, d_second = d_result, zero, zero, zero
@@ -185,14 +177,14 @@ def backward(
     d = (d_one, d_second, d_first, d_two)
     d_one, d_second, d_first, d_two = _shear_backward(
         params, numbers, shear_4, 1.0, d, clock, add
-    )  # untagged: tagged in the function
+    )  # tagged in the function
     d = (d_two, d_first, d_second, d_one)
     d_two, d_first, d_second, d_one = _shear_backward(
         params, numbers, shear_3, 0.5, d, clock, add
-    )  # untagged: tagged in the function
+    )  # tagged in the function
     if saved.normed is not None:
-        d_first = _normalise_backward(saved.normed[0], 0.5, d_first, clock, add)  # untagged: tagged in the function
-        d_second = _normalise_backward(saved.normed[1], 0.5, d_second, clock, add)  # untagged: tagged in the function
+        d_first = _normalise_backward(saved.normed[0], 0.5, d_first, clock, add)  # tagged in the function
+        d_second = _normalise_backward(saved.normed[1], 0.5, d_second, clock, add)  # tagged in the function
     # forward: one, two, first, second = rotation(*before, angle)
     turned = equations.active(rotation).backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))
     (d_one, d_two, d_first, d_second), d_angle = turned
@@ -203,18 +195,18 @@ def backward(
     d = (d_two, d_first, d_second, d_one)
     d_two, d_first, d_second, d_one = _shear_backward(
         params, numbers, shear_2, 0.5, d, clock, add
-    )  # untagged: tagged in the function
+    )  # tagged in the function
     d = (d_one, d_second, d_first, d_two)
     d_one, d_second, d_first, d_two = _shear_backward(
         params, numbers, shear_1, 0.0, d, clock, add
-    )  # untagged: tagged in the function
-    d_x = d_one + d_two  # (b, i, m) untagged: both copies begin at x
-    d_p = d_first + d_second  # (b, i, m) untagged: both copies begin at p
+    )  # tagged in the function
+    d_x = d_one + d_two  # (b, i, m): both copies begin at x
+    d_p = d_first + d_second  # (b, i, m): both copies begin at p
     if strang:
         # forward: momentum = exp(-a / 2) * given
-        decayed = xp.exp(-0.5 * damped.a)  # (1) untagged: a factor
+        decayed = xp.exp(-0.5 * damped.a)  # (1): a factor
         clock.add(damped, 1.0, -0.5 * dot(d_p, decayed * saved.p))
-        d_p = decayed * d_p  # (b, i, m) untagged: the first half of Strang's damping
+        d_p = decayed * d_p  # (b, i, m): the first half of Strang's damping
     return d_x, d_p, clock.d_t
 
 
@@ -247,24 +239,24 @@ def _shear_backward(
     d_x_at, d_p_at, d_p_move, d_x_move = d
     xp, own, time = namespace(d_x_at), equations.active(module_of(params.config)), saved.time
     if saved.norm is not None:
-        d_p_move = _normalise_backward(saved.norm, share, d_p_move, clock, add)  # untagged: tagged in the function
+        d_p_move = _normalise_backward(saved.norm, share, d_p_move, clock, add)  # tagged in the function
     # forward: drifted = x_move + h_x / 2 * speed
     d_speed = 0.5 * numbers["h_x"] * d_x_move  # (b, i, m) [dSYMP.26]
     add("h_x", 0.5 * dot(d_x_move, saved.speed))
     # forward: kicked = p_move + h_y / 2 exp(a) * force
-    grown = 0.0 * numbers["h_y"] + 1.0 if time is None else xp.exp(time.a)  # (1) untagged: exp(a_s)
+    grown = 0.0 * numbers["h_y"] + 1.0 if time is None else xp.exp(time.a)  # (1): exp(a_s)
     d_force = 0.5 * numbers["h_y"] * grown * d_p_move  # (b, i, m) [dSYMP.25]
-    work = 0.5 * grown * dot(d_p_move, saved.force)  # (1) untagged: the gradient of h_y
+    work = 0.5 * grown * dot(d_p_move, saved.force)  # (1): the gradient of h_y
     add("h_y", work)
     clock.add(time, share, numbers["h_y"] * work)
     turned = own.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)
     d_moved, d_context = turned
-    d_x, d_p = own.backward(params, saved.oracle, d_force, d_moved, d_context, add)  # untagged: tagged in the function
+    d_x, d_p = own.backward(params, saved.oracle, d_force, d_moved, d_context, add)  # tagged in the function
     d_inner = d_p  # (b, i, m) [dSYMP.24]
     if time is not None:
         # forward: p = exp(-a) * p_at
         clock.add(time, share, -dot(d_inner, saved.p))
-        d_p = xp.exp(-time.a) * d_inner  # (b, i, m) untagged: the gradient of P_at
+        d_p = xp.exp(-time.a) * d_inner  # (b, i, m): the gradient of P_at
     return d_x_at + d_x, d_p_at + d_p, d_p_move, d_x_move
 
 
@@ -272,8 +264,8 @@ def _normalise_backward(saved: Normed, share: float, d_result: Array, clock: _Cl
     xp, time = namespace(d_result), saved.time
     # forward: result = exp(a) * norm(physical); physical = exp(-a) * momentum
     clock.add(time, share, dot(d_result, saved.result))
-    d_unit = d_result if time is None else xp.exp(time.a) * d_result  # (b, i, m) untagged: part of its adjoint
-    d_physical, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_unit)  # untagged: part of its adjoint
+    d_unit = d_result if time is None else xp.exp(time.a) * d_result  # (b, i, m): part of its adjoint
+    d_physical, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_unit)  # part of its adjoint
     add("gain_p", d_gain)
     clock.add(time, share, -dot(d_physical, saved.given))
     d_momentum = d_physical if time is None else xp.exp(-time.a) * d_physical  # (b, i, m) [dSYMP.27]

@@ -73,30 +73,30 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
             "later, which attend it; force='prefix' does not"
         )
     xp, kicks, scale = namespace(x), params.config.kicks, params.config.scale
-    look = numbers.get("look") if p is not None else None  # (1) untagged: a number
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m) untagged: what is normalised
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # untagged: the first is SYMP.58
+    look = numbers.get("look") if p is not None else None  # (1): a number
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # the first is SYMP.58
     seen = y  # (b, i, m) [SYMP.58]
     q = linear_forward(seen, params.w_q, None)  # (b, i, m) [SYMP.59]
     k = linear_forward(seen, params.w_k, None)  # (b, i, m) [SYMP.60]
-    moved = None if p is None else mobilised(params, p)  # (b, i, m) untagged: tagged in the function
-    values = k if kicks else k[..., :0]  # untagged: no value where only z is asked for
+    moved = None if p is None else mobilised(params, p)  # (b, i, m): tagged in the function
+    values = k if kicks else k[..., :0]  # no value where only z is asked for
     three = (each[:, None, ...] for each in (q, k, values))
-    out, as_query = core.forward(*three, scale=scale)  # untagged: in the core
-    attended = out[:, 0, ...]  # untagged: SYMP.10 without the head
-    log_z = as_query.log_z[:, 0, :, None]  # (b, i, 1) untagged: SYMP.7 without the head
-    inverse = xp.exp(-2.0 * log_z)  # (b, i, 1) untagged: part of SYMP.61
+    out, as_query = core.forward(*three, scale=scale)  # in the core
+    attended = out[:, 0, ...]  # SYMP.10 without the head
+    log_z = as_query.log_z[:, 0, :, None]  # (b, i, 1): SYMP.7 without the head
+    inverse = xp.exp(-2.0 * log_z)  # (b, i, 1): part of SYMP.61
     share = query = key = as_key = force = None
     if kicks:
-        share = xp.ones_like(log_z)  # (b, i, 1) untagged: SYMP.61 at rest
+        share = xp.ones_like(log_z)  # (b, i, 1): SYMP.61 at rest
         if p is not None:
             share = xp.sum(moved * p, axis=-1, keepdims=True) * inverse + 1.0  # (b, i, 1) [SYMP.61]
         query = share * attended  # (b, i, m) [SYMP.62]
-        shared = share * q  # (b, i, m) untagged: the values of SYMP.63
+        shared = share * q  # (b, i, m): the values of SYMP.63
         three = (each[:, None, ...] for each in (k, q, shared))
-        turned, as_key = core.forward(*three, scale=scale)  # untagged: in the core
+        turned, as_key = core.forward(*three, scale=scale)  # in the core
         key = turned[:, 0, ...]  # (b, i, m) [SYMP.63]
-        back_q, back_k = xp.matrix_transpose(params.w_q), xp.matrix_transpose(params.w_k)  # untagged: w_q^T and w_k^T
+        back_q, back_k = xp.matrix_transpose(params.w_q), xp.matrix_transpose(params.w_k)  # w_q^T and w_k^T
         force = 0.5 * scale * (query @ back_q + key @ back_k)  # (b, i, m) [SYMP.64]
     saved = Saved(p, moved, seen, norm, look, q, share, inverse, attended, query, key, as_query, as_key)
     return Answer(force, moved, log_z), saved
@@ -126,53 +126,53 @@ def backward(
     params: Params, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters."""
-    p = saved.p  # (b, i, m) untagged: it came in
+    p = saved.p  # (b, i, m): it came in
     xp, scale = namespace(saved.y), params.config.scale
-    d_bounded = xp.zeros_like(saved.inverse) if d_log_z is None else d_log_z  # (b, i, 1) untagged: of SYMP.7
-    d_attended = xp.zeros_like(saved.attended)  # untagged: nobody asked for the force
-    d_ask = d_moved  # (b, i, m) untagged: of B p
+    d_bounded = xp.zeros_like(saved.inverse) if d_log_z is None else d_log_z  # (b, i, 1): of SYMP.7
+    d_attended = xp.zeros_like(saved.attended)  # nobody asked for the force
+    d_ask = d_moved  # (b, i, m): of B p
     d_pull = None
-    d_q, d_k = xp.zeros_like(saved.q), xp.zeros_like(saved.q)  # untagged: no gradient
+    d_q, d_k = xp.zeros_like(saved.q), xp.zeros_like(saved.q)  # no gradient
     if d_force is not None and saved.as_key is not None and saved.s is not None:
         # forward: force = scale / 2 * (query @ w_q^T + key @ w_k^T)
-        asked = 0.5 * scale * d_force  # (b, i, m) untagged: without the matrices
+        asked = 0.5 * scale * d_force  # (b, i, m): without the matrices
         d_query = asked @ params.w_q  # (b, i, m) [dSYMP.62]
         d_key = asked @ params.w_k  # (b, i, m) [dSYMP.63]
         for name, value in (("w_q", saved.r), ("w_k", saved.t)):
             add(name, linear_backward(asked, params.w_q, value)[1])
         # forward: key = core(k, q, share * q); query = share * core(q, k, k)
         d = core.backward(saved.as_key, d_key[:, None, ...])
-        d_k = d["q"][:, 0, ...]  # (b, i, m) untagged: part of dSYMP.60
-        d_value = d["v"][:, 0, ...]  # (b, i, m) untagged: of s q
-        d_q = d["k"][:, 0, ...] + saved.s * d_value  # (b, i, m) untagged: part of dSYMP.59
-        d_attended = saved.s * d_query  # (b, i, m) untagged: of SYMP.10
+        d_k = d["q"][:, 0, ...]  # (b, i, m): part of dSYMP.60
+        d_value = d["v"][:, 0, ...]  # (b, i, m): of s q
+        d_q = d["k"][:, 0, ...] + saved.s * d_value  # (b, i, m): part of dSYMP.59
+        d_attended = saved.s * d_query  # (b, i, m): of SYMP.10
         d_share = xp.sum(d_query * saved.attended + d_value * saved.q, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.61]
         if p is not None:
             # forward: share = sum(moved * p) * exp(-2 log_z) + 1
-            d_kinetic = d_share * saved.inverse  # (b, i, 1) untagged: of <p, B p>
-            d_bounded = d_bounded - 2.0 * (saved.s - 1.0) * d_share  # (b, i, 1) untagged: of SYMP.7
-            d_pull = d_kinetic * saved.b  # (b, i, m) untagged: of p beside B p
-            d_ask = d_kinetic * p if d_ask is None else d_ask + d_kinetic * p  # (b, i, m) untagged: of B p
+            d_kinetic = d_share * saved.inverse  # (b, i, 1): of <p, B p>
+            d_bounded = d_bounded - 2.0 * (saved.s - 1.0) * d_share  # (b, i, 1): of SYMP.7
+            d_pull = d_kinetic * saved.b  # (b, i, m): of p beside B p
+            d_ask = d_kinetic * p if d_ask is None else d_ask + d_kinetic * p  # (b, i, m): of B p
     d_p = None
     if p is not None:
-        d_p = xp.zeros_like(p) if d_ask is None else mobilised_backward(params, p, d_ask, add)  # untagged: of p
-        d_p = d_p if d_pull is None else d_p + d_pull  # (b, i, m) untagged: of p
+        d_p = xp.zeros_like(p) if d_ask is None else mobilised_backward(params, p, d_ask, add)  # of p
+        d_p = d_p if d_pull is None else d_p + d_pull  # (b, i, m): of p
     # forward: attended, log_z = core(q, k, k)
     d = core.backward(saved.as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
     d_queries = d_q + d["q"][:, 0, ...]  # (b, i, m) [dSYMP.59]
-    d_own = d["k"][:, 0, ...]  # (b, i, m) untagged: part of dSYMP.60
+    d_own = d["k"][:, 0, ...]  # (b, i, m): part of dSYMP.60
     if saved.as_key is not None:
-        d_own = d_own + d["v"][:, 0, ...]  # (b, i, m) untagged: part of dSYMP.60
+        d_own = d_own + d["v"][:, 0, ...]  # (b, i, m): part of dSYMP.60
     d_keys = d_k + d_own  # (b, i, m) [dSYMP.60]
-    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d_queries)  # untagged: part of dSYMP.58
-    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d_keys)  # untagged: part of dSYMP.58
+    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d_queries)  # part of dSYMP.58
+    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d_keys)  # part of dSYMP.58
     add("w_q", d_w_q)
     add("w_k", d_w_k)
     d_seen = d_y_q + d_y_k  # (b, i, m) [dSYMP.58]
     # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # untagged: the gradient of x
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # the gradient of x
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
-        d_p = d_p + saved.look * d_ahead  # (b, i, m) untagged: the gradient of p
+        d_p = d_p + saved.look * d_ahead  # (b, i, m): the gradient of p
         add("look", dot(d_ahead, p))
     return d_ahead, d_p

@@ -63,9 +63,9 @@ class Saved:
 
 def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
-    look = numbers.get("look") if p is not None else None  # (1) untagged: a number
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m) untagged: what is normalised
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # untagged: the first is SYMP.41
+    look = numbers.get("look") if p is not None else None  # (1): a number
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # the first is SYMP.41
     seen = y  # (b, i, m) [SYMP.41]
     a = None
     if params.w_a is not None:
@@ -75,15 +75,15 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
     if past is not None:
         before = past.count
         past.begin()
-    n = counts(before if causal else None, (0, tokens), tokens, x)  # (i, 1) untagged: n_i
-    share = share_of(params.config, causal, x)  # (i, 1) untagged: n_i over the number of all tokens
-    n = n if share is None else n / share  # (i, 1) untagged: n_i, or the number of all tokens
+    n = counts(before if causal else None, (0, tokens), tokens, x)  # (i, 1): n_i
+    share = share_of(params.config, causal, x)  # (i, 1): n_i over the number of all tokens
+    n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
     kernel = Kernel(seen, a, n, 1 if causal else 0, params.config.form, past)
     force = None
     if params.w_v is not None:
-        push = linear_forward(seen, params.w_v, None)  # (b, i, m) untagged: part of SYMP.44
+        push = linear_forward(seen, params.w_v, None)  # (b, i, m): part of SYMP.44
         if p is not None:
-            push = push - _mixed(kernel, "force", p, p, a) / n  # (b, i, m) untagged: part of SYMP.44
+            push = push - _mixed(kernel, "force", p, p, a) / n  # (b, i, m): part of SYMP.44
         force = push  # (b, i, m) [SYMP.44]
     return Answer(force, p, kernel), Saved(p, norm, look, kernel)
 
@@ -115,7 +115,7 @@ def velocity_backward(p: Array, speed: Array, kernel: Kernel, d_speed: Array) ->
     """Return the gradients of p, and of y and a."""
     # forward: speed = mix(a, y, p) / n
     d_sum = d_speed / kernel.n  # (b, i, m) [dSYMP.43]
-    d_a, d_y, d_p = mix_backward(kernel.a, kernel.y, p, kernel.side, kernel.form, d_sum)  # untagged: in `mixing`
+    d_a, d_y, d_p = mix_backward(kernel.a, kernel.y, p, kernel.side, kernel.form, d_sum)  # in `mixing`
     return d_p, (d_y, d_a)
 
 
@@ -129,33 +129,33 @@ def backward(
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters."""
     kernel = saved.kernel
-    p = saved.p  # (b, i, m) untagged: it came in
-    none = namespace(kernel.y).zeros_like(kernel.y)  # (b, i, m) untagged: no gradient
-    d_y, d_a = (none, none) if d_kernel is None else d_kernel  # untagged: their parts in SYMP.43
+    p = saved.p  # (b, i, m): it came in
+    none = namespace(kernel.y).zeros_like(kernel.y)  # (b, i, m): no gradient
+    d_y, d_a = (none, none) if d_kernel is None else d_kernel  # their parts in SYMP.43
     d_p = None
     if p is not None:
-        d_p = none if d_moved is None else d_moved  # (b, i, m) untagged: it came in
+        d_p = none if d_moved is None else d_moved  # (b, i, m): it came in
     if d_force is not None:
         # forward: push = y @ w_v - mix(p, p, a) / n
-        d_y_v, d_w_v, _ = linear_backward(kernel.y, params.w_v, d_force)  # untagged: part of dSYMP.41
+        d_y_v, d_w_v, _ = linear_backward(kernel.y, params.w_v, d_force)  # part of dSYMP.41
         add("w_v", d_w_v)
-        d_y = d_y + d_y_v  # (b, i, m) untagged: part of dSYMP.41
+        d_y = d_y + d_y_v  # (b, i, m): part of dSYMP.41
         if p is not None and d_p is not None:
             d_sum = -d_force / kernel.n  # (b, i, m) [dSYMP.44]
-            d_left, d_right, d_turn = mix_backward(p, p, kernel.a, kernel.side, kernel.form, d_sum)  # untagged: parts
-            d_p = d_p + d_left + d_right  # (b, i, m) untagged: the gradient of p
-            d_a = d_a + d_turn  # (b, i, m) untagged: part of dSYMP.42
+            d_left, d_right, d_turn = mix_backward(p, p, kernel.a, kernel.side, kernel.form, d_sum)  # parts
+            d_p = d_p + d_left + d_right  # (b, i, m): the gradient of p
+            d_a = d_a + d_turn  # (b, i, m): part of dSYMP.42
     if kernel.a is not None:
         d_turned = d_a  # (b, i, m) [dSYMP.42]
         # forward: a = seen @ w_a
-        d_y_a, d_w_a, _ = linear_backward(kernel.y, params.w_a, d_turned)  # untagged: part of dSYMP.41
+        d_y_a, d_w_a, _ = linear_backward(kernel.y, params.w_a, d_turned)  # part of dSYMP.41
         add("w_a", d_w_a)
-        d_y = d_y + d_y_a  # (b, i, m) untagged: part of dSYMP.41
+        d_y = d_y + d_y_a  # (b, i, m): part of dSYMP.41
     d_seen = d_y  # (b, i, m) [dSYMP.41]
     # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # untagged: the gradient of x
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # the gradient of x
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
-        d_p = d_p + saved.look * d_ahead  # (b, i, m) untagged: the gradient of p
+        d_p = d_p + saved.look * d_ahead  # (b, i, m): the gradient of p
         add("look", dot(d_ahead, p))
     return d_ahead, d_p

@@ -68,42 +68,42 @@ class Saved:
 def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
     xp, kicks = namespace(x), params.config.kicks
-    look = numbers.get("look") if p is not None else None  # (1) untagged: a number
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m) untagged: what is normalised
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # untagged: the first is SYMP.11
+    look = numbers.get("look") if p is not None else None  # (1): a number
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # the first is SYMP.11
     seen = y  # (b, i, m) [SYMP.11]
     q = linear_forward(seen, params.w_q, None)  # (b, i, m) [SYMP.12]
     k = linear_forward(seen, params.w_k, None)  # (b, i, m) [SYMP.13]
     if kicks:
         v = linear_forward(seen, params.w_v, None)  # (b, i, m) [SYMP.14]
     else:
-        v = seen[..., :0]  # (b, i, 0) untagged: no value, only z is asked for
-    moved = None if p is None else mobilised(params, p)  # (b, i, m) untagged: tagged in the function
+        v = seen[..., :0]  # (b, i, 0): no value, only z is asked for
+    moved = None if p is None else mobilised(params, p)  # (b, i, m): tagged in the function
     kinetic = None
     if p is not None and kicks:
         kinetic = xp.sum(moved * p, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.16]
-    share = share_of(params.config, causal, x)  # (i, 1) untagged: n_i over the number of all tokens
-    given = kinetic  # (b, i, 1) untagged: what the core is given
+    share = share_of(params.config, causal, x)  # (i, 1): n_i over the number of all tokens
+    given = kinetic  # (b, i, 1): what the core is given
     if share is not None and kinetic is not None:
-        given = kinetic / (share * share)  # (b, i, 1) untagged: so that u has the other z
-    energy = None if given is None else given[:, None, ...]  # (b, 1, i, 1) untagged: with one head
+        given = kinetic / (share * share)  # (b, i, 1): so that u has the other z
+    energy = None if given is None else given[:, None, ...]  # (b, 1, i, 1): with one head
     one = [each[:, None, ...] for each in (q, k, v)]
     scale = params.config.scale
     saved = None
     if isinstance(causal, Prefix):
-        out, bounded = causal.attend(one[0], one[1], one[2], energy, scale)  # untagged: tagged in the dense form
+        out, bounded = causal.attend(one[0], one[1], one[2], energy, scale)  # tagged in the dense form
     else:
-        out, saved = core.forward(one[0], one[1], one[2], energy, causal=causal, scale=scale)  # untagged: in the core
-        bounded = saved.log_z  # (b, 1, i) untagged: SYMP.7
-    attended = out[:, 0, ...]  # untagged: SYMP.10 without the head
+        out, saved = core.forward(one[0], one[1], one[2], energy, causal=causal, scale=scale)  # in the core
+        bounded = saved.log_z  # (b, 1, i): SYMP.7
+    attended = out[:, 0, ...]  # SYMP.10 without the head
     if share is not None:
-        attended = share * attended  # untagged: SYMP.10 divided by all tokens
+        attended = share * attended  # SYMP.10 divided by all tokens
     force = None
     if kicks:
         force = linear_forward(attended, params.w_o, None)  # (b, i, m) [SYMP.17]
-    log_z = bounded[:, 0, :, None]  # (b, i, 1) untagged: SYMP.7 without the head
+    log_z = bounded[:, 0, :, None]  # (b, i, 1): SYMP.7 without the head
     if share is not None:
-        log_z = log_z + xp.log(share)  # (b, i, 1) untagged: SYMP.7 divided by all tokens
+        log_z = log_z + xp.log(share)  # (b, i, 1): SYMP.7 divided by all tokens
     return Answer(force, moved, log_z), Saved(p, moved, seen, norm, look, saved, attended, share)
 
 
@@ -135,7 +135,7 @@ def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) 
     """Return the gradients of B p and of log z."""
     xp = namespace(speed)
     # forward: speed = moved * exp(-log_z)
-    d_moved = d_speed * xp.exp(-log_z)  # (b, i, m) untagged: part of dSYMP.15
+    d_moved = d_speed * xp.exp(-log_z)  # (b, i, m): part of dSYMP.15
     d_log_z = -xp.sum(d_speed * speed, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.log_z]
     return d_moved, d_log_z
 
@@ -145,7 +145,7 @@ def mobilised_backward(params: Params, p: Array, d_moved: Array, add: Add) -> Ar
     if params.w_b is None:
         return d_moved
     # forward: moved = p @ w_b
-    d_p, d_w_b, _ = linear_backward(p, params.w_b, d_moved)  # untagged: part of dSYMP.momentum
+    d_p, d_w_b, _ = linear_backward(p, params.w_b, d_moved)  # part of dSYMP.momentum
     add("w_b", d_w_b)
     return d_p
 
@@ -156,48 +156,48 @@ def backward(
     """Return the gradients of x and p, and add those of the parameters."""
     xp = namespace(saved.y)
     assert saved.core is not None
-    p = saved.p  # (b, i, m) untagged: it came in
+    p = saved.p  # (b, i, m): it came in
     if d_force is not None:
         assert params.w_o is not None
         # forward: force = attended @ w_o
-        d_given, d_w_o, _ = linear_backward(saved.attended, params.w_o, d_force)  # untagged: the first is dSYMP.10
+        d_given, d_w_o, _ = linear_backward(saved.attended, params.w_o, d_force)  # the first is dSYMP.10
         d_attended = d_given  # (b, i, m) [dSYMP.10]
         add("w_o", d_w_o)
     else:
-        d_attended = xp.zeros_like(saved.attended)  # untagged: nobody asked for the force
+        d_attended = xp.zeros_like(saved.attended)  # nobody asked for the force
     if saved.share is not None:
         # forward: attended = share * out
-        d_attended = saved.share * d_attended  # untagged: of the core's SYMP.10
+        d_attended = saved.share * d_attended  # of the core's SYMP.10
     d = core.backward(
         saved.core, d_attended[:, None, ...], None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))
     )
     d_p = None
     if p is not None:
-        pull = xp.zeros_like(p)  # (b, i, m) untagged: part of dSYMP.momentum
-        ask = pull if d_moved is None else d_moved  # (b, i, m) untagged: part of dSYMP.15
+        pull = xp.zeros_like(p)  # (b, i, m): part of dSYMP.momentum
+        ask = pull if d_moved is None else d_moved  # (b, i, m): part of dSYMP.15
         if "kinetic" in d:
             # forward: kinetic = sum(moved * p)
-            d_kinetic = d["kinetic"][:, 0, ...]  # (b, i, 1) untagged: dSYMP.kinetic without the head
+            d_kinetic = d["kinetic"][:, 0, ...]  # (b, i, 1): dSYMP.kinetic without the head
             if saved.share is not None:
                 # forward: given = kinetic / share^2
-                d_kinetic = d_kinetic / (saved.share * saved.share)  # (b, i, 1) untagged: of SYMP.16
-            pull = d_kinetic * saved.b  # (b, i, m) untagged: part of dSYMP.momentum
-            ask = ask + d_kinetic * p  # (b, i, m) untagged: part of dSYMP.15
+                d_kinetic = d_kinetic / (saved.share * saved.share)  # (b, i, 1): of SYMP.16
+            pull = d_kinetic * saved.b  # (b, i, m): part of dSYMP.momentum
+            ask = ask + d_kinetic * p  # (b, i, m): part of dSYMP.15
         d_b = ask  # (b, i, m) [dSYMP.15]
-        d_p = pull + mobilised_backward(params, p, d_b, add)  # (b, i, m) untagged: dSYMP.momentum without looking ahead
+        d_p = pull + mobilised_backward(params, p, d_b, add)  # (b, i, m): dSYMP.momentum without looking ahead
     # forward: q = seen @ w_q, and so for k and v
-    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # untagged: part of dSYMP.11
-    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # untagged: part of dSYMP.11
+    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # part of dSYMP.11
+    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # part of dSYMP.11
     add("w_q", d_w_q)
     add("w_k", d_w_k)
-    d_y = d_y_q + d_y_k  # (b, i, m) untagged: part of dSYMP.11
+    d_y = d_y_q + d_y_k  # (b, i, m): part of dSYMP.11
     if d_force is not None:
-        d_y_v, d_w_v, _ = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # untagged: part of dSYMP.11
+        d_y_v, d_w_v, _ = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # part of dSYMP.11
         add("w_v", d_w_v)
-        d_y = d_y + d_y_v  # (b, i, m) untagged: part of dSYMP.11
+        d_y = d_y + d_y_v  # (b, i, m): part of dSYMP.11
     d_seen = d_y  # (b, i, m) [dSYMP.11]
     # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # untagged: the gradient of x
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # the gradient of x
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
         d_p = d_p + saved.look * d_ahead  # (b, i, m) [dSYMP.momentum]

@@ -29,8 +29,8 @@ Copies = tuple[Array, Array, Array, Array]
 def forward(one: Array, two: Array, first: Array, second: Array, angle: Array) -> tuple[Array, Array, Array, Array]:
     """Return X, Y, P, Q with the differences of the copies turned by an angle; minus the angle is its adjoint."""
     xp = namespace(one)
-    cos, sin = xp.cos(angle), xp.sin(angle)  # untagged: of the angle
-    d_x, d_p = one - two, first - second  # untagged: the differences
+    cos, sin = xp.cos(angle), xp.sin(angle)  # of the angle
+    d_x, d_p = one - two, first - second  # the differences
     x = 0.5 * (one + two + cos * d_x + sin * d_p)  # (b, i, m) [SYMP.28]
     y = one + two - x  # (b, i, m) [SYMP.29]
     p = 0.5 * (first + second - sin * d_x + cos * d_p)  # (b, i, m) [SYMP.30]
@@ -43,13 +43,13 @@ def backward(before: Copies, angle: Array, d: Copies) -> tuple[Copies, Array]:
     one, two, first, second = before
     d_one, d_two, d_first, d_second = d
     xp = namespace(one)
-    cos, sin = xp.cos(angle), xp.sin(angle)  # untagged: of the angle
-    turned_x, turned_p = d_one - d_two, d_first - d_second  # untagged: the differences of the gradients
-    d_x, d_p = one - two, first - second  # untagged: the differences
+    cos, sin = xp.cos(angle), xp.sin(angle)  # of the angle
+    turned_x, turned_p = d_one - d_two, d_first - d_second  # the differences of the gradients
+    d_x, d_p = one - two, first - second  # the differences
     # forward: x = (... + cos d_x + sin d_p) / 2; p = (... - sin d_x + cos d_p) / 2; y and q with the other signs
-    quarter_x = cos * d_p - sin * d_x  # (b, i, m) untagged: the pair turned by a quarter
-    quarter_p = -cos * d_x - sin * d_p  # (b, i, m) untagged: the pair turned by a quarter
+    quarter_x = cos * d_p - sin * d_x  # (b, i, m): the pair turned by a quarter
+    quarter_p = -cos * d_x - sin * d_p  # (b, i, m): the pair turned by a quarter
     d_angle = 0.5 * (dot(turned_x, quarter_x) + dot(turned_p, quarter_p))  # (1) [dSYMP.angle]
     back_x = 0.5 * (d_one + d_two + cos * turned_x - sin * turned_p)  # (b, i, m) [dSYMP.28]
-    back_p = 0.5 * (d_first + d_second + sin * turned_x + cos * turned_p)  # (b, i, m) untagged: dSYMP.28 of momenta
+    back_p = 0.5 * (d_first + d_second + sin * turned_x + cos * turned_p)  # (b, i, m): dSYMP.28 of momenta
     return (back_x, d_one + d_two - back_x, back_p, d_first + d_second - back_p), d_angle

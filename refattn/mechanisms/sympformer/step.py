@@ -80,31 +80,31 @@ def forward(
     own = equations.active(module_of(config))
     before = None if history is None else coefficients.Before(history.t, history.h_x, history.h_y)
     c, numbers_saved = coefficients.forward(config, numbers, t, before)
-    inner = p  # untagged: SYMP.19 with pre = 1
+    inner = p  # SYMP.19 with pre = 1
     if p is not None and c.pre is not None:
         inner = c.pre * p  # (b, i, m) [SYMP.19]
     answer, oracle_saved = own.forward(params, numbers, x, inner, causal)
     kicked = raw = speed = following = None
     if answer.g is not None:
-        push = c.gain * answer.g  # (b, i, m) untagged: part of SYMP.20
+        push = c.gain * answer.g  # (b, i, m): part of SYMP.20
         if inner is not None:
-            push = push + (inner if c.keep is None else c.keep * inner)  # (b, i, m) untagged: part of SYMP.20
+            push = push + (inner if c.keep is None else c.keep * inner)  # (b, i, m): part of SYMP.20
         if history is not None:
-            push = push + c.gain_before * history.g  # (b, i, m) untagged: part of SYMP.20
+            push = push + c.gain_before * history.g  # (b, i, m): part of SYMP.20
         kicked = push  # (b, i, m) [SYMP.20]
-        raw = kicked  # untagged: SYMP.21 with post = 1
+        raw = kicked  # SYMP.21 with post = 1
         if c.post is not None:
             raw = c.post * kicked  # (b, i, m) [SYMP.21]
-    moved = own.mobilised(params, kicked) if config.moving else answer.b  # (b, i, m) untagged: B p* or B p
-    result = x  # untagged: where nothing moves
+    moved = own.mobilised(params, kicked) if config.moving else answer.b  # (b, i, m): B p* or B p
+    result = x  # where nothing moves
     if moved is not None:
-        speed = own.velocity(moved, answer.context)  # (b, i, m) untagged: SYMP.18, tagged in the function
-        step = c.drift * speed  # (b, i, m) untagged: part of SYMP.22
+        speed = own.velocity(moved, answer.context)  # (b, i, m): SYMP.18, tagged in the function
+        step = c.drift * speed  # (b, i, m): part of SYMP.22
         if history is not None and history.f is not None:
-            step = step + c.drift_before * history.f  # (b, i, m) untagged: part of SYMP.22
+            step = step + c.drift_before * history.f  # (b, i, m): part of SYMP.22
         result = x + step  # (b, i, m) [SYMP.22]
     if config.multistep and answer.g is not None and not config.last:
-        remembered = answer.g  # (b, i, m) untagged: what ETD-AB2 remembers
+        remembered = answer.g  # (b, i, m): what ETD-AB2 remembers
         if c.alpha is not None and inner is not None:
             remembered = answer.g - c.alpha * inner  # (b, i, m) [SYMP.23]
         following = History(speed, remembered, t, numbers["h_x"], numbers["h_y"])
@@ -118,15 +118,15 @@ def backward(
     """Return the gradients of x, p, the history and t, and add those of the parameters and the numbers."""
     config, history = params.config, saved.history
     own = equations.active(module_of(config))
-    inner = saved.inner  # untagged: p_in
+    inner = saved.inner  # p_in
     c, d = saved.coefficients.value, {}
     d_moved = d_context = d_speed = d_force = d_kicked = d_inner = None
     if saved.speed is not None:
         # forward: result = x + drift * speed + drift_before * history.f
-        d_step = c.drift * d_result  # (b, i, m) untagged: part of dSYMP.18
-        d["drift"] = dot(d_result, saved.speed)  # (1) untagged: the gradient of a coefficient
+        d_step = c.drift * d_result  # (b, i, m): part of dSYMP.18
+        d["drift"] = dot(d_result, saved.speed)  # (1): the gradient of a coefficient
         if d_following is not None and d_following.f is not None:
-            d_step = d_step + d_following.f  # (b, i, m) untagged: part of dSYMP.18
+            d_step = d_step + d_following.f  # (b, i, m): part of dSYMP.18
         d_speed = d_step  # (b, i, m) [dSYMP.18]
         turned = own.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)
         d_moved, d_context = turned
@@ -136,58 +136,56 @@ def backward(
             # forward: raw = post * kicked
             parts.append(d_raw if c.post is None else c.post * d_raw)
             if c.post is not None:
-                d["post"] = dot(d_raw, saved.kicked)  # (1) untagged: the gradient of a coefficient
+                d["post"] = dot(d_raw, saved.kicked)  # (1): the gradient of a coefficient
         if config.moving:
             # forward: moved = mobilised(kicked)
             parts.append(own.mobilised_backward(params, saved.kicked, d_moved, add))
             d_moved = None
         d_kicked = sum(parts[1:], parts[0])  # (b, i, m) [dSYMP.20]
         # forward: kicked = gain * force + keep * inner + gain_before * history.g
-        d["gain"] = dot(d_kicked, saved.force)  # (1) untagged: the gradient of a coefficient
-        d_push = c.gain * d_kicked  # (b, i, m) untagged: part of dSYMP.17
+        d["gain"] = dot(d_kicked, saved.force)  # (1): the gradient of a coefficient
+        d_push = c.gain * d_kicked  # (b, i, m): part of dSYMP.17
         if d_following is not None:
-            d_push = d_push + d_following.g  # (b, i, m) untagged: part of dSYMP.17
+            d_push = d_push + d_following.g  # (b, i, m): part of dSYMP.17
         d_force = d_push  # (b, i, m) [dSYMP.17]
         if inner is not None:
-            d_carried = d_kicked if c.keep is None else c.keep * d_kicked  # (b, i, m) untagged: part of dSYMP.19
-            d["keep"] = dot(d_kicked, inner)  # (1) untagged: the gradient of a coefficient
+            d_carried = d_kicked if c.keep is None else c.keep * d_kicked  # (b, i, m): part of dSYMP.19
+            d["keep"] = dot(d_kicked, inner)  # (1): the gradient of a coefficient
             if d_following is not None and c.alpha is not None:
                 # forward: remembered = force - alpha * inner
-                d_carried = d_carried - c.alpha * d_following.g  # (b, i, m) untagged: part of dSYMP.19
-                d["alpha"] = -dot(d_following.g, inner)  # (1) untagged: the gradient of a coefficient
-            d_inner = d_carried  # untagged: part of dSYMP.19
-    d_x, d_asked = own.backward(
-        params, saved.oracle, d_force, d_moved, d_context, add
-    )  # untagged: tagged in the function
+                d_carried = d_carried - c.alpha * d_following.g  # (b, i, m): part of dSYMP.19
+                d["alpha"] = -dot(d_following.g, inner)  # (1): the gradient of a coefficient
+            d_inner = d_carried  # part of dSYMP.19
+    d_x, d_asked = own.backward(params, saved.oracle, d_force, d_moved, d_context, add)  # tagged in the function
     d_p = None
     if d_asked is not None:
         d_all = d_asked if d_inner is None else d_asked + d_inner  # (b, i, m) [dSYMP.19]
-        d_p = d_all  # (b, i, m) untagged: dSYMP.p with pre = 1
+        d_p = d_all  # (b, i, m): dSYMP.p with pre = 1
         if c.pre is not None:
             # forward: inner = pre * p
             d_p = c.pre * d_all  # (b, i, m) [dSYMP.p]
-            d["pre"] = dot(d_all, saved.p)  # (1) untagged: the gradient of a coefficient
+            d["pre"] = dot(d_all, saved.p)  # (1): the gradient of a coefficient
     d_start = d_result + d_x  # (b, i, m) [dSYMP.x]
     d_history = None
     if history is not None:
         d_f = None
-        d_g = 0.0 * history.g  # (b, i, m) untagged: of the history
+        d_g = 0.0 * history.g  # (b, i, m): of the history
         if d_kicked is not None and c.gain_before is not None:
-            d_g = c.gain_before * d_kicked  # (b, i, m) untagged: of the history
-            d["gain_before"] = dot(d_kicked, history.g)  # (1) untagged: the gradient of a coefficient
-        d["drift_before"] = 0.0 * c.drift  # (1) untagged: the gradient of a coefficient
+            d_g = c.gain_before * d_kicked  # (b, i, m): of the history
+            d["gain_before"] = dot(d_kicked, history.g)  # (1): the gradient of a coefficient
+        d["drift_before"] = 0.0 * c.drift  # (1): the gradient of a coefficient
         if history.f is not None:
-            d_f = c.drift_before * d_result  # (b, i, m) untagged: of the history
-            d["drift_before"] = dot(d_result, history.f)  # (1) untagged: the gradient of a coefficient
-    none = 0.0 * c.drift  # (1) untagged: no gradient
+            d_f = c.drift_before * d_result  # (b, i, m): of the history
+            d["drift_before"] = dot(d_result, history.f)  # (1): the gradient of a coefficient
+    none = 0.0 * c.drift  # (1): no gradient
     d_c = coefficients.Coefficients(**{"gain": none, "drift": none, **d})
-    d_numbers, d_t, d_before = coefficients.backward(config, saved.coefficients, d_c)  # untagged: of numbers
+    d_numbers, d_t, d_before = coefficients.backward(config, saved.coefficients, d_c)  # of numbers
     if history is not None and d_before is not None:
         d_history = History(d_f, d_g, d_before.t, d_before.h_x, d_before.h_y)
     if d_following is not None:
-        d_t = d_t + d_following.t  # (1) untagged: of the time
-        d_numbers["h_x"] = d_numbers["h_x"] + d_following.h_x  # untagged: a number
-        d_numbers["h_y"] = d_numbers["h_y"] + d_following.h_y  # untagged: a number
+        d_t = d_t + d_following.t  # (1): of the time
+        d_numbers["h_x"] = d_numbers["h_x"] + d_following.h_x  # a number
+        d_numbers["h_y"] = d_numbers["h_y"] + d_following.h_y  # a number
     for name, value in d_numbers.items():
         add(name, value)
     return d_start, d_p, d_history, d_t

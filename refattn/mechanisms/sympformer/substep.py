@@ -53,26 +53,26 @@ def forward(
     """Return the next tokens, what moved them, and what `backward` reads."""
     config, mlp = params.config, params.mlp
     assert mlp is not None
-    ahead = carried  # untagged: it came in
+    ahead = carried  # it came in
     if config.mlp == "attention_velocity" and "mu" in numbers:
         speed = (x - x_before) / numbers["h_x"]  # (b, i, m) [SYMP.33]
-        ahead = speed  # untagged: SYMP.33
-    point = x if ahead is None else x + numbers["mu"] * ahead  # (b, i, m) untagged: what is normalised
-    y, norm = layer_norm.layer_norm_forward(point, mlp.gain)  # untagged: the first is SYMP.34
+        ahead = speed  # SYMP.33
+    point = x if ahead is None else x + numbers["mu"] * ahead  # (b, i, m): what is normalised
+    y, norm = layer_norm.layer_norm_forward(point, mlp.gain)  # the first is SYMP.34
     seen = y  # (b, i, m) [SYMP.34]
-    hidden = linear_forward(seen, mlp.w_in, None)  # untagged: part of SYMP.35
-    active, gate = GELU[config.gelu][0](hidden)  # untagged: part of SYMP.35
+    hidden = linear_forward(seen, mlp.w_in, None)  # part of SYMP.35
+    active, gate = GELU[config.gelu][0](hidden)  # part of SYMP.35
     added = linear_forward(active, mlp.w_out, None)  # (b, i, m) [SYMP.35]
     norm_v = None
     if config.mlp == "plain":
-        push = added  # (b, i, m) untagged: SYMP.36 with gamma = 1
+        push = added  # (b, i, m): SYMP.36 with gamma = 1
     elif config.mlp == "attention_velocity":
         push = numbers["gamma"] * added  # (b, i, m) [SYMP.36]
     else:
-        total = added  # (b, i, m) untagged: what is normalised
+        total = added  # (b, i, m): what is normalised
         if ahead is not None:
-            total = numbers["beta"] * ahead + numbers["gamma"] * added  # (b, i, m) untagged: what is normalised
-        unit, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v)  # untagged: the first is SYMP.37
+            total = numbers["beta"] * ahead + numbers["gamma"] * added  # (b, i, m): what is normalised
+        unit, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v)  # the first is SYMP.37
         push = unit  # (b, i, m) [SYMP.37]
     result = x + push  # (b, i, m) [SYMP.38]
     return result, push, Saved(ahead, norm, seen, hidden, gate, active, added, norm_v)
@@ -86,35 +86,35 @@ def backward(
     assert mlp is not None
     # forward: result = x + push
     d_push = d_result if d_later is None else d_result + d_later  # (b, i, m) [dSYMP.38]
-    d_total = d_push  # (b, i, m) untagged: the gradient of what is multiplied by gamma
+    d_total = d_push  # (b, i, m): the gradient of what is multiplied by gamma
     if saved.norm_v is not None:
         # forward: push = norm(beta * ahead + gamma * added)
-        d_total, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_v, d_push)  # untagged: part of dSYMP.35
+        d_total, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_v, d_push)  # part of dSYMP.35
         add("mlp.gain_v", d_gain)
-    d_added = d_total  # (b, i, m) untagged: where gamma is 1
+    d_added = d_total  # (b, i, m): where gamma is 1
     if "gamma" in numbers:
         d_added = numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
         add("gamma", dot(d_total, saved.added))
     # forward: added = gelu(seen @ w_in) @ w_out
-    d_active, d_w_out, _ = linear_backward(saved.active, mlp.w_out, d_added)  # untagged: part of dSYMP.34
-    d_hidden = GELU[config.gelu][1](saved.hidden, saved.gate, d_active)  # untagged: part of dSYMP.34
-    d_seen, d_w_in, _ = linear_backward(saved.y, mlp.w_in, d_hidden)  # untagged: part of dSYMP.34
+    d_active, d_w_out, _ = linear_backward(saved.active, mlp.w_out, d_added)  # part of dSYMP.34
+    d_hidden = GELU[config.gelu][1](saved.hidden, saved.gate, d_active)  # part of dSYMP.34
+    d_seen, d_w_in, _ = linear_backward(saved.y, mlp.w_in, d_hidden)  # part of dSYMP.34
     # forward: seen = norm(x + mu * ahead)
-    d_inner, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # untagged: the first is dSYMP.34
+    d_inner, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # the first is dSYMP.34
     d_point = d_inner  # (b, i, m) [dSYMP.34]
     for name, value in (("mlp.w_out", d_w_out), ("mlp.w_in", d_w_in), ("mlp.gain", d_gain)):
         add(name, value)
-    d_x = d_result + d_point  # (b, i, m) untagged: the gradient of x
+    d_x = d_result + d_point  # (b, i, m): the gradient of x
     if ahead is None:
         return None, d_x, None
     add("mu", dot(d_point, ahead))
-    d_ahead = numbers["mu"] * d_point  # (b, i, m) untagged: dSYMP.33 but for beta
+    d_ahead = numbers["mu"] * d_point  # (b, i, m): dSYMP.33 but for beta
     if config.mlp != "attention_velocity":
         add("beta", dot(d_total, ahead))
         d_carried = d_ahead + numbers["beta"] * d_total  # (b, i, m) [dSYMP.33]
         return None, d_x, d_carried
     # forward: speed = (x - x_before) / h_x
-    d_before = d_ahead / numbers["h_x"]  # (b, i, m) untagged: what moves x one way and x before the other
+    d_before = d_ahead / numbers["h_x"]  # (b, i, m): what moves x one way and x before the other
     if not config.detach:
         add("h_x", -dot(d_before, ahead))
     return -d_before, d_x + d_before, None

@@ -25,7 +25,7 @@ def forward(params: Params, tokens: Array, first: int) -> Array:
     """Return the momenta (b, i, m) of tokens (b, i) at the positions `first`, `first` + 1, ..."""
     table, places = params.token_embedding, params.position_embedding
     assert table is not None and places is not None
-    rows = places[first : first + tokens.shape[1], ...]  # (i, m) untagged: part of P
+    rows = places[first : first + tokens.shape[1], ...]  # (i, m): part of P
     p = embedding.embedding_forward(table, tokens) + rows  # (b, i, m) [SYMP.65]
     return p
 
@@ -35,7 +35,7 @@ def backward(params: Params, tokens: Array, d_p: Array, add: Add) -> None:
     xp, n = namespace(d_p), tokens.shape[1]
     # forward: p = table[tokens] + places[:n]
     d_table = embedding.embedding_backward(params.token_embedding, tokens, d_p)  # (t, m) [dSYMP.token_embedding]
-    unused = zeros((params.config.context - n, d_p.shape[2]), d_p)  # untagged: positions without a token
+    unused = zeros((params.config.context - n, d_p.shape[2]), d_p)  # positions without a token
     d_places = xp.concat([xp.sum(d_p, axis=0), unused], axis=0)  # [dSYMP.position_embedding]
     add("token_embedding", d_table)
     add("position_embedding", d_places)
