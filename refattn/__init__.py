@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from refattn import bridges as bridges
     from refattn.equations import trace as trace
     from refattn.mechanisms.context import Context as Context
+    from refattn.mechanisms.entry import reading as reading
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
     from refattn.mechanisms.registry import mechanism as mechanism
     from refattn.verify.adapter import Decline as Decline
@@ -32,6 +33,7 @@ _HOMES = {
     "Decline": "refattn.verify.adapter",
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
+    "reading": "refattn.mechanisms.entry",
     "trace": "refattn.equations",
 }
 

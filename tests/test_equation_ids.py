@@ -1,8 +1,8 @@
 """Every equation has one id in all places, and the comments of a file tell the truth about its arrays.
 
 For all mechanisms: the ids of the docstrings are those of the tags and those of the trace, each computed on one line
-or on one of each exclusive branch. Every array that a tagged file assigns has its axes in a comment, and they hold for the
-arrays that the code really makes.
+or on one of each exclusive branch. Every array that a tagged file assigns has its axes in a comment, and they hold for
+the arrays that the code really makes.
 
 What it needs of a mechanism is `tests/mechanisms/NAME/exercise.py`: calls that reach every line with a tag.
 """

@@ -36,7 +36,7 @@ def test_the_mechanisms() -> None:
 
 
 def test_all_and_dir() -> None:
-    fixed = {"Context", "Decline", "__version__", "bridges", "list_mechanisms", "mechanism", "trace"}
+    fixed = {"Context", "Decline", "__version__", "bridges", "list_mechanisms", "mechanism", "reading", "trace"}
     expected = fixed | set(ra.list_mechanisms())
     assert set(ra.__all__) == expected
     assert list(ra.__all__) == sorted(ra.__all__)

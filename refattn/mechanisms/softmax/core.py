@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import (
-    check_arrays,
-    check_causal,
-    check_gradient,
-    check_mask,
-    check_number,
-    check_qkv,
-)
+from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.softmax import dense, tiled
-from refattn.ops.masks import Causal, causal_offset
-from refattn.xp import Array, is_array, namespace, raised
+from refattn.ops.masks import Causal
+from refattn.xp import Array
 
 FORMS = {"dense": dense, "tiled": tiled}
 
@@ -107,29 +99,20 @@ def forward(
     array([[1.  , 0.  ],
            [0.33, 0.67]])
     """
-    xp = check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
-    check_qkv(q, k, v)
-    shape = (*q.shape[:3], k.shape[2])
-    mask = check_mask(mask, shape)
-    offset = causal_offset(check_causal(causal), *shape[2:])
-    numbers: dict[str, Any] = {"scale": scale, "softcap": softcap}
-    given = tuple(name for name, value in numbers.items() if value is not None)
-    for name in given:
-        numbers[name] = check_number(name, numbers[name], positive=name == "softcap")
-        if is_array(numbers[name]):
-            check_arrays(q=q, **{name: numbers[name]})
-            numbers[name] = xp.astype(numbers[name], raised(q).dtype)
-    chosen = _form(form, shape)
+    call = enter(q, k, v, mask=mask, causal=causal)
+    usual = "dense" if q.shape[2] * k.shape[2] <= DENSE_UP_TO else "tiled"
+    chosen = form_of(form, FORMS, usual=usual, plane=call.plane)
     out, lse, inner = equations.active(FORMS[chosen]).forward(
-        raised(q),
-        raised(k),
-        raised(v),
-        mask=mask,
-        offset=offset,
-        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else numbers["scale"],
-        softcap=numbers["softcap"],
+        call.q,
+        call.k,
+        call.v,
+        mask=call.mask,
+        offset=call.offset,
+        scale=call.number("scale", scale, 1.0 / math.sqrt(q.shape[3])),
+        softcap=call.number("softcap", softcap, None, positive=True),
     )
-    return xp.astype(out, q.dtype, copy=False), Saved(chosen, lse, tuple(out.shape), q, given, inner)
+    given = tuple(name for name, value in (("scale", scale), ("softcap", softcap)) if value is not None)
+    return call.back(out), Saved(chosen, lse, tuple(out.shape), q, given, inner)
 
 
 def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str, Array]:
@@ -158,26 +141,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
     -----
     Equations dSM.1 to dSM.softcap of `refattn.mechanisms.softmax.dense`. Called twice it gives the same bits.
     """
-    if not isinstance(saved, Saved):
-        raise TypeError(f"saved: got {type(saved).__name__}, needs what forward returned")
-    check_gradient("d_out", d_out, saved.shape, saved.like)
-    if d_lse is not None:
-        check_gradient("d_lse", d_lse, saved.shape[:3], saved.like)
-    xp, like = namespace(saved.like), raised(saved.like)
-    gradients = equations.active(FORMS[saved.form]).backward(
-        saved.inner,
-        xp.astype(d_out, like.dtype, copy=False),
-        None if d_lse is None else xp.astype(d_lse, like.dtype, copy=False),
-    )
-    return {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in ("q", "k", "v", *saved.options)}
-
-
-def _form(form: str, shape: tuple[int, ...]) -> str:
-    """Return the form to run for scores of this shape."""
-    if not isinstance(form, str) or form not in ("auto", *FORMS):
-        raise ValueError(f"form: got {form!r}, needs one of auto, {', '.join(FORMS)}")
-    # A trace shows whole equations; an empty plane has no tiles.
-    if form != "auto" and 0 not in shape:
-        return form
-    small = shape[2] * shape[3] <= DENSE_UP_TO
-    return "dense" if small or equations.is_active() or 0 in shape else "tiled"
+    check_saved(saved, Saved)
+    d_out, d_lse = upstream(saved.like, d_out=(d_out, saved.shape), d_lse=(d_lse, saved.shape[:3]))
+    gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_lse)
+    return returned(gradients, ("q", "k", "v", *saved.options), saved.like)

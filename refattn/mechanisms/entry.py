@@ -1,0 +1,169 @@
+"""The entry that all cores share: arguments come in checked, are cast once, and results are cast back.
+
+A core reads::
+
+    call = enter(q, k, v, mask=mask, causal=causal)
+    chosen = form_of(form, FORMS, usual="dense", plane=call.plane)
+    out, ... = equations.active(FORMS[chosen]).forward(call.q, call.k, call.v, mask=call.mask, offset=call.offset, ...)
+    return call.back(out), Saved(...)
+
+and its backward::
+
+    check_saved(saved, Saved)
+    d_out, d_lse = upstream(saved.like, d_out=(d_out, saved.shape), d_lse=(d_lse, saved.shape[:3]))
+    ...
+    return returned(gradients, ("q", "k", "v"), saved.like)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from refattn import backends, equations
+from refattn.mechanisms.arguments import (
+    check_arrays,
+    check_causal,
+    check_gradient,
+    check_mask,
+    check_number,
+    check_qkv,
+)
+from refattn.ops.masks import Causal, causal_offset
+from refattn.xp import Array, is_array, namespace, raised
+
+_reading: ContextVar[bool] = ContextVar("refattn_reading", default=False)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Take the definition of every mechanism, in one thread and in order, for a debugger to step through.
+
+    In the ``with`` block `form="auto"` means the first form, whatever the lengths; a form that is named stays.
+
+    >>> import numpy as np, refattn as ra
+    >>> q = np.ones((1, 1, 300, 4))
+    >>> with ra.reading():
+    ...     out, saved = ra.softmax.forward(q, q, q)
+    >>> saved.form
+    'dense'
+    """
+    token = _reading.set(True)
+    try:
+        with backends.use_workers(1):
+            yield
+    finally:
+        _reading.reset(token)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a core, checked.
+
+    Attributes
+    ----------
+    q, k, v
+        In the dtype that is computed in.
+    mask
+        With four axes, or None.
+    offset
+        Of the causal mask: query i may attend key j where j <= i + offset. None: not causal.
+    plane
+        (b, h, i, j), the shape of the scores.
+    like
+        q as it came, for its library, device and dtype.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Array | None
+    offset: int | None
+    plane: tuple[int, int, int, int]
+    like: Array
+
+    def number(
+        self, name: str, value: float | Array | None, usual: float | None, *, positive: bool = False
+    ) -> float | Array | None:
+        """Return a number that may have a gradient, in the dtype that is computed in; `usual` where it is None."""
+        if value is None:
+            return usual
+        number = check_number(name, value, positive=positive)
+        if not is_array(number):
+            return number
+        xp = check_arrays(q=self.like, **{name: number})
+        return xp.astype(number, self.q.dtype)
+
+    def back(self, x: Array) -> Array:
+        """Return a result in the dtype of the inputs."""
+        return namespace(x).astype(x, self.like.dtype, copy=False)
+
+
+def enter(q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: Causal = False) -> Call:
+    """Return the arguments that all cores have, checked and cast.
+
+    Raises
+    ------
+    TypeError
+        Where one is of a wrong type or dtype, or the arrays are of several libraries.
+    ValueError
+        Where a shape, the alignment or a device does not fit.
+    """
+    check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
+    check_qkv(q, k, v)
+    plane = (*q.shape[:3], k.shape[2])
+    mask = check_mask(mask, plane)
+    offset = causal_offset(check_causal(causal), *plane[2:])
+    return Call(raised(q), raised(k), raised(v), mask, offset, plane, q)
+
+
+def form_of(form: str, forms: Iterable[str], *, usual: str, plane: tuple[int, ...] = ()) -> str:
+    """Return the form that runs; "auto" means `usual`, and the definition, the first, for a trace and a reader.
+
+    Scores of a shape `plane` without an element cannot be cut, so that for them it is the definition, too.
+
+    Raises
+    ------
+    ValueError
+        Where the form is none of them.
+    """
+    names = tuple(forms)
+    if not isinstance(form, str) or form not in ("auto", *names):
+        raise ValueError(f"form: got {form!r}, needs one of auto, {', '.join(names)}")
+    if 0 in plane:
+        return names[0]
+    if form != "auto":
+        return form
+    return names[0] if equations.is_active() or _reading.get() else usual
+
+
+def check_saved(saved: Any, kind: type) -> None:
+    """Raise TypeError where `saved` is not what the core's forward returned."""
+    if not isinstance(saved, kind):
+        raise TypeError(f"saved: got {type(saved).__name__}, needs what forward returned")
+
+
+def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list[Any]:
+    """Return the gradients that come in, each given with the shape it needs, in the dtype that is computed in.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where one is of a wrong type, dtype, shape, library or device.
+    """
+    found: list[Any] = []
+    for name, (gradient, shape) in given.items():
+        if gradient is not None:
+            check_gradient(name, gradient, shape, like)
+            gradient = namespace(gradient).astype(gradient, raised(like).dtype, copy=False)
+        found.append(gradient)
+    return found
+
+
+def returned(gradients: Mapping[str, Array], names: Iterable[str], like: Array) -> dict[str, Array]:
+    """Return the named gradients in the dtype of the inputs."""
+    xp = namespace(like)
+    return {name: xp.astype(gradients[name], like.dtype, copy=False) for name in names}
