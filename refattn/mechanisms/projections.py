@@ -195,11 +195,14 @@ def check_memory(memory: Array, x: Array) -> Array:
 
 def check_params(params: Params[C]) -> None:
     """Raise where the parameters do not fit their configuration."""
-    (h, g, d, e), m = params.config.sizes, params.config.width
-    needs: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
-    if params.config.bias:
-        needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
-    check_shapes(params, needs)
+    check_shapes(params, shapes_of(params.config))
+
+
+def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights and biases."""
+    (h, g, d, e), m = config.sizes, config.width
+    found: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
+    return found | {f"b_{name[-1]}": shape[1:] for name, shape in found.items() if config.bias}
 
 
 def check_shapes(params: Any, needs: Mapping[str, tuple[int, ...]]) -> None:
