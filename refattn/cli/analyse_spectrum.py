@@ -47,9 +47,9 @@ def spectrum(
     from refattn.analysis import spectrum as study
 
     try:
-        arrays = study.designed(queries, keys, width, seed)
-        families = {"fit": f"{fit}(ridge={ridge}, tau={tau})", "perturbation": f"identity(epsilon={epsilon})"}
-        result = study.spectrum(*arrays, **families, **options)
+        q, k, v = study.designed(queries, keys, width, seed)
+        fitted, perturbation = f"{fit}(ridge={ridge}, tau={tau})", f"identity(epsilon={epsilon})"
+        result = study.spectrum(q, k, v, fit=fitted, perturbation=perturbation, **options)
     except (ValueError, ArithmeticError) as error:
         raise Problem(str(error)) from error
     picture = figure.new_figure(12.0, 5.6)

@@ -200,7 +200,7 @@ def forward(
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k and v and of every number, the tables ridge and epsilon among them."""
-    xp, options, k, v = namespace(d_out), saved.options, saved.k, saved.v
+    xp, options, k, v = namespace(d_out), saved.options, saved.k, saved.v  # -, -, (b, h, j, d), (b, h, j, d)
     observables = Observables(options.kernel, k, saved.seen, options.space == "augmented")
     total: dict[str, Array] = {"k": xp.zeros_like(k), "v": xp.zeros_like(v)}
     d_points = [xp.zeros_like(x) for x in saved.trajectory]
@@ -337,7 +337,7 @@ def update(
     xp, transpose, tau, number = namespace(attended), namespace(attended).matrix_transpose, options.tau, len(trajectory)
     path = xp.stack(trajectory[options.start_of(number) :], axis=3)  # x_0 ... x_L
     first, last = path[..., :-1, :], path[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
-    a, b = a_and_b(options.perturbation, picked(options.epsilon, candidate, number), options.mix)
+    a, b = a_and_b(options.perturbation, picked(options.epsilon, candidate, number), options.mix)  # (), or 1
     ridge, own = ridge_of(picked(options.ridge, candidate, number), g, first, options)  # as in `Step`
     starts = g.values(first)  # (b, h, i, l, o) [KOOP.7]
     targets = g.values(last) - tau * starts  # (b, h, i, l, o) [KOOP.8]
@@ -442,8 +442,8 @@ def update_backward(step: Step, g: Observables, gram: Any, options: Options, d_r
         add(total, {"first": d_first, "bandwidth": d_bandwidth, "weight": d_weight})
         add(total, {name: d_x})
     zero = xp.zeros_like(first[..., :1, :])  # (b, h, i, 1, d): the last point starts nothing, the first ends nothing
-    total["path"] = xp.concat([total["first"], zero], axis=-2) + xp.concat([zero, total["last"]], axis=-2)
-    total["attended"] = (a + b) * tau * d_image + total["attended"][..., 0, :]
+    total["path"] = xp.concat([total["first"], zero], axis=-2) + xp.concat([zero, total["last"]], axis=-2)  # as it
+    total["attended"] = (a + b) * tau * d_image + total["attended"][..., 0, :]  # (b, h, i, d)
     # forward: a and b in psi, in image and in lifted
     d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
     of_image = d_image * (tau * (attended - root) - value)  # (b, h, i, d)
@@ -454,7 +454,7 @@ def update_backward(step: Step, g: Observables, gram: Any, options: Options, d_r
 
 def ridge_of(ridge: Array, g: Observables, first: Array, options: Options) -> tuple[Array, Array | None]:
     """Return the ridge of each query, for one () or those of the coordinates (d,), and `own` as `Step` has both."""
-    factor = factor_of(g, first, options)
+    factor = factor_of(g, first, options)  # 1 or (b, h, i, 1, 1)
     if ridge.shape == ():
         return ridge * factor, None
     own = identity(first.shape[-1], first)[:, None, None, None, None, :]  # (d, 1, 1, 1, 1, d)
@@ -497,4 +497,4 @@ def summed(x: Array, own: Array | None) -> Array:
 def add(total: dict[str, Array], parts: dict[str, Array]) -> None:
     """Add parts to a total that is the caller's own, name by name."""
     for name, part in parts.items():
-        total[name] = total[name] + part if name in total else part
+        total[name] = total[name] + part if name in total else part  # of any shape

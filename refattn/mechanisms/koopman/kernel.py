@@ -102,14 +102,12 @@ class _Second(Kernel):
 
     Attributes
     ----------
-    bandwidth
-        Above 0; None means sqrt(d).
-    weight
-        Above 0; None means 1.
+    bandwidth, weight
+        Above 0, a float or an array (); None means sqrt(d) and 1.
     """
 
-    bandwidth: float | Array | None = None
-    weight: float | Array | None = None
+    bandwidth: Any = None
+    weight: Any = None
 
 
 @dataclass(frozen=True)
@@ -211,7 +209,7 @@ class Observables:
 
     def values(self, x: Array) -> Array:
         """(b, h, i, l, d) -> (b, h, i, l, o)."""
-        at_keys = self.seen_alone(self.kernel.values(x, self.keys[:, :, None]))
+        at_keys = self.seen_alone(self.kernel.values(x, self.keys[:, :, None, :, :]))
         return namespace(x).concat([at_keys, x], axis=-1) if self.augmented else at_keys
 
     def backward(self, x: Array, d_values: Array) -> tuple[Array, dict[str, Array]]:
@@ -219,7 +217,7 @@ class Observables:
         j = self.keys.shape[2]
         # forward: values = concat(k(x, keys) where seen, x)
         d_at_keys = self.seen_alone(d_values[..., :j])
-        d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys[:, :, None], d_at_keys)
+        d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys[:, :, None, :, :], d_at_keys)
         passed = {"k": d_keys[:, :, 0, :, :], "bandwidth": d_bandwidth, "weight": d_weight}
         return (d_x + d_values[..., j:] if self.augmented else d_x), passed
 

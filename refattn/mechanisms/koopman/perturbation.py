@@ -99,7 +99,7 @@ class OneStep:
     def __init__(self, observables: Observables, dual: Array | None, first: Array, modes: Array) -> None:
         back = namespace(modes).matrix_transpose(modes)
         self.observables, self.dual, self.first = observables, dual, first
-        self.centres = first if dual is None else observables.keys[:, :, None]  # (b, h, i or 1, c, d)
+        self.centres = first if dual is None else observables.keys[:, :, None, :, :]  # (b, h, i or 1, c, d)
         self.factors = back if dual is None else back @ dual  # (b, h, i, d, c or o): C
 
     def kappa(self, x: Array) -> Array:

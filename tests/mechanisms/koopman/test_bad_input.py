@@ -116,7 +116,6 @@ def test_objects_names_and_texts_are_one() -> None:
         ({"kv_heads": 3, "heads": 4}, r"kv_heads: got 3, needs a divisor of the 4 heads"),
         ({"width": 0}, r"width: got 0, needs a whole number of at least 1"),
         ({"updates": 0}, r"updates: got 0, needs a whole number of at least 1"),
-        ({"value_width": 3}, r"value_width: got 3, needs 2, the head_width"),
         ({"kernel": "none"}, r"kernel: got 'none', needs one of"),
         ({"perturbation": "other"}, r"perturbation: got 'other', needs one of"),
     ],

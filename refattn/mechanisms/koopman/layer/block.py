@@ -62,8 +62,8 @@ _FIT, _PERTURBATION, _JITTER = "separable", "identity", 1e-2  # why they are oth
 
 
 @dataclass(frozen=True)
-class Config(projections.Config):
-    """Static choices of a block; those of its projections are `refattn.mechanisms.projections.Config`.
+class Config(projections.Sizes):
+    """Static choices of a block; those of its projections are `refattn.mechanisms.projections.Sizes`.
 
     Attributes
     ----------
@@ -84,9 +84,6 @@ class Config(projections.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _, _, d, e = self.sizes
-        if d != e:
-            raise ValueError(f"value_width: got {e}, needs {d}, the head_width: a value is a query's next place")
         check_is("learn_kernel", self.learn_kernel, bool)
         own = {name: getattr(self, name) for name in ("updates", "space", "similarity", "jitter")}
         core.check_choices(**own)
