@@ -121,7 +121,13 @@ def saved_of(q: Any, k: Any, v: Any) -> Any:
 def test_no_bit_of_the_future(options: dict[str, Any]) -> None:
     """T15 for the shared form: tokens from j on become others, and huge ones."""
     q, k, v = qkv(21, 21, b=1)
-    given: dict[str, Any] = {"perturbation": "identity", "fit": "separable", "causal": True, "updates": 3, "form": "shared"}
+    given: dict[str, Any] = {
+        "perturbation": "identity",
+        "fit": "separable",
+        "causal": True,
+        "updates": 3,
+        "form": "shared",
+    }
     out = forward(q, k, v, **given, **options)[0]
     for j, size in itertools.product((1, 9, 17), (1.0, 1e3)):
         changed = [np.concatenate([x[:, :, :j], size * draw("other", *x[:, :, j:].shape)], axis=2) for x in (q, k, v)]
