@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.verify.check import CheckReport, Row
+from refattn.verify.outcome import CheckReport, Row
 
 ROOT = Path(__file__).parents[1]
 
@@ -291,7 +291,7 @@ def checking(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[Any]:
         rows = tuple(Row("laws", f"law {n}", status, share[status], "why") for n, status in enumerate(statuses))
         return CheckReport(mechanism.name, backend.name, require_all, tuple(progress(rows)))
 
-    monkeypatch.setattr("refattn.verify.check.check", check)
+    monkeypatch.setattr("refattn.verify.itself.check.check", check)
     return calls
 
 
@@ -637,7 +637,7 @@ def test_an_unforeseen_error_is_one_line_too(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*arguments: Any, **options: Any) -> None:
         raise ZeroDivisionError("division\nby zero")
 
-    monkeypatch.setattr("refattn.verify.check.check", fail)
+    monkeypatch.setattr("refattn.verify.itself.check.check", fail)
     assert refused("check") == "ZeroDivisionError: division by zero (refattn --debug shows where)"
     assert "Traceback" in run("--debug", "check").stderr
 

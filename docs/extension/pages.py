@@ -15,7 +15,9 @@ from docs.extension.docstrings import markdown, parts, summary
 from refattn.backends import get
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify import laws, traced, traced_text
+from refattn.verify import traced
+from refattn.verify.itself import laws
+from refattn.verify.show import trace as traced_text
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -26,7 +26,7 @@ from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
-    from refattn.verify.isolate import Isolated
+    from refattn.verify.foreign.isolate import Isolated
 
 
 @click.command("check", short_help="Let the reference certify itself.")
@@ -40,7 +40,8 @@ def check(ctx: click.Context, mechanisms: tuple[str, ...], backend: str, file: s
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     library = backend_of(backend)
     check_writable(file)
-    from refattn.verify import check, report
+    from refattn.verify.itself import check
+    from refattn.verify.show import report
 
     found = []
     for record in records:
@@ -112,18 +113,20 @@ def verify(
     if tokens is not None and (outputs or html or rounding):
         raise Problem("--large: needs --impl or --exec, and neither --html nor --rounding, which are of designed cases")
     rounded = _roundings(record, rounding, outputs is not None)
-    from refattn.verify import adapter, dumped, large, run, shrink
+    from refattn.golden.storage import DTYPES
+    from refattn.verify import large, run, shrink
+    from refattn.verify.foreign import adapter, dumped
 
     for name in dtypes:
-        if name not in run.DTYPES:
-            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(run.DTYPES)}")
+        if name not in DTYPES:
+            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(DTYPES)}")
     if tokens is not None and (len(dtypes) > 1 or {*dtypes} - {*large.DTYPES}):
         raise Problem(f"--large: got --dtype {', '.join(dtypes)}, needs one of {', '.join(large.DTYPES)}")
     check_writable(file)
     check_writable(html, "--html")
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
-    dtypes = tuple(dict.fromkeys(dtypes)) or (run.DTYPES if tokens is None else large.DTYPES)
+    dtypes = tuple(dict.fromkeys(dtypes)) or (DTYPES if tokens is None else large.DTYPES)
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
         wrap = stack.enter_context(progress(f"verify {record.name}", "cases"))
@@ -144,7 +147,9 @@ def verify(
                     found = replace(found, smallest=six)
         except adapter.LoadError as error:
             raise Problem(str(error)) from error
-    from refattn.verify import page, report, suspects, suspects_text
+    from refattn.verify.blame import suspects
+    from refattn.verify.show import page, report
+    from refattn.verify.show import suspects as suspects_text
 
     if tokens is not None:
         deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
@@ -168,9 +173,9 @@ def _implementation(
     in_process: bool,
 ) -> tuple[Any, str]:
     """Return the implementation and how Python names it."""
-    from refattn.verify import adapter
-    from refattn.verify.isolate import Isolated
-    from refattn.verify.program import Program
+    from refattn.verify.foreign import adapter
+    from refattn.verify.foreign.isolate import Isolated
+    from refattn.verify.foreign.program import Program
 
     if program is not None:
         named = ("out", *record.outputs)

@@ -73,7 +73,8 @@ def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
     """
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify import freeze, golden_text
+    from refattn.verify import freeze
+    from refattn.verify.show import golden as golden_text
 
     rows: list[dict[str, Any]] = []
     with progress("golden", "cases") as wrap:
@@ -95,7 +96,7 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
     """Show the cases of the set in DIR, or the arrays of one of them."""
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify import golden_text
+    from refattn.verify.show import golden as golden_text
 
     if case is None:
         deliver(lambda **form: golden_text.cases(found.manifest, **form), found.manifest, file)

@@ -99,7 +99,7 @@ class Mechanism:
     cases
         Designed calls of the core.
     laws
-        Names of the laws of `refattn.verify.laws` that hold.
+        Names of the laws of `refattn.verify.itself.laws` that hold.
     magnitudes
         By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
         as a function of the inputs and the traced values.

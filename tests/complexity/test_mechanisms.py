@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import refattn as ra
-from asv_benchmarks.benchmarks.counting import Count, Tally, counting
 from refattn import counter
+from refattn.instruments.counting import Count, Tally, counting
 from refattn.mechanisms.context import Context
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"

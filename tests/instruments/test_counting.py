@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from asv_benchmarks.benchmarks.counting import Counted, counting
 from refattn import backends, counter
+from refattn.instruments.counting import Counted, counting
 from refattn.xp import namespace
 
 

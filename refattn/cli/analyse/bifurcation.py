@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from refattn.cli.analyse import finish, folder_of, out_option
+from refattn.cli.analyse.graph_options import flow_of, graph_options, number
+from refattn.cli.analyse.study import finish, folder_of, out_option
 from refattn.cli.arguments import Problem
-from refattn.cli.graph_options import flow_of, graph_options, number
 from refattn.cli.output import progress
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from refattn.cli.analyse import finish, folder_of, out_option
+from refattn.cli.analyse.study import finish, folder_of, out_option
 from refattn.cli.arguments import Problem
 
 

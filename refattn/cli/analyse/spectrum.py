@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from refattn.cli.analyse import finish, folder_of, out_option
+from refattn.cli.analyse.study import finish, folder_of, out_option
 from refattn.cli.arguments import Problem
 from refattn.cli.output import progress
 

@@ -1,4 +1,4 @@
-"""``refattn analyse``: mechanisms studied as dynamical systems. A study is a command, in a file of its own."""
+"""What every study has: its folder, its picture and its data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from refattn.cli.arguments import Group, Problem
+from refattn.cli.arguments import Problem
 from refattn.cli.output import deliver
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -34,20 +34,3 @@ def finish(folder: Path, study: str, text: str, data: Any, draw: Callable[[Path]
     picture, facts = folder / f"{study}.png", folder / f"{study}.json"
     draw(picture)
     deliver(lambda **_: f"{text}\n\n{picture}\n{facts}", data, str(facts))
-
-
-@click.group("analyse", cls=Group, short_help="Study a mechanism as a dynamical system, in pictures.")
-def analyse() -> None:
-    """Study a mechanism as a dynamical system: a table, a picture and the data, in a folder."""
-
-
-from refattn.cli.analyse_bifurcation import bifurcation  # noqa: E402  (which imports what stands above)
-from refattn.cli.analyse_equilibria import equilibria  # noqa: E402
-from refattn.cli.analyse_flow import flow  # noqa: E402
-from refattn.cli.analyse_spectrum import prediction, spectrum  # noqa: E402
-
-analyse.add_command(equilibria)
-analyse.add_command(bifurcation)
-analyse.add_command(spectrum)
-analyse.add_command(prediction)
-analyse.add_command(flow)

@@ -1,8 +1,8 @@
 """The bank: ways in which each equation of a core may be wrong, with what each does to the results of a case.
 
-It holds the kinds of `refattn.verify.mutants` and relatives of them: other factors, other roundings, the other end of
-an axis. An error that is none of these is in general nearly a sum of some of them, times numbers, as long as it is an
-error of the same equation; that is what `refattn.verify.suspects` ranks by.
+It holds the kinds of `refattn.verify.blame.mutants` and relatives of them: other factors, other roundings, the other
+end of an axis. An error that is none of these is in general nearly a sum of some of them, times numbers, as long as it
+is an error of the same equation; that is what `refattn.verify.blame.suspects` ranks by.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from refattn import equations
 from refattn.golden.storage import LOWER, TYPES, chop_to, spacing
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.budget import Truth, evaluate, rounded, rows, wide
-from refattn.verify.mutants import KINDS, Change, applies, changed_by, core_tags
-from refattn.verify.reach import reach
+from refattn.verify.blame.mutants import KINDS, Change, applies, changed_by, core_tags
+from refattn.verify.blame.reach import reach
+from refattn.verify.judge.budget import evaluate, rounded, rows, wide
+from refattn.verify.outcome import Truth
 
 Floats = NDArray[np.float64]
 

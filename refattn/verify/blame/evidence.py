@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.storage import round_to
-from refattn.verify.adapter import Result
-from refattn.verify.bank import Bank
-from refattn.verify.run import judge
+from refattn.verify.blame.bank import Bank
+from refattn.verify.judge.compare import judge
+from refattn.verify.outcome import Result
 
 Floats = NDArray[np.float64]
 

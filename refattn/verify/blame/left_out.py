@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.bank import Bank, changes
-from refattn.verify.budget import truth
-from refattn.verify.evidence import Evidence, chosen, evidence, narrowed
-from refattn.verify.marks import fit, rank, same_marks
-from refattn.verify.mutants import Mutant, kernel, mutants
-from refattn.verify.run import judge
+from refattn.verify.blame.bank import Bank, changes
+from refattn.verify.blame.evidence import Evidence, chosen, evidence, narrowed
+from refattn.verify.blame.marks import fit, rank, same_marks
+from refattn.verify.blame.mutants import Mutant, kernel, mutants
+from refattn.verify.judge.budget import truth
+from refattn.verify.judge.compare import judge
 
 FAMILIES = {
     "factor": ("scaled by", "sign flipped"),

@@ -1,7 +1,7 @@
 """How well the errors that an equation may have explain what was got.
 
-An error in one equation leaves its mark on all results that it reaches. `refattn.verify.bank` knows the marks of many
-kinds of error in every equation; the equation whose marks explain best what was got stands first. The error itself
+An error in one equation leaves its mark on all results that it reaches. `refattn.verify.blame.bank` knows the marks of
+many kinds of error in every equation; the equation whose marks explain best what was got stands first. The error itself
 need not be in the bank: what counts is how much of it no sum of an equation's marks, times numbers, can explain.
 
 With what was got as e, a vector for each case and result, and the marks p_n of an equation, all in units of what is
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.verify.evidence import Evidence
+from refattn.verify.blame.evidence import Evidence
 
 Floats = NDArray[np.float64]
 

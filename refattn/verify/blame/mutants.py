@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from refattn import equations
 from refattn.golden.storage import LOWER, chop_to, round_to
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.adapter import Result
-from refattn.verify.budget import Truth, evaluate, rounded
-from refattn.verify.budget import truth as make_truth
-from refattn.verify.run import judge
+from refattn.verify.judge.budget import evaluate, rounded
+from refattn.verify.judge.budget import truth as make_truth
+from refattn.verify.judge.compare import judge
+from refattn.verify.outcome import Result, Truth
 
 Change = Callable[[NDArray[Any]], NDArray[Any]]
 

@@ -6,66 +6,24 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.adapter import Result
-from refattn.verify.budget import Truth
-from refattn.verify.evidence import Evidence
-from refattn.verify.marks import Fit, same_marks
-from refattn.verify.mutants import Change, kernel, mutants
-from refattn.verify.run import judge
+from refattn.verify.blame.evidence import Evidence
+from refattn.verify.blame.marks import Fit, same_marks
+from refattn.verify.blame.mutants import Change, kernel, mutants
+from refattn.verify.judge.compare import judge
+from refattn.verify.outcome import Line, Result, Suspect, Truth
 from refattn.verify.traced import places
 
 Floats = NDArray[np.float64]
 
 STEP = 1e-4
 """Of the secant along which a factor is improved."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """An equation with its formula, the file and line that compute it, and what stands there."""
-
-    id: str
-    formula: str
-    place: str
-    code: str
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """An equation, or several that cannot be told apart, and the error in it that comes nearest to what was got.
-
-    Attributes
-    ----------
-    equations
-        In the order of the code; () for a convention, or a fault of storing.
-    kind
-        The error, in words.
-    share
-        Used share of the allowed error where results are judged against those of the reference with this error: up to
-        1 they agree with it.
-    explained
-        How much of the squared error this error explains, times a number.
-    together
-        How much all errors of the first equation that the bank knows explain, each times a number.
-    """
-
-    equations: tuple[Line, ...]
-    kind: str
-    share: float
-    explained: float
-    together: float
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The ids of the equations."""
-        return tuple(line.id for line in self.equations)
 
 
 def described(best: Fit, fits: Sequence[Fit], seen: Sequence[Evidence]) -> Suspect:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from refattn import counter, equations
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.budget import evaluate
-from refattn.verify.mutants import Change, core_tags
+from refattn.verify.blame.mutants import Change, core_tags
+from refattn.verify.judge.budget import evaluate
 
 SIZE = 0.1
 """Relative size of a disturbance: far above rounding, and small enough that nothing overflows."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from numpy.typing import NDArray
 from refattn import counter, equations
 from refattn.golden.storage import TYPES, round_to, spacing
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.adapter import Result
-from refattn.verify.bank import Bank
-from refattn.verify.budget import DRAWS, SIGMA, Truth, disturbance, evaluate, finite, kernel_sizes, unit_of
-from refattn.verify.compare import Verdict, compare
-from refattn.verify.mutants import Change, core_tags
-from refattn.verify.reach import differ, disturbances
+from refattn.verify.blame.bank import Bank
+from refattn.verify.blame.mutants import Change, core_tags
+from refattn.verify.blame.reach import differ, disturbances
+from refattn.verify.judge.budget import DRAWS, SIGMA, disturbance, evaluate, finite, kernel_sizes, unit_of
+from refattn.verify.judge.compare import compare
+from refattn.verify.outcome import Departure, Result, Truth
 
 Floats = NDArray[np.float64]
 Values = dict[str, Floats]
@@ -33,28 +32,6 @@ Values = dict[str, Floats]
 CLEAR = 10.0
 """A share of the allowed error that is surely a mistake: what rounding does to a single step is known less well than
 what all steps together do to a result."""
-
-
-@dataclass(frozen=True)
-class Departure:
-    """The first value that does not follow from those before it.
-
-    Attributes
-    ----------
-    case
-        The case.
-    given
-        The equations that values were given for, in order.
-    verdict
-        On the value: its `tensor` is the id of an equation, or a result.
-    between
-        The equations that compute it from the values before.
-    """
-
-    case: str
-    given: tuple[str, ...]
-    verdict: Verdict
-    between: tuple[str, ...]
 
 
 def departure(bank: Bank, result: Result, dtype: str) -> Departure | None:

@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.adapter import Result
-from refattn.verify.bank import Bank, changes
-from refattn.verify.budget import Truth
-from refattn.verify.evidence import chosen, evidence, narrowed
-from refattn.verify.marks import fit, rank
-from refattn.verify.nearest import Line, Suspect, described, elsewhere, lines_of
-from refattn.verify.run import DTYPES, Report
-from refattn.verify.substitution import Departure, departure, earliest
+from refattn.verify.blame.bank import Bank, changes
+from refattn.verify.blame.evidence import chosen, evidence, narrowed
+from refattn.verify.blame.marks import fit, rank
+from refattn.verify.blame.nearest import described, elsewhere, lines_of
+from refattn.verify.blame.substitution import departure, earliest
+from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
 
 SHOWN = 3
 """Suspects that are reported: more than one where no error in the first agrees with what was got."""
 
 MEANS_NOTHING = 0.9
 """An equation that leaves as much unexplained is not reported."""
-
-
-@dataclass(frozen=True)
-class Suspects:
-    """What a failed verification says about where the error is.
-
-    Attributes
-    ----------
-    dtype, cases
-        What was looked at.
-    wrong, right
-        The results that disagree in some of these cases, and those that agree in all.
-    count
-        How many equations the core has.
-    possible
-        Those that can disturb all that is wrong; () where none can.
-    narrow
-        Of these, those that disturb nothing that is right.
-    ranked
-        The most likely first.
-    departure
-        The first value of its own that does not follow from those before it; None where none was given, or all follow.
-    between
-        Where the equations stand that compute it from those.
-    """
-
-    dtype: str
-    cases: tuple[str, ...]
-    wrong: tuple[str, ...]
-    right: tuple[str, ...]
-    count: int
-    possible: tuple[str, ...]
-    narrow: tuple[str, ...]
-    ranked: tuple[Suspect, ...]
-    departure: Departure | None
-    between: tuple[Line, ...]
 
 
 def suspects(

@@ -5,7 +5,8 @@ An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **opti
 any library, ``(out, lse)``, or `Decline`. It may carry attributes: ``framework`` ("torch" or "jax": it is given
 tensors of that library, not NumPy arrays) and ``roundings`` (ids of equations whose values it rounds to
 float16 or bfloat16 beside those that every kernel rounds). Where it has, after a call, an attribute ``intermediates``,
-that is a dict of its own values of equations, by id: `refattn.verify.substitution` finds with them where it goes wrong.
+that is a dict of its own values of equations, by id: `refattn.verify.blame.substitution` finds with them where it goes
+wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends
-
-
-@dataclass(frozen=True)
-class Decline:
-    """Returned by an implementation that does not do what it was asked; the case counts as declined, not as failed."""
-
-    reason: str
+from refattn.verify.outcome import Decline, Result
 
 
 class LoadError(Exception):
@@ -38,16 +32,6 @@ class LoadError(Exception):
 
 class CallError(Exception):
     """An implementation raised, changed its inputs or returned what is no result."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one call returned, on the host: tensors by name, the dtypes that they came in, and why gradients are missing
-    where they were asked."""
-
-    tensors: dict[str, NDArray[Any]]
-    dtypes: dict[str, str]
-    declined: str = ""
 
 
 def load(spec: str) -> Any:
@@ -113,7 +97,7 @@ def call(
     CallError
         Where it raises, changes its inputs, or returns anything but arrays, (out, lse) or `Decline`.
     """
-    elsewhere = getattr(implementation, "call_case", None)  # in another process: `refattn.verify.isolate`
+    elsewhere = getattr(implementation, "call_case", None)  # in another process: `refattn.verify.foreign.isolate`
     if elsewhere is not None:
         found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs)
         return found

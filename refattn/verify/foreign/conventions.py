@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from refattn.golden.storage import TYPES, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.adapter import CallError, Decline, call
+from refattn.verify.foreign.adapter import CallError, call
+from refattn.verify.outcome import Decline
 
 EXPECTED = {
     "causal mask": "bottom-right",
@@ -49,7 +50,7 @@ def probe_conventions(
     Parameters
     ----------
     implementation
-        See `refattn.verify.adapter`.
+        See `refattn.verify.foreign.adapter`.
     mechanism
         The mechanism that it implements, or its name. Questions that make no sense for it are left out.
     dtypes

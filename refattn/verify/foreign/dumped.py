@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from refattn.golden.storage import DTYPES
 from refattn.golden.tensors import decode
 from refattn.golden.vectors import GoldenSet
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.adapter import Result
 from refattn.verify.freeze import thaw
-from refattn.verify.gradients import shrunk
-from refattn.verify.run import DTYPES, Outcome, Report, judge
+from refattn.verify.itself.samples import shrunk
+from refattn.verify.judge.compare import judge
+from refattn.verify.outcome import Outcome, Report, Result
 
 
 def verify_files(

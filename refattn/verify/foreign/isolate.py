@@ -23,7 +23,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.verify.adapter import CallError, Decline, LoadError, Result, call, load
+from refattn.verify.foreign.adapter import CallError, LoadError, call, load
+from refattn.verify.outcome import Decline, Result
 
 SAID = 4000
 """Characters that are kept of what an implementation prints: the last ones."""
@@ -45,7 +46,7 @@ class Isolated:
     Parameters
     ----------
     spec
-        What `refattn.verify.adapter.load` takes.
+        What `refattn.verify.foreign.adapter.load` takes.
     seconds
         How long each call, with its gradients, may take.
     loading
@@ -81,7 +82,7 @@ class Isolated:
         upstream: NDArray[Any] | None,
         outputs: tuple[str, ...],
     ) -> Result | Decline:
-        """Do what `refattn.verify.adapter.call` does, over there."""
+        """Do what `refattn.verify.foreign.adapter.call` does, over there."""
         if self._process is None:
             try:
                 self._start()

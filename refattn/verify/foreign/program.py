@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.tensors import decode, encode
-from refattn.verify.adapter import CallError, Decline, LoadError
+from refattn.verify.foreign.adapter import CallError, LoadError
+from refattn.verify.outcome import Decline
 
 DECLINED = 77
 """The exit code of a program that does not do what it was asked, as test suites have it for a test that is skipped."""

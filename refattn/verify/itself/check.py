@@ -1,78 +1,21 @@
 """The reference certifies itself: forms, loops, equations, laws and gradients of a mechanism on a backend.
 
 Nothing here knows a mechanism by name: cases, forms, loops, laws and blocks come from its record. What each section
-runs stands in `refattn.verify.sections`.
+runs stands in `refattn.verify.itself.sections`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from refattn import backends
 from refattn.backends import blas
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.sections import NotRun, Scope, Task, one_line, small_tiles, tasks
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of one check.
-
-    Attributes
-    ----------
-    section
-        "forms", "loops", "equations", "laws" or "gradients".
-    name
-        What was checked.
-    status
-        "agrees", "disagrees" or "not run".
-    share
-        The largest used share of the allowed error: infinite where no error is allowed or something raised, None where
-        nothing was measured.
-    detail
-        Where that was, what went wrong, or how to get what is missing.
-    """
-
-    section: str
-    name: str
-    status: str
-    share: float | None
-    detail: str
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """All rows of one mechanism on one backend."""
-
-    mechanism: str
-    backend: str
-    require_all: bool
-    rows: tuple[Row, ...]
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of rows by status."""
-        return {status: sum(row.status == status for row in self.rows) for status in ("agrees", "disagrees", "not run")}
-
-    @property
-    def exit_code(self) -> int:
-        """0 all that ran agrees, 1 something disagrees, 3 nothing ran or, where all is required, not all did."""
-        counts = self.counts()
-        if counts["disagrees"]:
-            return 1
-        return 3 if not counts["agrees"] or (self.require_all and counts["not run"]) else 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON; a share that is not finite is null."""
-        data = dataclasses.asdict(self)
-        for row in data["rows"]:
-            if row["share"] is not None and not math.isfinite(row["share"]):
-                row["share"] = None
-        return {**data, "counts": self.counts(), "exit_code": self.exit_code}
+from refattn.verify.itself.sections import NotRun, Scope, Task, one_line, small_tiles, tasks
+from refattn.verify.outcome import CheckReport, Row
 
 
 def check(

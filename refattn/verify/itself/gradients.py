@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from refattn import backends, counter, tree
 from refattn.golden.inputs import make
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.probe import on_backend
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.itself.probe import on_backend
+from refattn.verify.itself.samples import shrunk
 from refattn.xp import Array, backend, namespace
 
 Floats = NDArray[np.float64]
@@ -163,43 +164,6 @@ def beside(subject: Subject, way: str) -> Callable[[Mapping[str, Floats]], tuple
         return error
 
     return judge
-
-
-def shrunk(case: Case) -> Case:
-    """Return the case with at most 2 x 2 heads, 5 tokens and width 5; what was equal, less or more stays so."""
-    (b, h, queries, d), (_, g, keys, _) = case.inputs["q"].shape, case.inputs["k"].shape
-    e = case.inputs["v"].shape[3]
-    rows, columns = _smaller(queries, keys, 3)
-    d, e = _smaller(d, e, 3)
-    return resized(case, min(b, 1), min(g, 2), min(h // max(g, 1), 2), rows, columns, d, e)
-
-
-def resized(case: Case, b: int, groups: int, shared: int, rows: int, columns: int, d: int, e: int) -> Case:
-    """Return the case with other sizes: `shared` is how many query heads a key head serves."""
-    plane = (b, groups * shared, rows, columns)
-    shapes: dict[str, tuple[int, ...]] = {"q": (*plane[:3], d), "key_mask": (b, columns)}
-    shapes |= {"k": (b, groups, columns, d), "v": (b, groups, columns, e)}
-    inputs = {}
-    for name, given in case.inputs.items():
-        # What has no shape of its own belongs to the scores, and is broadcast to their shape from the right.
-        own = [1 if n == 1 else size for n, size in zip(given.shape, plane[4 - len(given.shape) :], strict=True)]
-        inputs[name] = replace(given, shape=shapes.get(name, tuple(own)), numbers=_denser(given, columns))
-    return replace(case, inputs=inputs)
-
-
-def _smaller(a: int, b: int, size: int) -> tuple[int, int]:
-    """Bound two sizes: by `size + 1` where they are equal, otherwise by `size` and `size + 2`."""
-    if a == b:
-        return min(a, size + 1), min(b, size + 1)
-    small, large = min(a, b, size), min(max(a, b), size + 2)
-    return (small, large) if a < b else (large, small)
-
-
-def _denser(given: Input, keys: int) -> Mapping[str, float]:
-    """Keep so much of a mask that on average a row may attend one of its fewer keys."""
-    if "keep" not in given.numbers or not keys:
-        return given.numbers
-    return {**given.numbers, "keep": max(given.numbers["keep"], 1.0 / keys)}
 
 
 def core_subjects(mechanism: Mechanism, cases: Iterable[Case]) -> Iterator[Subject]:

@@ -2,7 +2,7 @@
 
 A law calls one form of a core on a sample, and on the same sample changed in a way whose effect is known exactly. It
 returns the largest used share of the allowed error, at most 1 where it holds; a law "to the bit" returns 0 or infinity.
-How allowed errors are derived stands in `refattn.verify.probe`.
+How allowed errors are derived stands in `refattn.verify.itself.probe`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from refattn import backends, counter
 from refattn.ops.masks import Causal, causal_offset
-from refattn.verify.budget import finite
-from refattn.verify.probe import Core, Sample, Values, same_bits, used_share
+from refattn.verify.itself.probe import Core, Values, same_bits, used_share
+from refattn.verify.itself.samples import Sample
+from refattn.verify.judge.budget import finite
 
 _ALIGNMENTS: tuple[Causal, ...] = ("bottom_right", "top_left")
 

@@ -1,9 +1,9 @@
-"""A core as a function of host arrays, samples to call it with, and the error that rounding may cause there.
+"""A core as a function of host arrays, and the error that rounding may cause there.
 
 Allowed errors are derived. What rounding does to a result is measured on the dense form in float64: the value of every
 equation is disturbed by random errors of the size of its rounding, forward and backward, as for the budgets of foreign
-implementations (`refattn.verify.budget`). The largest root mean square of the effect on an element of a result is its
-noise. Two sides of an equality have this noise each, and `ELEMENT` times the root of the sum of their squares is
+implementations (`refattn.verify.judge.budget`). The largest root mean square of the effect on an element of a result is
+its noise. Two sides of an equality have this noise each, and `ELEMENT` times the root of the sum of their squares is
 allowed. The noise is linear in the unit roundoff, hence measured once in units of it.
 """
 
@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends, equations
-from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import TYPES
-from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.budget import disturbance, finite, rounding_sizes
-from refattn.verify.compare import ELEMENT
+from refattn.mechanisms.record import Mechanism
+from refattn.verify.judge.budget import disturbance, finite, rounding_sizes
+from refattn.verify.judge.compare import ELEMENT
 
 Values = dict[str, NDArray[Any]]
 
@@ -132,52 +131,3 @@ def same_bits(a: Values, b: Values) -> float:
     """Return 0 where all arrays of `a` have the bits of those in `b`, otherwise infinity."""
     same = all(x.dtype == b[n].dtype and x.shape == b[n].shape and x.tobytes() == b[n].tobytes() for n, x in a.items())
     return 0.0 if same else math.inf
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Arguments of a core, on the host in float64: inputs, numbers, and upstream gradients of all outputs."""
-
-    name: str
-    inputs: Values
-    options: Mapping[str, float]
-    upstream: Values
-
-
-def sample(mechanism: Mechanism, case: Case) -> Sample:
-    """Return the arguments of a designed case, with upstream gradients."""
-    inputs = make(mechanism.name, case, "float64")
-    shapes = {name: x.shape for name, x in host(mechanism).forward(inputs, case.options)[0].items()}
-    upstream = {f"d_{n}": make_upstream(mechanism.name, case, n, shape, "float64") for n, shape in shapes.items()}
-    return Sample(case.name, inputs, case.options, upstream)
-
-
-def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sample, ...]:
-    """Return samples without and with mask and numbers: two small ones, and two of `long` numbers of queries and keys.
-
-    In the last one a group has two query heads, which share the rows of a tile. Values are as wide as keys where they
-    are in every designed case, and nothing is long where no form has tiles.
-    """
-    given: dict[str, Any] = {"keep": 0.6, "scale": 0.5, "softcap": 2.0}
-    small = (2, 4, 2, 11, 17, 8, 6)
-    cases = [_law_case(mechanism, "plain", small), _law_case(mechanism, "masked", small, **given)]
-    if long is not None and mechanism.tiled:
-        cases.append(_law_case(mechanism, "long", (1, 2, 2, *long, 8, 6)))
-        cases.append(_law_case(mechanism, "long masked", (1, 2, 1, *long, 8, 6), **given))
-    return tuple(sample(mechanism, case) for case in cases)
-
-
-def _law_case(
-    mechanism: Mechanism, name: str, sizes: tuple[int, ...], keep: float | None = None, **numbers: float
-) -> Case:
-    b, h, g, queries, keys, d, e = sizes
-    queries = keys if mechanism.one_sequence else queries
-    if all(case.inputs["v"].shape[3] == case.inputs["q"].shape[3] for case in mechanism.cases):
-        e = d
-    inputs = {"q": Input((b, h, queries, d)), "k": Input((b, g, keys, d)), "v": Input((b, g, keys, e))}
-    if keep is not None and "mask" in mechanism.defaults:
-        inputs["mask"] = Input((b, h, queries, keys), "mask", {"keep": keep})
-    elif keep is not None and "key_mask" in mechanism.defaults:
-        inputs["key_mask"] = Input((b, keys), "mask", {"keep": keep})
-    known = {n: x for n, x in numbers.items() if n in mechanism.defaults}
-    return Case(name, "law", inputs, {**mechanism.sampled, **known})

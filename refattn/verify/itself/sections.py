@@ -13,12 +13,14 @@ from typing import Any
 from refattn import backends, equations
 from refattn.golden import vectors
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
-from refattn.verify import gradients
-from refattn.verify.budget import Truth, evaluate, truth
-from refattn.verify.compare import compare
 from refattn.verify.freeze import recompute
-from refattn.verify.laws import LAWS
-from refattn.verify.probe import Core, Sample, law_samples, on_backend, same_bits, sample, used_share
+from refattn.verify.itself import gradients
+from refattn.verify.itself.laws import LAWS
+from refattn.verify.itself.probe import Core, on_backend, same_bits, used_share
+from refattn.verify.itself.samples import Sample, law_samples, sample, shrunk
+from refattn.verify.judge.budget import evaluate, truth
+from refattn.verify.judge.compare import compare
+from refattn.verify.outcome import Truth
 from refattn.xp import dtype_name
 
 DTYPES = ("float64", "float32")
@@ -62,7 +64,7 @@ class Scope:
     @property
     def cases(self) -> tuple[Case, ...]:
         """The designed cases; of a library that compiles, the first of each kind, shrunk to few different shapes."""
-        return tuple(map(gradients.shrunk, self.kinds)) if self.compiles else self.mechanism.cases
+        return tuple(map(shrunk, self.kinds)) if self.compiles else self.mechanism.cases
 
     def subjects(self, what: str) -> Iterator[gradients.Subject]:
         """Return what is differentiated: the "core" or the "block"."""
@@ -174,7 +176,7 @@ def _loops(scope: Scope) -> Found:
         found = ((used_share({id: x}, {id: expected[id]}, noise), id) for id, x in values.items())
         return max(found, default=(0.0, "no equation ran"))
 
-    return _worst((case.name, partial(compare_ids, gradients.shrunk(case))) for case in scope.cases)
+    return _worst((case.name, partial(compare_ids, shrunk(case))) for case in scope.cases)
 
 
 def _hooked(scope: Scope) -> Found:

@@ -9,7 +9,6 @@ noise that any implementation with such roundings has to be granted. A last roun
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -21,6 +20,7 @@ from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import TYPES, round_to, spacing, stored
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.outcome import Truth
 
 Floats = NDArray[np.float64]
 
@@ -33,38 +33,6 @@ SMALLEST = 2.0**-500
 SIGMA = 3**-0.5
 """Root mean square of a rounding error in units of the unit roundoff. A disturbance has this size and a random sign, so
 that where one rounding dominates its effect is known exactly."""
-
-
-@dataclass(frozen=True)
-class Truth:
-    """One case in one storage type.
-
-    Attributes
-    ----------
-    inputs
-        The arrays that an implementation is given.
-    upstream
-        Gradient with respect to `out`; None where no gradients are asked.
-    values
-        Outputs ("out", "lse", ...) and gradients ("d_q", ...) in float64.
-    variance
-        By the same names, the square of the error that is granted, per element and against the rounded truth.
-    bias
-        By the same names, the root mean square of the bias statistic (see `bias_of`) of honest results: constants that
-        are rounded once, a scale for instance, push all elements the same way.
-    stored
-        By the same names, the type that a result is stored in.
-    exact
-        The names of those that have to be equal to the rounded truth.
-    """
-
-    inputs: dict[str, NDArray[Any]]
-    upstream: NDArray[Any] | None
-    values: dict[str, Floats]
-    variance: dict[str, Floats]
-    bias: dict[str, float]
-    stored: dict[str, str]
-    exact: frozenset[str] = frozenset()
 
 
 def evaluate(

@@ -9,14 +9,14 @@ truth, or oppose it, throughout, as truncation or a wrong factor makes them).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.storage import TYPES, round_to
-from refattn.verify.budget import SMALLEST, Truth, bias_of, has_rows, ratio, rounded, rows
+from refattn.verify.judge.budget import SMALLEST, bias_of, has_rows, ratio, rounded, rows
+from refattn.verify.outcome import Result, Truth, Verdict
 
 ELEMENT = 8.0
 """Allowed error of one element, in units of its granted root mean square (or its row's, where that is larger)."""
@@ -34,37 +34,6 @@ WHOLE = 1.25
 BIAS = 0.25
 """Allowed mean of signed errors over a tensor of many rows; at least 5/sqrt(n) with n rows, and at least 5 times what
 constants that are rounded once do."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of one tensor.
-
-    Attributes
-    ----------
-    tensor
-        "out", "lse", "d_q", ...
-    share
-        Used share of the allowed error, by the statistic that used most; infinite where an earlier rung failed.
-    statistic
-        "element", "row", "whole" or "bias", or the rung that failed: "shape", "dtype", "non-finite", "exact".
-    index
-        Of the worst element; () where there is none.
-    got, expected
-        The values there, or what the failed rung saw, in words.
-    """
-
-    tensor: str
-    share: float
-    statistic: str
-    index: tuple[int, ...]
-    got: str
-    expected: str
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the tensor is within its budget."""
-        return self.share <= 1.0
 
 
 def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict:
@@ -140,3 +109,12 @@ def _pattern(x: Any) -> Any:
 def _number(x: Any, stored: str) -> str:
     """Return enough digits to tell neighbouring numbers of the type apart."""
     return f"{float(x):.{17 if stored == 'float64' else 9}g}"
+
+
+def judge(result: Result, case_truth: Truth) -> tuple[Verdict, ...]:
+    """Return the verdicts on the tensors that an implementation returned; unknown names are ignored."""
+    return tuple(
+        compare(name, tensor, result.dtypes[name], case_truth)
+        for name, tensor in result.tensors.items()
+        if name in case_truth.values
+    )

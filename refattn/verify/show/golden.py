@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from refattn.verify.report import WIDE, render, share_text, table
+from refattn.verify.show.texts import WIDE, render, share_text, table
 
 
 def agreement(rows: Sequence[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:

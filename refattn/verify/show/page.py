@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.compare import Verdict
-from refattn.verify.heat import row_shares
-from refattn.verify.report import call_of, closing, share_text
-from refattn.verify.run import Outcome, Report
+from refattn.verify.judge.budget import finite, ratio, rounded, rows
+from refattn.verify.judge.compare import row_limit
+from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
+from refattn.verify.show.report import call_of, closing
+from refattn.verify.show.texts import share_text
 
 MAPS = 12
 """Heat maps are drawn of the tensors that used most of the allowed error."""
@@ -27,6 +29,9 @@ EACH = 2
 
 COLUMNS = 256
 """Longer rows are drawn in as many parts, each by its largest share."""
+
+MOST = 1e9
+"""Larger shares tell nothing more."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -156,6 +161,32 @@ def _maps(report: Report) -> str:
     scaled = f'<svg class="n" width="660" height="20" role="img">{legend}</svg>'
     text = "Used share of what a row is allowed; batch and heads downwards, rows to the right."
     return f"<p>{text}</p>{scaled}<div>{''.join(figures)}</div>"
+
+
+def row_shares(truth: Truth, result: Result) -> dict[str, NDArray[Any]]:
+    """Return for each tensor of the right shape the used share of what its rows are allowed: (batch and heads, rows).
+
+    It is infinite where one of two numbers is finite and the other is not, otherwise `MOST` at most: where no error at
+    all is allowed.
+    """
+    return {
+        name: _shares(name, got, truth)
+        for name, got in result.tensors.items()
+        if name in truth.values and got.shape == truth.values[name].shape and got.size and got.ndim > 1
+    }
+
+
+@np.errstate(over="ignore", invalid="ignore")  # squares of a very wrong result
+def _shares(name: str, got: NDArray[Any], truth: Truth) -> NDArray[Any]:
+    target = rounded(truth, name)
+    values = round_to(got.astype(np.float64), truth.stored[name])
+    error, granted = rows(name, finite(values) - finite(target)), rows(name, truth.variance[name])
+    shares = ratio(np.sqrt(np.mean(error**2, axis=-1)), np.sqrt(np.mean(granted, axis=-1)))
+    shares = shares / row_limit(name, target)
+    odd = np.any(rows(name, np.isfinite(values) != np.isfinite(target)), axis=-1)
+    per_row = name == "out" or name.startswith("d_")
+    lengths = target.shape[:-1] if per_row else target.shape
+    return np.asarray(np.where(odd, np.inf, np.minimum(shares, MOST)), np.float32).reshape(-1, lengths[-1])
 
 
 def _map(shares: NDArray[Any]) -> str:

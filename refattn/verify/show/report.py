@@ -6,33 +6,22 @@ colours only where `colour` asks for them.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.box import Box
-from rich.console import Console, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify import suspects_text
-from refattn.verify.compare import Verdict
-from refattn.verify.conventions import EXPECTED
-from refattn.verify.run import Outcome, Report
+from refattn.verify.foreign.conventions import EXPECTED
+from refattn.verify.outcome import Outcome, Report, Verdict
+from refattn.verify.show import suspects as suspects_text
+from refattn.verify.show.texts import WIDE, indented, natural, printable, render, share_text, size, table
 
 if TYPE_CHECKING:
-    from refattn.verify.check import CheckReport
+    from refattn.verify.outcome import CheckReport
 
-WIDE = 200
-"""Columns of a text that goes to a file or a pipe."""
-
-# A line of dashes below the header and nothing else, in plain ASCII.
-_PLAIN = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
-
-_COLOURS = {"agrees": "green", "disagrees": "red", "raises": "red", "not run": "yellow", "declined": "yellow"}
 
 _LEGEND = (
     "share: used part of the allowed error, in the case that used most of it; the limit is 1.00\n"
@@ -79,7 +68,7 @@ def _check_closing(report: CheckReport) -> str:
     counts = report.counts()
     verdict = "disagrees" if counts["disagrees"] else "agrees" if counts["agrees"] else "nothing was run"
     numbers = f"{counts['agrees']} checks agree, {counts['disagrees']} disagree, {counts['not run']} not run"
-    shares = [(_size(row.share), row) for row in report.rows if row.share is not None]
+    shares = [(size(row.share), row) for row in report.rows if row.share is not None]
     if not shares:
         return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}"
     share, row = max(shares, key=lambda pair: pair[0])
@@ -100,14 +89,14 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
         parts += [_LEGEND, ""]
     if report.conventions:
         parts.append("Conventions that differ, whatever else does")
-        parts += [_indented(2, f"{what}: {got}; needs {EXPECTED[what]}") for what, got in report.conventions.items()]
+        parts += [indented(2, f"{what}: {got}; needs {EXPECTED[what]}") for what, got in report.conventions.items()]
         parts.append("")
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     if failed:
         parts += [f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)", *_failures(failed, mechanism)]
         parts.append("")
     if report.suspects:
-        parts += [*(_indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
+        parts += [*(indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
     if report.smallest:
         parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
@@ -132,7 +121,7 @@ def closing(report: Report) -> str:
     judged = [(outcome, verdict) for outcome in report.outcomes for verdict in outcome.verdicts]
     if not judged:
         return f"{report.mechanism}: {verdict}: {counts}; no tensor could be judged"
-    outcome, worst = max(judged, key=lambda pair: _size(pair[1].share))
+    outcome, worst = max(judged, key=lambda pair: size(pair[1].share))
     where = f"({outcome.dtype} {worst.tensor}, case {outcome.case})"
     if not math.isfinite(worst.share) and worst.statistic in _RUNGS:
         return f"{report.mechanism}: {verdict}: {counts}; worst: {_RUNGS[worst.statistic]} {where}"
@@ -167,12 +156,12 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
             if tensor not in found:
                 rows.append((dtype, tensor, "0", *[""] * 6, "not given"))
                 continue
-            outcome, worst = max(found[tensor], key=lambda pair: _size(pair[1].share))
+            outcome, worst = max(found[tensor], key=lambda pair: size(pair[1].share))
             wrong = sum(not verdict.agrees for _, verdict in found[tensor])
             shown = (share_text(worst.share), worst.statistic, outcome.case, _index(worst), worst.got, worst.expected)
             word = f"{wrong} disagree" if wrong else "agrees"
             rows.append((dtype, tensor, str(len(found[tensor])), *shown, word))
-    if _natural(header, rows) + len(header) - 1 > width:  # the two numbers, one above the other, in one column
+    if natural(header, rows) + len(header) - 1 > width:  # the two numbers, one above the other, in one column
         header = (*header[:7], "got, expected", header[9])
         rows = [(*row[:7], f"{row[7]}\n{row[8]}".strip(), row[9]) for row in rows]
     return header, rows
@@ -187,14 +176,14 @@ def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[Renderabl
     widths = [max(map(len, column)) for column in zip(*(row for rows in cells for row in rows), strict=True)]
     lines: list[RenderableType] = []
     for outcome, verdicts, rows in zip(failed, wrong, cells, strict=True):
-        lines.append(_indented(2, f"{outcome.dtype} {outcome.case} ({outcome.kind}{purposes.get(outcome.case, '')})"))
+        lines.append(indented(2, f"{outcome.dtype} {outcome.case} ({outcome.kind}{purposes.get(outcome.case, '')})"))
         if outcome.case in calls:
-            lines.append(_indented(6, calls[outcome.case]))
+            lines.append(indented(6, calls[outcome.case]))
         if outcome.detail:
-            lines.append(_indented(6, outcome.detail))
+            lines.append(indented(6, outcome.detail))
         for verdict, row in zip(verdicts, rows, strict=True):
             tensor, share, by, index, got = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append(_indented(6, f"{tensor} {share} {by} {index} got {got} expected {verdict.expected}"))
+            lines.append(indented(6, f"{tensor} {share} {by} {index} got {got} expected {verdict.expected}"))
     return lines
 
 
@@ -204,15 +193,11 @@ def call_of(case: Case) -> str:
     return ", ".join((*arrays, *(f"{name}={value!r}" for name, value in case.options.items())))
 
 
-def _indented(columns: int, text: str) -> Padding:
-    return Padding(Text(_printable(text)), (0, 0, 0, columns))
-
-
 def _decline_rows(declined: Sequence[Outcome]) -> list[tuple[str, ...]]:
     """Return one row for each reason: how many cases, the reason, and the cases by dtype, or some of them."""
     reasons: dict[str, list[Outcome]] = {}
     for outcome in declined:
-        reasons.setdefault(" ".join(_printable(str(outcome.detail)).split()), []).append(outcome)
+        reasons.setdefault(" ".join(printable(str(outcome.detail)).split()), []).append(outcome)
     rows: list[tuple[str, ...]] = []
     for reason, outcomes in sorted(reasons.items(), key=lambda item: -len(item[1])):
         dtypes = ", ".join(dict.fromkeys(outcome.dtype for outcome in outcomes))
@@ -222,76 +207,5 @@ def _decline_rows(declined: Sequence[Outcome]) -> list[tuple[str, ...]]:
     return rows
 
 
-_NUMBERS = ("cases", "share", "run", "agreed", "failed", "declined")
-_PROSE = ("title", "source", "note", "detail", "reason", "where", "devices")
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> Table:
-    """Return a table; columns of numbers stand to the right, and only columns of prose are broken into lines."""
-    rows = list(rows)
-    needed, prose = _natural(header, rows), any(name in _PROSE for name in header)
-    gap = 2 if prose or needed + 2 * (len(header) - 1) <= width else 1
-    whole = prose or needed + gap * (len(header) - 1) <= width
-    made = Table(box=_PLAIN, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0), header_style="bold")
-    for name in header:
-        made.add_column(
-            name,
-            justify="right" if name in _NUMBERS else "left",
-            no_wrap=whole and name not in _PROSE,
-            overflow="fold",
-        )
-    for row in rows:
-        made.add_row(*(Text(cell, style=_style(cell)) for cell in row))
-    return made
-
-
-def _natural(header: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
-    """Return the width that a table needs when nothing is broken into lines and there are no gaps."""
-    return sum(max(map(len, column)) for column in zip(header, *rows, strict=True))
-
-
-def _style(cell: str) -> str:
-    return "red" if cell.endswith(" disagree") else _COLOURS.get(cell, "")
-
-
-def render(parts: Iterable[RenderableType], width: int, colour: bool) -> str:
-    """Return texts and tables, one below the other, as one text."""
-    stream = io.StringIO()
-    console = Console(
-        file=stream,
-        width=width,
-        force_terminal=colour,
-        force_jupyter=False,
-        color_system="standard" if colour else None,
-        legacy_windows=False,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-    for part in parts:
-        # A text that must not be wrapped, such as a line of code, may be longer than the line.
-        console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
-
-
-def share_text(share: float) -> str:
-    """Return a share with two digits behind the point, rounded away from the limit where it is above."""
-    if not math.isfinite(share):
-        return "inf"
-    if share > 1.0:
-        share = math.ceil(share * 100.0 - 1e-9) / 100.0
-    return f"{share:.2f}" if share < 1000.0 else ">1000"  # how much more tells nothing
-
-
-def _size(share: float) -> float:
-    """Return the share for sorting: one that is no number is the worst."""
-    return math.inf if math.isnan(share) else share
-
-
 def _index(verdict: Verdict) -> str:
     return f"[{','.join(map(str, verdict.index))}]" if verdict.index else ""
-
-
-def _printable(text: str) -> str:
-    """Return text of foreign code without what a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in text.replace("\n", " "))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from refattn.verify.nearest import Suspect
-from refattn.verify.suspects import Suspects
+from refattn.verify.outcome import Suspect, Suspects
 
 
 def lines(found: Suspects) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ import refattn as ra
 from refattn import backends, counter
 from refattn.mechanisms.higher_order.options import check_options
 from refattn.mechanisms.higher_order.taylor import divisor_of, divisor_slope, taylor
-from refattn.verify import gradients
+from refattn.verify.itself import gradients
 from tests.mechanisms.higher_order.calls import FORMS, Call, assert_close, assert_same_bits, cut, make, run
 
 RECORD = ra.mechanism("higher_order")

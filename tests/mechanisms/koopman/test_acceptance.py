@@ -19,7 +19,7 @@ from refattn.mechanisms.koopman.kernel import KERNELS, Kernel
 from refattn.mechanisms.koopman.observables import Observables
 from refattn.mechanisms.koopman.one_step import OneStep
 from refattn.mechanisms.koopman.perturbation import invert
-from refattn.verify.gradients import STENCIL
+from refattn.verify.itself.gradients import STENCIL
 
 
 def draw(name: str, *shape: int, seed: int = 11) -> Any:

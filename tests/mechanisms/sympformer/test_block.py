@@ -13,8 +13,8 @@ import pytest
 
 from refattn import Context, backends, equations, tree
 from refattn.mechanisms.sympformer import block, core, damping, substep
-from refattn.verify import gradients
-from refattn.verify.mutants import KINDS, applies, changed_by
+from refattn.verify.blame.mutants import KINDS, applies, changed_by
+from refattn.verify.itself import gradients
 from tests.mechanisms.sympformer.calls import (
     BASELINES,
     BLOCK,

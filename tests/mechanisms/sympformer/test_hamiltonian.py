@@ -12,7 +12,7 @@ from refattn import Context, tree
 from refattn.analysis.particles import Exponential
 from refattn.mechanisms.sympformer import core, hamiltonian
 from refattn.mechanisms.sympformer.numbers import numbers_forward
-from refattn.verify.gradients import block_subjects
+from refattn.verify.itself.gradients import block_subjects
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, RECORD, back, draw, run, stack
 
 ALL = Context(causal=False)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import refattn as ra
-from refattn.verify.left_out import found
-from refattn.verify.mutants import mutants
+from refattn.verify.blame.left_out import found
+from refattn.verify.blame.mutants import mutants
 
 SAMPLED = ("softmax", "growing", "sympformer")
 

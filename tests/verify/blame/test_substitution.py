@@ -17,14 +17,15 @@ from refattn import equations
 from refattn.golden.storage import round_to
 from refattn.golden.tensors import encode
 from refattn.mechanisms.record import Input
-from refattn.verify import report
-from refattn.verify.adapter import Result
-from refattn.verify.bank import Bank
-from refattn.verify.budget import truth
-from refattn.verify.mutants import kernel
-from refattn.verify.run import Outcome, Report, judge, verify
-from refattn.verify.substitution import Departure, departure, earliest
-from refattn.verify.suspects import locate
+from refattn.verify.blame.bank import Bank
+from refattn.verify.blame.mutants import kernel
+from refattn.verify.blame.substitution import departure, earliest
+from refattn.verify.blame.suspects import locate
+from refattn.verify.judge.budget import truth
+from refattn.verify.judge.compare import judge
+from refattn.verify.outcome import Departure, Outcome, Report, Result
+from refattn.verify.run import verify
+from refattn.verify.show import report
 
 RECORD = ra.mechanism("softmax")
 CASE = RECORD.case("softcap")
@@ -146,7 +147,7 @@ def test_an_implementation_gives_them_in_an_attribute() -> None:
 
 
 def test_a_program_writes_them_beside_its_results(tmp_path: Path) -> None:
-    from refattn.verify.program import Program
+    from refattn.verify.foreign.program import Program
 
     code = tmp_path / "program.py"
     code.write_text(f"import shutil, sys\nshutil.copy({str(tmp_path / 'stored.safetensors')!r}, sys.argv[2])\n")

@@ -13,16 +13,16 @@ import pytest
 
 import refattn as ra
 from refattn import equations
-from refattn.verify import report
-from refattn.verify.adapter import Result
-from refattn.verify.bank import Bank, changes
-from refattn.verify.budget import truth, wide
-from refattn.verify.left_out import FAMILIES, found
-from refattn.verify.mutants import KINDS, Mutant, core_tags, kernel
-from refattn.verify.reach import reach
-from refattn.verify.run import Report, verify
-from refattn.verify.suspects import locate
-from refattn.verify.suspects_text import told
+from refattn.verify.blame.bank import Bank, changes
+from refattn.verify.blame.left_out import FAMILIES, found
+from refattn.verify.blame.mutants import KINDS, Mutant, core_tags, kernel
+from refattn.verify.blame.reach import reach
+from refattn.verify.blame.suspects import locate
+from refattn.verify.judge.budget import truth, wide
+from refattn.verify.outcome import Report, Result
+from refattn.verify.run import verify
+from refattn.verify.show import report
+from refattn.verify.show.suspects import told
 
 RECORD = ra.mechanism("softmax")
 CASES = ("unequal", "causal-tail", "softcap")
@@ -174,7 +174,7 @@ def test_two_errors_that_no_single_equation_explains() -> None:
 
 
 def shown(suspects: Any) -> list[str]:
-    from refattn.verify.suspects_text import lines
+    from refattn.verify.show.suspects import lines
 
     return [text for _, text in lines(suspects)]
 

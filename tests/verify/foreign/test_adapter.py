@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.verify.adapter import CallError, LoadError, Result, call, load
+from refattn.verify.foreign.adapter import CallError, LoadError, call, load
+from refattn.verify.outcome import Result
 
 RNG = np.random.default_rng(7)
 INPUTS = {name: RNG.normal(size=(1, 2, 3, 4)).astype(np.float32) for name in "qkv"}
@@ -29,7 +30,7 @@ def called(implementation: Any, dtype: str = "float32", upstream: Any = None, **
 
 
 def test_a_function_of_a_module_or_file_is_loaded(tmp_path: Path) -> None:
-    assert load("refattn.verify.adapter:load") is load
+    assert load("refattn.verify.foreign.adapter:load") is load
     (tmp_path / "beside.py").write_text("value = 3\n")
     (tmp_path / "kernel.py").write_text("import beside\n\n\ndef attend():\n    return beside.value\n")
     assert load(f"{tmp_path / 'kernel.py'}:attend")() == 3

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.verify import report
-from refattn.verify.conventions import EXPECTED, PROBES, differing, probe_conventions
+from refattn.verify.foreign.conventions import EXPECTED, PROBES, differing, probe_conventions
 from refattn.verify.run import verify
+from refattn.verify.show import report
 
 SOFTMAX = ra.mechanism("softmax")
 SHOWN = {

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.verify.adapter import CallError, LoadError, Result, call
-from refattn.verify.isolate import Isolated
+from refattn.verify.foreign.adapter import CallError, LoadError, call
+from refattn.verify.foreign.isolate import Isolated
+from refattn.verify.outcome import Result
 from refattn.verify.run import verify
 
 RNG = np.random.default_rng(3)

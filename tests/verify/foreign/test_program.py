@@ -17,10 +17,12 @@ from refattn.cli import cli
 from refattn.golden import vectors
 from refattn.golden.storage import round_to
 from refattn.golden.tensors import decode, encode
-from refattn.verify import dumped, run
-from refattn.verify.adapter import LoadError
+from refattn.verify import run
+from refattn.verify.foreign import dumped
+from refattn.verify.foreign.adapter import LoadError
+from refattn.verify.foreign.program import Program
 from refattn.verify.freeze import thaw
-from refattn.verify.program import Program
+from refattn.verify.outcome import Report
 from tests.verify.test_freeze import FEW, written
 
 # Reads and writes the format by itself, and computes in its own way, as a program of another language does.
@@ -72,7 +74,7 @@ def command(code: str, folder: Path) -> str:
     return f"{shlex.quote(sys.executable)} {shlex.quote(str(file))}"
 
 
-def verified(code: str, folder: Path, *, grad: bool = False, seconds: float = 60.0) -> run.Report:
+def verified(code: str, folder: Path, *, grad: bool = False, seconds: float = 60.0) -> Report:
     program = Program(command(code, folder), ("out", "lse"), seconds)
     return run.verify(FEW, program, dtypes=["float32"], grad=grad)
 

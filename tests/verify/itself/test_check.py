@@ -19,9 +19,10 @@ from refattn.backends.base import BaseBackend
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import block, core, dense, loops, tiled
 from refattn.ops.masks import Future
-from refattn.verify import check as check_module
-from refattn.verify.check import CheckReport, Row, check
-from refattn.verify.sections import NotRun, Scope, Task, small_tiles, tasks
+from refattn.verify.itself import check as check_module
+from refattn.verify.itself.check import check
+from refattn.verify.itself.sections import NotRun, Scope, Task, small_tiles, tasks
+from refattn.verify.outcome import CheckReport, Row
 from tests.conftest import Library
 
 RECORD = ra.mechanism("softmax")

@@ -12,7 +12,7 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.mechanisms.softmax import block, dense, tiled
-from refattn.verify.gradients import (
+from refattn.verify.itself.gradients import (
     FLOOR,
     STEP,
     TOLERANCES,
@@ -24,8 +24,8 @@ from refattn.verify.gradients import (
     by_hand,
     core_subjects,
     largest_error,
-    shrunk,
 )
+from refattn.verify.itself.samples import shrunk
 
 RECORD = ra.mechanism("softmax")
 NUMPY = backends.get("numpy")

@@ -19,8 +19,9 @@ from refattn.mechanisms.softmax import core as softmax_core
 from refattn.mechanisms.softmax import dense, tiled
 from refattn.ops import masks
 from refattn.ops.masks import Future
-from refattn.verify.laws import LAWS
-from refattn.verify.probe import Core, Sample, law_samples, same_bits, sample, used_share
+from refattn.verify.itself.laws import LAWS
+from refattn.verify.itself.probe import Core, same_bits, used_share
+from refattn.verify.itself.samples import Sample, law_samples, sample
 
 RECORD = ra.mechanism("softmax")
 SMALL = {s.name: s for s in law_samples(RECORD, None)}

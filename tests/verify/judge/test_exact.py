@@ -15,11 +15,12 @@ from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import round_to, spacing
 from refattn.mechanisms.calls import EVERY, SHORT
 from refattn.mechanisms.record import Case
-from refattn.verify import report
-from refattn.verify.budget import Truth, truth
-from refattn.verify.compare import compare
-from refattn.verify.gradients import shrunk
+from refattn.verify.itself.samples import shrunk
+from refattn.verify.judge.budget import truth
+from refattn.verify.judge.compare import compare
+from refattn.verify.outcome import Truth
 from refattn.verify.run import verify
+from refattn.verify.show import report
 
 
 @functools.cache

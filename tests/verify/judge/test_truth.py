@@ -12,7 +12,7 @@ from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.record import Case
 from refattn.mechanisms.softmax import dense
 from refattn.ops.masks import causal_offset
-from refattn.verify.budget import SMALLEST, bias_of, rounded, truth
+from refattn.verify.judge.budget import SMALLEST, bias_of, rounded, truth
 
 RECORD = ra.mechanism("softmax")
 CASES = [case for case in RECORD.cases if "long" not in case.name]

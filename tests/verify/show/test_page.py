@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.verify.heat import row_shares
-from refattn.verify.page import COLUMNS, page
-from refattn.verify.run import Outcome, Report, verify
+from refattn.verify.outcome import Outcome, Report
+from refattn.verify.run import verify
+from refattn.verify.show.page import COLUMNS, page, row_shares
 
 RECORD = ra.mechanism("softmax")
 FEW = replace(RECORD, cases=tuple(RECORD.case(name) for name in ("tiny", "causal-tail", "mask-keys", "softcap")))

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 import refattn as ra
-from refattn.verify import report
-from refattn.verify.check import CheckReport, Row
-from refattn.verify.compare import Verdict
-from refattn.verify.run import Outcome, Report
+from refattn.verify.outcome import CheckReport, Outcome, Report, Row, Verdict
+from refattn.verify.show import report
 
 SOFTMAX = ra.mechanism("softmax")
 
