@@ -312,6 +312,7 @@ class CheckReport:
     backend: str
     require_all: bool
     rows: tuple[Row, ...]
+    full: bool = False  # otherwise a sample was run
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows by status."""

@@ -19,14 +19,15 @@ class Sample:
     inputs: Values
     options: Mapping[str, float]
     upstream: Values
+    long: bool = False  # of several tiles
 
 
-def sample(mechanism: Mechanism, case: Case) -> Sample:
+def sample(mechanism: Mechanism, case: Case, *, long: bool = False) -> Sample:
     """Return the arguments of a designed case, with upstream gradients."""
     inputs = make(mechanism.name, case, "float64")
     shapes = {name: x.shape for name, x in host(mechanism).forward(inputs, case.options)[0].items()}
     upstream = {f"d_{n}": make_upstream(mechanism.name, case, n, shape, "float64") for n, shape in shapes.items()}
-    return Sample(case.name, inputs, case.options, upstream)
+    return Sample(case.name, inputs, case.options, upstream, long)
 
 
 def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sample, ...]:
@@ -41,7 +42,7 @@ def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sam
     if long is not None and mechanism.tiled:
         cases.append(_law_case(mechanism, "long", (1, 2, 2, *long, 8, 6)))
         cases.append(_law_case(mechanism, "long masked", (1, 2, 1, *long, 8, 6), **given))
-    return tuple(sample(mechanism, case) for case in cases)
+    return tuple(sample(mechanism, case, long=n >= 2) for n, case in enumerate(cases))
 
 
 def _law_case(

@@ -25,6 +25,9 @@ from refattn.xp import dtype_name
 
 DTYPES = ("float64", "float32")
 
+DIRECTIONS = 2
+"""Along how many directions of each leaf a sample of differences is taken."""
+
 Found = tuple[float, str]
 """The largest used share of the allowed error, and where that was or what went wrong."""
 
@@ -44,10 +47,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Scope:
-    """What is checked where, and what several tasks need and is slow to compute."""
+    """What is checked where, and what several tasks need and is slow to compute.
+
+    Without `full` it is a sample: each case in one of the dtypes, in turn; of each law every sample in every form, in
+    one of the dtypes, where it is long not in the definition, which has no tiles; differences along a few directions.
+    """
 
     mechanism: Mechanism
     owner: backends.Backend
+    full: bool = False
     truths: dict[str, Truth] = field(default_factory=dict)
     noises: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
@@ -70,7 +78,17 @@ class Scope:
         """Return what is differentiated: the "core" or the "block"."""
         if what == "block":
             return gradients.block_subjects(self.mechanism)
-        return gradients.core_subjects(self.mechanism, self.cases)
+        return gradients.core_subjects(self.mechanism, self.cases, full=self.full)
+
+    @property
+    def directions(self) -> int | None:
+        """Along how many directions of each leaf differences are taken; None: along every axis."""
+        return None if self.full else DIRECTIONS
+
+    def cases_of(self, dtype: str) -> tuple[Case, ...]:
+        """The designed cases that forms are compared on in a dtype."""
+        dtypes = self.dtypes
+        return tuple(c for n, c in enumerate(self.cases) if self.full or dtypes[n % len(dtypes)] == dtype)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -132,7 +150,8 @@ def tasks(scope: Scope) -> Iterator[Task]:
 
 def _form(scope: Scope, form: str, dtype: str) -> Found:
     """A form against the dense one in float64 on the host, forward and backward."""
-    return _worst((case.name, partial(_compare, scope, case, form, dtype, evaluate)) for case in scope.cases)
+    cases = scope.cases_of(dtype)
+    return _worst((case.name, partial(_compare, scope, case, form, dtype, evaluate)) for case in cases)
 
 
 def _jit(scope: Scope, form: str) -> Found:
@@ -235,7 +254,11 @@ def _law(scope: Scope, name: str) -> Found:
     def hold(form: str, dtype: str, s: Sample) -> Found:
         return LAWS[name](scope.core(form, dtype), s), f"{form}, {dtype}"
 
-    parts = itertools.product(law_samples(scope.mechanism, scope.long), scope.mechanism.forms, scope.dtypes)
+    samples, forms = law_samples(scope.mechanism, scope.long), scope.mechanism.forms
+    parts = list(itertools.product(samples, forms, scope.dtypes))
+    if not scope.full:
+        pairs = itertools.product(enumerate(samples), enumerate(forms))
+        parts = [(s, form, scope.dtypes[(n + m) % len(scope.dtypes)]) for (n, s), (m, form) in pairs if m or not s.long]
     return _worst((f"sample {s.name}", partial(hold, form, dtype, s)) for s, form, dtype in parts)
 
 
@@ -245,7 +268,7 @@ def _gradients(scope: Scope, what: str, way: str) -> Found:
         raise NotRun(reason)
 
     def compare_ways(subject: gradients.Subject) -> Found:
-        judge = gradients.beside(subject, way)
+        judge = gradients.beside(subject, way, scope.directions)
         errors = []
         for form in subject.forms:
             with suppress(Unsupported):

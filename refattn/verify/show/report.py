@@ -17,7 +17,8 @@ from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.conventions import EXPECTED
 from refattn.verify.outcome import Outcome, Report, Verdict
 from refattn.verify.show import suspects as suspects_text
-from refattn.verify.show.texts import WIDE, indented, natural, printable, render, share_text, size, table
+from refattn.verify.show.texts import WIDE, indented, natural, printable, render, share_text, size
+from refattn.verify.show.texts import table as _table
 
 if TYPE_CHECKING:
     from refattn.verify.outcome import CheckReport
@@ -32,7 +33,7 @@ _LEGEND = (
 def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:
     """Return the table of mechanisms."""
     rows = [(m.name, m.title, ", ".join(m.forms), m.source) for m in records]
-    return render([table(("name", "title", "forms", "source"), rows, width)], width, colour)
+    return render([_table(("name", "title", "forms", "source"), rows, width)], width, colour)
 
 
 def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:
@@ -48,16 +49,18 @@ def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, co
         )
         for row in descriptions
     ]
-    return render([table(("name", "available", "version", "devices", "float64", "note"), rows, width)], width, colour)
+    return render([_table(("name", "available", "version", "devices", "float64", "note"), rows, width)], width, colour)
 
 
-def checked(report: CheckReport, *, width: int = WIDE, colour: bool = False) -> str:
-    """Return the report of the reference's check of itself: every row, then one line that says the verdict."""
+def checked(report: CheckReport, *, table: bool = True, width: int = WIDE, colour: bool = False) -> str:
+    """Return the report of the reference's check of itself: a table of every row, and a line that says the verdict."""
+    if not table:
+        return render([_check_closing(report)], width, colour)
     rows = [
         (r.section, r.name, r.status, "" if r.share is None else share_text(r.share), r.detail) for r in report.rows
     ]
     return render(
-        [table(("section", "name", "status", "share", "detail"), rows, width), "", _check_closing(report)],
+        [_table(("section", "name", "status", "share", "detail"), rows, width), "", _check_closing(report), ""],
         width,
         colour,
     )
@@ -73,7 +76,8 @@ def _check_closing(report: CheckReport) -> str:
         return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}"
     share, row = max(shares, key=lambda pair: pair[0])
     worst = f"worst use of the allowed error {share_text(share)} ({row.section}: {row.name})"
-    return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}; {worst}"
+    how = "" if report.full else " (a sample; --full runs all)"
+    return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}; {worst}{how}"
 
 
 def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour: bool = False) -> str:
@@ -84,7 +88,7 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
     """
     what = "outputs and gradients" if report.grad else "outputs"
     parts: list[RenderableType] = [f"{report.implementation} against {mechanism.title.lower()}: {what}", ""]
-    parts += [table(*_worst(report, mechanism, width), width), ""]
+    parts += [_table(*_worst(report, mechanism, width), width), ""]
     if any(outcome.verdicts for outcome in report.outcomes):
         parts += [_LEGEND, ""]
     if report.conventions:
@@ -102,9 +106,9 @@ def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour:
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     if declined:
         parts.append(f"Declined ({len(declined)} of {len(report.outcomes)} cases)")
-        parts += [table(("cases", "reason", "where"), _decline_rows(declined), width), ""]
+        parts += [_table(("cases", "reason", "where"), _decline_rows(declined), width), ""]
     counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
-    parts += [table(("class", "run", "agreed", "failed", "declined"), counts, width), "", closing(report)]
+    parts += [_table(("class", "run", "agreed", "failed", "declined"), counts, width), "", closing(report)]
     return render(parts, width, colour)
 
 
