@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Where a public name lives; it is imported when it is first used, so that `import refattn` stays quick.
 _HOMES = {
     "Context": "refattn.mechanisms.context",
-    "Decline": "refattn.verify.foreign.adapter",
+    "Decline": "refattn.verify.outcome",
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
     "reading": "refattn.mechanisms.entry",

@@ -32,6 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "golden": BASE | RECORDS,
     "verify": BASE | RECORDS | {"ops", "golden"},
     "bridges": BASE | RECORDS,
+    "instruments": BASE,
     "cli": BASE | RECORDS | {"ops", "model", "train", "analysis", "golden", "verify", "bridges"},
     "__main__": {"cli"},
 }
@@ -39,7 +40,7 @@ ARROWS: dict[str, set[str]] = {
 # Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
 # top of the file. What is not listed may be imported nowhere.
 TRAINING = tuple(f"train/{name}.py" for name in ("baselines", "checkpoint", "data", "loop", "sample"))
-HOST = ("counter.py", "golden/", "verify/", *TRAINING, "bridges.py", "*loops.py")
+HOST = ("counter.py", "golden/", "verify/", "instruments/", *TRAINING, "bridges.py", "*loops.py")
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", "analysis/", *HOST), True),
     "torch": (("backends/torch.py", "verify/", "bridges.py"), False),
@@ -55,7 +56,7 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "safetensors": (("golden/", "train/checkpoint.py", "cli/"), True),
     "threadpoolctl": (("backends/",), False),
     "click": (("cli/",), True),
-    "rich": (("cli/", "verify/report.py"), True),
+    "rich": (("cli/", "verify/show/"), True),
 }
 
 
@@ -196,6 +197,10 @@ def test_only_the_registry_names_a_mechanism() -> None:
         ("verify/run.py", "def f():\n    import torch", None),
         ("verify/run.py", "from refattn import cli", "verify may import"),
         ("cli/trace.py", "from refattn.verify import run", None),
+        ("instruments/counting.py", "import refattn.xp", None),
+        ("instruments/counting.py", "from refattn.ops import heads", "instruments may import"),
+        ("mechanisms/softmax/core.py", "from refattn.instruments import counting", "mechanisms may import"),
+        ("verify/large.py", "from refattn.instruments import counting", "verify may import"),
         ("cli/trace.py", "from refattn.mechanisms.softmax import core", "by its record"),
         ("cli/trace.py", "import pandas", "does not list"),
         ("backends/numpy.py", "from refattn.xp import Array", "backends may import"),

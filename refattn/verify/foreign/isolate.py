@@ -32,7 +32,7 @@ SAID = 4000
 SLICE = 0.2
 """Seconds that a time limit is counted in."""
 
-_SERVE = "from refattn.verify import isolate; isolate.serve()"
+_SERVE = "from refattn.verify.foreign import isolate; isolate.serve()"
 _SIZES = struct.Struct("<QQ")  # of header and arrays
 
 Arrays = Mapping[str, NDArray[Any]]
