@@ -331,7 +331,7 @@ def test_check_prints_its_rows_and_their_json(monkeypatch: pytest.MonkeyPatch, t
     for row in data["checks"][0]["rows"]:
         assert any(row["name"] in line and row["status"] in line for line in result.stdout.splitlines())
     assert "1 checks agree, 1 disagree, 1 not run" in result.stdout.splitlines()[-1]
-    assert "check softmax: 3 of 3 checks" in result.stderr
+    assert "check: 3 of 3 parts" in result.stderr
 
 
 def test_bad_input_of_check(tmp_path: Path) -> None:

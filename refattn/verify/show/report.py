@@ -60,7 +60,7 @@ def checked(report: CheckReport, *, table: bool = True, width: int = WIDE, colou
         (r.section, r.name, r.status, "" if r.share is None else share_text(r.share), r.detail) for r in report.rows
     ]
     return render(
-        [_table(("section", "name", "status", "share", "detail"), rows, width), "", _check_closing(report), ""],
+        [_table(("section", "name", "status", "share", "detail"), rows, width), "", _check_closing(report)],
         width,
         colour,
     )

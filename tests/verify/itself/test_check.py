@@ -23,7 +23,8 @@ from refattn.mechanisms.softmax.judge import loops
 from refattn.mechanisms.softmax.layer import block
 from refattn.ops.masks import Future
 from refattn.verify.itself import check as check_module
-from refattn.verify.itself.check import check
+from refattn.verify.itself import gradients
+from refattn.verify.itself.check import check, check_all
 from refattn.verify.itself.sections import NotRun, Scope, Task, small_tiles, tasks
 from refattn.verify.outcome import CheckReport, Row
 from tests.conftest import Library
@@ -37,13 +38,15 @@ SAMPLED = (Library.STRICTEST, Library.TORCH)
 
 @pytest.fixture(scope="module")
 def report() -> CheckReport:
-    return check(RECORD)
+    return check(RECORD, full=True)
 
 
 def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "numpy") -> Row:
     """Run one task."""
     found = [
-        task for task in tasks(Scope(record, backends.get(backend))) if (task.section, task.name) == (section, name)
+        task
+        for task in tasks(Scope(record, backends.get(backend), full=True))
+        if (task.section, task.name) == (section, name)
     ]
     assert len(found) == 1, (section, name)
     return check_module._row(found[0])
@@ -382,3 +385,48 @@ def test_small_arrays_have_several_tiles_where_tiles_are_large(monkeypatch: pyte
     with small_tiles(backends.get("strict")):
         assert row("laws", "repeatable", backend="strict").status == "agrees"
     assert max(counts) >= 6
+
+
+# --- a sample, and processes side by side
+
+
+def test_processes_find_what_one_process_finds() -> None:
+    """Two of them, over two mechanisms, in the order that was asked for."""
+    names = ("growing", "softmax")
+    alone = [check(ra.mechanism(name)) for name in names]
+    assert [one.mechanism for one in alone] == list(names)
+    assert list(check_all(names, jobs=2)) == alone
+    assert not any(one.full for one in alone)
+
+
+def test_a_process_that_ends_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "_run", ends)
+    (found,) = check_all(["softmax"], jobs=2)
+    assert found.exit_code == 1 and all("ended" in row.detail for row in found.rows)
+
+
+def ends(*arguments: object) -> None:
+    os._exit(3)
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_a_sample_reaches_every_case_and_law(name: str) -> None:
+    scope = Scope(ra.mechanism(name), NUMPY)
+    cases = [case for dtype in scope.dtypes for case in scope.cases_of(dtype)]
+    assert sorted(case.name for case in cases) == sorted(case.name for case in scope.cases)
+    full = [(task.section, task.name) for task in tasks(Scope(ra.mechanism(name), NUMPY, full=True))]
+    assert [(task.section, task.name) for task in tasks(scope)] == full
+
+
+def test_a_wrong_gradient_shows_along_a_direction() -> None:
+    """An error of one element of one leaf, as large as the gradient's elements, in a sample of directions."""
+    subject = next(gradients.core_subjects(FEW, FEW.cases, full=False))
+    right = gradients.by_hand(subject, NUMPY, "dense")
+    judge = gradients.beside(subject, "differences", 2)
+    assert judge(right)[0] < gradients.TOLERANCES["differences"]
+    for name, x in right.items():
+        for at in range(x.size):
+            wrong = x.copy()
+            wrong.reshape(-1)[at] += 1e-6 * np.max(np.abs(x))
+            assert judge({**right, name: wrong})[0] > gradients.TOLERANCES["differences"]
+    assert judge({**right, "q": right["q"][..., :1]})[0] == math.inf
