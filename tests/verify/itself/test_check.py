@@ -43,11 +43,8 @@ def report() -> CheckReport:
 
 def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "numpy") -> Row:
     """Run one task."""
-    found = [
-        task
-        for task in tasks(Scope(record, backends.get(backend), full=True))
-        if (task.section, task.name) == (section, name)
-    ]
+    scope = Scope(record, backends.get(backend), full=True)
+    found = [task for task in tasks(scope) if (task.section, task.name) == (section, name)]
     assert len(found) == 1, (section, name)
     return check_module._row(found[0])
 
