@@ -34,7 +34,9 @@ def _module(room: str, name: str) -> Any:
         return importlib.import_module(f"refattn.verify.{name}")
 
 
-budget, comparing, sections = _module("judge", "budget"), _module("judge", "compare"), _module("itself", "sections")
+truth, evaluate = _module("judge", "budget").truth, _module("judge", "budget").evaluate
+compare = _module("judge", "compare").compare
+sections = _module("itself", "sections")
 
 
 def cases(scope: Scope) -> list[Case]:
@@ -52,7 +54,7 @@ def truth_of(record: Mechanism, case: Case, dtype: str, grad: bool) -> Truth:
     """Return the truth about a case, computed once in a process."""
     key = f"{record.name} {case!r} {dtype} {grad}"
     if key not in _truths:
-        _truths[key] = budget.truth(record, case, dtype, grad=grad)
+        _truths[key] = truth(record, case, dtype, grad=grad)
     return _truths[key]
 
 
@@ -66,12 +68,12 @@ def shares(form: str, what: str, dtype: str, backend: str) -> Iterator[float]:
             inputs = {name: array(owner, x, dtype) for name, x in wanted.inputs.items()}
             upstream = None if wanted.upstream is None else array(owner, wanted.upstream, dtype)
             try:
-                found = budget.evaluate(record, inputs, case.options, upstream, form=chosen)
+                found = evaluate(record, inputs, case.options, upstream, form=chosen)
             except NotImplementedError:  # a form that is never causal, or always
                 continue
             for name, x in found.items():
                 if name.startswith("d_") == (what == "gradients"):
-                    yield min(comparing.compare(name, owner.to_numpy(x), dtype_name(x), wanted).share, LARGEST)
+                    yield min(compare(name, owner.to_numpy(x), dtype_name(x), wanted).share, LARGEST)
 
 
 class Share:

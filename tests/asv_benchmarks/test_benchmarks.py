@@ -184,10 +184,8 @@ def test_bfloat16_is_measured_where_there_is_one() -> None:
 
 def test_an_infinite_share_becomes_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     accuracy = importlib.import_module("asv_benchmarks.benchmarks.accuracy")
-    evaluate = accuracy.budget.evaluate
-    monkeypatch.setattr(
-        accuracy.budget, "evaluate", lambda *a, **k: {n: x[..., :-1] for n, x in evaluate(*a, **k).items()}
-    )
+    evaluate = accuracy.evaluate
+    monkeypatch.setattr(accuracy, "evaluate", lambda *a, **k: {n: x[..., :-1] for n, x in evaluate(*a, **k).items()})
     assert prepare("accuracy.Share.track_largest", [common.FORMS[0], "outputs", "float32", "numpy"])() == 1e6
 
 
