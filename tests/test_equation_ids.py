@@ -400,6 +400,11 @@ def test_an_id_is_declared_once(tmp_path: Path) -> None:
         equations.declared(module)
 
 
-def test_mechanisms_share_no_id() -> None:
-    ids = [id for name in ra.list_mechanisms() for id in ra.mechanism(name).equations]
+def test_an_id_is_that_of_one_module() -> None:
+    """Mechanisms share an id where they share the module that declares it: growing attention the core of softmax."""
+    modules = {module for name in ra.list_mechanisms() for module in ra.mechanism(name).tagged}
+    ids = [id for module in modules for id in equations.declared(module)]
     assert len(ids) == len(set(ids))
+    shared = {m for m in modules if sum(m in ra.mechanism(name).tagged for name in ra.list_mechanisms()) > 1}
+    assert shared == {ra.mechanism("softmax").tagged[0]}
+    assert {name for name in ra.list_mechanisms() if shared & {*ra.mechanism(name).tagged}} == {"softmax", "growing"}

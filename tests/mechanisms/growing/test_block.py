@@ -23,7 +23,7 @@ def statistics_of(params: Any, x: Any, context: ra.Context) -> tuple[Any, Any, A
     d_y = draw("d_y", *y.shape)
     _, gradients, _ = BLOCK.backward(params, saved, BLOCK.module.State(d_y))
     d_attended = BLOCK.module.attended_backward(params, saved, BLOCK.module.State(d_y))
-    g = ra.growing.backward(saved.core, d_attended, scores=True)["scores"]
+    g = ra.growing.functional_gradient(saved.core, d_attended)
     n = np.sum(ra.growing.contract(saved.core, d_attended, saved.tokens), axis=0)
     return n, saved.tokens, g, gradients
 
@@ -36,9 +36,9 @@ def test_the_numbers_by_hand() -> None:
     with ra.trace() as t:
         state, saved = BLOCK.forward(params, BLOCK.module.State(x), ra.Context())
         _, gradients, _ = BLOCK.backward(params, saved, BLOCK.module.State(np.ones((1, 2, 1))))
-    np.testing.assert_array_equal(t["GROW.1"][0, 0], [[1.0, 2.0], [2.0, 4.0]])
+    np.testing.assert_array_equal(t["SM.1"][0, 0], [[1.0, 2.0], [2.0, 4.0]])
     np.testing.assert_allclose(state.x[0, :, 0], [2.731059, 3.880797], atol=5e-7)
-    np.testing.assert_allclose(t["dGROW.1"][0, 0], [[-0.196612, 0.196612], [-0.104994, 0.104994]], atol=5e-7)
+    np.testing.assert_allclose(t["dSM.3"][0, 0], [[-0.196612, 0.196612], [-0.104994, 0.104994]], atol=5e-7)
     np.testing.assert_allclose([gradients.w_q[0, 0, 0], gradients.w_k[0, 0, 0]], [0.406599, 0.406599], atol=5e-7)
 
 
@@ -93,11 +93,11 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
     with ra.trace() as t:
         _, traced = step(params, x, context)
         BLOCK.backward(params, traced, BLOCK.module.State(d_y))
-    scores = torch.tensor(t.get("GROW.2", t["GROW.1"]), requires_grad=True)
+    scores = torch.tensor(t.get("SM.3", t["SM.1"]), requires_grad=True)
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1))
-    d_attended = torch.tensor(t["dGROW.6"])
-    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.10"]) * d_attended), [scores])
-    np.testing.assert_allclose(t["dGROW.1"], torch.nan_to_num(wanted).numpy(), rtol=0.0, atol=1e-12)
+    d_attended = torch.tensor(t["dGROW.o"])
+    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.4"]) * d_attended), [scores])
+    np.testing.assert_allclose(t["dSM.3"], torch.nan_to_num(wanted).numpy(), rtol=0.0, atol=1e-12)
 
 
 # --- the functional gradient
@@ -268,10 +268,10 @@ def test_wrong_arguments() -> None:
         BLOCK.forward(params, BLOCK.module.State(x), ra.Context(key_mask=np.ones((3, 5), bool)))
     q = draw("q", 1, 2, 4, 3)
     _, saved = ra.growing.forward(q, q, q, form="tiled")
-    with pytest.raises(Unsupported, match=r'scores: got True with the form "tiled"'):
-        ra.growing.backward(saved, q, scores=True)
-    with pytest.raises(TypeError, match="scores: got int, needs a bool"):
-        ra.growing.backward(saved, q, scores=1)
+    with pytest.raises(
+        Unsupported, match=r'saved: got one of the form "tiled", which holds no scores; needs form="dense"'
+    ):
+        ra.growing.functional_gradient(saved, q)
     with pytest.raises(ValueError, match=r"x: got shape \(1, 3, 2\), needs \(1, 4, width\)"):
         ra.growing.contract(saved, q, draw("x", 1, 3, 2))
     _, saved = ra.growing.forward(q, q[:, :, :3], q[:, :, :3])

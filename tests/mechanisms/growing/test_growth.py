@@ -12,12 +12,12 @@ import pytest
 import refattn as ra
 from docs.experiments import teacher
 from refattn import tree
-from refattn.mechanisms.growing import path
-from refattn.mechanisms.growing.bottleneck import bottleneck, select_columns
-from refattn.mechanisms.growing.metric import direction, kronecker
-from refattn.mechanisms.growing.search import line_search
-from refattn.mechanisms.growing.statistics import apply_metric
-from refattn.mechanisms.growing.truncate import truncate
+from refattn.mechanisms.growing.growth import path
+from refattn.mechanisms.growing.growth.bottleneck import bottleneck, select_columns
+from refattn.mechanisms.growing.growth.metric import direction, kronecker
+from refattn.mechanisms.growing.growth.search import line_search
+from refattn.mechanisms.growing.growth.statistics import apply_metric
+from refattn.mechanisms.growing.growth.truncate import truncate
 from tests.mechanisms.growing.calls import BLOCK, block_of, draw, step
 from tests.mechanisms.growing.test_metric import observed, problem
 from tests.mechanisms.growing.test_truncate import one_sequence
@@ -258,7 +258,7 @@ def test_gradmax_has_the_largest_gradient() -> None:
 @pytest.mark.parametrize(("split", "grows"), [(0.5, False), (0.7, True)])
 def test_equal_halves_never_part(split: float, grows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test 20: the copies of net2wider get the same gradient where their keys are the same."""
-    monkeypatch.setattr("refattn.mechanisms.growing.columns.net2wider.__defaults__", (split,))
+    monkeypatch.setattr("refattn.mechanisms.growing.growth.columns.net2wider.__defaults__", (split,))
     given = teacher.task(0, sequences=64)
     params = teacher.fresh(2, seed=0)
     made = GROWTH.plan(params, teacher.observe(params, given), Options(mode="net2wider"), columns=1)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from refattn import tree
-from refattn.mechanisms.growing import metric as metrics
-from refattn.mechanisms.growing.statistics import Statistics, apply_metric
-from refattn.mechanisms.growing.truncate import align, alternate, balance, distance, svd, truncate
+from refattn.mechanisms.growing.growth import metric as metrics
+from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric
+from refattn.mechanisms.growing.growth.truncate import align, alternate, balance, distance, svd, truncate
 from tests.mechanisms.growing.calls import draw
 from tests.mechanisms.growing.test_metric import of_tokens, problem
 

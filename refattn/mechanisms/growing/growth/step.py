@@ -16,19 +16,20 @@ from dataclasses import replace
 from typing import Any
 
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.growing import block, uneven
-from refattn.mechanisms.growing.bottleneck import (
+from refattn.mechanisms.growing.growth import uneven
+from refattn.mechanisms.growing.growth.bottleneck import (
     Bottleneck,
     bottleneck,
     embedding_bottleneck,
     select_columns,
     with_ties,
 )
-from refattn.mechanisms.growing.metric import Metric, direction, kronecker
-from refattn.mechanisms.growing.options import Options
-from refattn.mechanisms.growing.path import Plan, apply, live, slope_of
-from refattn.mechanisms.growing.search import Found, line_search
-from refattn.mechanisms.growing.statistics import Statistics, merge, observe
+from refattn.mechanisms.growing.growth.metric import Metric, direction, kronecker
+from refattn.mechanisms.growing.growth.options import Options
+from refattn.mechanisms.growing.growth.path import Plan, apply, live, slope_of
+from refattn.mechanisms.growing.growth.search import Found, line_search
+from refattn.mechanisms.growing.growth.statistics import Statistics, merge, observe
+from refattn.mechanisms.growing.layer import block
 from refattn.xp import namespace, sum_wide
 
 __all__ = ["Options", "Plan", "Statistics", "apply", "facts_of", "grow", "merge", "observe", "plan", "search", "width"]

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.growing import block, columns
-from refattn.mechanisms.growing.bottleneck import Bottleneck
-from refattn.mechanisms.growing.metric import Direction, Metric
-from refattn.mechanisms.growing.options import Options
-from refattn.mechanisms.growing.statistics import Statistics
-from refattn.mechanisms.growing.truncate import align, balance, truncate
+from refattn.mechanisms.growing.growth import columns
+from refattn.mechanisms.growing.growth.bottleneck import Bottleneck
+from refattn.mechanisms.growing.growth.metric import Direction, Metric
+from refattn.mechanisms.growing.growth.options import Options
+from refattn.mechanisms.growing.growth.statistics import Statistics
+from refattn.mechanisms.growing.growth.truncate import align, balance, truncate
+from refattn.mechanisms.growing.layer import block
 from refattn.xp import Array, device, namespace, sum_wide, zeros
 
 SLOPE_STEP = 1e-5

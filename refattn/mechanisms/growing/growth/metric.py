@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.growing.statistics import Statistics, apply_metric
+from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric
 from refattn.ops.solve import conjugate_gradients
 from refattn.xp import Array, concrete, namespace, sum_wide
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 import math
 
 from refattn import counter
-from refattn.mechanisms.growing.metric import Factor, Metric
-from refattn.mechanisms.growing.statistics import Statistics, apply_metric
+from refattn.mechanisms.growing.growth.metric import Factor, Metric
+from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric
 from refattn.ops.solve import conjugate_gradients
 from refattn.xp import Array, backend, concrete, device, namespace, sum_wide, zeros
 

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.growing import block
-from refattn.mechanisms.growing.metric import Direction, Metric, direction, kronecker
-from refattn.mechanisms.growing.statistics import Statistics
-from refattn.mechanisms.growing.truncate import projector, svd
+from refattn.mechanisms.growing.growth.metric import Direction, Metric, direction, kronecker
+from refattn.mechanisms.growing.growth.statistics import Statistics
+from refattn.mechanisms.growing.growth.truncate import projector, svd
+from refattn.mechanisms.growing.layer import block
 from refattn.xp import Array, namespace, sum_wide
 
 TIE = 1e-8

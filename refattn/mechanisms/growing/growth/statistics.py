@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.growing import block, core
+from refattn.mechanisms.growing import core
+from refattn.mechanisms.growing.layer import block
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, backend, namespace, sum_wide
 

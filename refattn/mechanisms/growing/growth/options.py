@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn.mechanisms.arguments import check_is, check_number
-from refattn.mechanisms.growing.columns import PRESERVING
-from refattn.mechanisms.growing.metric import METRICS, SINGULAR
-from refattn.mechanisms.growing.truncate import TRUNCATIONS
+from refattn.mechanisms.growing.growth.columns import PRESERVING
+from refattn.mechanisms.growing.growth.metric import METRICS, SINGULAR
+from refattn.mechanisms.growing.growth.truncate import TRUNCATIONS
 
 MODES = ("replace", "additive", *PRESERVING)
 SCALES = ("frozen", "rescale")

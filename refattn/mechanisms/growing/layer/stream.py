@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from refattn import equations
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.growing import block
+from refattn.mechanisms.growing.layer import block
 from refattn.xp import Array, namespace, zeros
 
 
