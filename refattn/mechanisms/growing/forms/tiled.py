@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from refattn.mechanisms.softmax.tiled import Saved
+from refattn.mechanisms.softmax.forms.tiled import Saved
 from refattn.ops.masks import Future
 from refattn.ops.tiles import Tile, plan, run
 from refattn.xp import Array, namespace, sum_wide, zeros

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from refattn.mechanisms.growing import core
-from refattn.mechanisms.softmax.conventions import CONVENTIONS as OF_SOFTMAX
-from refattn.mechanisms.softmax.conventions import Wrong
+from refattn.mechanisms.softmax.judge.conventions import CONVENTIONS as OF_SOFTMAX
+from refattn.mechanisms.softmax.judge.conventions import Wrong
 from refattn.xp import Array
 
 

@@ -1,1 +1,1 @@
-"""Attention whose weights can grow as a layer: for whole sequences, and token by token."""
+"""Attention whose weights can grow, as a layer."""

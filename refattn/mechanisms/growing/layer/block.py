@@ -156,25 +156,25 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    x = state.x  # (b, n, m): it came in
+    x = state.x  # (b, n, m)
     check_tokens("state.x", x, params.config.width)
     check_params(params)
-    y, keys, values = keys_and_values(params, x)  # tagged in the function
-    result, saved = attend(params, x, y, keys, values, context)  # tagged in the function
+    keys, values = keys_and_values(params, x)  # (b, h, n, d), (b, h, n, e)
+    result, saved = attend(params, x, keys, values, context)  # (b, n, m)
     return State(result), saved
 
 
-def keys_and_values(params: Params, x: Array) -> tuple[Array, Array, Array]:
-    """Return the augmented tokens (b, n, in), their keys (b, h, n, d) and values (b, h, n, e)."""
-    y = augmented(x, params.config.bias)  # (b, n, in) [GROW.1]
-    keys = split_heads(linear_forward(y, join(params.w_k), None), params.config.heads)  # (b, h, n, d) [GROW.3]
-    values = split_heads(linear_forward(y, join(params.w_v), None), params.config.heads)  # (b, h, n, e) [GROW.4]
-    return y, keys, values
+def keys_and_values(params: Params, x: Array) -> tuple[Array, Array]:
+    """Return the keys (b, h, n, d) and values (b, h, n, e) of tokens x (b, n, m)."""
+    y, h = augmented(params, x), params.config.heads  # (b, n, in)
+    keys = split_heads(linear_forward(y, join(params.w_k), None), h)  # (b, h, n, d) [GROW.3]
+    values = split_heads(linear_forward(y, join(params.w_v), None), h)  # (b, h, n, e) [GROW.4]
+    return keys, values
 
 
-def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
-    """Return (result, saved) of tokens x (b, n, m), augmented y, that attend the keys and values."""
-    config, h = params.config, params.config.heads
+def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
+    """Return the next x of tokens x (b, n, m) that attend the keys and values, and what `backward` reads."""
+    y, config, h = augmented(params, x), params.config, params.config.heads  # (b, n, in)
     queries = split_heads(linear_forward(y, join(params.w_q), None), h)  # (b, h, n, d) [GROW.2]
     mask = mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # of all masks
     attended, core_saved = core.forward(
@@ -186,7 +186,7 @@ def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, conte
         scale=config.factor if params.scale is None else params.scale,
         softcap=config.softcap,
     )  # o of SM.8, tagged in the core
-    joined = augmented(merge_heads(attended), config.bias)  # [GROW.5]
+    joined = with_one(merge_heads(attended), config.bias)  # [GROW.5]
     out = linear_forward(joined, params.w_o, None)  # (b, n, m): GROW.6 without its residual
     result = x + out if config.residual else out  # (b, n, m) [GROW.6]
     return result, Saved(x, y, joined, (mask, context.causal), core_saved)
@@ -195,8 +195,8 @@ def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, conte
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); no field of the context has a gradient."""
     config, h = params.config, params.config.heads
-    d_result = d_state.x  # (b, n, m): it came in
-    d_attended = attended_backward(params, saved, d_state)  # (b, h, n, e): dGROW.o, tagged in the function
+    d_result = d_state.x  # (b, n, m)
+    d_attended = attended_backward(params, saved, d_state)  # (b, h, n, e)
     # forward: out = joined @ w_o
     _, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_result)  # the gradient of a weight
     d = core.backward(saved.core, d_attended)
@@ -205,7 +205,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_y_k, d_w_k, _ = linear_backward(saved.tokens, join(params.w_k), merge_heads(d["k"]))  # part of dGROW.1
     d_y_v, d_w_v, _ = linear_backward(saved.tokens, join(params.w_v), merge_heads(d["v"]))  # part of dGROW.1
     d_y = d_y_q + d_y_k + d_y_v  # (b, n, in) [dGROW.1]
-    # forward: y = augmented(x)
+    # forward: y = with_one(x)
     own = d_y[..., : config.width]  # (b, n, m): without the gradient of its 1
     d_x = own + d_result if config.residual else own  # (b, n, m) [dGROW.x]
     d_scale = d["scale"] if params.scale is not None else None  # (): dSM.scale
@@ -219,16 +219,22 @@ def attended_backward(params: Params, saved: Saved, d_state: State) -> Array:
     h, _, e = params.config.sizes
     # forward: out = joined @ w_o
     d_joined = d_state.x @ xp.matrix_transpose(params.w_o)  # [dGROW.5]
-    # forward: joined = augmented(merge_heads(attended))
+    # forward: joined = with_one(merge_heads(attended))
     d_attended = split_heads(d_joined[..., : h * e], h)  # (b, h, n, e) [dGROW.o]
     return d_attended
 
 
-def augmented(x: Array, bias: bool) -> Array:
+def augmented(params: Params, x: Array) -> Array:
+    """Return the tokens y (b, n, in): x (b, n, m), with a 1 behind every token where there are biases."""
+    y = with_one(x, params.config.bias)  # (b, n, in) [GROW.1]
+    return y
+
+
+def with_one(x: Array, bias: bool) -> Array:
     """Return x (b, n, width) with a 1 behind every token where there are biases."""
     if not bias:
         return x
-    ones = zeros((*x.shape[:-1], 1), x) + 1.0  # (b, n, 1): the tokens' 1
+    ones = zeros((*x.shape[:-1], 1), x) + 1.0  # (b, n, 1)
     return namespace(x).concat([x, ones], axis=-1)
 
 
