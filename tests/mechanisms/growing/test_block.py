@@ -291,7 +291,5 @@ def test_a_cache_of_other_widths_is_refused() -> None:
     params, x, _ = block_of("two heads")
     wider, _, _ = block_of("two heads", head_width=3)
     cache = stream.start(params, 3)
-    with pytest.raises(
-        ValueError, match=r"cache.k: got shape \(3, 2, 0, 2\), these tokens and weights need"
-    ):
+    with pytest.raises(ValueError, match=r"cache.k: got shape \(3, 2, 0, 2\), these tokens and weights need"):
         stream.prefill(wider, cache, BLOCK.module.State(x), ra.Context(causal=True))

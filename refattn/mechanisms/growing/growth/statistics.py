@@ -19,6 +19,7 @@ Source: L. Burgund, Attention Growing Networks, section 2, with weights that sev
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from refattn import equations
@@ -140,40 +141,50 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
 
 def apply_metric(statistics: Statistics, z: Array, *, center_keys: bool = False) -> Array:
     """Return T(Z) for Z (h, in, in); with `center_keys` the keys' side has the centred tokens, unmasked."""
-    if not statistics.kept:
-        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
     if center_keys and statistics.masked:
         raise ValueError("center_keys: got True with a mask, needs False: hidden keys have no mean")
     total = 0.0 * z
+    for part in _parts(statistics, z):
+        xp, tokens = namespace(z), part.tokens
+        if part.mask is None and part.offset is None:
+            keys = tokens - xp.mean(tokens, axis=1, keepdims=True) if center_keys else tokens
+            left, right = (xp.matrix_transpose(x) @ x for x in (tokens, keys))
+            total = total + xp.sum(left[:, None, :, :] @ z @ right[:, None, :, :], axis=0)
+            continue
+        for own, scores in _scores(part, z):
+            total = total + xp.sum(xp.matrix_transpose(own) @ (scores @ tokens[:, None, :, :]), axis=0)
+    return total
+
+
+def change_of_scores(statistics: Statistics, z: Array) -> float:
+    """Return <Z, T(Z)> for Z (h, in, in): the sum of the squares of the scores' change, which is never negative."""
+    return sum(float(sum_wide(scores * scores)) for part in _parts(statistics, z) for _, scores in _scores(part, z))
+
+
+def _parts(statistics: Statistics, z: Array) -> Iterator[Kept]:
+    """Yield the sequences that were kept, as many at once as memory shall hold."""
+    if not statistics.kept:
+        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
     for kept in statistics.kept:
         b, n, width = kept.tokens.shape
         size = max(1, CHUNK // (z.shape[0] * max(width * width, min(n, ROWS) * n)))
         for first in range(0, b, size):
             at = slice(first, min(first + size, b))
-            part = kept.tokens[at, ...]
             mask = kept.mask
             if mask is not None and mask.shape[0] != 1:
                 mask = mask[at, ...]
-            total = total + _applied(replace(kept, tokens=part, mask=mask), z, center_keys)
-    return total
+            yield replace(kept, tokens=kept.tokens[at, ...], mask=mask)
 
 
-def _applied(kept: Kept, z: Array, center_keys: bool) -> Array:
-    xp, tokens = namespace(z), kept.tokens
-    if kept.mask is None and kept.offset is None:
-        keys = tokens - xp.mean(tokens, axis=1, keepdims=True) if center_keys else tokens
-        left, right = (xp.matrix_transpose(x) @ x for x in (tokens, keys))
-        return xp.sum(left[:, None, :, :] @ z @ right[:, None, :, :], axis=0)
-    total, everything = 0.0 * z, tokens[:, None, :, :]
-    for first in range(0, tokens.shape[1], ROWS):
-        rows = (first, min(first + ROWS, tokens.shape[1]))
+def _scores(kept: Kept, z: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield rows of the tokens (b, 1, i, in) and of the visible scores y Z y^T (b, h, i, j), block by block."""
+    xp, everything = namespace(z), kept.tokens[:, None, :, :]
+    for first in range(0, kept.tokens.shape[1], ROWS):
+        rows = (first, min(first + ROWS, kept.tokens.shape[1]))
         own = everything[..., slice(*rows), :]
         scores = own @ z @ xp.matrix_transpose(everything)
         allowed = kept.allowed(rows)
-        if allowed is not None:
-            scores = xp.where(allowed, scores, 0.0)
-        total = total + xp.sum(xp.matrix_transpose(own) @ (scores @ everything), axis=0)
-    return total
+        yield own, scores if allowed is None else xp.where(allowed, scores, 0.0)
 
 
 def _visible(kept: Kept, heads: int) -> float:

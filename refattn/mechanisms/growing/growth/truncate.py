@@ -22,14 +22,17 @@ import math
 
 from refattn import counter
 from refattn.mechanisms.growing.growth.metric import Factor, Metric
-from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric
+from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric, change_of_scores
 from refattn.ops.solve import conjugate_gradients
-from refattn.xp import Array, backend, concrete, device, namespace, sum_wide, zeros
+from refattn.xp import Array, backend, concrete, device, namespace, zeros
 
 TRUNCATIONS = ("frobenius", "optimal", "optimal_als")
 
 SWEEPS = 3
 """Sweeps of alternating least squares: what more of them gain is below a thousandth of the distance."""
+
+NOISE = 1e-13
+"""The part of the square of all scores of a kernel below which a change of it is rounding."""
 
 
 def svd(x: Array) -> tuple[Array, Array, Array]:
@@ -86,24 +89,29 @@ def _leading(f: Array, rank: int) -> tuple[Array, Array]:
 
 def distance(f: Array, left: Array, right: Array, statistics: Statistics) -> float:
     """Return <F' - F, T(F' - F)>, the square of the distance of all scores."""
-    change = left @ namespace(f).matrix_transpose(right) - f
-    return float(sum_wide(change * apply_metric(statistics, change)))
+    return change_of_scores(statistics, left @ namespace(f).matrix_transpose(right) - f)
 
 
 def alternate(
     f: Array, left: Array, right: Array, metric: Metric, statistics: Statistics, sweeps: int = SWEEPS
 ) -> tuple[Array, Array, list[float]]:
-    """Return better factors by alternating least squares, and the distance before and after each sweep.
+    """Return better factors by alternating least squares, and the distances before and after each sweep.
 
     With R fixed and orthonormal, L solves T(L R^T) R = T(F) R; and so for R. A step starts from the factor that there
-    is, so that the distance never grows; it ends where it falls by less than 1e-13 of itself.
+    is. A sweep after which the distance is not smaller is not taken: where few tokens have few scores, factors meet
+    them all, and what is left is rounding. It ends there, or where the distance falls by less than `NOISE` of |F|^2.
     """
     distances = [distance(f, left, right, statistics)]
+    enough = NOISE * change_of_scores(statistics, f)
     for _ in range(sweeps):
-        left, right = _half(f, left, right, statistics, metric, swap=False)
-        right, left = _half(f, right, left, statistics, metric, swap=True)
-        distances.append(distance(f, left, right, statistics))
-        if distances[-2] - distances[-1] <= 1e-13 * distances[-2]:
+        new_left, fixed = _half(f, left, right, statistics, metric, swap=False)
+        new_right, new_left = _half(f, fixed, new_left, statistics, metric, swap=True)
+        reached = distance(f, new_left, new_right, statistics)
+        if not reached < distances[-1]:
+            break
+        left, right = new_left, new_right
+        distances.append(reached)
+        if distances[-2] - reached <= enough:
             break
     return left, right, distances
 
@@ -129,7 +137,11 @@ def _half(
         return (xp.matrix_transpose(image) if swap else image) @ fixed
 
     change, _ = conjugate_gradients(
-        lambda x: pulled(kernel(x)), pulled(f - kernel(moving)), lambda x: outer @ x @ inner, tolerance=1e-10
+        lambda x: pulled(kernel(x)),
+        pulled(f - kernel(moving)),
+        lambda x: outer @ x @ inner,
+        tolerance=1e-10,
+        relative_to=pulled(f),
     )
     return moving + change, fixed
 
