@@ -15,7 +15,7 @@ from refattn import tree
 from refattn.mechanisms.growing.growth import path
 from refattn.mechanisms.growing.growth.bottleneck import bottleneck, select_columns
 from refattn.mechanisms.growing.growth.metric import direction, kronecker
-from refattn.mechanisms.growing.growth.search import line_search
+from refattn.mechanisms.growing.growth.search import search
 from refattn.mechanisms.growing.growth.statistics import apply_metric
 from refattn.mechanisms.growing.growth.truncate import truncate
 from tests.mechanisms.growing.calls import BLOCK, block_of, draw, step
@@ -270,7 +270,7 @@ def test_equal_halves_never_part(split: float, grows: bool, monkeypatch: pytest.
 # --- the search
 
 
-def test_the_line_search() -> None:
+def test_the_search() -> None:
     """Test 21."""
     calls: list[float] = []
 
@@ -278,15 +278,15 @@ def test_the_line_search() -> None:
         calls.append(a)
         return (a - 3.0) ** 2
 
-    found = line_search(bowl, 9.0, -6.0)
+    found = search(bowl, 9.0, -6.0, Options())
     assert (found.amplitude, found.after, found.evaluations) == (2.0, 1.0, len(calls)) and found.actual == -8.0
-    assert line_search(lambda a: (a - 0.01) ** 2, 1e-4, -0.02).amplitude == pytest.approx(2.0**-7, rel=1e-12)
+    assert search(lambda a: (a - 0.01) ** 2, 1e-4, -0.02, Options()).amplitude == pytest.approx(2.0**-7, rel=1e-12)
     for never in (lambda a: 1.0 + a, lambda a: math.nan, lambda a: math.inf):
-        found = line_search(never, 1.0, -1.0, evaluations=12)
+        found = search(never, 1.0, -1.0, Options(evaluations=12))
         assert (found.amplitude, found.after, found.evaluations, found.actual) == (0.0, 1.0, 12, 0.0)
-    assert line_search(bowl, 9.0, 0.0).evaluations == 0
-    assert line_search(lambda a: math.nan if a > 0.1 else -a, 0.0, -1.0).amplitude == 0.0625
-    endless = line_search(lambda a: -a, 0.0, -1.0, evaluations=7)
+    assert search(bowl, 9.0, 0.0, Options()).evaluations == 0
+    assert search(lambda a: math.nan if a > 0.1 else -a, 0.0, -1.0, Options()).amplitude == 0.0625
+    endless = search(lambda a: -a, 0.0, -1.0, Options(evaluations=7))
     assert endless.evaluations == 7 and endless.amplitude == 32.0
 
 
@@ -314,14 +314,14 @@ def test_columns_are_believed_where_the_other_half_confirms_them() -> None:
     params, statistics = observed("two heads")
     metric = kronecker(statistics)
     found = bottleneck(params, statistics, metric)
-    assert select_columns(found, metric, most=3, validation=statistics) == 3
-    assert select_columns(found, metric, most=2) == 2
-    assert select_columns(found, metric, most=9, share=1.0) == 0
+    assert select_columns(found, metric, 3, Options(), statistics) == 3
+    assert select_columns(found, metric, 2, Options()) == 2
+    assert select_columns(found, metric, 9, Options(share=1.0)) == 0
     opposite = replace(statistics, gradient=-statistics.gradient)
-    assert select_columns(found, metric, most=3, validation=opposite) == 0
+    assert select_columns(found, metric, 3, Options(), opposite) == 0
     other = problem(3, 6, 9, h=2)
     noise = replace(other, gradient=draw("noise", 2, 9, 9))
-    assert select_columns(found, metric, most=3, validation=noise) < 3
+    assert select_columns(found, metric, 3, Options(), noise) < 3
 
 
 def test_without_a_gradient_nothing_grows() -> None:
@@ -356,8 +356,9 @@ def test_bad_input() -> None:
     params, statistics = observed("two heads")
     for given, message in (
         ({"mode": "more"}, "mode: got 'more', needs one of replace, additive"),
-        ({"method": "best"}, "method: got 'best', needs one of frobenius, optimal, optimal_als, report"),
-        ({"metric": 3}, "metric: got 3, needs one of exact"),
+        ({"method": "best"}, "method: got 'best', needs one of optimal, optimal_als, frobenius, report"),
+        ({"metric": 3}, "metric: got 3, needs one of kron"),
+        ({"singular": "pray"}, "singular: got 'pray', needs one of ridge, drop"),
         ({"scale": "free"}, "scale: got 'free', needs one of frozen, rescale"),
         ({"most": -1}, "most: got -1, needs a whole number of at least 0"),
         ({"largest": 0}, "largest: got 0, needs a whole number of at least 1"),

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn.mechanisms.growing.growth.metric import Direction, Metric, direction, kronecker
+from refattn.mechanisms.growing.growth.options import Options
 from refattn.mechanisms.growing.growth.statistics import Statistics
 from refattn.mechanisms.growing.growth.truncate import projector, svd
 from refattn.mechanisms.growing.layer import block
@@ -101,13 +102,7 @@ def embedding_bottleneck(statistics: Statistics, way: Direction | None = None) -
 
 
 def select_columns(
-    found: Bottleneck,
-    metric: Metric,
-    *,
-    most: int,
-    share: float = 0.02,
-    validation: Statistics | None = None,
-    trust: float = 0.5,
+    found: Bottleneck, metric: Metric, most: int, options: Options, validation: Statistics | None = None
 ) -> int:
     """Return how many columns are worth while for every head: 0 to `most`.
 
@@ -117,22 +112,20 @@ def select_columns(
         The bottleneck, and the metric that it was found in.
     most
         The largest answer.
-    share
-        A column has to follow at least this share of all squares.
+    options
+        A column has to follow at least the part `share` of all squares.
     validation
-        Statistics of other sequences. A direction is believed only where their gradient along it is at least `trust`
-        times what was found: directions of small batches are noise.
-    trust
-        See there.
+        Statistics of other sequences. A direction is believed only where their gradient along it is at least `trust` of
+        the options times what was found: directions of small batches are noise.
     """
     xp, squares = namespace(found.sigma), found.squares
-    least = share * sum(squares)
+    least = options.share * sum(squares)
     count = 0
     along = None if validation is None else xp.sum(believed(found, metric, validation), axis=0)
     for j, square in enumerate(squares[:most]):
         if square <= 0.0 or square < least:
             break
-        if along is not None and float(along[j]) < trust * square:
+        if along is not None and float(along[j]) < options.trust * square:
             break
         count += 1
     return count

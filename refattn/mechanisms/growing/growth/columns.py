@@ -24,8 +24,6 @@ from refattn.mechanisms.growing.growth.metric import Metric
 from refattn.mechanisms.growing.growth.truncate import random_columns, svd
 from refattn.xp import Array, namespace, zeros
 
-PRESERVING = ("gradmax", "zero", "net2wider")
-
 SPLIT = 0.7
 """The larger part of a column of w_k that net2wider splits."""
 

@@ -28,9 +28,6 @@ from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metri
 from refattn.ops.solve import conjugate_gradients
 from refattn.xp import Array, concrete, namespace, sum_wide
 
-METRICS = ("exact", "kron", "mean")
-SINGULAR = ("ridge", "drop")
-
 RIDGE = 1e-6
 """What a ridge adds to A, in units of its mean eigenvalue."""
 
@@ -93,8 +90,6 @@ def factor(gram: Array, sequences: int, singular: str = "ridge", damping: float 
     `singular` says what becomes of directions that were not seen, where A is numerically singular: "ridge" keeps them,
     at the price of a small error elsewhere, "drop" cuts them off, and with them what a kernel has there.
     """
-    if singular not in SINGULAR:
-        raise ValueError(f"singular: got {singular!r}, needs one of {', '.join(SINGULAR)}")
     xp = namespace(gram)
     values, vectors = xp.linalg.eigh(gram / math.sqrt(sequences))
     width = values.shape[0]
@@ -148,10 +143,8 @@ def direction(
     Raises
     ------
     ValueError
-        Where the metric is unknown, or needs sequences that were not kept.
+        Where the metric needs sequences that were not kept.
     """
-    if how not in METRICS:
-        raise ValueError(f"metric: got {how!r}, needs one of {', '.join(METRICS)}")
     metric = metric or kronecker(statistics, center_keys=center_keys)
     n, count = statistics.gradient, 0
     if how == "kron":
@@ -172,11 +165,9 @@ def direction(
 
 def _mean_of_sequences(statistics: Statistics) -> Array:
     """Return mean_b C_b^+ N_b C_b^+, in which C_b^+ = X_b^+ X_b^+^T and N_b = X_b^T G_b X_b give X_b^+ G_b X_b^+^T."""
-    if not statistics.kept:
-        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
     xp = namespace(statistics.gradient)
     total = 0.0 * statistics.gradient
-    for kept in statistics.kept:
+    for kept in statistics.remembered:
         # From the tokens' own pseudo-inverse: squaring them first would square their condition.
         inverse = xp.linalg.pinv(kept.tokens)
         inverse = (inverse @ xp.matrix_transpose(inverse))[:, None, :, :]

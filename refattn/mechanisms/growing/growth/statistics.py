@@ -79,6 +79,13 @@ class Statistics:
     kept: tuple[Kept, ...]
     square: float
 
+    @property
+    def remembered(self) -> tuple[Kept, ...]:
+        """What was kept; ValueError where nothing was."""
+        if not self.kept:
+            raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
+        return self.kept
+
 
 def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, keep: bool = False) -> Statistics:
     """Return the statistics of one call of the block.
@@ -163,9 +170,7 @@ def change_of_scores(statistics: Statistics, z: Array) -> float:
 
 def _parts(statistics: Statistics, z: Array) -> Iterator[Kept]:
     """Yield the sequences that were kept, as many at once as memory shall hold."""
-    if not statistics.kept:
-        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
-    for kept in statistics.kept:
+    for kept in statistics.remembered:
         b, n, width = kept.tokens.shape
         size = max(1, CHUNK // (z.shape[0] * max(width * width, min(n, ROWS) * n)))
         for first in range(0, b, size):

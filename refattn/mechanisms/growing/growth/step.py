@@ -27,7 +27,7 @@ from refattn.mechanisms.growing.growth.bottleneck import (
 from refattn.mechanisms.growing.growth.metric import Metric, direction, kronecker
 from refattn.mechanisms.growing.growth.options import Options
 from refattn.mechanisms.growing.growth.path import Plan, apply, live, slope_of
-from refattn.mechanisms.growing.growth.search import Found, line_search
+from refattn.mechanisms.growing.growth.search import Found, search
 from refattn.mechanisms.growing.growth.statistics import Statistics, merge, observe
 from refattn.mechanisms.growing.layer import block
 from refattn.xp import namespace, sum_wide
@@ -151,8 +151,7 @@ def _to_select_from(made: Plan, halves: Halves | None) -> tuple[Bottleneck, Metr
 
 def _worth_while(made: Plan, halves: Halves | None, most: int) -> int:
     found, metric, validation = _to_select_from(made, halves)
-    options = made.options
-    return select_columns(found, metric, most=most, share=options.share, validation=validation, trust=options.trust)
+    return select_columns(found, metric, most, made.options, validation)
 
 
 def _unevenly(made: Plan, columns: int | None, halves: Halves | None, room: list[int]) -> Plan:
@@ -239,20 +238,6 @@ def width(params: block.Params) -> int:
     return params.config.sizes[1]
 
 
-def search(loss: Callable[[float], float], before: float, slope: float, options: Options) -> Found:
-    """Return the amplitude of `line_search` with its options."""
-    return line_search(
-        loss,
-        before,
-        slope,
-        first=options.amplitude,
-        decrease=options.decrease,
-        factor=options.factor,
-        evaluations=options.evaluations,
-    )
-
-
 def facts_of(found: Found) -> dict[str, Any]:
     """Return what there is to write down of a search."""
-    facts = {"amplitude": found.amplitude, "before": found.before, "after": found.after}
-    return facts | {"predicted": found.predicted, "actual": found.actual, "evaluations": found.evaluations}
+    return found.facts

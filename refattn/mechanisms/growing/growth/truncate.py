@@ -26,8 +26,6 @@ from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metri
 from refattn.ops.solve import conjugate_gradients
 from refattn.xp import Array, backend, concrete, device, namespace, zeros
 
-TRUNCATIONS = ("frobenius", "optimal", "optimal_als")
-
 SWEEPS = 3
 """Sweeps of alternating least squares: what more of them gain is below a thousandth of the distance."""
 
@@ -66,18 +64,15 @@ def truncate(
     Raises
     ------
     ValueError
-        Where the truncation is unknown, or needs sequences that were not kept.
+        Where the truncation needs sequences that were not kept.
     """
-    if how not in TRUNCATIONS:
-        raise ValueError(f"method: got {how!r}, needs one of {', '.join(TRUNCATIONS)}")
     if how == "frobenius":
         return _leading(f, rank)
     left, right = _leading(metric.whiten(f), rank)
     left, right = metric.left.back @ left, metric.right.back @ right
     if how == "optimal":
         return left, right
-    if statistics is None or not statistics.kept:
-        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
+    assert statistics is not None
     return alternate(f, left, right, metric, statistics)[:2]
 
 
