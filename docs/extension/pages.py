@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from docs.extension.docstrings import markdown, parts, summary
-from docs.extension.equations import anchor
+from docs.extension.equations import anchor, defining
 from refattn.backends import get
 from refattn.equations import declared
 from refattn.mechanisms import registry
@@ -98,7 +98,7 @@ def _figures(mechanism: Mechanism) -> Iterator[str]:
 def _equations(mechanism: Mechanism) -> Iterator[str]:
     yield "How formulas and axes are read: [](../notation.md)."
     yield ""
-    for module in mechanism.tagged:
+    for module in defining(mechanism):
         owner = _owner(module)
         if owner == mechanism.name:
             yield from (f"### {_file_name(module)}", "", f"```{{equations}} {owner} {module.__name__}", "```", "")
@@ -200,7 +200,7 @@ def _files(mechanism: Mechanism) -> Iterator[str]:
 
 
 def _code(mechanism: Mechanism) -> Iterator[str]:
-    for module in mechanism.tagged:
+    for module in defining(mechanism):
         if _owner(module) != mechanism.name:
             continue  # it stands on the page of its own mechanism, with its anchors
         yield from (f"### `{traced.file_of(module)}`", "", f"```{{source}} {module.__name__}", "```", "")

@@ -30,6 +30,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (alone, partial(core, alone, full=False)),
         ({**alone, "in": sizes["m"] + 1}, partial(block, alone, full=True)),
         (alone, partial(block, alone, full=False)),
+        (alone, partial(_growth, alone, make=make)),
     ]
 
 
@@ -72,3 +73,15 @@ def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     state, saved = block.forward(params, block.start(params, x, context), context)
     d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))
     block.backward(params, saved, d_state)
+
+
+def _growth(sizes: Mapping[str, int], *, make: Make) -> None:
+    b, h, n, d, e, m = (sizes[letter] for letter in "bhndem")
+    block, growth = mechanism("growing").block, mechanism("growing").grow
+    assert growth is not None
+    params = block.init(block.Config(width=m, heads=h, head_width=d, value_width=e), seed=7, like=make(np.zeros(1)))
+    x = make(np.asarray(_draw("x", b, n, m)))
+    state, saved = block.forward(params, block.start(params, x, Context()), Context())
+    statistics = growth.observe(params, saved, state, keep=True)
+    for metric in ("kron", "exact", "mean"):
+        growth.apply(growth.plan(params, statistics, growth.Options(metric=metric), columns=1), 0.5)

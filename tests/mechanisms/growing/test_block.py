@@ -118,10 +118,11 @@ def test_the_bias_of_the_keys_has_no_gradient(name: str) -> None:
     assert np.max(np.abs(n[:, :, -1])) < 1e-13
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("name", SIZES)
-def test_all_gradients_of_queries_and_keys_follow_from_n(name: str) -> None:
+def test_all_gradients_of_queries_and_keys_follow_from_n(name: str, softcap: float | None) -> None:
     """Test 3."""
-    params, x, context = block_of(name, train_scale=True)
+    params, x, context = block_of(name, train_scale=True, softcap=softcap)
     n, tokens, g, gradients = statistics_of(params, x, context)
     s = float(params.scale)
     np.testing.assert_allclose(np.einsum("bni,bhnk,bkj->hij", tokens, g, tokens), n, rtol=1e-12, atol=1e-12)
@@ -156,17 +157,18 @@ def test_a_row_that_may_attend_nothing_passes_its_token_through() -> None:
     st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)),
     st.sampled_from((False, True, "top_left")),
     st.booleans(),
+    st.sampled_from((None, 1.5)),
     st.integers(1, 5),
     st.integers(1, 4),
     st.integers(1, 2),
 )
 def test_tiles_of_any_size_give_the_dense_form(
-    sizes: tuple[int, ...], causal: Any, masked: bool, rows: int, columns: int, shared: int
+    sizes: tuple[int, ...], causal: Any, masked: bool, softcap: float | None, rows: int, columns: int, shared: int
 ) -> None:
     b, g, i, j, d = sizes
     h = g * shared  # query heads
     q, k, v = draw("q", b, h, i, d) * 2.0, draw("k", b, g, j, d), draw("v", b, g, j, 3)
-    options: dict[str, Any] = {"causal": causal, "scale": 0.7}
+    options: dict[str, Any] = {"causal": causal, "scale": 0.7, "softcap": softcap}
     if masked:
         options["mask"] = uniform("mask", b, 1, i, j) < 0.5
     d_out = draw("d_out", b, h, i, 3)
@@ -241,6 +243,7 @@ def test_fresh_parameters() -> None:
         ({"bias": 1}, TypeError, "bias: got int, needs a bool"),
         ({"scale": 0.0}, ValueError, "scale: got 0.0, needs a finite number above 0"),
         ({"scale": np.ones(())}, TypeError, "scale: got an array, needs a finite number above 0"),
+        ({"softcap": -1.0}, ValueError, "softcap: got -1.0, needs a finite number above 0"),
         ({"train_scale": None}, TypeError, "train_scale: got NoneType, needs a bool"),
     ],
 )

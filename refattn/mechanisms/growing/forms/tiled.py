@@ -41,8 +41,8 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
             masked = xp.where(allowed, masked, -math.inf)  # (b, g, r, i, j) [SM.3]
         weights = xp.exp(masked - tile.of_rows(lse_rows))  # (b, g, r, i, j) [SM.7]
         d_weights = tile.of_rows(d_out_rows) @ xp.matrix_transpose(values)  # (b, g, r, i, j) [dSM.7]
-        d_capped = weights * (d_weights - tile.of_rows(inner_rows))  # (b, g, r, i, j) [dSM.3]
-        return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
+        g = weights * (d_weights - tile.of_rows(inner_rows))  # (b, g, r, i, j) [GROW.7]
+        return g if tanh is None else g * (1.0 - tanh * tanh)
 
     def task(tile: Tile) -> tuple[Array, Array]:
         found, square = zeros((1, 1, 1, x.shape[-1], x.shape[-1]), x), zeros((), x)

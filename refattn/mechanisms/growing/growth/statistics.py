@@ -1,15 +1,14 @@
 """What a growth step has to know of a batch, gathered with fixed weights; in float64, whatever the block computes in.
 
-With y the augmented tokens of a sequence b and g the functional gradient of a head (dGROW.1)::
+With y the augmented tokens of a sequence b (GROW.1), N is the gradient of the loss with respect to the kernel of a head
+(GROW.8), and C the sum of all C_b = y_b^T y_b (GROW.9). A change dM of the kernel changes the scores of a sequence by
+y dM y^T, whose square is <dM, C_b dM C_b>; that of all scores is <dM, T(dM)>, the metric of growth, with::
 
-    N = sum_b y_b^T g_b y_b         the gradient of the loss with respect to the kernel M, for each head
-    |g|^2                           its square, over all sequences and heads
-    C_b = y_b^T y_b                 what a change of M does to the scores: |y dM y^T|^2 = <dM, C_b dM C_b>
-    T(Z) = sum_b C_b Z C_b          so that the scores' change has the square <Z, T(Z)>; the metric of growth
+    T(Z) = sum_b C_b Z C_b                  with a mask: sum_b y_b^T [mask * (y_b Z y_b^T)] y_b
 
-A mask leaves hidden pairs out: T(Z) = sum_b y_b^T [mask * (y_b Z y_b^T)] y_b. N and the sum of C_b are enough for the
-Kronecker metric and can be taken over any number of batches; T itself needs the sequences, which `keep` keeps. Nothing
-of size queries x keys is made where the block ran in tiles, but for masks that were given.
+A mask leaves hidden pairs out. N and C are enough for the Kronecker metric and can be taken over any number of batches;
+T itself needs the sequences, which `keep` keeps. Nothing of size queries x keys is made where the block ran in tiles,
+but for masks that were given.
 
 Axes: b batch, n token, in width of y, h head.
 
@@ -24,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.growing import core
+from refattn.mechanisms.growing import core, dense
 from refattn.mechanisms.growing.layer import block
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, backend, namespace, sum_wide
@@ -117,9 +116,8 @@ def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, k
     gradient, square = core.contract_and_square(saved.core, d_attended, tokens, total=not keep)
     mask, causal = saved.allowed
     kept = Kept(tokens, gradient, mask, causal_offset(causal, n, n))
-    flat = xp.reshape(tokens, (b * n, tokens.shape[2]))
-    centred = xp.reshape(tokens - xp.mean(tokens, axis=1, keepdims=True), flat.shape)
-    gram, gram_keys = (xp.matrix_transpose(x) @ x for x in (flat, centred))
+    gram = equations.active(dense).gram(tokens)
+    gram_keys = dense.gram(tokens - xp.mean(tokens, axis=1, keepdims=True))
     heads = params.config.heads
     pairs = _visible(kept, heads)
     masked = pairs < float(b * heads * n * n)

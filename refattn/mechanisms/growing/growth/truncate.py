@@ -1,15 +1,24 @@
 """Kernels of low rank: the truncations of F = M - gamma D, and the factors that become weights.
 
-A head's kernel is M = s w_q w_k^T, of a rank of at most its width. Growth wants the kernel of rank r nearest to F where
-distance is that of the scores, |dM|^2 = <dM, T(dM)>. Three truncations, F' = L R^T::
+A head's kernel is M = s w_q w_k^T, of a rank of at most its width. Growth wants the kernel of rank r nearest to F
+(GROW.17) where distance is that of the scores, |dM|^2 = <dM, T(dM)>. Three truncations F' = L R^T: frobenius is nearest
+in the norm of the weights, which is the report's claim; optimal is nearest in the Kronecker metric A x A, by Eckart and
+Young, and so exactly nearest for one sequence, or where all C_b are equal; optimal_als goes on from there with some
+sweeps of alternating least squares on <F' - F, T(F' - F)> itself. With W of the metric (GROW.11)::
 
-    frobenius    the r largest singular triplets of F: nearest in the norm of the weights, which is the report's claim
-    optimal      the same of W F W^T with W^T W = A, and back: nearest in the Kronecker metric A x A, by Eckart and
-                 Young, and so exactly nearest for one sequence, or where all C_b are equal
-    optimal_als  from there, some sweeps of alternating least squares on <F' - F, T(F' - F)> itself
+    [GROW.18] S = diag(S_1, S_2, ...) = U^T W F W^T V   by the singular value decomposition; frobenius: of F
+    [GROW.19] L = W^+ [U_1 sqrt(S_1), ..., U_r sqrt(S_r)]
+    [GROW.20] R = W^+ [V_1 sqrt(S_1), ..., V_r sqrt(S_r)]
 
-Then the factors are balanced, L^T L = R^T R, and turned, L O and R O with an orthogonal O, so that their columns lie as
-near as can be to the columns that were there: the state that an optimiser keeps of these goes on to mean something.
+Then the factors are balanced, and turned so that their columns lie as near as can be to the columns that there were:
+the state that an optimiser keeps of these goes on to mean something. With L = Q_L K_L and R = Q_R K_R, columns of Q
+orthonormal, and x diag(t) y^T the singular value decomposition of K_L K_R^T::
+
+    [GROW.21] L' = Q_L x diag(sqrt(t))                  L'^T L' = R'^T R' = diag(t), and L' R'^T = L R^T
+    [GROW.22] R' = Q_R y diag(sqrt(t))                  spare columns: random in L', 0 in R'
+    [GROW.23] O = p q^T                                 p diag(z) q^T = L'^T w_q + R'^T w_k, of the old weights
+    [GROW.24] w_q' = L' O                               L' and R' of the kernel F' / s
+    [GROW.25] w_k' = R' O
 
 Axes: h head, in width of the augmented tokens, r rank.
 
@@ -68,8 +77,8 @@ def truncate(
     """
     if how == "frobenius":
         return _leading(f, rank)
-    left, right = _leading(metric.whiten(f), rank)
-    left, right = metric.left.back @ left, metric.right.back @ right
+    u_roots, v_roots = _leading(metric.whiten(f), rank)
+    left, right = metric.left.back @ u_roots, metric.right.back @ v_roots  # [GROW.19], [GROW.20]
     if how == "optimal":
         return left, right
     assert statistics is not None
@@ -77,7 +86,7 @@ def truncate(
 
 
 def _leading(f: Array, rank: int) -> tuple[Array, Array]:
-    u, sigma, v = svd(f)
+    u, sigma, v = svd(f)  # (h, in, in), (h, in) [GROW.18]
     roots = namespace(f).sqrt(sigma[..., None, :rank])
     return u[..., :rank] * roots, v[..., :rank] * roots
 
@@ -152,7 +161,7 @@ def balance(left: Array, right: Array, width: int, seed: int = 0) -> tuple[Array
     u, sigma, v = svd(r_left @ xp.matrix_transpose(r_right))
     inputs, rank = left.shape[1], sigma.shape[-1]
     roots = xp.sqrt(sigma)[..., None, :]
-    left, right = q_left @ u * roots, q_right @ v * roots
+    left, right = q_left @ u * roots, q_right @ v * roots  # [GROW.21], [GROW.22]
     if width > rank:
         pad = zeros((left.shape[0], inputs, width - rank), left)
         left, right, sigma = (
@@ -179,8 +188,9 @@ def align(left: Array, right: Array, w_q: Array, w_k: Array) -> tuple[Array, Arr
     pad = zeros((*w_q.shape[:2], missing), w_q)
     w_q, w_k = (xp.concat([w, pad], axis=2) for w in (w_q, w_k))
     u, _, v = svd(xp.matrix_transpose(left) @ w_q + xp.matrix_transpose(right) @ w_k)
-    turn = u @ xp.matrix_transpose(v)
-    return left @ turn, right @ turn
+    turn = u @ xp.matrix_transpose(v)  # [GROW.23]
+    w_q, w_k = left @ turn, right @ turn  # [GROW.24], [GROW.25]
+    return w_q, w_k
 
 
 def random_columns(heads: int, inputs: int, columns: int, width: int, seed: int, like: Array) -> Array:
