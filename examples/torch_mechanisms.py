@@ -12,8 +12,8 @@ What differs from refattn:
 - `sympformer` takes exponentials of scores as they come, where refattn takes the largest score of a row out: those
   above 88 overflow in float32. It gives no `log_z`.
 - `graph_energy` has the state "token", a fixed step that is given, and explicit integrators; it declines the rest.
-- `growing` is PyTorch's own attention: growth is in the block, and the core differs from softmax attention by nothing
-  but what it saves.
+- `growing` is PyTorch's own attention: growth is in the block, and the core is that of softmax attention. It declines a
+  soft-cap and gives no `lse`.
 - `koopman` has the kernels "linear" and "linear+rbf"; it declines the others, and what its signature leaves out.
 """
 
@@ -132,8 +132,11 @@ def growing(
     mask: torch.Tensor | None = None,
     causal: bool | str = False,
     scale: float | None = None,
-) -> torch.Tensor:
+    softcap: float | None = None,
+) -> torch.Tensor | refattn.Decline:
     """q (b, h, n_q, d), k (b, h, n_k, d), v (b, h, n_k, e), mask like (b, h, n_q, n_k) -> out (b, h, n_q, e)."""
+    if softcap is not None:
+        return decline("scaled_dot_product_attention has no soft-cap")
     n_q, n_k = q.shape[2], k.shape[2]
     if causal:
         past = torch.ones(n_q, n_k, dtype=torch.bool).tril(0 if causal == "top_left" else n_k - n_q)

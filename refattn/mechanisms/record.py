@@ -137,7 +137,8 @@ class Mechanism:
         gathers statistics at the block's backward, ``merge(a, b)`` of two of them, ``plan(params, statistics, options,
         columns=, halves=)`` with ``columns``, ``slope``, ``gain`` and ``facts``, ``apply(plan, amplitude)`` which gives
         parameters whose arrays grew at the end of their axes, ``search(loss, before, slope, options)``,
-        ``facts_of(found)`` and ``width(params)``.
+        ``facts_of(found)`` and ``width(params)``; it may have ``TAGGED``, the modules whose lines carry the equations
+        of all this.
     diagnostics
         How far a block is from rest, None where there is no such thing: a module with ``force(saved)`` for what the
         block's forward saved, which returns the sum of the squared norms of the gradient of an energy over batch and

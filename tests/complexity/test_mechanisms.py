@@ -98,7 +98,7 @@ FORMS = [
     Stated("koopman.dense", 6, ("4/3", 4), ("4/3", 4), 3, 3, "n*n*n"),
     Stated("koopman.shared", 8, ("15", 3), ("22", 3), 2, 2, "n*n"),
     Stated("growing.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
-    Stated("growing.tiled", 256, ("4*d+2", 2), ("10*d", 2), 2, 1, "256*256"),
+    Stated("growing.tiled", 512, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "512*128"),
 ]
 
 STREAMS = {

@@ -68,13 +68,15 @@ def test_empty_rows_are_asked_for_in_the_sense_that_a_mask_is_read() -> None:
 
 
 def test_other_mechanisms_are_asked_what_makes_sense() -> None:
-    def grown(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        return ra.growing.forward(q, k, v, **options)[0]
+    def attended(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return ra.higher_order.forward(q, k, v, **options)[0]
 
-    # No soft-cap, and no lse.
-    assert set(probe_conventions(grown, "growing")) == set(EXPECTED) - {"soft-cap", "lse"}
-    wrong = ra.mechanism("growing").conventions["top-left causality"]
-    assert differing(lambda q, k, v, **options: wrong(q, k, v, **options)[0], "growing") == {"causal mask": "top-left"}
+    # No mask but the causal one, no scale, no soft-cap, and no lse.
+    left_out = {"mask", "empty rows", "scale", "soft-cap", "lse"}
+    assert set(probe_conventions(attended, "higher_order")) == set(EXPECTED) - left_out
+    wrong = ra.mechanism("higher_order").conventions["top-left causality"]
+    found = differing(lambda q, k, v, **options: wrong(q, k, v, **options)[0], "higher_order")
+    assert found == {"causal mask": "top-left"}
 
 
 def test_what_is_declined_or_unknown_is_said() -> None:

@@ -1,15 +1,14 @@
 """What a growth step has to know of a batch, gathered with fixed weights; in float64, whatever the block computes in.
 
-With y the augmented tokens of a sequence b and g the functional gradient of a head (dGROW.1)::
+With y the augmented tokens of a sequence b (GROW.1), N is the gradient of the loss with respect to the kernel of a head
+(GROW.8), and C the sum of all C_b = y_b^T y_b (GROW.9). A change dM of the kernel changes the scores of a sequence by
+y dM y^T, whose square is <dM, C_b dM C_b>; that of all scores is <dM, T(dM)>, the metric of growth, with::
 
-    N = sum_b y_b^T g_b y_b         the gradient of the loss with respect to the kernel M, for each head
-    |g|^2                           its square, over all sequences and heads
-    C_b = y_b^T y_b                 what a change of M does to the scores: |y dM y^T|^2 = <dM, C_b dM C_b>
-    T(Z) = sum_b C_b Z C_b          so that the scores' change has the square <Z, T(Z)>; the metric of growth
+    T(Z) = sum_b C_b Z C_b                  with a mask: sum_b y_b^T [mask * (y_b Z y_b^T)] y_b
 
-A mask leaves hidden pairs out: T(Z) = sum_b y_b^T [mask * (y_b Z y_b^T)] y_b. N and the sum of C_b are enough for the
-Kronecker metric and can be taken over any number of batches; T itself needs the sequences, which `keep` keeps. Nothing
-of size queries x keys is made where the block ran in tiles, but for masks that were given.
+A mask leaves hidden pairs out. N and C are enough for the Kronecker metric and can be taken over any number of batches;
+T itself needs the sequences, which `keep` keeps. Nothing of size queries x keys is made where the block ran in tiles,
+but for masks that were given.
 
 Axes: b batch, n token, in width of y, h head.
 
@@ -19,11 +18,13 @@ Source: L. Burgund, Attention Growing Networks, section 2, with weights that sev
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.growing import block, core
+from refattn.mechanisms.growing import core, dense
+from refattn.mechanisms.growing.layer import block
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, backend, namespace, sum_wide
 
@@ -77,6 +78,13 @@ class Statistics:
     kept: tuple[Kept, ...]
     square: float
 
+    @property
+    def remembered(self) -> tuple[Kept, ...]:
+        """What was kept; ValueError where nothing was."""
+        if not self.kept:
+            raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
+        return self.kept
+
 
 def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, keep: bool = False) -> Statistics:
     """Return the statistics of one call of the block.
@@ -108,9 +116,8 @@ def observe(params: block.Params, saved: block.Saved, d_state: block.State, *, k
     gradient, square = core.contract_and_square(saved.core, d_attended, tokens, total=not keep)
     mask, causal = saved.allowed
     kept = Kept(tokens, gradient, mask, causal_offset(causal, n, n))
-    flat = xp.reshape(tokens, (b * n, tokens.shape[2]))
-    centred = xp.reshape(tokens - xp.mean(tokens, axis=1, keepdims=True), flat.shape)
-    gram, gram_keys = (xp.matrix_transpose(x) @ x for x in (flat, centred))
+    gram = equations.active(dense).gram(tokens)
+    gram_keys = dense.gram(tokens - xp.mean(tokens, axis=1, keepdims=True))
     heads = params.config.heads
     pairs = _visible(kept, heads)
     masked = pairs < float(b * heads * n * n)
@@ -139,40 +146,48 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
 
 def apply_metric(statistics: Statistics, z: Array, *, center_keys: bool = False) -> Array:
     """Return T(Z) for Z (h, in, in); with `center_keys` the keys' side has the centred tokens, unmasked."""
-    if not statistics.kept:
-        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
     if center_keys and statistics.masked:
         raise ValueError("center_keys: got True with a mask, needs False: hidden keys have no mean")
     total = 0.0 * z
-    for kept in statistics.kept:
+    for part in _parts(statistics, z):
+        xp, tokens = namespace(z), part.tokens
+        if part.mask is None and part.offset is None:
+            keys = tokens - xp.mean(tokens, axis=1, keepdims=True) if center_keys else tokens
+            left, right = (xp.matrix_transpose(x) @ x for x in (tokens, keys))
+            total = total + xp.sum(left[:, None, :, :] @ z @ right[:, None, :, :], axis=0)
+            continue
+        for own, scores in _scores(part, z):
+            total = total + xp.sum(xp.matrix_transpose(own) @ (scores @ tokens[:, None, :, :]), axis=0)
+    return total
+
+
+def change_of_scores(statistics: Statistics, z: Array) -> float:
+    """Return <Z, T(Z)> for Z (h, in, in): the sum of the squares of the scores' change, which is never negative."""
+    return sum(float(sum_wide(scores * scores)) for part in _parts(statistics, z) for _, scores in _scores(part, z))
+
+
+def _parts(statistics: Statistics, z: Array) -> Iterator[Kept]:
+    """Yield the sequences that were kept, as many at once as memory shall hold."""
+    for kept in statistics.remembered:
         b, n, width = kept.tokens.shape
         size = max(1, CHUNK // (z.shape[0] * max(width * width, min(n, ROWS) * n)))
         for first in range(0, b, size):
             at = slice(first, min(first + size, b))
-            part = kept.tokens[at, ...]
             mask = kept.mask
             if mask is not None and mask.shape[0] != 1:
                 mask = mask[at, ...]
-            total = total + _applied(replace(kept, tokens=part, mask=mask), z, center_keys)
-    return total
+            yield replace(kept, tokens=kept.tokens[at, ...], mask=mask)
 
 
-def _applied(kept: Kept, z: Array, center_keys: bool) -> Array:
-    xp, tokens = namespace(z), kept.tokens
-    if kept.mask is None and kept.offset is None:
-        keys = tokens - xp.mean(tokens, axis=1, keepdims=True) if center_keys else tokens
-        left, right = (xp.matrix_transpose(x) @ x for x in (tokens, keys))
-        return xp.sum(left[:, None, :, :] @ z @ right[:, None, :, :], axis=0)
-    total, everything = 0.0 * z, tokens[:, None, :, :]
-    for first in range(0, tokens.shape[1], ROWS):
-        rows = (first, min(first + ROWS, tokens.shape[1]))
+def _scores(kept: Kept, z: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield rows of the tokens (b, 1, i, in) and of the visible scores y Z y^T (b, h, i, j), block by block."""
+    xp, everything = namespace(z), kept.tokens[:, None, :, :]
+    for first in range(0, kept.tokens.shape[1], ROWS):
+        rows = (first, min(first + ROWS, kept.tokens.shape[1]))
         own = everything[..., slice(*rows), :]
         scores = own @ z @ xp.matrix_transpose(everything)
         allowed = kept.allowed(rows)
-        if allowed is not None:
-            scores = xp.where(allowed, scores, 0.0)
-        total = total + xp.sum(xp.matrix_transpose(own) @ (scores @ everything), axis=0)
-    return total
+        yield own, scores if allowed is None else xp.where(allowed, scores, 0.0)
 
 
 def _visible(kept: Kept, heads: int) -> float:

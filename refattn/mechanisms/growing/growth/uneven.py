@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from refattn.mechanisms.growing.bottleneck import Bottleneck, believed, bottleneck
-from refattn.mechanisms.growing.metric import Metric
-from refattn.mechanisms.growing.options import Options
-from refattn.mechanisms.growing.path import Plan, live, pick, scale_of, slope_of
-from refattn.mechanisms.growing.statistics import Kept, Statistics
+from refattn.mechanisms.growing.growth.bottleneck import Bottleneck, believed, bottleneck
+from refattn.mechanisms.growing.growth.metric import Metric
+from refattn.mechanisms.growing.growth.options import Options
+from refattn.mechanisms.growing.growth.path import Plan, live, pick, scale_of, slope_of
+from refattn.mechanisms.growing.growth.statistics import Kept, Statistics
 
 
 def allot(found: Bottleneck, total: int, room: Sequence[int], least: float = 0.0) -> tuple[int, ...]:

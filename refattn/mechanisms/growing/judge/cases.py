@@ -33,6 +33,8 @@ CASES = (
     _case("two-keys", "size", "the smallest softmax that has a gradient", n_q=11, n_k=2),
     _case("one-query", "size", "decoding: one query", n_q=1, n_k=37, causal=True),
     _case("no-key", "size", "nothing to attend", n_q=11, n_k=0),
+    _case("softcap", "softcap", "soft-cap bends the scores", logits=4.0, softcap=5.0),
+    _case("softcap-mask", "softcap", "soft-cap before the mask", mask=_mask(37, 37), softcap=2.0),
     repeated(_case("ties", "ties", "every score three times, the largest too", b=1, n_q=11, n_k=21), 7),
     long_tail(_case("long-tail", "tail", "3 keys of much weight, 300 of little", b=1, h=1, n_q=19, n_k=303), 101),
     one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True),

@@ -1,17 +1,19 @@
 """The direction of steepest descent in the metric of the scores: P with T(P) = N.
 
 A change dM of the kernel changes the loss by <N, dM> and the scores by <dM, T(dM)>. Among all dM of one size the loss
-falls most along -P. Three metrics::
+falls most along -P. Three metrics: the exact one is T itself, by preconditioned conjugate gradients; the Kronecker
+metric has A x A in its place, which is equal where all C_b are; and mean is the mean of the solutions of single
+sequences, the report's first choice, kept to reproduce it (it is biased where a sequence has fewer tokens than widths,
+and may ascend). With N of GROW.8, C of GROW.9, and lambda and U the eigenvalues and eigenvectors of A::
 
-    exact   T itself, by preconditioned conjugate gradients
-    kron    A x A in place of T, A = sum_b C_b / sqrt(b): P = A^+ N A^+. Equal where all C_b are
-    mean    P = mean_b C_b^+ N_b C_b^+, the mean of the solutions of single sequences: the report's first choice, kept
-            to reproduce it; it is biased where a sequence has fewer tokens than widths, and may ascend
+    [GROW.10] A = C / sqrt(b)                           b sequences
+    [GROW.11] r_k = sqrt(lambda_k + damping mean(lambda))       W = diag(r) U^T, and below A is W^T W
+    [GROW.12] P = A^+ N A^+                             exact: T(P) = N; mean: P = mean_b C_b^+ N_b C_b^+
 
-The Kronecker metric may be damped: a multiple of the identity is added to A, so that a change costs something also
-where tokens hardly differ. Behind a layer normalisation there is such a direction, the mean over the width, and A has
-a condition of 1e9 there; columns along it would be so long that the next steps of a training ruin it. The theorems hold
-for the damped metric as for any other.
+The Kronecker metric may be damped: a multiple of the identity is added to A (GROW.11), so that a change costs something
+also where tokens hardly differ. Behind a layer normalisation there is such a direction, the mean over the width, and A
+has a condition of 1e9 there; columns along it would be so long that the next steps of a training ruin it. The theorems
+hold for the damped metric as for any other.
 
 The amplitude is measured in what it does to the scores: D = P / nu with nu^2 = <P, T(P)> / pairs changes them by a root
 mean square of 1 (exactly so for `exact`, without a mask for `kron` where all C_b are equal).
@@ -24,12 +26,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.growing.statistics import Statistics, apply_metric
+from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric
 from refattn.ops.solve import conjugate_gradients
 from refattn.xp import Array, concrete, namespace, sum_wide
-
-METRICS = ("exact", "kron", "mean")
-SINGULAR = ("ridge", "drop")
 
 RIDGE = 1e-6
 """What a ridge adds to A, in units of its mean eigenvalue."""
@@ -93,10 +92,9 @@ def factor(gram: Array, sequences: int, singular: str = "ridge", damping: float 
     `singular` says what becomes of directions that were not seen, where A is numerically singular: "ridge" keeps them,
     at the price of a small error elsewhere, "drop" cuts them off, and with them what a kernel has there.
     """
-    if singular not in SINGULAR:
-        raise ValueError(f"singular: got {singular!r}, needs one of {', '.join(SINGULAR)}")
     xp = namespace(gram)
-    values, vectors = xp.linalg.eigh(gram / math.sqrt(sequences))
+    a = gram / math.sqrt(sequences)  # (in, in) [GROW.10]
+    values, vectors = xp.linalg.eigh(a)  # (in), (in, in)
     width = values.shape[0]
     largest = values[-1]
     if singular == "ridge" and concrete(values[0] * SINGULAR_FROM < largest):
@@ -105,8 +103,9 @@ def factor(gram: Array, sequences: int, singular: str = "ridge", damping: float 
     seen = int(xp.sum(xp.astype(values > cut, xp.int64)))  # the last ones: eigh sorts them
     if not seen:
         raise ValueError("statistics: got tokens that are all 0, needs some that are not")
-    damped = values + damping * xp.mean(values) if damping else values
-    return Factor(vectors[:, width - seen :], xp.sqrt(damped[width - seen :]))
+    damped = values + damping * xp.mean(values) if damping else values  # (in)
+    roots = xp.sqrt(damped[width - seen :])  # [GROW.11]
+    return Factor(vectors[:, width - seen :], roots)
 
 
 def kronecker(
@@ -148,35 +147,33 @@ def direction(
     Raises
     ------
     ValueError
-        Where the metric is unknown, or needs sequences that were not kept.
+        Where the metric needs sequences that were not kept.
     """
-    if how not in METRICS:
-        raise ValueError(f"metric: got {how!r}, needs one of {', '.join(METRICS)}")
     metric = metric or kronecker(statistics, center_keys=center_keys)
     n, count = statistics.gradient, 0
     if how == "kron":
-        p, whitened = metric.solve(n), metric.whiten_gradient(n)
+        p = metric.solve(n)  # (h, in, in) [GROW.12]
+        whitened = metric.whiten_gradient(n)
         square = _inner(whitened, whitened)  # <P, A P A>, which would be noise where A is ill-conditioned
     elif how == "exact":
 
         def operator(z: Array) -> Array:
             return apply_metric(statistics, z, center_keys=center_keys)
 
-        p, count = conjugate_gradients(operator, n, metric.solve, tolerance=tolerance, iterations=iterations)
+        solved = conjugate_gradients(operator, n, metric.solve, tolerance=tolerance, iterations=iterations)
+        p, count = solved  # (h, in, in) [GROW.12]
         square = _inner(p, n)
     else:
-        p = _mean_of_sequences(statistics)
+        p = _mean_of_sequences(statistics)  # (h, in, in) [GROW.12]
         square = _inner(p, apply_metric(statistics, p, center_keys=center_keys))
     return Direction(p, math.sqrt(max(square, 0.0) / max(statistics.pairs, 1.0)), count)
 
 
 def _mean_of_sequences(statistics: Statistics) -> Array:
     """Return mean_b C_b^+ N_b C_b^+, in which C_b^+ = X_b^+ X_b^+^T and N_b = X_b^T G_b X_b give X_b^+ G_b X_b^+^T."""
-    if not statistics.kept:
-        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
     xp = namespace(statistics.gradient)
     total = 0.0 * statistics.gradient
-    for kept in statistics.kept:
+    for kept in statistics.remembered:
         # From the tokens' own pseudo-inverse: squaring them first would square their condition.
         inverse = xp.linalg.pinv(kept.tokens)
         inverse = (inverse @ xp.matrix_transpose(inverse))[:, None, :, :]

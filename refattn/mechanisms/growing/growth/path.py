@@ -1,6 +1,11 @@
 """The path of a growth step: which weights a plan leads to at an amplitude.
 
-The mode "replace" goes along the kernel M - gamma D, truncated to the new rank: all columns change, the old ones by a
+With P of GROW.12, the size nu of what P does to the scores, and an amplitude gamma::
+
+    [GROW.16] M = s w_q w_k^T                           the kernel of a head
+    [GROW.17] F = M - (gamma / nu) P
+
+The mode "replace" goes along F, truncated to the new rank (GROW.18 to GROW.25): all columns change, the old ones by a
 natural-gradient step. The mode "additive" leaves the old columns alone, and so do those that keep the function.
 
 The block's scale is that of the kernel, so that M / s is what the weights have to make; the option `scale` says which s
@@ -15,13 +20,13 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.growing import block, columns
-from refattn.mechanisms.growing.bottleneck import Bottleneck
-from refattn.mechanisms.growing.metric import Direction, Metric
-from refattn.mechanisms.growing.options import Options
-from refattn.mechanisms.growing.statistics import Statistics
-from refattn.mechanisms.growing.truncate import align, balance, truncate
+from refattn import equations
+from refattn.mechanisms.growing.growth import columns, truncate
+from refattn.mechanisms.growing.growth.bottleneck import Bottleneck
+from refattn.mechanisms.growing.growth.metric import Direction, Metric
+from refattn.mechanisms.growing.growth.options import Options
+from refattn.mechanisms.growing.growth.statistics import Statistics
+from refattn.mechanisms.growing.layer import block
 from refattn.xp import Array, device, namespace, sum_wide, zeros
 
 SLOPE_STEP = 1e-5
@@ -82,7 +87,8 @@ def slope_of(made: Plan) -> float:
 def kernel_of(params: block.Params) -> Array:
     """Return M = s w_q w_k^T (h, in, in) of every head, in float64."""
     w_q, w_k = _wide(params)
-    return scale_of(params) * w_q @ namespace(w_q).matrix_transpose(w_k)
+    kernel = scale_of(params) * w_q @ namespace(w_q).matrix_transpose(w_k)  # (h, in, in) [GROW.16]
+    return kernel
 
 
 def scale_of(params: block.Params) -> float:
@@ -99,28 +105,12 @@ def _factors(made: Plan, kernel: Array, amplitude: float) -> tuple[Array, Array]
     """Return factors of the truncated kernel at an amplitude."""
     assert made.direction is not None and made.metric is not None
     rank = made.params.config.sizes[1] + made.columns
-    moved = kernel - (amplitude / made.direction.size) * made.direction.p
-    return truncate(moved, rank, made.options.method, made.metric, made.statistics)
+    moved = kernel - (amplitude / made.direction.size) * made.direction.p  # (h, in, in) [GROW.17]
+    return equations.active(truncate).truncate(moved, rank, made.options.method, made.metric, made.statistics)
 
 
-def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
-    """Return the parameters after the step.
-
-    Parameters
-    ----------
-    made
-        Of `plan`.
-    amplitude
-        How far to go; 0, or a mode that keeps the function: new columns that change nothing.
-
-    Raises
-    ------
-    ValueError
-        Where the amplitude is negative or not finite.
-    """
-    check_is("made", made, Plan)
-    if not (math.isfinite(amplitude) and amplitude >= 0.0):
-        raise ValueError(f"amplitude: got {amplitude!r}, needs a finite number of at least 0")
+def weights_at(made: Plan, amplitude: float) -> block.Params:
+    """Return the parameters after the step; at an amplitude of 0 new columns that change nothing."""
     params, options = made.params, made.options
     scale = scale_of(params)
     if made.found is None:
@@ -135,10 +125,11 @@ def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
         )
     if options.mode == "replace":
         left, right = _factors(made, kernel_of(params), amplitude)
-        left, right = balance(left, right, params.config.sizes[1] + made.columns, options.seed)
+        low_rank = equations.active(truncate)
+        left, right = low_rank.balance(left, right, params.config.sizes[1] + made.columns, options.seed)
         left, right = left / math.sqrt(scale), right / math.sqrt(scale)
         if options.align:
-            left, right = align(left, right, *_wide(params))
+            left, right = low_rank.align(left, right, *_wide(params))
         return _with_weights(params, left, right, scale, options)
     return _with_weights(params, *_appended(made, amplitude), scale, options)
 
@@ -161,7 +152,7 @@ def _side_by_side(made: Plan, amplitude: float) -> tuple[Array, Array]:
     w_q, w_k = _wide(made.params)
     rows: list[list[Array]] = [[], []]
     for head, places in zip(made.heads, live(made.params), strict=True):
-        grown = apply(head, amplitude)
+        grown = weights_at(head, amplitude)
         for row, old, new in zip(rows, (w_q, w_k), _wide(grown), strict=True):
             columns = {place: new[..., n : n + 1] for n, place in enumerate(places)}
             columns |= {old.shape[2] + n: new[..., len(places) + n : len(places) + n + 1] for n in range(head.columns)}
@@ -201,7 +192,8 @@ def _as_printed(made: Plan) -> tuple[Array, Array]:
     w_q, w_k = _wide(made.params)
     target = w_q @ namespace(w_q).matrix_transpose(w_k) + made.direction.p
     rank = made.params.config.sizes[1] + made.columns
-    return balance(*truncate(target, rank, "frobenius", made.metric), rank, made.options.seed)
+    factors = truncate.truncate(target, rank, "frobenius", made.metric)
+    return truncate.balance(*factors, rank, made.options.seed)
 
 
 def _with_weights(params: block.Params, w_q: Array, w_k: Array, scale: float, options: Options) -> block.Params:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from refattn.mechanisms.growing.growth.options import Options
 
 
 @dataclass(frozen=True)
@@ -30,21 +33,18 @@ class Found:
         """The change of the loss."""
         return self.after - self.before
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What there is to write down."""
+        names = ("amplitude", "before", "after", "predicted", "actual", "evaluations")
+        return {name: getattr(self, name) for name in names}
 
-def line_search(
-    loss: Callable[[float], float],
-    before: float,
-    slope: float,
-    *,
-    first: float = 0.5,
-    decrease: float = 1e-4,
-    factor: float = 0.5,
-    evaluations: int = 30,
-) -> Found:
+
+def search(loss: Callable[[float], float], before: float, slope: float, options: Options) -> Found:
     """Find an amplitude at which the loss falls enough, and about as far as it does.
 
     An amplitude is good where the loss there is at most ``before + decrease * amplitude * slope`` and below `before`
-    (Armijo). From `first` the amplitude grows by 1 / factor while that is good and still better, or else falls by
+    (Armijo). From the first amplitude it grows by 1 / factor while that is good and still better, or else falls by
     `factor` until it is good, and then while it still gets better. A loss that is not finite is no good.
 
     Parameters
@@ -53,8 +53,8 @@ def line_search(
         The loss at an amplitude above 0.
     before, slope
         The loss at 0 and its derivative, below 0.
-    first, decrease, factor, evaluations
-        As above, and the most calls of `loss`.
+    options
+        The first `amplitude`, `decrease`, `factor`, and `evaluations`, the most calls of `loss`.
     """
     count = 0
 
@@ -65,20 +65,20 @@ def line_search(
         return found if math.isfinite(found) else math.inf
 
     def good(amplitude: float, found: float) -> bool:
-        return found <= before + decrease * amplitude * slope and found < before
+        return found <= before + options.decrease * amplitude * slope and found < before
 
     if not slope < 0.0:
         return Found(0.0, before, before, slope, 0)
-    amplitude, step = first, 1.0 / factor
+    amplitude, step = options.amplitude, 1.0 / options.factor
     found = at(amplitude)
     if not good(amplitude, found):
-        step = factor
-        while not good(amplitude, found) and count < evaluations:
-            amplitude *= factor
+        step = options.factor
+        while not good(amplitude, found) and count < options.evaluations:
+            amplitude *= options.factor
             found = at(amplitude)
     if not good(amplitude, found):
         return Found(0.0, before, before, slope, count)
-    while count < evaluations:
+    while count < options.evaluations:
         following = at(amplitude * step)
         if not (following < found and good(amplitude * step, following)):
             break

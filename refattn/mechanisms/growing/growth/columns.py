@@ -19,12 +19,10 @@ Chen et al. 2016 (arXiv:1511.05641), with the unequal split of Wang et al. 2024 
 from __future__ import annotations
 
 from refattn import counter
-from refattn.mechanisms.growing.bottleneck import Bottleneck
-from refattn.mechanisms.growing.metric import Metric
-from refattn.mechanisms.growing.truncate import random_columns, svd
+from refattn.mechanisms.growing.growth.bottleneck import Bottleneck
+from refattn.mechanisms.growing.growth.metric import Metric
+from refattn.mechanisms.growing.growth.truncate import random_columns, svd
 from refattn.xp import Array, namespace, zeros
-
-PRESERVING = ("gradmax", "zero", "net2wider")
 
 SPLIT = 0.7
 """The larger part of a column of w_k that net2wider splits."""

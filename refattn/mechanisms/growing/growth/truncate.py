@@ -1,15 +1,24 @@
 """Kernels of low rank: the truncations of F = M - gamma D, and the factors that become weights.
 
-A head's kernel is M = s w_q w_k^T, of a rank of at most its width. Growth wants the kernel of rank r nearest to F where
-distance is that of the scores, |dM|^2 = <dM, T(dM)>. Three truncations, F' = L R^T::
+A head's kernel is M = s w_q w_k^T, of a rank of at most its width. Growth wants the kernel of rank r nearest to F
+(GROW.17) where distance is that of the scores, |dM|^2 = <dM, T(dM)>. Three truncations F' = L R^T: frobenius is nearest
+in the norm of the weights, which is the report's claim; optimal is nearest in the Kronecker metric A x A, by Eckart and
+Young, and so exactly nearest for one sequence, or where all C_b are equal; optimal_als goes on from there with some
+sweeps of alternating least squares on <F' - F, T(F' - F)> itself. With W of the metric (GROW.11)::
 
-    frobenius    the r largest singular triplets of F: nearest in the norm of the weights, which is the report's claim
-    optimal      the same of W F W^T with W^T W = A, and back: nearest in the Kronecker metric A x A, by Eckart and
-                 Young, and so exactly nearest for one sequence, or where all C_b are equal
-    optimal_als  from there, some sweeps of alternating least squares on <F' - F, T(F' - F)> itself
+    [GROW.18] S = diag(S_1, S_2, ...) = U^T W F W^T V   by the singular value decomposition; frobenius: of F
+    [GROW.19] L = W^+ [U_1 sqrt(S_1), ..., U_r sqrt(S_r)]
+    [GROW.20] R = W^+ [V_1 sqrt(S_1), ..., V_r sqrt(S_r)]
 
-Then the factors are balanced, L^T L = R^T R, and turned, L O and R O with an orthogonal O, so that their columns lie as
-near as can be to the columns that were there: the state that an optimiser keeps of these goes on to mean something.
+Then the factors are balanced, and turned so that their columns lie as near as can be to the columns that there were:
+the state that an optimiser keeps of these goes on to mean something. With L = Q_L K_L and R = Q_R K_R, columns of Q
+orthonormal, and x diag(t) y^T the singular value decomposition of K_L K_R^T::
+
+    [GROW.21] L' = Q_L x diag(sqrt(t))                  L'^T L' = R'^T R' = diag(t), and L' R'^T = L R^T
+    [GROW.22] R' = Q_R y diag(sqrt(t))                  spare columns: random in L', 0 in R'
+    [GROW.23] O = p q^T                                 p diag(z) q^T = L'^T w_q + R'^T w_k, of the old weights
+    [GROW.24] w_q' = L' O                               L' and R' of the kernel F' / s
+    [GROW.25] w_k' = R' O
 
 Axes: h head, in width of the augmented tokens, r rank.
 
@@ -21,15 +30,16 @@ from __future__ import annotations
 import math
 
 from refattn import counter
-from refattn.mechanisms.growing.metric import Factor, Metric
-from refattn.mechanisms.growing.statistics import Statistics, apply_metric
+from refattn.mechanisms.growing.growth.metric import Factor, Metric
+from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric, change_of_scores
 from refattn.ops.solve import conjugate_gradients
-from refattn.xp import Array, backend, concrete, device, namespace, sum_wide, zeros
-
-TRUNCATIONS = ("frobenius", "optimal", "optimal_als")
+from refattn.xp import Array, backend, concrete, device, namespace, zeros
 
 SWEEPS = 3
 """Sweeps of alternating least squares: what more of them gain is below a thousandth of the distance."""
+
+NOISE = 1e-13
+"""The part of the square of all scores of a kernel below which a change of it is rounding."""
 
 
 def svd(x: Array) -> tuple[Array, Array, Array]:
@@ -63,47 +73,49 @@ def truncate(
     Raises
     ------
     ValueError
-        Where the truncation is unknown, or needs sequences that were not kept.
+        Where the truncation needs sequences that were not kept.
     """
-    if how not in TRUNCATIONS:
-        raise ValueError(f"method: got {how!r}, needs one of {', '.join(TRUNCATIONS)}")
     if how == "frobenius":
         return _leading(f, rank)
-    left, right = _leading(metric.whiten(f), rank)
-    left, right = metric.left.back @ left, metric.right.back @ right
+    u_roots, v_roots = _leading(metric.whiten(f), rank)
+    left, right = metric.left.back @ u_roots, metric.right.back @ v_roots  # [GROW.19], [GROW.20]
     if how == "optimal":
         return left, right
-    if statistics is None or not statistics.kept:
-        raise ValueError("statistics: got some without their sequences, needs those of observe(..., keep=True)")
+    assert statistics is not None
     return alternate(f, left, right, metric, statistics)[:2]
 
 
 def _leading(f: Array, rank: int) -> tuple[Array, Array]:
-    u, sigma, v = svd(f)
+    u, sigma, v = svd(f)  # (h, in, in), (h, in) [GROW.18]
     roots = namespace(f).sqrt(sigma[..., None, :rank])
     return u[..., :rank] * roots, v[..., :rank] * roots
 
 
 def distance(f: Array, left: Array, right: Array, statistics: Statistics) -> float:
     """Return <F' - F, T(F' - F)>, the square of the distance of all scores."""
-    change = left @ namespace(f).matrix_transpose(right) - f
-    return float(sum_wide(change * apply_metric(statistics, change)))
+    return change_of_scores(statistics, left @ namespace(f).matrix_transpose(right) - f)
 
 
 def alternate(
     f: Array, left: Array, right: Array, metric: Metric, statistics: Statistics, sweeps: int = SWEEPS
 ) -> tuple[Array, Array, list[float]]:
-    """Return better factors by alternating least squares, and the distance before and after each sweep.
+    """Return better factors by alternating least squares, and the distances before and after each sweep.
 
     With R fixed and orthonormal, L solves T(L R^T) R = T(F) R; and so for R. A step starts from the factor that there
-    is, so that the distance never grows; it ends where it falls by less than 1e-13 of itself.
+    is. A sweep after which the distance is not smaller is not taken: where few tokens have few scores, factors meet
+    them all, and what is left is rounding. It ends there, or where the distance falls by less than `NOISE` of |F|^2.
     """
     distances = [distance(f, left, right, statistics)]
+    enough = NOISE * change_of_scores(statistics, f)
     for _ in range(sweeps):
-        left, right = _half(f, left, right, statistics, metric, swap=False)
-        right, left = _half(f, right, left, statistics, metric, swap=True)
-        distances.append(distance(f, left, right, statistics))
-        if distances[-2] - distances[-1] <= 1e-13 * distances[-2]:
+        new_left, fixed = _half(f, left, right, statistics, metric, swap=False)
+        new_right, new_left = _half(f, fixed, new_left, statistics, metric, swap=True)
+        reached = distance(f, new_left, new_right, statistics)
+        if not reached < distances[-1]:
+            break
+        left, right = new_left, new_right
+        distances.append(reached)
+        if distances[-2] - reached <= enough:
             break
     return left, right, distances
 
@@ -129,7 +141,11 @@ def _half(
         return (xp.matrix_transpose(image) if swap else image) @ fixed
 
     change, _ = conjugate_gradients(
-        lambda x: pulled(kernel(x)), pulled(f - kernel(moving)), lambda x: outer @ x @ inner, tolerance=1e-10
+        lambda x: pulled(kernel(x)),
+        pulled(f - kernel(moving)),
+        lambda x: outer @ x @ inner,
+        tolerance=1e-10,
+        relative_to=pulled(f),
     )
     return moving + change, fixed
 
@@ -145,7 +161,7 @@ def balance(left: Array, right: Array, width: int, seed: int = 0) -> tuple[Array
     u, sigma, v = svd(r_left @ xp.matrix_transpose(r_right))
     inputs, rank = left.shape[1], sigma.shape[-1]
     roots = xp.sqrt(sigma)[..., None, :]
-    left, right = q_left @ u * roots, q_right @ v * roots
+    left, right = q_left @ u * roots, q_right @ v * roots  # [GROW.21], [GROW.22]
     if width > rank:
         pad = zeros((left.shape[0], inputs, width - rank), left)
         left, right, sigma = (
@@ -172,8 +188,9 @@ def align(left: Array, right: Array, w_q: Array, w_k: Array) -> tuple[Array, Arr
     pad = zeros((*w_q.shape[:2], missing), w_q)
     w_q, w_k = (xp.concat([w, pad], axis=2) for w in (w_q, w_k))
     u, _, v = svd(xp.matrix_transpose(left) @ w_q + xp.matrix_transpose(right) @ w_k)
-    turn = u @ xp.matrix_transpose(v)
-    return left @ turn, right @ turn
+    turn = u @ xp.matrix_transpose(v)  # [GROW.23]
+    w_q, w_k = left @ turn, right @ turn  # [GROW.24], [GROW.25]
+    return w_q, w_k
 
 
 def random_columns(heads: int, inputs: int, columns: int, width: int, seed: int, like: Array) -> Array:

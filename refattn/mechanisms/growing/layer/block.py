@@ -2,23 +2,24 @@
 
 Equations (y are the tokens with a 1 behind them where there are biases, otherwise x)::
 
-    [GROW.7]  y_n = [x_n, 1]                            without bias: y = x
-    [GROW.8]  q = y w_q                                 for each head
-    [GROW.9]  k = y w_k
-    [GROW.10]  v = y w_v
-    [GROW.11]  c_n = [o_1n, ..., o_hn, 1]               o of GROW.6 for these q, k, v; without bias: no 1
-    [GROW.12]  x' = x + c w_o                           without a residual: x' = c w_o
+    [GROW.1]  y_n = [x_n, 1]                            without bias: y = x
+    [GROW.2]  q = y w_q                                 for each head
+    [GROW.3]  k = y w_k
+    [GROW.4]  v = y w_v
+    [GROW.5]  c_n = [o_1n, ..., o_hn, 1]                o of SM.8 for these q, k, v; without bias: no 1
+    [GROW.6]  x' = x + c w_o                            without a residual: x' = c w_o
 
 Adjoints, for given dx'::
 
-    [dGROW.11]  dc = dx' w_o^T
-    [dGROW.6]  do = heads(dc)                           without its 1
-    [dGROW.7]  dy = sum over heads of dq w_q^T + dk w_k^T + dv w_v^T
+    [dGROW.5]  dc = dx' w_o^T
+    [dGROW.o]  do = heads(dc)                           without its 1
+    [dGROW.1]  dy = sum over heads of dq w_q^T + dk w_k^T + dv w_v^T
     [dGROW.x]  dx = dy + dx'                            without its 1; without a residual: dx = dy
 
-with dq, dk, dv of the core. The last row of a weight is its bias, so that whatever holds for weights holds for biases.
-With one kernel M = s w_q w_k^T a head's scores are y M y^T: a wider w_q and w_k allow an M of a higher rank, and the
-scale s is stored, for M must not change where zeros are added.
+with dq, dk, dv of the core (dSM.q, dSM.k, dSM.v). The gradient of a weight is that of the linear map, and its last row
+is its bias, so that whatever holds for weights holds for biases. With one kernel M = s w_q w_k^T a head's scores are
+y M y^T: a wider w_q and w_k allow an M of a higher rank, and the scale s is stored, for M must not change where zeros
+are added.
 
 Axes: b batch, n token, m width of the model, in width of y, h head, d and e widths of a head.
 
@@ -70,6 +71,8 @@ class Config:
         Factor of the scores (None: 1 / sqrt(head_width)). Growth writes it down, so that it stays what it was.
     train_scale
         Whether the scale is a parameter, which starts at `scale`.
+    softcap
+        As in the core.
     """
 
     width: int
@@ -80,6 +83,7 @@ class Config:
     residual: bool = True
     scale: float | None = None
     train_scale: bool = False
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "width", "heads", "head_width", "value_width")
@@ -91,6 +95,8 @@ class Config:
             check_is(name, getattr(self, name), bool)
         if self.scale is not None and not isinstance(check_number("scale", self.scale, positive=True), float):
             raise TypeError("scale: got an array, needs a finite number above 0")
+        if self.softcap is not None:
+            check_number("softcap", self.softcap, positive=True)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -150,26 +156,26 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    x = state.x  # (b, n, m): it came in
+    x = state.x  # (b, n, m)
     check_tokens("state.x", x, params.config.width)
     check_params(params)
-    y, keys, values = keys_and_values(params, x)  # tagged in the function
-    result, saved = attend(params, x, y, keys, values, context)  # tagged in the function
+    keys, values = keys_and_values(params, x)  # (b, h, n, d), (b, h, n, e)
+    result, saved = attend(params, x, keys, values, context)  # (b, n, m)
     return State(result), saved
 
 
-def keys_and_values(params: Params, x: Array) -> tuple[Array, Array, Array]:
-    """Return the augmented tokens (b, n, in), their keys (b, h, n, d) and values (b, h, n, e)."""
-    y = augmented(x, params.config.bias)  # (b, n, in) [GROW.7]
-    keys = split_heads(linear_forward(y, join(params.w_k), None), params.config.heads)  # (b, h, n, d) [GROW.9]
-    values = split_heads(linear_forward(y, join(params.w_v), None), params.config.heads)  # (b, h, n, e) [GROW.10]
-    return y, keys, values
+def keys_and_values(params: Params, x: Array) -> tuple[Array, Array]:
+    """Return the keys (b, h, n, d) and values (b, h, n, e) of tokens x (b, n, m)."""
+    y, h = augmented(params, x), params.config.heads  # (b, n, in)
+    keys = split_heads(linear_forward(y, join(params.w_k), None), h)  # (b, h, n, d) [GROW.3]
+    values = split_heads(linear_forward(y, join(params.w_v), None), h)  # (b, h, n, e) [GROW.4]
+    return keys, values
 
 
-def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
-    """Return (result, saved) of tokens x (b, n, m), augmented y, that attend the keys and values."""
-    config, h = params.config, params.config.heads
-    queries = split_heads(linear_forward(y, join(params.w_q), None), h)  # (b, h, n, d) [GROW.8]
+def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
+    """Return the next x of tokens x (b, n, m) that attend the keys and values, and what `backward` reads."""
+    y, config, h = augmented(params, x), params.config, params.config.heads  # (b, n, in)
+    queries = split_heads(linear_forward(y, join(params.w_q), None), h)  # (b, h, n, d) [GROW.2]
     mask = mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2]))  # of all masks
     attended, core_saved = core.forward(
         queries,
@@ -178,30 +184,31 @@ def attend(params: Params, x: Array, y: Array, keys: Array, values: Array, conte
         mask=mask,
         causal=context.causal,
         scale=config.factor if params.scale is None else params.scale,
-    )  # o of GROW.6, tagged in the core
-    joined = augmented(merge_heads(attended), config.bias)  # [GROW.11]
-    out = linear_forward(joined, params.w_o, None)  # (b, n, m): GROW.12 without its residual
-    result = x + out if config.residual else out  # (b, n, m) [GROW.12]
+        softcap=config.softcap,
+    )  # o of SM.8, tagged in the core
+    joined = with_one(merge_heads(attended), config.bias)  # [GROW.5]
+    out = linear_forward(joined, params.w_o, None)  # (b, n, m): GROW.6 without its residual
+    result = x + out if config.residual else out  # (b, n, m) [GROW.6]
     return result, Saved(x, y, joined, (mask, context.causal), core_saved)
 
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); no field of the context has a gradient."""
     config, h = params.config, params.config.heads
-    d_result = d_state.x  # (b, n, m): it came in
-    d_attended = attended_backward(params, saved, d_state)  # (b, h, n, e): dGROW.6, tagged in the function
+    d_result = d_state.x  # (b, n, m)
+    d_attended = attended_backward(params, saved, d_state)  # (b, h, n, e)
     # forward: out = joined @ w_o
     _, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_result)  # the gradient of a weight
     d = core.backward(saved.core, d_attended)
     # forward: queries = split_heads(y @ join(w_q)), and so for keys and values
-    d_y_q, d_w_q, _ = linear_backward(saved.tokens, join(params.w_q), merge_heads(d["q"]))  # part of dGROW.7
-    d_y_k, d_w_k, _ = linear_backward(saved.tokens, join(params.w_k), merge_heads(d["k"]))  # part of dGROW.7
-    d_y_v, d_w_v, _ = linear_backward(saved.tokens, join(params.w_v), merge_heads(d["v"]))  # part of dGROW.7
-    d_y = d_y_q + d_y_k + d_y_v  # (b, n, in) [dGROW.7]
-    # forward: y = augmented(x)
+    d_y_q, d_w_q, _ = linear_backward(saved.tokens, join(params.w_q), merge_heads(d["q"]))  # part of dGROW.1
+    d_y_k, d_w_k, _ = linear_backward(saved.tokens, join(params.w_k), merge_heads(d["k"]))  # part of dGROW.1
+    d_y_v, d_w_v, _ = linear_backward(saved.tokens, join(params.w_v), merge_heads(d["v"]))  # part of dGROW.1
+    d_y = d_y_q + d_y_k + d_y_v  # (b, n, in) [dGROW.1]
+    # forward: y = with_one(x)
     own = d_y[..., : config.width]  # (b, n, m): without the gradient of its 1
     d_x = own + d_result if config.residual else own  # (b, n, m) [dGROW.x]
-    d_scale = d["scale"] if params.scale is not None else None  # (): dGROW.scale
+    d_scale = d["scale"] if params.scale is not None else None  # (): dSM.scale
     return State(d_x), Params(config, split(d_w_q, h), split(d_w_k, h), split(d_w_v, h), d_w_o, d_scale), {}
 
 
@@ -211,17 +218,23 @@ def attended_backward(params: Params, saved: Saved, d_state: State) -> Array:
     check_gradient("d_state.x", d_state.x, saved.x.shape, saved.x)
     h, _, e = params.config.sizes
     # forward: out = joined @ w_o
-    d_joined = d_state.x @ xp.matrix_transpose(params.w_o)  # [dGROW.11]
-    # forward: joined = augmented(merge_heads(attended))
-    d_attended = split_heads(d_joined[..., : h * e], h)  # (b, h, n, e) [dGROW.6]
+    d_joined = d_state.x @ xp.matrix_transpose(params.w_o)  # [dGROW.5]
+    # forward: joined = with_one(merge_heads(attended))
+    d_attended = split_heads(d_joined[..., : h * e], h)  # (b, h, n, e) [dGROW.o]
     return d_attended
 
 
-def augmented(x: Array, bias: bool) -> Array:
+def augmented(params: Params, x: Array) -> Array:
+    """Return the tokens y (b, n, in): x (b, n, m), with a 1 behind every token where there are biases."""
+    y = with_one(x, params.config.bias)  # (b, n, in) [GROW.1]
+    return y
+
+
+def with_one(x: Array, bias: bool) -> Array:
     """Return x (b, n, width) with a 1 behind every token where there are biases."""
     if not bias:
         return x
-    ones = zeros((*x.shape[:-1], 1), x) + 1.0  # (b, n, 1): the tokens' 1
+    ones = zeros((*x.shape[:-1], 1), x) + 1.0  # (b, n, 1)
     return namespace(x).concat([x, ones], axis=-1)
 
 

@@ -1,10 +1,12 @@
 """Where the width of queries and keys is in the way: the part of the gradient that no change of the weights can follow.
 
-With the whitened gradient G of a head, and the projectors P_q, P_k on its whitened columns of w_q and w_k::
+With W of the metric (GROW.11), and the projectors P_q, P_k on the columns of W w_q and W w_k::
 
-    normal = (1 - P_q) G (1 - P_k)          what only new columns can follow, = sum_j sigma_j u_j v_j^T
-    tangent = G - normal                    what the columns that there are can follow
-    psi = |normal|^2 / |G|^2
+    [GROW.13] G = W^+^T N W^+                           the gradient with respect to the whitened kernel W M W^T
+    [GROW.14] H = (1 - P_q) G (1 - P_k)                 what only new columns can follow
+    [GROW.15] diag(sigma) = u^T H v                     by the singular value decomposition, from the largest
+
+    psi = |H|^2 / |G|^2, and the columns that there are can follow the tangent part, G - H.
 
 One growth step along the truncated path is a natural-gradient step on the old columns, and new columns along u_j, v_j.
 Its first-order gain is |tangent|^2 + sum_{j<=p} sigma_j^2, divided by nu for a unit of amplitude. The tangent part
@@ -22,10 +24,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.mechanisms.growing import block
-from refattn.mechanisms.growing.metric import Direction, Metric, direction, kronecker
-from refattn.mechanisms.growing.statistics import Statistics
-from refattn.mechanisms.growing.truncate import projector, svd
+from refattn.mechanisms.growing.growth.metric import Direction, Metric, direction, kronecker
+from refattn.mechanisms.growing.growth.options import Options
+from refattn.mechanisms.growing.growth.statistics import Statistics
+from refattn.mechanisms.growing.growth.truncate import projector, svd
+from refattn.mechanisms.growing.layer import block
 from refattn.xp import Array, namespace, sum_wide
 
 TIE = 1e-8
@@ -78,11 +81,11 @@ def bottleneck(params: block.Params, statistics: Statistics, metric: Metric | No
     """Return the bottleneck of a block; `metric` is the Kronecker metric where there is one already."""
     metric = metric or kronecker(statistics)
     xp = namespace(statistics.gradient)
-    whole = metric.whiten_gradient(statistics.gradient)
+    whole = metric.whiten_gradient(statistics.gradient)  # (h, in, in) [GROW.13]
     w_q, w_k = (xp.astype(w, xp.float64, copy=False) for w in (params.w_q, params.w_k))
-    normal = whole - projector(metric.left, w_q) @ whole
-    normal = normal - normal @ projector(metric.right, w_k)
-    u, sigma, v = svd(normal)
+    outside = whole - projector(metric.left, w_q) @ whole  # (h, in, in): (1 - P_q) G
+    normal = outside - outside @ projector(metric.right, w_k)  # (h, in, in) [GROW.14]
+    u, sigma, v = svd(normal)  # (h, in, in), (h, in) [GROW.15]
     total, hidden = (float(sum_wide(x * x)) for x in (whole, normal))
     tangent = whole - normal
     return Bottleneck(total, float(sum_wide(tangent * tangent)), hidden, sigma, u, v)
@@ -101,13 +104,7 @@ def embedding_bottleneck(statistics: Statistics, way: Direction | None = None) -
 
 
 def select_columns(
-    found: Bottleneck,
-    metric: Metric,
-    *,
-    most: int,
-    share: float = 0.02,
-    validation: Statistics | None = None,
-    trust: float = 0.5,
+    found: Bottleneck, metric: Metric, most: int, options: Options, validation: Statistics | None = None
 ) -> int:
     """Return how many columns are worth while for every head: 0 to `most`.
 
@@ -117,22 +114,20 @@ def select_columns(
         The bottleneck, and the metric that it was found in.
     most
         The largest answer.
-    share
-        A column has to follow at least this share of all squares.
+    options
+        A column has to follow at least the part `share` of all squares.
     validation
-        Statistics of other sequences. A direction is believed only where their gradient along it is at least `trust`
-        times what was found: directions of small batches are noise.
-    trust
-        See there.
+        Statistics of other sequences. A direction is believed only where their gradient along it is at least `trust` of
+        the options times what was found: directions of small batches are noise.
     """
     xp, squares = namespace(found.sigma), found.squares
-    least = share * sum(squares)
+    least = options.share * sum(squares)
     count = 0
     along = None if validation is None else xp.sum(believed(found, metric, validation), axis=0)
     for j, square in enumerate(squares[:most]):
         if square <= 0.0 or square < least:
             break
-        if along is not None and float(along[j]) < trust * square:
+        if along is not None and float(along[j]) < options.trust * square:
             break
         count += 1
     return count

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn.mechanisms.arguments import check_is, check_number
-from refattn.mechanisms.growing.columns import PRESERVING
-from refattn.mechanisms.growing.metric import METRICS, SINGULAR
-from refattn.mechanisms.growing.truncate import TRUNCATIONS
 
+PRESERVING = ("gradmax", "zero", "net2wider")
 MODES = ("replace", "additive", *PRESERVING)
+METHODS = ("optimal", "optimal_als", "frobenius", "report")
+METRICS = ("kron", "exact", "mean")
+SINGULAR = ("ridge", "drop")
 SCALES = ("frozen", "rescale")
 
 
@@ -43,12 +44,16 @@ class Options:
         them it would have got is a matter of rounding.
     largest
         The width of a head that is not exceeded; None: that of the augmented tokens.
-    most, share, trust
-        How many columns of a head one step adds at most, and what a column has to be worth (see `select_columns`).
+    most
+        How many columns of a head one step adds at most.
+    share, trust
+        What a column has to be worth: the part of the squares of the hidden gradient that it follows, and what of that
+        other sequences have to confirm (see `bottleneck.select_columns`).
     gain
         The least gain at the first amplitude, as a part of the loss.
     amplitude, decrease, factor, evaluations
-        Of the line search.
+        Of the search for the amplitude: the first one, the part of the slope by which the loss has to fall, the factor
+        from one amplitude to the next, and the most evaluations of the loss.
     seed
         Of random columns.
     """
@@ -75,8 +80,7 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        known = {"mode": MODES, "method": (*TRUNCATIONS, "report"), "metric": METRICS}
-        known |= {"singular": SINGULAR, "scale": SCALES}
+        known = {"mode": MODES, "method": METHODS, "metric": METRICS, "singular": SINGULAR, "scale": SCALES}
         for name, values in known.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, needs one of {', '.join(values)}")

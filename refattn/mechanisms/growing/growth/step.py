@@ -5,6 +5,11 @@ along which path the weights would go; `apply` goes along that path as far as it
 should be. `grow` does all of it for one block. This is the record's `grow`: who trains a stack of blocks calls its
 parts.
 
+A step of the usual options, equation by equation: the gradient N of the kernels and the tokens' C (GROW.7 to GROW.9,
+`dense`); the metric A and the direction P that descends in it (to GROW.12, `metric`); what of N only new columns can
+follow, which says how many there shall be (to GROW.15, `bottleneck`); the kernel M, moved along -P to F (to GROW.17,
+`path`); the kernel of the new rank nearest to F, and its factors, which are the new weights (to GROW.25, `truncate`).
+
 Source: L. Burgund, Attention Growing Networks, section 2; what differs from it stands in docs/deviations.md.
 """
 
@@ -15,23 +20,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from refattn import equations
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.growing import block, uneven
-from refattn.mechanisms.growing.bottleneck import (
-    Bottleneck,
-    bottleneck,
-    embedding_bottleneck,
-    select_columns,
-    with_ties,
-)
-from refattn.mechanisms.growing.metric import Metric, direction, kronecker
-from refattn.mechanisms.growing.options import Options
-from refattn.mechanisms.growing.path import Plan, apply, live, slope_of
-from refattn.mechanisms.growing.search import Found, line_search
-from refattn.mechanisms.growing.statistics import Statistics, merge, observe
+from refattn.mechanisms.growing import dense
+from refattn.mechanisms.growing.growth import bottleneck, metric, path, truncate, uneven
+from refattn.mechanisms.growing.growth.bottleneck import Bottleneck, embedding_bottleneck, select_columns, with_ties
+from refattn.mechanisms.growing.growth.metric import Metric
+from refattn.mechanisms.growing.growth.options import Options
+from refattn.mechanisms.growing.growth.path import Plan, live
+from refattn.mechanisms.growing.growth.search import Found, search
+from refattn.mechanisms.growing.growth.statistics import Statistics, merge, observe
+from refattn.mechanisms.growing.layer import block
 from refattn.xp import namespace, sum_wide
 
 __all__ = ["Options", "Plan", "Statistics", "apply", "facts_of", "grow", "merge", "observe", "plan", "search", "width"]
+
+TAGGED = (dense, metric, bottleneck, path, truncate)
+"""The modules whose lines carry the equations of growth."""
 
 Halves = tuple[Statistics, Statistics]
 
@@ -84,12 +89,12 @@ def plan(
     facts: dict[str, Any] = {"width": width, "mode": options.mode}
     if not float(xp.sqrt(sum_wide(n * n))) > 1e-30:
         return _nothing(params, statistics, options, facts)
-    metric = _metric(statistics, options)
-    found = bottleneck(params, statistics, metric)
-    way = direction(statistics, options.metric, metric=metric, center_keys=options.center_keys)
+    kron = _metric(statistics, options)
+    found = equations.active(bottleneck).bottleneck(params, statistics, kron)
+    way = equations.active(metric).direction(statistics, options.metric, metric=kron, center_keys=options.center_keys)
     if not way.size > 0.0:
         return _nothing(params, statistics, options, facts)
-    made = Plan(params, statistics, options, 0, 0.0, 0.0, found.psi, metric, found, way)
+    made = Plan(params, statistics, options, 0, 0.0, 0.0, found.psi, kron, found, way)
     if options.uneven:
         spare = [max(0, most - len(places)) for places in live(params)]
         made = _unevenly(made, columns, halves, spare)
@@ -99,7 +104,7 @@ def plan(
         count = with_ties(found, count, room) if options.keep_ties else count
         facts |= {"asked": columns} if columns is not None and columns > room else {}
         made = replace(made, columns=count, gain=found.gain(count) / way.size)
-    count, slope = made.columns, slope_of(made)
+    count, slope = made.columns, equations.active(path).slope_of(made)
     if options.searches and not slope < 0.0 and (options.metric, options.method) != ("kron", "optimal"):
         # Only the Kronecker metric with its own truncation is certain to descend.
         surer = replace(options, metric="kron", method="optimal")
@@ -129,7 +134,11 @@ def _check_statistics(params: block.Params, statistics: Statistics, halves: Halv
 
 def _metric(statistics: Statistics, options: Options) -> Metric:
     """Return the Kronecker metric as the options have it."""
-    return kronecker(statistics, center_keys=options.center_keys, singular=options.singular, damping=options.damping)
+    own = equations.active(metric)
+    made: Metric = own.kronecker(
+        statistics, center_keys=options.center_keys, singular=options.singular, damping=options.damping
+    )
+    return made
 
 
 def _nothing(params: block.Params, statistics: Statistics, options: Options, facts: dict[str, Any]) -> Plan:
@@ -145,21 +154,20 @@ def _to_select_from(made: Plan, halves: Halves | None) -> tuple[Bottleneck, Metr
         return made.found, made.metric, None
     first, second = halves
     own = _metric(first, made.options)
-    return bottleneck(made.params, first, own), own, second
+    return bottleneck.bottleneck(made.params, first, own), own, second
 
 
 def _worth_while(made: Plan, halves: Halves | None, most: int) -> int:
-    found, metric, validation = _to_select_from(made, halves)
-    options = made.options
-    return select_columns(found, metric, most=most, share=options.share, validation=validation, trust=options.trust)
+    found, kron, validation = _to_select_from(made, halves)
+    return select_columns(found, kron, most, made.options, validation)
 
 
 def _unevenly(made: Plan, columns: int | None, halves: Halves | None, room: list[int]) -> Plan:
     """Return the plan with one for each head; `columns` of every head in the mean, or as many as are worth while."""
     assert made.found is not None
     if columns is None:
-        found, metric, validation = _to_select_from(made, halves)
-        each = uneven.worth_while(found, metric, made.options, room, validation)
+        found, kron, validation = _to_select_from(made, halves)
+        each = uneven.worth_while(found, kron, made.options, room, validation)
     else:
         each = uneven.allot(made.found, columns * len(room), room)
     heads = uneven.plans(made, each)
@@ -167,6 +175,28 @@ def _unevenly(made: Plan, columns: int | None, halves: Halves | None, room: list
         ties = [with_ties(h.found, h.columns, own) for h, own in zip(heads, room, strict=True) if h.found is not None]
         heads = heads if ties == list(each) else uneven.plans(made, ties)
     return replace(made, heads=heads, columns=max(head.columns for head in heads), gain=sum(h.gain for h in heads))
+
+
+def apply(made: Plan, amplitude: float = 0.0) -> block.Params:
+    """Return the parameters after the step.
+
+    Parameters
+    ----------
+    made
+        Of `plan`.
+    amplitude
+        How far to go; 0, or a mode that keeps the function: new columns that change nothing.
+
+    Raises
+    ------
+    ValueError
+        Where the amplitude is negative or not finite.
+    """
+    check_is("made", made, Plan)
+    if not (math.isfinite(amplitude) and amplitude >= 0.0):
+        raise ValueError(f"amplitude: got {amplitude!r}, needs a finite number of at least 0")
+    grown: block.Params = equations.active(path).weights_at(made, amplitude)
+    return grown
 
 
 def grow(
@@ -238,20 +268,6 @@ def width(params: block.Params) -> int:
     return params.config.sizes[1]
 
 
-def search(loss: Callable[[float], float], before: float, slope: float, options: Options) -> Found:
-    """Return the amplitude of `line_search` with its options."""
-    return line_search(
-        loss,
-        before,
-        slope,
-        first=options.amplitude,
-        decrease=options.decrease,
-        factor=options.factor,
-        evaluations=options.evaluations,
-    )
-
-
 def facts_of(found: Found) -> dict[str, Any]:
     """Return what there is to write down of a search."""
-    facts = {"amplitude": found.amplitude, "before": found.before, "after": found.after}
-    return facts | {"predicted": found.predicted, "actual": found.actual, "evaluations": found.evaluations}
+    return found.facts
