@@ -14,7 +14,8 @@ from refattn.mechanisms.arguments import (
     check_number,
     check_qkv,
 )
-from refattn.mechanisms.sympformer import dense, tiled
+from refattn.mechanisms.sympformer import dense
+from refattn.mechanisms.sympformer.forms import tiled
 from refattn.ops.masks import Causal, causal_offset
 from refattn.xp import Array, is_array, namespace, raised, zeros
 

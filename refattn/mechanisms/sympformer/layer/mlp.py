@@ -24,13 +24,90 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), and the Lie-Trotter splitting
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from refattn.mechanisms.sympformer.numbers import Numbers, dot
-from refattn.mechanisms.sympformer.params import Add, Params
+from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.projections import check_sizes
+from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.ops.mlp import GELU
 from refattn.xp import Array
+
+
+@dataclass(frozen=True)
+class Substep:
+    """What every kind with an MLP has.
+
+    Attributes
+    ----------
+    ratio
+        Width of the MLP in widths of the tokens.
+    gelu
+        "exact" or "tanh".
+    """
+
+    ratio: int = 4
+    gelu: str = "exact"
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "ratio")
+        check_choice("gelu", self.gelu, GELU)
+
+    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+        """Return mu, beta and gamma, as far as they change anything."""
+        return {}
+
+
+@dataclass(frozen=True)
+class AttentionVelocity(Substep):
+    """It looks ahead along the velocity of the attention step, which it does not change."""
+
+    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+        """Return gamma, and mu where the attention step moves anything."""
+        return {**({"mu": ("unit", 0.9)} if config.drifts else {}), "gamma": ("positive", 1.0)}
+
+
+@dataclass(frozen=True)
+class Momentum(Substep):
+    """It looks ahead along the momentum, and changes it."""
+
+    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+        """Return all three."""
+        return dict(CARRIED)
+
+
+@dataclass(frozen=True)
+class Velocity(Substep):
+    """It looks ahead along a velocity of its own, 0 in a first layer, and changes it."""
+
+    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+        """Return all three, but in a first layer."""
+        return dict(CARRIED) if config.layer else {}
+
+
+@dataclass(frozen=True)
+class Plain(Substep):
+    """x + MLP(norm x)."""
+
+
+@dataclass(frozen=True)
+class NoMlp:
+    """There is none."""
+
+    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+        """Return nothing."""
+        return {}
+
+
+CARRIED = {"mu": ("unit", 0.9), "beta": ("unit", 0.9), "gamma": ("positive", 1.0)}
+KINDS: dict[str, type[Substep] | type[NoMlp]] = {
+    "attention_velocity": AttentionVelocity,
+    "momentum": Momentum,
+    "velocity": Velocity,
+    "plain": Plain,
+    "none": NoMlp,
+}
 
 
 @dataclass(frozen=True)
@@ -51,29 +128,26 @@ def forward(
     params: Params, numbers: Numbers, x_before: Array, x: Array, carried: Array | None
 ) -> tuple[Array, Array, Saved]:
     """Return the next tokens, what moved them, and what `backward` reads."""
-    config, mlp = params.config, params.mlp
+    kind, mlp = params.config.mlp, params.mlp
     assert mlp is not None
     ahead = carried  # it came in
-    if config.mlp == "attention_velocity" and "mu" in numbers:
-        speed = (x - x_before) / numbers["h_x"]  # (b, i, m) [SYMP.33]
-        ahead = speed  # SYMP.33
+    if isinstance(kind, AttentionVelocity) and "mu" in numbers:
+        ahead = (x - x_before) / numbers["h_x"]  # (b, i, m) [SYMP.33]
     point = x if ahead is None else x + numbers["mu"] * ahead  # (b, i, m): what is normalised
-    y, norm = layer_norm.layer_norm_forward(point, mlp.gain)  # the first is SYMP.34
-    seen = y  # (b, i, m) [SYMP.34]
+    seen, norm = layer_norm.layer_norm_forward(point, mlp.gain)  # (b, i, m) [SYMP.34]
     hidden = linear_forward(seen, mlp.w_in, None)  # part of SYMP.35
-    active, gate = GELU[config.gelu][0](hidden)  # part of SYMP.35
+    active, gate = GELU[kind.gelu][0](hidden)  # part of SYMP.35
     added = linear_forward(active, mlp.w_out, None)  # (b, i, m) [SYMP.35]
     norm_v = None
-    if config.mlp == "plain":
+    if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.36 with gamma = 1
-    elif config.mlp == "attention_velocity":
+    elif isinstance(kind, AttentionVelocity):
         push = numbers["gamma"] * added  # (b, i, m) [SYMP.36]
     else:
         total = added  # (b, i, m): what is normalised
         if ahead is not None:
             total = numbers["beta"] * ahead + numbers["gamma"] * added  # (b, i, m): what is normalised
-        unit, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v)  # the first is SYMP.37
-        push = unit  # (b, i, m) [SYMP.37]
+        push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v)  # (b, i, m) [SYMP.37]
     result = x + push  # (b, i, m) [SYMP.38]
     return result, push, Saved(ahead, norm, seen, hidden, gate, active, added, norm_v)
 
@@ -82,7 +156,7 @@ def backward(
     params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_later: Array | None, add: Add
 ) -> tuple[Array | None, Array, Array | None]:
     """Return the gradients of x before attention, of x, and of what was carried in; add those of the parameters."""
-    config, mlp, ahead = params.config, params.mlp, saved.ahead
+    kind, mlp, ahead = params.config.mlp, params.mlp, saved.ahead
     assert mlp is not None
     # forward: result = x + push
     d_push = d_result if d_later is None else d_result + d_later  # (b, i, m) [dSYMP.38]
@@ -94,27 +168,26 @@ def backward(
     d_added = d_total  # (b, i, m): where gamma is 1
     if "gamma" in numbers:
         d_added = numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
-        add("gamma", dot(d_total, saved.added))
+        add("gamma", inner(d_total, saved.added))
     # forward: added = gelu(seen @ w_in) @ w_out
     d_active, d_w_out, _ = linear_backward(saved.active, mlp.w_out, d_added)  # part of dSYMP.34
-    d_hidden = GELU[config.gelu][1](saved.hidden, saved.gate, d_active)  # part of dSYMP.34
+    d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # part of dSYMP.34
     d_seen, d_w_in, _ = linear_backward(saved.y, mlp.w_in, d_hidden)  # part of dSYMP.34
     # forward: seen = norm(x + mu * ahead)
-    d_inner, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # the first is dSYMP.34
-    d_point = d_inner  # (b, i, m) [dSYMP.34]
+    d_point, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # (b, i, m) [dSYMP.34], (m)
     for name, value in (("mlp.w_out", d_w_out), ("mlp.w_in", d_w_in), ("mlp.gain", d_gain)):
         add(name, value)
     d_x = d_result + d_point  # (b, i, m): the gradient of x
     if ahead is None:
         return None, d_x, None
-    add("mu", dot(d_point, ahead))
+    add("mu", inner(d_point, ahead))
     d_ahead = numbers["mu"] * d_point  # (b, i, m): dSYMP.33 but for beta
-    if config.mlp != "attention_velocity":
-        add("beta", dot(d_total, ahead))
+    if not isinstance(kind, AttentionVelocity):
+        add("beta", inner(d_total, ahead))
         d_carried = d_ahead + numbers["beta"] * d_total  # (b, i, m) [dSYMP.33]
         return None, d_x, d_carried
     # forward: speed = (x - x_before) / h_x
     d_before = d_ahead / numbers["h_x"]  # (b, i, m): what moves x one way and x before the other
-    if not config.detach:
-        add("h_x", -dot(d_before, ahead))
+    if not params.config.detach:
+        add("h_x", -inner(d_before, ahead))
     return -d_before, d_x + d_before, None

@@ -3,7 +3,7 @@
 The scores of attention bend the space of the tokens. Their derivative along a direction u, s'_ij = (uq_i . k_j +
 q_i . uk_j) / sqrt(d), has under the weights of attention a mean for each token, and no pair has to be kept for it.
 
-Equations (q, k, v, f as in `baseline`, d the width of a head)::
+Equations (q, k, v, f as in `attend`, d the width of a head)::
 
     [SYMP.50]  s_i = <u_i, u_i>
     [SYMP.51]  uq = heads(u w_q)
@@ -36,9 +36,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.sympformer import attend
+from refattn.mechanisms.sympformer.baselines import attend
+from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Add, Params
-from refattn.mechanisms.sympformer.prefix import Prefix
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
@@ -58,7 +58,7 @@ class Saved:
     r: Array
     f: Array
     joined: Array
-    attended: attend.Saved
+    attended: attend.Attended
 
 
 def forward(
@@ -71,8 +71,7 @@ def forward(
     uq = split_heads(linear_forward(u, params.w_q, None), heads)  # (b, h, i, d) [SYMP.51]
     uk = split_heads(linear_forward(u, params.w_k, None), heads)  # (b, h, i, d) [SYMP.52]
     values = xp.concat([square[:, None, ...] * v, k, uk], axis=-1)  # three values in one
-    together, attended = attend.forward(q, k, values, causal)  # the first is SYMP.53
-    found = together  # (b, h, i, 3*d) [SYMP.53]
+    found, attended = attend.attention(q, k, values, causal)  # (b, h, i, 3*d) [SYMP.53]
     a, b, c = found[..., :d], found[..., d : 2 * d], found[..., 2 * d :]  # parts of SYMP.53
     rate = factor * xp.sum(uq * b + q * c, axis=(1, 3))[..., None]  # (b, i, 1) [SYMP.54]
     joined = merge_heads(a)  # (b, i, m): part of SYMP.55
@@ -96,7 +95,7 @@ def backward(params: Params, saved: Saved, d_turn: Array, add: Add) -> tuple[Arr
     shared = factor * d_rate[:, None, ...]  # of every head
     parts = [split_heads(d_joined, heads), shared * saved.uq, shared * saved.q]
     d_together = xp.concat(parts, axis=-1)  # (b, h, i, 3*d) [dSYMP.53]
-    d_q, d_k, d_values = attend.backward(saved.attended, d_together)  # of q, k and the three values
+    d_q, d_k, d_values = attend.attention_backward(saved.attended, d_together)  # of q, k and the three values
     d_q = d_q + shared * saved.c  # (b, h, i, d): the gradient of q
     d_scaled, d_key = d_values[..., :d], d_values[..., d : 2 * d]  # of the first two values
     d_uk = d_values[..., 2 * d :]  # (b, h, i, d) [dSYMP.52]

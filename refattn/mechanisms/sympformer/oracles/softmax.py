@@ -29,17 +29,47 @@ puts in place of A and B: w_q w_k^T for A, w_v and w_o for the derivative of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.dense import counts
-from refattn.mechanisms.sympformer.numbers import Numbers, dot
-from refattn.mechanisms.sympformer.options import Config
-from refattn.mechanisms.sympformer.params import Add, Params
-from refattn.mechanisms.sympformer.prefix import Prefix
+from refattn.mechanisms.sympformer.oracles.past import Prefix
+from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
+
+NORMALISERS, MOBILITIES = ("prefix", "length"), ("learned", "identity")
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Softmax attention of the prefix: this file.
+
+    Attributes
+    ----------
+    normaliser
+        What sums over tokens are divided by: the tokens that a token attends ("prefix"), or all of them ("length"), as
+        the authors' first program does, so that the past depends on how many tokens follow.
+    mobility
+        "learned", the matrix B, from the identity on; "identity": none.
+    """
+
+    normaliser: str = "prefix"
+    mobility: str = "learned"
+
+    causal: ClassVar[bool] = True
+    """Whether a token may be kept from those that come later."""
+
+    def __post_init__(self) -> None:
+        check_choice("normaliser", self.normaliser, NORMALISERS)
+        check_choice("mobility", self.mobility, MOBILITIES)
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block, where the force is read, and where positions change."""
+        has = {"w_q", "w_k"} | ({"w_v", "w_o"} if kicks else set())
+        return has | ({"w_b"} if drifts and self.mobility == "learned" else set())
 
 
 @dataclass(frozen=True)
@@ -67,7 +97,7 @@ class Saved:
 
 def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
-    xp, kicks = namespace(x), params.config.kicks
+    xp, kicks = namespace(x), params.w_o is not None
     look = numbers.get("look") if p is not None else None  # (1): a number
     ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
     y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # the first is SYMP.11
@@ -82,7 +112,7 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
     kinetic = None
     if p is not None and kicks:
         kinetic = xp.sum(moved * p, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.16]
-    share = share_of(params.config, causal, x)  # (i, 1): n_i over the number of all tokens
+    share = share_of(params.config.oracle.normaliser, causal, x)  # (i, 1): n_i over the number of all tokens
     given = kinetic  # (b, i, 1): what the core is given
     if share is not None and kinetic is not None:
         given = kinetic / (share * share)  # (b, i, 1): so that u has the other z
@@ -107,9 +137,9 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
     return Answer(force, moved, log_z), Saved(p, moved, seen, norm, look, saved, attended, share)
 
 
-def share_of(config: Config, causal: bool | Prefix, x: Array) -> Array | None:
+def share_of(normaliser: str, causal: bool | Prefix, x: Array) -> Array | None:
     """Return which share of all tokens each one attends (i, 1), where sums are divided by all; otherwise None."""
-    if config.normaliser == "prefix" or causal is False:
+    if normaliser == "prefix" or causal is False:
         return None
     if isinstance(causal, Prefix):
         raise ValueError("normaliser: got 'length', but a stream does not know how many tokens come: it needs 'prefix'")
@@ -201,5 +231,5 @@ def backward(
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
         d_p = d_p + saved.look * d_ahead  # (b, i, m) [dSYMP.momentum]
-        add("look", dot(d_ahead, p))
+        add("look", inner(d_ahead, p))
     return d_ahead, d_p

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 
 from refattn import equations
 from refattn.mechanisms.sympformer import core, dense
-from refattn.mechanisms.sympformer.mixing import mix_state
-from refattn.xp import Array, namespace, raised, zeros
+from refattn.mechanisms.sympformer.oracles.mixing import mix_state
+from refattn.xp import Array, namespace, zeros
 
 
 @dataclass(frozen=True)
 class Past:
     """What one call of the oracle keeps: of softmax attention every token, of linear attention two sums.
 
-    The sums are those over j of p_j^T a_j and of y_j^T p_j, where `mixing` has S.
+    The sums are those over j of p_j^T a_j and of y_j^T p_j, where `mixing` has S. How many tokens there were says the
+    length of `k`, and beside the sums `count`: a tree of arrays holds all that there is to know.
     """
 
     k: Array | None = None  # (b, h, j, d), h = 1 but for baselines
@@ -22,39 +23,50 @@ class Past:
     push: Array | None = None  # (b, h, j, 1): u
     force: Array | None = None  # (b, m, m)
     velocity: Array | None = None  # (b, m, m)
+    count: Array | None = None  # (1,): how many tokens
+
+    def tokens(self) -> int | Array:
+        """Return how many tokens there were."""
+        if self.count is not None:
+            return self.count
+        assert self.k is not None
+        return int(self.k.shape[2])
 
 
 class Prefix:
     """The past of one step of a block: `calls` of the oracle in their order, and `after`, what they leave behind."""
 
-    def __init__(self, calls: tuple[Past, ...], count: int) -> None:
-        self.calls, self.count = calls, count
+    def __init__(self, calls: tuple[Past, ...]) -> None:
+        self.calls = calls
         self.after: list[Past] = []
 
-    def begin(self) -> Past:
-        """Begin a call of the oracle; return what it knows."""
-        past = self.calls[len(self.after)]
-        self.after.append(past)
-        return past
+    def tokens(self) -> int | Array:
+        """Return how many tokens came before."""
+        return self.calls[0].tokens()
 
     def attend(self, q: Array, k: Array, v: Array, kinetic: Array | None, scale: float) -> tuple[Array, Array]:
         """Return (out, log_z) of new tokens (b, h, n, d) with a softmax, and leave them behind."""
-        xp, past = namespace(q), self.begin()
-        like, b, n = raised(q), q.shape[0], q.shape[2]
-        keys, values = (xp.concat([old, raised(new)], axis=2) for old, new in ((past.k, k), (past.v, v)))
-        if self.count:
-            energy = zeros((b, q.shape[1], n, 1), like) if kinetic is None else raised(kinetic)
+        xp, past, b, n = namespace(q), self.calls[len(self.after)], q.shape[0], q.shape[2]
+        assert past.k is not None and past.v is not None and past.push is not None
+        keys, values = xp.concat([past.k, k], axis=2), xp.concat([past.v, v], axis=2)
+        if count := past.k.shape[2]:
+            energy = zeros((b, q.shape[1], n, 1), q) if kinetic is None else kinetic
             own = equations.active(dense)
-            out, log_z, saved = own.forward(
-                like, keys, values, energy, offset=self.count, scale=scale, before=past.push
-            )
+            out, log_z, saved = own.forward(q, keys, values, energy, offset=count, scale=scale, before=past.push)
             push = xp.concat([past.push, saved.push], axis=2)
         else:
             # The first tokens may be many: memory stays linear in their number.
             out, found = core.forward(q, k, v, kinetic, causal=True, scale=scale)
             log_z, push = found.log_z, xp.reshape(found.inner.push, (b, q.shape[1], n, 1))
-        self.after[-1] = Past(keys, values, push)
-        return xp.astype(out, q.dtype, copy=False), xp.astype(log_z, q.dtype, copy=False)
+        self.after.append(Past(keys, values, push))
+        return out, log_z
+
+    def begin(self, tokens: int) -> Array:
+        """Begin a call of linear attention with some new tokens; return how many came before, as a float."""
+        past = self.calls[len(self.after)]
+        assert past.count is not None and past.force is not None
+        self.after.append(replace(past, count=past.count + tokens))
+        return namespace(past.force).astype(past.count, past.force.dtype)
 
     def mix(self, what: str, a: Array, b: Array, c: Array) -> Array:
         """Return sum_j <a_i, b_j> c_j of the "force" or the "velocity" of new tokens, and leave the sum behind."""

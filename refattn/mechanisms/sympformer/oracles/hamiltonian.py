@@ -3,7 +3,7 @@
     H = 1/2 sum_i <p_i, B p_i> / z_i - 1/2n sum_ij E_ij       E_ij = e^(scale q_i . k_j), z_i = 1/n sum_j E_ij
 
 A token is a query, and a key of the others: through its key it is pushed by what attends it. With causal scores these
-would be the tokens that come later, and so there is no causal form of this force; `oracle` is what there is instead.
+would be the tokens that come later, and so there is no causal form of this force; `softmax` is what there is instead.
 
 Equations (o(q, k, v) and c are SYMP.10 and SYMP.7 at rest, without causality: o_i = 1/n sum_j E_ij v_j)::
 
@@ -34,16 +34,40 @@ How their code differs: its potential lacks the 1/n, and B comes from an inverse
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from refattn import equations
-from refattn.mechanisms.sympformer import core, oracle
-from refattn.mechanisms.sympformer.numbers import Numbers, dot
-from refattn.mechanisms.sympformer.oracle import Answer
-from refattn.mechanisms.sympformer.params import Add, Params
-from refattn.mechanisms.sympformer.prefix import Prefix
+from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.oracles import softmax
+from refattn.mechanisms.sympformer.oracles.past import Prefix
+from refattn.mechanisms.sympformer.oracles.softmax import MOBILITIES, Answer
+from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Hamiltonian:
+    """The force of a Hamiltonian of all tokens, which may not be causal: this file.
+
+    Attributes
+    ----------
+    mobility
+        "learned", the matrix B, from the identity on; "identity": none.
+    """
+
+    mobility: str = "learned"
+
+    causal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_choice("mobility", self.mobility, MOBILITIES)
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block, where the force is read, and where positions change."""
+        return {"w_q", "w_k"} | ({"w_b"} if drifts and self.mobility == "learned" else set())
 
 
 @dataclass(frozen=True)
@@ -70,7 +94,7 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
     if causal is not False:
         raise ValueError(
             "causal: got True, needs False: the force of a Hamiltonian of all tokens pushes a token by those that come "
-            "later, which attend it; force='prefix' does not"
+            "later, which attend it; oracle='softmax' does not"
         )
     xp, kicks, scale = namespace(x), params.config.kicks, params.config.scale
     look = numbers.get("look") if p is not None else None  # (1): a number
@@ -104,22 +128,22 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
 
 def mobilised(params: Params, p: Array) -> Array:
     """Return B p."""
-    return equations.active(oracle).mobilised(params, p)
+    return equations.active(softmax).mobilised(params, p)
 
 
 def mobilised_backward(params: Params, p: Array, d_moved: Array, add: Add) -> Array:
     """Return the gradient of p, and add that of B."""
-    return equations.active(oracle).mobilised_backward(params, p, d_moved, add)
+    return equations.active(softmax).mobilised_backward(params, p, d_moved, add)
 
 
 def velocity(moved: Array, log_z: Array) -> Array:
     """Return B p / z."""
-    return equations.active(oracle).velocity(moved, log_z)
+    return equations.active(softmax).velocity(moved, log_z)
 
 
 def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) -> tuple[Array, Array]:
     """Return the gradients of B p and of log z."""
-    return equations.active(oracle).velocity_backward(moved, speed, log_z, d_speed)
+    return equations.active(softmax).velocity_backward(moved, speed, log_z, d_speed)
 
 
 def backward(
@@ -174,5 +198,5 @@ def backward(
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
         d_p = d_p + saved.look * d_ahead  # (b, i, m): the gradient of p
-        add("look", dot(d_ahead, p))
+        add("look", inner(d_ahead, p))
     return d_ahead, d_p

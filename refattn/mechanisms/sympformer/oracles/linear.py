@@ -27,16 +27,43 @@ first tokens of a long sequence hardly move; here by the number of tokens that a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.sympformer.dense import counts
-from refattn.mechanisms.sympformer.mixing import mix, mix_backward
-from refattn.mechanisms.sympformer.numbers import Numbers, dot
-from refattn.mechanisms.sympformer.oracle import Answer, share_of
-from refattn.mechanisms.sympformer.params import Add, Params
-from refattn.mechanisms.sympformer.prefix import Prefix
+from refattn.mechanisms.sympformer.oracles.mixing import FORMS, mix, mix_backward
+from refattn.mechanisms.sympformer.oracles.past import Prefix
+from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer, share_of
+from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Linear attention, with the matrices A and V alone: this file.
+
+    Attributes
+    ----------
+    normaliser
+        What sums over tokens are divided by: see `Softmax`.
+    form
+        "gram" (all pairs), "state" (time linear in the tokens) or "auto".
+    """
+
+    normaliser: str = "prefix"
+    form: str = "auto"
+
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice("normaliser", self.normaliser, NORMALISERS)
+        check_choice("form", self.form, ("auto", *FORMS))
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block, where the force is read, and where positions change."""
+        return {name for name, there in (("w_a", drifts), ("w_v", kicks)) if there}
 
 
 @dataclass(frozen=True)
@@ -71,14 +98,12 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
     if params.w_a is not None:
         a = linear_forward(seen, params.w_a, None)  # (b, i, m) [SYMP.42]
     tokens, past = x.shape[1], causal if isinstance(causal, Prefix) else None
-    before = 0
+    n = counts(0 if causal else None, (0, tokens), tokens, x)  # (i, 1): n_i
     if past is not None:
-        before = past.count
-        past.begin()
-    n = counts(before if causal else None, (0, tokens), tokens, x)  # (i, 1): n_i
-    share = share_of(params.config, causal, x)  # (i, 1): n_i over the number of all tokens
+        n = n + past.begin(tokens)  # (i, 1): n_i, with the tokens that came before
+    share = share_of(params.config.oracle.normaliser, causal, x)  # (i, 1): n_i over the number of all tokens
     n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
-    kernel = Kernel(seen, a, n, 1 if causal else 0, params.config.form, past)
+    kernel = Kernel(seen, a, n, 1 if causal else 0, params.config.oracle.form, past)
     force = None
     if params.w_v is not None:
         push = linear_forward(seen, params.w_v, None)  # (b, i, m): part of SYMP.44
@@ -157,5 +182,5 @@ def backward(
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
         d_p = d_p + saved.look * d_ahead  # (b, i, m): the gradient of p
-        add("look", dot(d_ahead, p))
+        add("look", inner(d_ahead, p))
     return d_ahead, d_p
