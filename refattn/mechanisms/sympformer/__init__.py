@@ -1,6 +1,8 @@
 """SympFormer: attention as a step of damped particles with momentum, strictly causal.
 
-Tokens are particles with momenta; attention is the force between them, and a layer is one step of an integrator. Read
+Tokens are particles with momenta; attention is the force between them, and a layer is one step of an integrator.
+
+What to read, in this order:
 
 1. `dense.py`, the force: its equations, forward and backward (`core.py` is the public call of it);
 2. `oracles/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
@@ -24,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from refattn.mechanisms.block import Block, ModuleStream
+from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
@@ -86,7 +89,7 @@ record = Mechanism(
     tagged=(_dense, *_AROUND, _block),
     loops=_loops,
     forms=tuple(_core.FORMS),
-    defaults={"kinetic": None, "causal": False, "scale": None, "form": "auto"},
+    defaults=_defaults_of(forward),
     reads=_READS,
     core=_core,
     block=_BLOCK,

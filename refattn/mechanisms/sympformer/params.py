@@ -51,6 +51,26 @@ class Params:
     mlp: Mlp | None = None
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A layer at work.
+
+    Attributes
+    ----------
+    oracle
+        The module of `oracles` that it asks for forces and velocities.
+    params, numbers
+        Its parameters, and its numbers, learned or not.
+    causal
+        Which tokens push a token: all (False), those up to itself (True), or also those of the past, a `Prefix`.
+    """
+
+    oracle: Any
+    params: Params
+    numbers: Numbers
+    causal: Any
+
+
 def inner(a: Array, b: Array) -> Array:
     """Return the sum of a * b as an array of one element: what a number that multiplies b has for a gradient."""
     return namespace(a, b).reshape(sum_wide(a * b), (1,))

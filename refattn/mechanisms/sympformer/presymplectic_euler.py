@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.mechanisms.arguments import check_is, check_number
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.xp import Array, namespace
 
 
@@ -60,7 +60,7 @@ class Integrator:
     moves: ClassVar[bool] = False
     """Whether tokens at rest move: positions drift with the new momentum."""
     calls: ClassVar[int] = 1
-    """How often a step asks the oracle."""
+    """How often a step asks the layer.oracle."""
     remembers: ClassVar[bool] = False
     """Whether the layer before is remembered."""
     baseline: ClassVar[bool] = False
@@ -103,49 +103,47 @@ class Saved:
     asked: Any
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, t: Array, causal: Any
-) -> tuple[Array, Array, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads.
 
     `oracle` is a module of `oracles`; p is None at rest.
     """
-    xp, h_x, h_y = namespace(x), numbers["h_x"], numbers["h_y"]  # -, (1), (1)
-    answer, asked = oracle.forward(params, numbers, x, p, causal)
+    xp, h_x, h_y = namespace(x), layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
+    answer, asked = layer.oracle.forward(layer, x, p)
     before = xp.zeros_like(x) if p is None else p  # (b, i, m)
     kicked = before + h_y * answer.g  # (b, i, m) [SYMP.20]
-    a = damping(params, numbers, t, h_y)  # (1): SYMP.66
+    a = damping(layer, t, h_y)  # (1): SYMP.66
     momentum = xp.exp(-a) * kicked  # (b, i, m) [SYMP.21]
-    moved = oracle.mobilised(params, momentum)  # (b, i, m): B p'
-    speed = oracle.velocity(moved, answer.context)  # (b, i, m): B p' / z
+    moved = layer.oracle.mobilised(layer, momentum)  # (b, i, m): B p'
+    speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B p' / z
     result = x + h_x * speed  # (b, i, m) [SYMP.22]
     return result, momentum, Saved(p, t, answer.g, a, momentum, moved, speed, answer.context, asked)
 
 
 def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_later: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
-    xp, h_x, h_y = namespace(d_result), numbers["h_x"], numbers["h_y"]  # -, (1), (1)
+    xp, h_x, h_y = namespace(d_result), layer.numbers["h_x"], layer.numbers["h_y"]  # -, (1), (1)
     # forward: result = x + h_x * speed
     d_speed = h_x * d_result  # (b, i, m) [dSYMP.18]
     d_h_x = inner(d_result, saved.speed)  # (1) [dSYMP.h_x]
     # forward: speed = velocity(mobilised(momentum), z)
-    d_moved, d_context = oracle.velocity_backward(
+    d_moved, d_context = layer.oracle.velocity_backward(
         saved.moved, saved.speed, saved.context, d_speed
     )  # (b, i, m): of B p'
-    d_new = oracle.mobilised_backward(params, saved.momentum, d_moved, add)  # (b, i, m): part of dSYMP.21
+    d_new = layer.oracle.mobilised_backward(layer, saved.momentum, d_moved, add)  # (b, i, m): part of dSYMP.21
     d_momentum = d_new if d_later is None else d_later + d_new  # (b, i, m) [dSYMP.21]
     # forward: momentum = exp(-a) * kicked
     d_kicked = xp.exp(-saved.a) * d_momentum  # (b, i, m) [dSYMP.20]
     d_a = -inner(d_momentum, saved.momentum)  # (1) [dSYMP.66]
     # forward: a = damping(t, h_y)
-    d_t, d_h = damping_backward(params, numbers, saved.t, h_y, d_a, add)  # (1), (1)
+    d_t, d_h = damping_backward(layer, saved.t, h_y, d_a, add)  # (1), (1)
     # forward: kicked = before + h_y * answer.g
     d_force = h_y * d_kicked  # (b, i, m) [dSYMP.17]
     d_h_y = inner(d_kicked, saved.force) + d_h  # (1) [dSYMP.h_y]
     # forward: answer = oracle(x, p)
-    d_ahead, d_asked = oracle.backward(params, saved.asked, d_force, None, d_context, add)  # (b, i, m), (b, i, m)
+    d_ahead, d_asked = layer.oracle.backward(layer, saved.asked, d_force, None, d_context, add)  # (b, i, m), (b, i, m)
     d_x = d_result + d_ahead  # (b, i, m) [dSYMP.x]
     d_p = None
     if d_asked is not None:
@@ -155,19 +153,19 @@ def backward(
     return d_x, d_p, d_t
 
 
-def damping(params: Params, numbers: Numbers, t: Array, h: Array) -> Array:
+def damping(layer: Layer, t: Array, h: Array) -> Array:
     """Return a, the integral of the damping from t to t + h; a number that is not there is 0."""
-    xp, clip = namespace(t), params.config.damping.clip
-    a = xp.clip(_integral(numbers, t, h), -clip, clip)  # (1) [SYMP.66]
+    xp, clip = namespace(t), layer.params.config.damping.clip
+    a = xp.clip(_integral(layer, t, h), -clip, clip)  # (1) [SYMP.66]
     return a
 
 
-def damping_backward(params: Params, numbers: Numbers, t: Array, h: Array, d_a: Array, add: Add) -> tuple[Array, Array]:
+def damping_backward(layer: Layer, t: Array, h: Array, d_a: Array, add: Add) -> tuple[Array, Array]:
     """Return the gradients of t and h, and add those of c_log and c_lin."""
-    xp, clip = namespace(t), params.config.damping.clip
-    c_log, c_lin = (numbers.get(name, 0.0 * t) for name in ("c_log", "c_lin"))
+    xp, clip = namespace(t), layer.params.config.damping.clip
+    c_log, c_lin = (layer.numbers.get(name, 0.0 * t) for name in ("c_log", "c_lin"))
     # forward: a = clip(c_log * log(1 + h / t) + c_lin * h, -clip, clip)
-    d_free = xp.where(xp.abs(_integral(numbers, t, h)) < clip, d_a, 0.0)  # (1): 0 where it is clipped
+    d_free = xp.where(xp.abs(_integral(layer, t, h)) < clip, d_a, 0.0)  # (1): 0 where it is clipped
     d_c_log = d_free * xp.log1p(h / t)  # (1) [dSYMP.c_log]
     d_c_lin = d_free * h  # (1) [dSYMP.c_lin]
     d_t = -d_free * c_log * h / (t * (t + h))  # (1) [dSYMP.t]
@@ -177,7 +175,7 @@ def damping_backward(params: Params, numbers: Numbers, t: Array, h: Array, d_a: 
     return d_t, d_h
 
 
-def _integral(numbers: Numbers, t: Array, h: Array) -> Array:
+def _integral(layer: Layer, t: Array, h: Array) -> Array:
     """Return a before it is clipped."""
-    c_log, c_lin = (numbers.get(name, 0.0 * t) for name in ("c_log", "c_lin"))
+    c_log, c_lin = (layer.numbers.get(name, 0.0 * t) for name in ("c_log", "c_lin"))
     return c_log * namespace(t).log1p(h / t) + c_lin * h

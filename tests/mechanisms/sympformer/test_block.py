@@ -16,6 +16,7 @@ from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.integrators.exponential_presymplectic import phi
 from refattn.mechanisms.sympformer.layer import block
 from refattn.mechanisms.sympformer.layer import mlp as substep
+from refattn.mechanisms.sympformer.params import Layer
 from refattn.mechanisms.sympformer.presymplectic_euler import damping
 from refattn.verify import gradients
 from refattn.verify.mutants import KINDS, applies, changed_by
@@ -230,7 +231,7 @@ def test_the_first_step_from_rest_is_residual_attention() -> None:
     x = draw("x", 2, 7, 6)
     state, saves = run((params,), x)
     numbers, saved = saves[0].numbers, saves[0].attention.asked
-    a = damping(params, numbers, np.ones(1), numbers["h_y"])
+    a = damping(Layer(None, params, numbers, True), np.ones(1), numbers["h_y"])
     attention = saved.attended / np.exp(saved.core.log_z[:, 0, :, None])
     step = numbers["h_x"] * numbers["h_y"] * np.exp(-a) * (attention @ params.w_o @ params.w_b)
     np.testing.assert_allclose(state.x, x + step, rtol=0.0, atol=1e-13)
@@ -274,8 +275,9 @@ def test_detached_gradients_are_those_of_a_fixed_time() -> None:
     state = BLOCK.start(placed["params"][0], placed["x"], context)
     divided = substep.forward
 
-    def detached(params: Any, numbers: Any, *rest: Any) -> Any:
-        return divided(params, numbers | {"h_x": numbers["h_x"].detach()}, *rest)
+    def detached(layer: Any, *rest: Any) -> Any:
+        numbers = layer.numbers | {"h_x": layer.numbers["h_x"].detach()}
+        return divided(dataclasses.replace(layer, numbers=numbers), *rest)
 
     with mock.patch.object(substep, "forward", detached):
         for each in placed["params"]:
@@ -313,7 +315,7 @@ def test_weight_of_a_force_in_a_damped_step(a: float) -> None:
 
 def test_damping_is_the_difference_of_eta() -> None:
     c_log, c_lin, t, h = (np.asarray([x]) for x in (3.0, 0.2, 1.7, 0.4))
-    a = damping(stack(1)[0], {"c_log": c_log, "c_lin": c_lin}, t, h)
+    a = damping(Layer(None, stack(1)[0], {"c_log": c_log, "c_lin": c_lin}, True), t, h)
     np.testing.assert_allclose(a, 3.0 * np.log(2.1 / 1.7) + 0.2 * 0.4, rtol=1e-14)
 
 

@@ -146,7 +146,7 @@ def test_exponentials_as_they_stand_overflow() -> None:
     with np.errstate(over="ignore"):
         assert np.isinf(np.float32(np.exp(60.0)) ** np.float32(2.0))
     ones = np.ones((1, 1, 3, 1), np.float32)
-    out, saved = ra.sympformer.forward(60.0 * ones, ones, ones, ones, causal=True, scale=1.0)
+    out, saved = ra.sympformer.forward(60.0 * ones, ones, ones, kinetic=ones, causal=True, scale=1.0)
     gradients = ra.sympformer.backward(saved, ones)
     assert all(np.all(np.isfinite(value)) for value in (out, *gradients.values()))
 

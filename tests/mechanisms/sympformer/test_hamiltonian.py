@@ -12,6 +12,7 @@ from refattn import Context, tree
 from refattn.analysis.particles import Exponential
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.oracles import hamiltonian
+from refattn.mechanisms.sympformer.params import Layer
 from refattn.verify.gradients import block_subjects
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, RECORD, back, draw, run, stack
 
@@ -28,7 +29,9 @@ def energy(params: Any, y: Any, p: Any) -> float:
 def asked(params: Any, x: Any, p: Any) -> tuple[Any, Any, Any]:
     """The force, the velocity, and the normalised tokens."""
     numbers = {name: each.value(params.numbers.get(name), x) for name, each in params.config.numbers().items()}
-    answer, saved = hamiltonian.forward(params, numbers, x[None], None if p is None else p[None], False)
+    answer, saved = hamiltonian.forward(
+        Layer(hamiltonian, params, numbers, False), x[None], None if p is None else p[None]
+    )
     speed = None if p is None else hamiltonian.velocity(answer.b, answer.context)[0]
     assert answer.g is not None
     return answer.g[0], speed, saved.y[0]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Add, Params
+from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
@@ -49,29 +49,29 @@ class Saved:
     joined: Array
 
 
-def forward(params: Params, y: Array, causal: bool | Prefix) -> tuple[Array, Saved]:
+def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     """Return f of normalised tokens y, and what `backward` reads."""
-    weights, heads = (params.w_q, params.w_k, params.w_v), params.config.heads
+    weights, heads = (layer.params.w_q, layer.params.w_k, layer.params.w_v), layer.params.config.heads
     q, k, v = (split_heads(linear_forward(y, w, None), heads) for w in weights)  # (b, h, i, d), (b, h, i, d)
-    by_head, attended = attention(q, k, v, causal)  # (b, h, i, d)
+    by_head, attended = attention(q, k, v, layer.causal)  # (b, h, i, d)
     joined = merge_heads(by_head)  # (b, i, m) [SYMP.46]
-    force = linear_forward(joined, params.w_o, None)  # (b, i, m) [SYMP.47]
+    force = linear_forward(joined, layer.params.w_o, None)  # (b, i, m) [SYMP.47]
     return force, Saved(y, (q, k, v), attended, joined)
 
 
-def backward(params: Params, saved: Saved, d_force: Array, d_further: Heads | None, add: Add) -> Array:
+def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None, add: Add) -> Array:
     """Return the gradient of y, and add those of the weights; `d_further` is what else asks of q, k and v."""
     # forward: force = joined @ w_o
-    d_joined, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_force)  # (b, i, m) [dSYMP.46], (m, m)
+    d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m) [dSYMP.46], (m, m)
     add("w_o", d_w_o)
     # forward: joined = merge(attention(q, k, v))
-    d_qkv = attention_backward(saved.attended, split_heads(d_joined, params.config.heads))
+    d_qkv = attention_backward(saved.attended, split_heads(d_joined, layer.params.config.heads))
     if d_further is not None:
         d_qkv = tuple(a + b for a, b in zip(d_qkv, d_further, strict=True))
     # forward: q = split(y @ w_q), and so for k and v
     parts = []
     for name, value in zip("qkv", d_qkv, strict=True):
-        weight = getattr(params, f"w_{name}")  # (m, m)
+        weight = getattr(layer.params, f"w_{name}")  # (m, m)
         d_part, d_w, _ = linear_backward(saved.y, weight, merge_heads(value))  # (b, i, m), (m, m)
         add(f"w_{name}", d_w)
         parts.append(d_part)

@@ -23,8 +23,7 @@ from typing import ClassVar
 
 from refattn import equations
 from refattn.mechanisms.sympformer.baselines import attend
-from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params
+from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
 from refattn.xp import Array
@@ -51,22 +50,20 @@ class Saved:
     attended: attend.Saved
 
 
-def forward(
-    params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix
-) -> tuple[Array, None, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, None, Saved]:
     """Return the next tokens, no momenta, and what `backward` reads."""
-    y, norm = layer_norm.layer_norm_forward(x, params.gain)  # (b, i, m) [SYMP.90]
-    force, attended = equations.active(attend).forward(params, y, causal)  # (b, i, m): SYMP.47
+    y, norm = layer_norm.layer_norm_forward(x, layer.params.gain)  # (b, i, m) [SYMP.90]
+    force, attended = equations.active(attend).forward(layer, y)  # (b, i, m): SYMP.47
     result = x + force  # (b, i, m) [SYMP.91]
     return result, None, Saved(norm, attended)
 
 
 def backward(
-    params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
-) -> tuple[Array, None]:
-    """Return the gradient of x, and none of a momentum; add those of the parameters."""
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
+) -> tuple[Array, None, None]:
+    """Return the gradient of x, and none of a momentum and the time; add those of the parameters."""
     # forward: result = x + attend(norm(x))
-    d_y = equations.active(attend).backward(params, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.90]
+    d_y = equations.active(attend).backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.90]
     d_x, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
     add("gain", d_gain)
-    return d_result + d_x, None
+    return d_result + d_x, None, None

@@ -35,8 +35,7 @@ from typing import Any, ClassVar
 from refattn import equations
 from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.sympformer.baselines import attend, connection
-from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
 from refattn.xp import Array
@@ -87,36 +86,34 @@ class Saved:
     norm_half: layer_norm.Saved | None
 
 
-def forward(
-    params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix
-) -> tuple[Array, Array, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
-    kind, mu = params.config.integrator.connection, numbers.get("attention_mu")  # -, (1)
+    kind, mu = layer.params.config.integrator.connection, layer.numbers.get("attention_mu")  # -, (1)
     ahead = x if mu is None or p is None else x + mu * p  # (b, i, m): what is normalised
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # (b, i, m) [SYMP.45]
-    force, attended = equations.active(attend).forward(params, y, causal)  # (b, i, m): SYMP.47
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.45]
+    force, attended = equations.active(attend).forward(layer, y)  # (b, i, m): SYMP.47
     whole = force  # (b, i, m): SYMP.57 at rest
     if p is not None:
-        whole = numbers["attention_beta"] * p + numbers["attention_gamma"] * force  # (b, i, m) [SYMP.57]
+        whole = layer.numbers["attention_beta"] * p + layer.numbers["attention_gamma"] * force  # (b, i, m) [SYMP.57]
     turned, bent, norm_half = whole, None, None  # (b, i, m): without a connection
     along = {"h1": p, "r2": whole}.get(kind)  # (b, i, m): what the connection is taken along
     if along is not None:
-        turn, bent = equations.active(connection).forward(params, along, *attended.qkv, force, causal)  # (b, i, m)
+        turn, bent = equations.active(connection).forward(layer, along, *attended.qkv, force)  # (b, i, m)
         turned = whole - turn  # (b, i, m): what is normalised
-    momentum, norm_p = layer_norm.layer_norm_forward(turned, params.gain_p)  # (b, i, m) [SYMP.48]
+    momentum, norm_p = layer_norm.layer_norm_forward(turned, layer.params.gain_p)  # (b, i, m) [SYMP.48]
     push = momentum  # (b, i, m)
     if kind == "r2":
         half = 0.5 * (whole + turned)  # (b, i, m): w - c/2
-        push, norm_half = layer_norm.layer_norm_forward(half, params.gain_p)  # (b, i, m): part of SYMP.49
+        push, norm_half = layer_norm.layer_norm_forward(half, layer.params.gain_p)  # (b, i, m): part of SYMP.49
     result = x + push  # (b, i, m) [SYMP.49]
     return result, momentum, Saved(p, norm, attended, force, norm_p, bent, norm_half)
 
 
 def backward(
-    params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_later: Array | None, add: Add
-) -> tuple[Array, Array | None]:
-    """Return the gradients of x and p, and add those of the parameters and the numbers."""
-    p, kind = saved.p, params.config.integrator.connection  # (b, i, m): it came in
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
+) -> tuple[Array, Array | None, None]:
+    """Return the gradients of x and p, none of the time, and add those of the parameters and the numbers."""
+    p, kind = saved.p, layer.params.config.integrator.connection  # (b, i, m): it came in
     # forward: result = x + push
     d_moved = d_result if saved.norm_half is None else 0.0 * d_result  # (b, i, m): where tokens move by p'
     d_momentum = d_moved if d_later is None else d_moved + d_later  # (b, i, m) [dSYMP.48]
@@ -134,7 +131,7 @@ def backward(
     if saved.connection is not None:
         # forward: turn = connection(along, q, k, v, force)
         own = equations.active(connection)
-        d_along, *d_qkv, d_own = own.backward(params, saved.connection, d_turn, add)  # (b, i, m)
+        d_along, *d_qkv, d_own = own.backward(layer, saved.connection, d_turn, add)  # (b, i, m)
         d_bent = tuple(d_qkv)
         if kind == "h1":
             d_p = d_along  # (b, i, m)
@@ -146,15 +143,15 @@ def backward(
     if p is not None:
         add("attention_beta", inner(d_whole, p))
         add("attention_gamma", inner(d_whole, saved.force))
-        d_old = numbers["attention_beta"] * d_whole  # (b, i, m)
+        d_old = layer.numbers["attention_beta"] * d_whole  # (b, i, m)
         d_p = d_old if d_p is None else d_p + d_old  # (b, i, m): without looking ahead
-        gamma = numbers["attention_gamma"]  # (1)
+        gamma = layer.numbers["attention_gamma"]  # (1)
     d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.47]
-    d_y = equations.active(attend).backward(params, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
+    d_y = equations.active(attend).backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
     # forward: y = norm(x + mu * p)
     d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
     add("gain", d_gain)
-    if p is not None and d_p is not None and "attention_mu" in numbers:
+    if p is not None and d_p is not None and "attention_mu" in layer.numbers:
         add("attention_mu", inner(d_ahead, p))
-        d_p = d_p + numbers["attention_mu"] * d_ahead  # (b, i, m)
-    return d_result + d_ahead, d_p
+        d_p = d_p + layer.numbers["attention_mu"] * d_ahead  # (b, i, m)
+    return d_result + d_ahead, d_p, None

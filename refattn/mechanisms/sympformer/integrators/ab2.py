@@ -1,4 +1,4 @@
-"""Adams and Bashforth's method of two steps: of second order, with one call of the oracle.
+"""Adams and Bashforth's method of two steps: of second order, with one call of the layer.oracle.
 
 Equations (g is the force at (x, p), alpha SYMP.72, x' SYMP.83; R is SYMP.82 for r, in a first layer r)::
 
@@ -21,14 +21,14 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its AB2 method.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from refattn import equations
 from refattn.mechanisms.sympformer.integrators import explicit_euler, two_steps
 from refattn.mechanisms.sympformer.integrators.drift import at_rest, plus
 from refattn.mechanisms.sympformer.integrators.explicit_euler import ExplicitEuler
 from refattn.mechanisms.sympformer.integrators.two_steps import Drifted, History
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.xp import Array
 
 
@@ -53,33 +53,28 @@ class Saved:
 
 
 def forward(
-    oracle: Any,
-    params: Params,
-    numbers: Numbers,
+    layer: Layer,
     x: Array,
     p: Array | None,
     t: Array,
-    causal: Any,
     history: History | None,
 ) -> tuple[Array, Array | None, History | None, Saved]:
     """Return the next tokens, momenta (None where nobody reads them) and history, and what `backward` reads."""
-    own, h_y = equations.active(two_steps), numbers["h_y"]  # -, (1)
-    result, drifted = own.forward(oracle, params, numbers, x, p, history, causal)  # (b, i, m): SYMP.83
+    own, h_y = equations.active(two_steps), layer.numbers["h_y"]  # -, (1)
+    result, drifted = own.forward(layer, x, p, history)  # (b, i, m): SYMP.83
     force, before = drifted.asked.force, at_rest(p, x)  # (b, i, m), (b, i, m)
     if force is None:
         return result, None, None, Saved(p, t, history, drifted)
-    alpha = equations.active(explicit_euler).rate_of_damping(numbers, t)  # (1): SYMP.72
+    alpha = equations.active(explicit_euler).rate_of_damping(layer, t)  # (1): SYMP.72
     rate = force - alpha * before  # (b, i, m) [SYMP.23]
     ahead = rate if history is None else own.ahead(rate, history.g, h_y, history.h_y)  # (b, i, m): SYMP.82
     momentum = before + h_y * ahead  # (b, i, m) [SYMP.84]
-    following = History(drifted.asked.speed, rate, t, numbers["h_x"], h_y)
+    following = History(drifted.asked.speed, rate, t, layer.numbers["h_x"], h_y)
     return result, momentum, following, Saved(p, t, history, drifted, alpha, rate, ahead)
 
 
 def backward(
-    oracle: Any,
-    params: Params,
-    numbers: Numbers,
+    layer: Layer,
     saved: Saved,
     d_result: Array,
     d_momentum: Array | None,
@@ -87,7 +82,7 @@ def backward(
     add: Add,
 ) -> tuple[Array, Array | None, History | None, Array]:
     """Return the gradients of x, p, the history and t, and add those of the parameters and the numbers."""
-    own, history, h_y = equations.active(two_steps), saved.history, numbers["h_y"]  # -, -, (1)
+    own, history, h_y = equations.active(two_steps), saved.history, layer.numbers["h_y"]  # -, -, (1)
     d_rate, d_before, d_t = None, None, 0.0 * saved.t  # -, -, (1)
     d_g_before = d_h_before = None
     if d_momentum is not None and saved.rate is not None:
@@ -104,10 +99,10 @@ def backward(
         # forward: rate = force - alpha * p
         d_before = d_momentum - saved.alpha * d_rate  # (b, i, m)
         d_alpha = -inner(d_rate, at_rest(saved.p, d_rate))  # (1): dSYMP.72
-        d_t = explicit_euler.rate_of_damping_backward(numbers, saved.t, d_alpha, add)  # (1)
-    moved = own.backward(oracle, params, numbers, saved.drifted, history, d_result, d_rate, d_following, add)
+        d_t = explicit_euler.rate_of_damping_backward(layer, saved.t, d_alpha, add)  # (1)
+    moved = own.backward(layer, saved.drifted, history, d_result, d_rate, d_following, add)
     d_x, d_p, d_f_before, d_h_x = moved  # (b, i, m), (b, i, m), (b, i, m), (1)
     d_history, d_t = two_steps.finish(
-        numbers, history, (d_f_before, d_g_before, None, d_h_x, d_h_before), d_t, d_following, add
+        layer, history, (d_f_before, d_g_before, None, d_h_x, d_h_before), d_t, d_following, add
     )  # -, (1)
     return d_x, plus(d_p, d_before), d_history, d_t

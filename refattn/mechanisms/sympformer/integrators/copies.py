@@ -1,4 +1,4 @@
-"""Two copies of tokens and momenta, (X, P) and (Y, Q), each moved by the other: four calls of the oracle.
+"""Two copies of tokens and momenta, (X, P) and (Y, Q), each moved by the other: four calls of the layer.oracle.
 
 The map A asks the oracle at (X, Q) and moves P and Y, the map B asks at (Y, P) and moves X and Q, both by half a step,
 and `rotation` holds the copies together. A, B, rotation, B, A is the same backwards, and hence of second order, where
@@ -12,7 +12,7 @@ Equations (`at` the copies that the oracle is asked at, `move` those that move; 
     [SYMP.24]  p = exp(-a_s) P_at
     [SYMP.25]  P_move = P_move + h_y/2 exp(a_s) g       g, f of the oracle at (x_at, p)
     [SYMP.26]  x_move = x_move + h_x/2 f
-    [SYMP.27]  P_move = exp(a_s) gain_p norm(exp(-a_s) P_move)  where every substep is normalised
+    [SYMP.27]  P_move = exp(a_s) gain_p norm(exp(-a_s) P_move)      where substeps are normalised
 
 Adjoints, for given gradients of what a map makes, in reverse order of the maps::
 
@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 from refattn import equations
 from refattn.mechanisms.arguments import check_number
 from refattn.mechanisms.sympformer.integrators import rotation
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
 from refattn.xp import Array, namespace
@@ -108,41 +108,35 @@ class Saved:
     angle: Array
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array, times: Times, causal: Any
-) -> tuple[Array, Array, Saved]:
+def forward(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Array, Saved]:
     """Return X and P after the four maps that begin with both copies at (x, p), and what `backward` reads."""
-    kind = params.config.integrator
+    kind = layer.params.config.integrator
     half, whole = (None, None) if times is None else times  # (1), (1)
-    asked = (oracle, params, numbers, causal)
     one, two, first, second = x, x, p, p
-    first, two, shear_1 = _shear(asked, one, second, first, two, None)  # (b, i, m), (b, i, m)
-    second, one, shear_2 = _shear(asked, two, first, second, one, half)  # (b, i, m), (b, i, m)
+    first, two, shear_1 = _shear(layer, one, second, first, two, None)  # (b, i, m), (b, i, m)
+    second, one, shear_2 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
     before = (one, two, first, second)
-    angle = 2.0 * kind.xi * numbers["h_x"] if kind.angle is None else kind.angle * numbers["angle"]  # (1)
+    angle = 2.0 * kind.xi * layer.numbers["h_x"] if kind.angle is None else kind.angle * layer.numbers["angle"]  # (1)
     one, two, first, second = equations.active(rotation).forward(*before, angle)  # (b, i, m), (b, i, m), (b, i, m)
     normed = None
-    if params.config.normalise == "each_substep":
-        first, normed_1 = _normalise(params, first, half)  # (b, i, m)
-        second, normed_2 = _normalise(params, second, half)  # (b, i, m)
+    if layer.params.config.normalise == "each_substep":
+        first, normed_1 = _normalise(layer, first, half)  # (b, i, m)
+        second, normed_2 = _normalise(layer, second, half)  # (b, i, m)
         normed = (normed_1, normed_2)
-    second, one, shear_3 = _shear(asked, two, first, second, one, half)  # (b, i, m), (b, i, m)
-    first, two, shear_4 = _shear(asked, one, second, first, two, whole)  # (b, i, m), (b, i, m)
+    second, one, shear_3 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
+    first, two, shear_4 = _shear(layer, one, second, first, two, whole)  # (b, i, m), (b, i, m)
     return one, first, Saved((shear_1, shear_2, shear_3, shear_4), before, normed, angle)
 
 
-def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_one: Array, d_first: Array, add: Add
-) -> tuple[Array, Array, Array, Array]:
+def backward(layer: Layer, saved: Saved, d_one: Array, d_first: Array, add: Add) -> tuple[Array, Array, Array, Array]:
     """Return the gradients of x, p and of a_s for half of the step and for all of it; add those of the others."""
-    kind, none = params.config.integrator, namespace(d_one).zeros_like(d_one)  # -, (b, i, m)
-    asked = (oracle, params, numbers, add)
+    kind, none = layer.params.config.integrator, namespace(d_one).zeros_like(d_one)  # -, (b, i, m)
     shear_1, shear_2, shear_3, shear_4 = saved.shears
     d_one, d_second, d_first, d_two, d_whole = _shear_backward(
-        asked, shear_4, (d_one, none, d_first, none)
+        layer, shear_4, (d_one, none, d_first, none), add
     )  # (b, i, m)
     d_two, d_first, d_second, d_one, d_half = _shear_backward(
-        asked, shear_3, (d_two, d_first, d_second, d_one)
+        layer, shear_3, (d_two, d_first, d_second, d_one), add
     )  # (b, i, m)
     if saved.normed is not None:
         d_first, d_a = _normalise_backward(saved.normed[0], d_first, add)  # (b, i, m), (1)
@@ -154,52 +148,54 @@ def backward(
     # forward: angle = 2 xi h_x, or the learned share of the largest angle
     add(*(("h_x", 2.0 * kind.xi * d_angle) if kind.angle is None else ("angle", kind.angle * d_angle)))
     d_two, d_first, d_second, d_one, d_a = _shear_backward(
-        asked, shear_2, (d_two, d_first, d_second, d_one)
+        layer, shear_2, (d_two, d_first, d_second, d_one), add
     )  # (b, i, m)
-    d_one, d_second, d_first, d_two, _ = _shear_backward(asked, shear_1, (d_one, d_second, d_first, d_two))  # (b, i, m)
+    d_one, d_second, d_first, d_two, _ = _shear_backward(
+        layer, shear_1, (d_one, d_second, d_first, d_two), add
+    )  # (b, i, m)
     return d_one + d_two, d_first + d_second, d_half + d_a, d_whole
 
 
 def _shear(
-    asked: tuple[Any, ...], x_at: Array, p_at: Array, p_move: Array, x_move: Array, a: Array | None
+    layer: Layer, x_at: Array, p_at: Array, p_move: Array, x_move: Array, a: Array | None
 ) -> tuple[Array, Array, Shear]:
     """Return the moved momentum and tokens of a map A or B; `a` is None where a_s is 0."""
-    oracle, params, numbers, causal = asked
     xp = namespace(x_at)
     p = p_at  # (b, i, m): without damping
     if a is not None:
         p = xp.exp(-a) * p_at  # (b, i, m) [SYMP.24]
-    answer, saved = oracle.forward(params, numbers, x_at, p, causal)
-    speed = oracle.velocity(answer.b, answer.context)  # (b, i, m)
-    kick = 0.5 * numbers["h_y"] if a is None else 0.5 * numbers["h_y"] * xp.exp(a)  # (1)
+    answer, saved = layer.oracle.forward(layer, x_at, p)
+    speed = layer.oracle.velocity(answer.b, answer.context)  # (b, i, m)
+    kick = 0.5 * layer.numbers["h_y"] if a is None else 0.5 * layer.numbers["h_y"] * xp.exp(a)  # (1)
     kicked = p_move + kick * answer.g  # (b, i, m) [SYMP.25]
-    drifted = x_move + 0.5 * numbers["h_x"] * speed  # (b, i, m) [SYMP.26]
+    drifted = x_move + 0.5 * layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.26]
     norm = None
-    if params.config.normalise == "each_substep":
-        kicked, norm = _normalise(params, kicked, a)  # (b, i, m)
+    if layer.params.config.normalise == "each_substep":
+        kicked, norm = _normalise(layer, kicked, a)  # (b, i, m)
     return kicked, drifted, Shear(p, answer.g, speed, answer.b, answer.context, saved, a, norm)
 
 
 def _shear_backward(
-    asked: tuple[Any, ...], saved: Shear, d: tuple[Array, Array, Array, Array]
+    layer: Layer, saved: Shear, d: tuple[Array, Array, Array, Array], add: Add
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return the gradients of (x_at, p_at, p_move, x_move) for those of the same after the map, and that of a_s."""
-    oracle, params, numbers, add = asked
     d_x_at, d_p_at, d_p_move, d_x_move = d
-    xp, a, d_a = namespace(d_x_at), saved.a, 0.0 * numbers["h_y"]  # -, -, (1)
+    xp, a, d_a = namespace(d_x_at), saved.a, 0.0 * layer.numbers["h_y"]  # -, -, (1)
     if saved.norm is not None:
         d_p_move, d_a = _normalise_backward(saved.norm, d_p_move, add)  # (b, i, m), (1)
     # forward: drifted = x_move + h_x / 2 * speed
-    d_speed = 0.5 * numbers["h_x"] * d_x_move  # (b, i, m) [dSYMP.26]
+    d_speed = 0.5 * layer.numbers["h_x"] * d_x_move  # (b, i, m) [dSYMP.26]
     add("h_x", 0.5 * inner(d_x_move, saved.speed))
     # forward: kicked = p_move + h_y / 2 exp(a) * force
-    grown = 0.0 * numbers["h_y"] + 1.0 if a is None else xp.exp(a)  # (1): exp(a_s)
-    d_force = 0.5 * numbers["h_y"] * grown * d_p_move  # (b, i, m) [dSYMP.25]
+    grown = 0.0 * layer.numbers["h_y"] + 1.0 if a is None else xp.exp(a)  # (1): exp(a_s)
+    d_force = 0.5 * layer.numbers["h_y"] * grown * d_p_move  # (b, i, m) [dSYMP.25]
     work = 0.5 * grown * inner(d_p_move, saved.force)  # (1)
     add("h_y", work)
-    d_a = d_a + numbers["h_y"] * work  # (1)
-    d_moved, d_context = oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
-    d_x, d_p = oracle.backward(params, saved.asked, d_force, d_moved, d_context, add)  # (b, i, m), (b, i, m) [dSYMP.24]
+    d_a = d_a + layer.numbers["h_y"] * work  # (1)
+    d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
+    d_x, d_p = layer.oracle.backward(
+        layer, saved.asked, d_force, d_moved, d_context, add
+    )  # (b, i, m), (b, i, m) [dSYMP.24]
     if a is not None:
         # forward: p = exp(-a) * p_at
         d_a = d_a - inner(d_p, saved.p)  # (1)
@@ -207,10 +203,10 @@ def _shear_backward(
     return d_x_at + d_x, d_p_at + d_p, d_p_move, d_x_move, d_a
 
 
-def _normalise(params: Params, momentum: Array, a: Array | None) -> tuple[Array, Normed]:
+def _normalise(layer: Layer, momentum: Array, a: Array | None) -> tuple[Array, Normed]:
     xp = namespace(momentum)
     physical = momentum if a is None else xp.exp(-a) * momentum  # (b, i, m): part of SYMP.27
-    unit, norm = layer_norm.layer_norm_forward(physical, params.gain_p)  # (b, i, m): part of SYMP.27
+    unit, norm = layer_norm.layer_norm_forward(physical, layer.params.gain_p)  # (b, i, m): part of SYMP.27
     result = unit if a is None else xp.exp(a) * unit  # (b, i, m) [SYMP.27]
     return result, Normed(norm, a, physical, result)
 

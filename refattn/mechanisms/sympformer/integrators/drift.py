@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.xp import Array, namespace
 
 
@@ -34,46 +34,46 @@ class Saved:
     asked: Any
 
 
-def ask(oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, causal: Any) -> Saved:
+def ask(layer: Layer, x: Array, p: Array | None) -> Saved:
     """Return the force and the velocity of tokens x with momenta p, or at rest."""
-    answer, asked = oracle.forward(params, numbers, x, p, causal)
-    speed = None if answer.b is None else oracle.velocity(answer.b, answer.context)  # (b, i, m)
+    answer, asked = layer.oracle.forward(layer, x, p)
+    speed = None if answer.b is None else layer.oracle.velocity(answer.b, answer.context)  # (b, i, m)
     return Saved(answer.g, answer.b, speed, answer.context, asked)
 
 
 def ask_backward(
-    oracle: Any, params: Params, saved: Saved, d_speed: Array | None, d_force: Array | None, add: Add
+    layer: Layer, saved: Saved, d_speed: Array | None, d_force: Array | None, add: Add
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters."""
     d_moved = d_context = None
     if d_speed is not None:
         # forward: speed = velocity(mobilised(p), z)
-        d_moved, d_context = oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
-    d_x, d_p = oracle.backward(params, saved.asked, d_force, d_moved, d_context, add)  # (b, i, m), (b, i, m)
+        d_moved, d_context = layer.oracle.velocity_backward(
+            saved.moved, saved.speed, saved.context, d_speed
+        )  # (b, i, m)
+    d_x, d_p = layer.oracle.backward(layer, saved.asked, d_force, d_moved, d_context, add)  # (b, i, m), (b, i, m)
     return d_x, d_p
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, causal: Any
-) -> tuple[Array, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Array, Saved]:
     """Return the next tokens, and what was saved: the force among it."""
-    saved = ask(oracle, params, numbers, x, p, causal)
+    saved = ask(layer, x, p)
     if saved.speed is None:
         return x, saved
-    result = x + numbers["h_x"] * saved.speed  # (b, i, m) [SYMP.67]
+    result = x + layer.numbers["h_x"] * saved.speed  # (b, i, m) [SYMP.67]
     return result, saved
 
 
 def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_force: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_force: Array | None, add: Add
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters and of h_x."""
     d_speed = None
     if saved.speed is not None:
         # forward: result = x + h_x * speed
-        d_speed = numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
+        d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
         add("h_x", inner(d_result, saved.speed))
-    d_x, d_p = ask_backward(oracle, params, saved, d_speed, d_force, add)  # (b, i, m), (b, i, m)
+    d_x, d_p = ask_backward(layer, saved, d_speed, d_force, add)  # (b, i, m), (b, i, m)
     return d_result + d_x, d_p
 
 

@@ -27,14 +27,14 @@ How the authors' code differs: its damping does not act on the force of the laye
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from refattn import equations
 from refattn.mechanisms.sympformer import presymplectic_euler
 from refattn.mechanisms.sympformer.integrators import two_steps
 from refattn.mechanisms.sympformer.integrators.drift import at_rest, plus
 from refattn.mechanisms.sympformer.integrators.two_steps import Drifted, History
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.xp import Array, namespace
 
@@ -62,38 +62,33 @@ class Saved:
 
 
 def forward(
-    oracle: Any,
-    params: Params,
-    numbers: Numbers,
+    layer: Layer,
     x: Array,
     p: Array | None,
     t: Array,
-    causal: Any,
     history: History | None,
 ) -> tuple[Array, Array | None, History | None, Saved]:
     """Return the next tokens, momenta (None where nobody reads them) and history, and what `backward` reads."""
-    xp, own, h_y = namespace(x), equations.active(two_steps), numbers["h_y"]  # -, -, (1)
-    result, drifted = own.forward(oracle, params, numbers, x, p, history, causal)  # (b, i, m): SYMP.83
+    xp, own, h_y = namespace(x), equations.active(two_steps), layer.numbers["h_y"]  # -, -, (1)
+    result, drifted = own.forward(layer, x, p, history)  # (b, i, m): SYMP.83
     force = drifted.asked.force  # (b, i, m)
     if force is None:
         return result, None, None, Saved(p, t, history, drifted)
     clock = equations.active(presymplectic_euler)
-    a = clock.damping(params, numbers, t, h_y)  # (1): SYMP.66
+    a = clock.damping(layer, t, h_y)  # (1): SYMP.66
     damped = xp.exp(-a) * force  # (b, i, m) [SYMP.85]
     ahead, b, before = damped, None, None  # (b, i, m): in a first layer
     if history is not None:
-        b = clock.damping(params, numbers, history.t, (t - history.t) + h_y)  # (1): SYMP.66 over both steps
+        b = clock.damping(layer, history.t, (t - history.t) + h_y)  # (1): SYMP.66 over both steps
         before = xp.exp(-b) * history.g  # (b, i, m) [SYMP.86]
         ahead = own.ahead(damped, before, h_y, history.h_y)  # (b, i, m): SYMP.82
     momentum = xp.exp(-a) * at_rest(p, x) + h_y * ahead  # (b, i, m) [SYMP.87]
-    following = History(drifted.asked.speed, force, t, numbers["h_x"], h_y)
+    following = History(drifted.asked.speed, force, t, layer.numbers["h_x"], h_y)
     return result, momentum, following, Saved(p, t, history, drifted, a, b, damped, before, ahead)
 
 
 def backward(
-    oracle: Any,
-    params: Params,
-    numbers: Numbers,
+    layer: Layer,
     saved: Saved,
     d_result: Array,
     d_momentum: Array | None,
@@ -105,7 +100,7 @@ def backward(
         namespace(d_result),
         equations.active(two_steps),
         saved.history,
-        numbers["h_y"],
+        layer.numbers["h_y"],
     )  # -, -, -, (1)
     clock = equations.active(presymplectic_euler)
     d_force, d_before, d_t = None, None, 0.0 * saved.t  # -, -, (1)
@@ -119,14 +114,15 @@ def backward(
         # forward: ahead = damped + h_y / 2 h_0 * (damped - before)
         d_damped = d_ahead  # (b, i, m): dSYMP.85 in a first layer
         if history is not None and saved.b is not None:
-            turned = own.ahead_backward(saved.damped, saved.before, h_y, history.h_y, d_ahead)
-            d_damped, d_late, d_h, d_h_before = turned  # (b, i, m) [dSYMP.85], (b, i, m) [dSYMP.86], (1), (1)
+            d_damped, d_late, d_h, d_h_before = own.ahead_backward(
+                saved.damped, saved.before, h_y, history.h_y, d_ahead
+            )  # (b, i, m) [dSYMP.85], (b, i, m) [dSYMP.86], (1), (1)
             add("h_y", d_h)
             # forward: before = exp(-b) * g_0
             d_g_before = xp.exp(-saved.b) * d_late  # (b, i, m)
             d_b = -inner(d_late, saved.before)  # (1): dSYMP.66
             length = (saved.t - history.t) + h_y  # (1)
-            d_start, d_length = clock.damping_backward(params, numbers, history.t, length, d_b, add)  # (1), (1)
+            d_start, d_length = clock.damping_backward(layer, history.t, length, d_b, add)  # (1), (1)
             d_t_before, d_t = d_start - d_length, d_length  # (1), (1)
             add("h_y", d_length)
         # forward: damped = exp(-a) * force
@@ -134,12 +130,12 @@ def backward(
         if d_following is not None:
             d_force = d_force + d_following.g  # (b, i, m)
         d_a = -inner(d_damped, saved.damped) - inner(d_before, at_rest(saved.p, d_result))  # (1): dSYMP.66
-        d_now, d_h = clock.damping_backward(params, numbers, saved.t, h_y, d_a, add)  # (1), (1)
+        d_now, d_h = clock.damping_backward(layer, saved.t, h_y, d_a, add)  # (1), (1)
         d_t = d_t + d_now  # (1)
         add("h_y", d_h)
-    moved = own.backward(oracle, params, numbers, saved.drifted, history, d_result, d_force, d_following, add)
+    moved = own.backward(layer, saved.drifted, history, d_result, d_force, d_following, add)
     d_x, d_p, d_f_before, d_h_x = moved  # (b, i, m), (b, i, m), (b, i, m), (1)
     d_history, d_t = two_steps.finish(
-        numbers, history, (d_f_before, d_g_before, d_t_before, d_h_x, d_h_before), d_t, d_following, add
+        layer, history, (d_f_before, d_g_before, d_t_before, d_h_x, d_h_before), d_t, d_following, add
     )  # -, (1)
     return d_x, plus(d_p, d_before), d_history, d_t

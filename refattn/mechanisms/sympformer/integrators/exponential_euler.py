@@ -19,13 +19,12 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.sympformer import presymplectic_euler
 from refattn.mechanisms.sympformer.integrators import drift
 from refattn.mechanisms.sympformer.integrators.exponential_presymplectic import phi
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.xp import Array, namespace
 
@@ -46,21 +45,19 @@ class Saved:
     weight: Array | None = None
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, t: Array, causal: Any
-) -> tuple[Array, Array | None, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
     """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
-    result, drifted = equations.active(drift).forward(oracle, params, numbers, x, p, causal)  # (b, i, m): SYMP.67
+    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.67
     if drifted.force is None:
         return result, None, Saved(p, t, drifted)
-    a = equations.active(presymplectic_euler).damping(params, numbers, t, numbers["h_y"])  # (1): SYMP.66
-    weight = numbers["h_y"] * phi(a)[0]  # (1) [SYMP.70]
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
+    weight = layer.numbers["h_y"] * phi(a)[0]  # (1) [SYMP.70]
     momentum = namespace(x).exp(-a) * drift.at_rest(p, x) + weight * drifted.force  # (b, i, m) [SYMP.71]
     return result, momentum, Saved(p, t, drifted, a, weight)
 
 
 def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     d_force, d_before, d_t = None, None, 0.0 * saved.t  # -, -, (1)
@@ -71,9 +68,9 @@ def backward(
         d_before, d_force = decayed * d_momentum, saved.weight * d_momentum  # (b, i, m), (b, i, m)
         # forward: weight = h_y * phi(a)
         value, slope = phi(saved.a)  # (1), (1)
-        d_a = numbers["h_y"] * slope * d_weight - decayed * inner(d_momentum, before)  # (1): dSYMP.66
+        d_a = layer.numbers["h_y"] * slope * d_weight - decayed * inner(d_momentum, before)  # (1): dSYMP.66
         own = equations.active(presymplectic_euler)
-        d_t, d_h = own.damping_backward(params, numbers, saved.t, numbers["h_y"], d_a, add)  # (1), (1)
+        d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
         add("h_y", value * d_weight + d_h)
-    turned = equations.active(drift).backward(oracle, params, numbers, saved.drifted, d_result, d_force, add)
+    turned = equations.active(drift).backward(layer, saved.drifted, d_result, d_force, add)
     return turned[0], drift.plus(turned[1], d_before), d_t

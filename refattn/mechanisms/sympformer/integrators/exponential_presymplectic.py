@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 from refattn import equations
 from refattn.mechanisms.sympformer import presymplectic_euler
 from refattn.mechanisms.sympformer.integrators.drift import at_rest, plus
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.xp import Array, namespace
 
@@ -56,30 +56,28 @@ class Saved:
     asked: Any
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, t: Array, causal: Any
-) -> tuple[Array, Array, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
-    answer, asked = oracle.forward(params, numbers, x, p, causal)
-    a = equations.active(presymplectic_euler).damping(params, numbers, t, numbers["h_y"])  # (1): SYMP.66
-    weight = numbers["h_y"] * phi(a)[0]  # (1) [SYMP.76]
+    answer, asked = layer.oracle.forward(layer, x, p)
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
+    weight = layer.numbers["h_y"] * phi(a)[0]  # (1) [SYMP.76]
     momentum = namespace(x).exp(-a) * at_rest(p, x) + weight * answer.g  # (b, i, m) [SYMP.77]
-    moved = oracle.mobilised(params, momentum)  # (b, i, m): B p'
-    speed = oracle.velocity(moved, answer.context)  # (b, i, m): B p' / z
-    result = x + numbers["h_x"] * speed  # (b, i, m) [SYMP.78]
+    moved = layer.oracle.mobilised(layer, momentum)  # (b, i, m): B p'
+    speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B p' / z
+    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.78]
     return result, momentum, Saved(p, t, answer.g, a, weight, momentum, moved, speed, answer.context, asked)
 
 
 def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_later: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     # forward: result = x + h_x * speed
-    d_speed = numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
+    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
     add("h_x", inner(d_result, saved.speed))
     # forward: speed = velocity(mobilised(momentum), z)
-    d_moved, d_context = oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
-    d_new = oracle.mobilised_backward(params, saved.momentum, d_moved, add)  # (b, i, m)
+    d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
+    d_new = layer.oracle.mobilised_backward(layer, saved.momentum, d_moved, add)  # (b, i, m)
     d_momentum = d_new if d_later is None else d_later + d_new  # (b, i, m) [dSYMP.77]
     # forward: momentum = exp(-a) * p + weight * force
     decayed = namespace(d_result).exp(-saved.a)  # (1)
@@ -88,12 +86,12 @@ def backward(
     # forward: weight = h_y * phi(a)
     value, slope = phi(saved.a)  # (1), (1)
     before = at_rest(saved.p, d_result)  # (b, i, m)
-    d_a = numbers["h_y"] * slope * d_weight - decayed * inner(d_momentum, before)  # (1): dSYMP.66
+    d_a = layer.numbers["h_y"] * slope * d_weight - decayed * inner(d_momentum, before)  # (1): dSYMP.66
     own = equations.active(presymplectic_euler)
-    d_t, d_h = own.damping_backward(params, numbers, saved.t, numbers["h_y"], d_a, add)  # (1), (1)
+    d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
     add("h_y", value * d_weight + d_h)
     # forward: answer = oracle(x, p)
-    d_x, d_p = oracle.backward(params, saved.asked, d_force, None, d_context, add)  # (b, i, m), (b, i, m)
+    d_x, d_p = layer.oracle.backward(layer, saved.asked, d_force, None, d_context, add)  # (b, i, m), (b, i, m)
     return d_result + d_x, plus(d_p, decayed * d_momentum), d_t
 
 

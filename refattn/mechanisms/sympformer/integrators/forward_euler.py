@@ -19,12 +19,11 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.sympformer import presymplectic_euler
 from refattn.mechanisms.sympformer.integrators import drift
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.xp import Array, namespace
 
@@ -45,21 +44,19 @@ class Saved:
     momentum: Array | None = None
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, t: Array, causal: Any
-) -> tuple[Array, Array | None, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
     """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
-    result, drifted = equations.active(drift).forward(oracle, params, numbers, x, p, causal)  # (b, i, m): SYMP.67
+    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.67
     if drifted.force is None:
         return result, None, Saved(p, t, drifted)
-    kicked = drift.at_rest(p, x) + numbers["h_y"] * drifted.force  # (b, i, m) [SYMP.68]
-    a = equations.active(presymplectic_euler).damping(params, numbers, t, numbers["h_y"])  # (1): SYMP.66
+    kicked = drift.at_rest(p, x) + layer.numbers["h_y"] * drifted.force  # (b, i, m) [SYMP.68]
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
     momentum = namespace(x).exp(-a) * kicked  # (b, i, m) [SYMP.69]
     return result, momentum, Saved(p, t, drifted, a, momentum)
 
 
 def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     d_force, d_before, d_t = None, None, 0.0 * saved.t  # -, -, (1)
@@ -68,9 +65,9 @@ def backward(
         d_kicked = namespace(d_result).exp(-saved.a) * d_momentum  # (b, i, m) [dSYMP.68]
         d_a = -inner(d_momentum, saved.momentum)  # (1): dSYMP.66
         own = equations.active(presymplectic_euler)
-        d_t, d_h = own.damping_backward(params, numbers, saved.t, numbers["h_y"], d_a, add)  # (1), (1)
+        d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
         # forward: kicked = p + h_y * force
-        d_before, d_force = d_kicked, numbers["h_y"] * d_kicked  # (b, i, m), (b, i, m)
+        d_before, d_force = d_kicked, layer.numbers["h_y"] * d_kicked  # (b, i, m), (b, i, m)
         add("h_y", inner(d_kicked, saved.drifted.force) + d_h)
-    turned = equations.active(drift).backward(oracle, params, numbers, saved.drifted, d_result, d_force, add)
+    turned = equations.active(drift).backward(layer, saved.drifted, d_result, d_force, add)
     return turned[0], drift.plus(turned[1], d_before), d_t

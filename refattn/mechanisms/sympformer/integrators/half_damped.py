@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 from refattn import equations
 from refattn.mechanisms.sympformer import presymplectic_euler
 from refattn.mechanisms.sympformer.integrators.drift import at_rest
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.xp import Array, namespace
 
@@ -60,41 +60,41 @@ class Saved:
     asked: Any
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, t: Array, causal: Any
-) -> tuple[Array, Array, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
-    a = equations.active(presymplectic_euler).damping(params, numbers, t, numbers["h_y"])  # (1): SYMP.66
+    a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
     half = namespace(x).exp(-0.5 * a)  # (1)
     p_in = None
     if p is not None:
         p_in = half * p  # (b, i, m) [SYMP.19]
-    answer, asked = oracle.forward(params, numbers, x, p_in, causal)
-    kicked = at_rest(p_in, x) + numbers["h_y"] * answer.g  # (b, i, m) [SYMP.79]
+    answer, asked = layer.oracle.forward(layer, x, p_in)
+    kicked = at_rest(p_in, x) + layer.numbers["h_y"] * answer.g  # (b, i, m) [SYMP.79]
     momentum = half * kicked  # (b, i, m) [SYMP.80]
-    moved = oracle.mobilised(params, kicked)  # (b, i, m): B p*
-    speed = oracle.velocity(moved, answer.context)  # (b, i, m): B p* / z
-    result = x + numbers["h_x"] * speed  # (b, i, m) [SYMP.81]
+    moved = layer.oracle.mobilised(layer, kicked)  # (b, i, m): B p*
+    speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m): B p* / z
+    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.81]
     return result, momentum, Saved(p, t, half, p_in, answer.g, kicked, moved, speed, answer.context, asked)
 
 
 def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_later: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     half = saved.half  # (1)
     # forward: result = x + h_x * speed
-    d_speed = numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
+    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.18
     add("h_x", inner(d_result, saved.speed))
     # forward: speed = velocity(mobilised(kicked), z)
-    d_moved, d_context = oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
-    d_new = oracle.mobilised_backward(params, saved.kicked, d_moved, add)  # (b, i, m)
+    d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
+    d_new = layer.oracle.mobilised_backward(layer, saved.kicked, d_moved, add)  # (b, i, m)
     # forward: momentum = half * kicked
     d_kicked = d_new if d_later is None else half * d_later + d_new  # (b, i, m) [dSYMP.79]
     d_half = 0.0 * half if d_later is None else inner(d_later, saved.kicked)  # (1)
     # forward: kicked = p_in + h_y * force; answer = oracle(x, p_in)
     d_h_y = inner(d_kicked, saved.force)  # (1)
-    d_x, d_asked = oracle.backward(params, saved.asked, numbers["h_y"] * d_kicked, None, d_context, add)  # (b, i, m)
+    d_x, d_asked = layer.oracle.backward(
+        layer, saved.asked, layer.numbers["h_y"] * d_kicked, None, d_context, add
+    )  # (b, i, m)
     d_p = None
     if saved.p is not None:
         d_in = d_kicked + d_asked  # (b, i, m) [dSYMP.19]
@@ -103,6 +103,6 @@ def backward(
         d_half = d_half + inner(d_in, saved.p)  # (1)
     # forward: half = exp(-a / 2)
     own, d_a = equations.active(presymplectic_euler), -0.5 * half * d_half  # -, (1)
-    d_t, d_h = own.damping_backward(params, numbers, saved.t, numbers["h_y"], d_a, add)  # (1), (1)
+    d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)
     add("h_y", d_h_y + d_h)
     return d_result + d_x, d_p, d_t

@@ -22,7 +22,7 @@ from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.sympformer.integrators import drift
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.xp import Array
 
@@ -62,31 +62,29 @@ class Saved:
     drifted: drift.Saved
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, t: Array, causal: Any
-) -> tuple[Array, Array | None, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array | None, Saved]:
     """Return the next tokens and momenta (None where nobody reads them), and what `backward` reads."""
-    result, drifted = equations.active(drift).forward(oracle, params, numbers, x, p, causal)  # (b, i, m): SYMP.67
+    result, drifted = equations.active(drift).forward(layer, x, p)  # (b, i, m): SYMP.67
     if drifted.force is None:
         return result, None, Saved(p, t, drifted)
-    momentum = numbers["h_y"] * drifted.force  # (b, i, m): SYMP.75 at rest
+    momentum = layer.numbers["h_y"] * drifted.force  # (b, i, m): SYMP.75 at rest
     if p is not None:
-        momentum = numbers["retention"] * p + momentum  # (b, i, m) [SYMP.75]
+        momentum = layer.numbers["retention"] * p + momentum  # (b, i, m) [SYMP.75]
     return result, momentum, Saved(p, t, drifted)
 
 
 def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     d_force, d_before, d_t = None, None, 0.0 * saved.t  # -, -, (1)
     if d_momentum is not None and saved.drifted.force is not None:
         # forward: momentum = retention * p + h_y * force
-        d_force = numbers["h_y"] * d_momentum  # (b, i, m)
+        d_force = layer.numbers["h_y"] * d_momentum  # (b, i, m)
         add("h_y", inner(d_momentum, saved.drifted.force))
         if saved.p is not None:
-            d_before = numbers["retention"] * d_momentum  # (b, i, m)
+            d_before = layer.numbers["retention"] * d_momentum  # (b, i, m)
             d_retention = inner(d_momentum, saved.p)  # (1) [dSYMP.retention]
             add("retention", d_retention)
-    turned = equations.active(drift).backward(oracle, params, numbers, saved.drifted, d_result, d_force, add)
+    turned = equations.active(drift).backward(layer, saved.drifted, d_result, d_force, add)
     return turned[0], drift.plus(turned[1], d_before), d_t

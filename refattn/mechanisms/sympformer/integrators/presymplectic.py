@@ -18,13 +18,12 @@ derived again here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.sympformer import presymplectic_euler
 from refattn.mechanisms.sympformer.integrators import copies
 from refattn.mechanisms.sympformer.integrators.drift import at_rest
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.xp import Array, namespace
 
 
@@ -43,22 +42,18 @@ class Saved:
     copies: copies.Saved
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, t: Array, causal: Any
-) -> tuple[Array, Array, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
     """Return the next tokens and momenta, and what `backward` reads."""
-    clock, h_y = equations.active(presymplectic_euler), numbers["h_y"]  # -, (1)
-    times = tuple(clock.damping(params, numbers, t, share * h_y) for share in (0.5, 1.0))
+    clock, h_y = equations.active(presymplectic_euler), layer.numbers["h_y"]  # -, (1)
+    times = tuple(clock.damping(layer, t, share * h_y) for share in (0.5, 1.0))
     own = equations.active(copies)
-    result, scaled, inside = own.forward(
-        oracle, params, numbers, x, at_rest(p, x), times, causal
-    )  # (b, i, m), (b, i, m)
+    result, scaled, inside = own.forward(layer, x, at_rest(p, x), times)  # (b, i, m), (b, i, m)
     momentum = namespace(x).exp(-times[1]) * scaled  # (b, i, m) [SYMP.32]
     return result, momentum, Saved(t, times[1], momentum, inside)
 
 
 def backward(
-    oracle: Any, params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
 ) -> tuple[Array, Array, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     d_later = namespace(d_result).zeros_like(d_result) if d_momentum is None else d_momentum  # (b, i, m)
@@ -67,12 +62,12 @@ def backward(
     d_end = -inner(d_later, saved.momentum)  # (1): dSYMP.66
     # forward: result, scaled = copies(x, p)
     own = equations.active(copies)
-    turned = own.backward(oracle, params, numbers, saved.copies, d_result, d_scaled, add)
+    turned = own.backward(layer, saved.copies, d_result, d_scaled, add)
     d_x, d_p, d_half, d_whole = turned  # (b, i, m), (b, i, m), (1), (1)
     d_t, clock = 0.0 * saved.t, equations.active(presymplectic_euler)  # (1), -
     for share, d_a in ((0.5, d_half), (1.0, d_whole + d_end)):
-        h = share * numbers["h_y"]  # (1)
-        d_now, d_h = clock.damping_backward(params, numbers, saved.t, h, d_a, add)  # (1), (1)
+        h = share * layer.numbers["h_y"]  # (1)
+        d_now, d_h = clock.damping_backward(layer, saved.t, h, d_a, add)  # (1), (1)
         d_t = d_t + d_now  # (1)
         add("h_y", share * d_h)
     return d_x, d_p, d_t

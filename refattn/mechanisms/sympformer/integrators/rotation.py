@@ -9,8 +9,11 @@ Equations::
 
 Adjoints, for given dX, dY, dP and dQ of what it makes::
 
-    [dSYMP.28]  dX - dY is turned back with dP - dQ by minus the angle
-    [dSYMP.angle]  dangle = sum of (sum of the pair turned by a quarter) times its gradient, / 2
+    [dSYMP.28]  dX = (dX + dY + cos(angle) (dX - dY) - sin(angle) (dP - dQ)) / 2    of what goes in; the left dX
+    [dSYMP.angle]  dangle = 1/2 sum ((dX - dY) U + (dP - dQ) V)
+
+with U = cos(angle) (P - Q) - sin(angle) (X - Y) and V = -cos(angle) (X - Y) - sin(angle) (P - Q); dY, dP and dQ of
+what goes in are SYMP.29 to SYMP.31 of the gradients, for minus the angle.
 
 Axes: b batch, i token, m width.
 

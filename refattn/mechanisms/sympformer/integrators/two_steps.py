@@ -25,7 +25,7 @@ from typing import Any
 
 from refattn.mechanisms.sympformer.integrators import drift
 from refattn.mechanisms.sympformer.integrators.drift import at_rest
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.xp import Array
 
 
@@ -63,25 +63,21 @@ def ahead_backward(y: Array, before: Array, h: Array, h_before: Array, d: Array)
     return (1.0 + 0.5 * ratio) * d, -0.5 * ratio * d, d_ratio / h_before, -d_ratio * ratio / h_before
 
 
-def forward(
-    oracle: Any, params: Params, numbers: Numbers, x: Array, p: Array | None, history: History | None, causal: Any
-) -> tuple[Array, Drifted]:
+def forward(layer: Layer, x: Array, p: Array | None, history: History | None) -> tuple[Array, Drifted]:
     """Return the next tokens, and what was saved: the force among it."""
-    asked = drift.ask(oracle, params, numbers, x, p, causal)
+    asked = drift.ask(layer, x, p)
     speed, before = asked.speed, None  # (b, i, m), -
     if speed is None:
         return x, Drifted(asked, None, None)
     if history is not None:
         before = at_rest(history.f, x)  # (b, i, m)
-        speed = ahead(speed, before, numbers["h_x"], history.h_x)  # (b, i, m): F
-    result = x + numbers["h_x"] * speed  # (b, i, m) [SYMP.83]
+        speed = ahead(speed, before, layer.numbers["h_x"], history.h_x)  # (b, i, m): F
+    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.83]
     return result, Drifted(asked, speed, before)
 
 
 def backward(
-    oracle: Any,
-    params: Params,
-    numbers: Numbers,
+    layer: Layer,
     saved: Drifted,
     history: History | None,
     d_result: Array,
@@ -90,24 +86,24 @@ def backward(
     add: Add,
 ) -> tuple[Array, Array | None, Array | None, Array]:
     """Return the gradients of x, p, and of f_0 and h_x of the layer before."""
-    d_speed, d_before, d_h_before = None, None, 0.0 * numbers["h_x"]  # -, -, (1)
+    d_speed, d_before, d_h_before = None, None, 0.0 * layer.numbers["h_x"]  # -, -, (1)
     if saved.ahead is not None:
         # forward: result = x + h_x * ahead
-        d_speed = numbers["h_x"] * d_result  # (b, i, m): dSYMP.82
+        d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.82
         add("h_x", inner(d_result, saved.ahead))
         if history is not None:
-            turned = ahead_backward(saved.asked.speed, saved.before, numbers["h_x"], history.h_x, d_speed)
+            turned = ahead_backward(saved.asked.speed, saved.before, layer.numbers["h_x"], history.h_x, d_speed)
             d_speed, d_before, d_h, d_h_before = turned  # (b, i, m), (b, i, m), (1), (1)
             add("h_x", d_h)
         if d_following is not None and d_following.f is not None:
             # forward: following = History(speed, ...)
             d_speed = d_speed + d_following.f  # (b, i, m)
-    d_x, d_p = drift.ask_backward(oracle, params, saved.asked, d_speed, d_force, add)  # (b, i, m), (b, i, m)
+    d_x, d_p = drift.ask_backward(layer, saved.asked, d_speed, d_force, add)  # (b, i, m), (b, i, m)
     return d_result + d_x, d_p, d_before, d_h_before
 
 
 def finish(
-    numbers: Numbers, history: History | None, d: tuple[Any, ...], d_t: Array, d_following: History | None, add: Add
+    layer: Layer, history: History | None, d: tuple[Any, ...], d_t: Array, d_following: History | None, add: Add
 ) -> tuple[History | None, Array]:
     """Return the gradients of the history and of t; `d` are those of f_0, g_0, t, h_x and h_y of the layer before."""
     if d_following is not None:

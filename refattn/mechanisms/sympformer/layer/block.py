@@ -40,7 +40,7 @@ from refattn.mechanisms.sympformer.layer import tables
 from refattn.mechanisms.sympformer.layer.config import MODULES, Config, one_element
 from refattn.mechanisms.sympformer.layer.init import init
 from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Mlp, Numbers, Params
+from refattn.mechanisms.sympformer.params import Layer, Mlp, Numbers, Params
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace, raised
@@ -121,24 +121,19 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
         first = causal.tokens() if isinstance(causal, Prefix) else 0
         looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i): they came in
         p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.65
-    kind, own, history = config.integrator, equations.active(MODULES[type(config.integrator)]), None
-    oracle = equations.active(MODULES[type(config.oracle)])
-    if kind.baseline:
-        moved, raw, attention = own.forward(params, numbers, x, p, causal)  # (b, i, m), (b, i, m)
-    elif kind.remembers:
-        step = own.forward(oracle, params, numbers, x, p, t, causal, state.history)
-        moved, raw, history, attention = step  # (b, i, m), (b, i, m)
+    own, oracle = (equations.active(MODULES[type(kind)]) for kind in (config.integrator, config.oracle))
+    layer, history = Layer(oracle, params, numbers, causal), None
+    if config.integrator.remembers:
+        moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
     else:
-        moved, raw, attention = own.forward(oracle, params, numbers, x, p, t, causal)  # (b, i, m), (b, i, m)
+        moved, raw, attention = own.forward(layer, x, p, t)  # (b, i, m), (b, i, m)
     momentum, norm_p = raw if config.keeps else None, None  # (b, i, m)
-    if momentum is not None and params.gain_p is not None and not kind.baseline:
+    if momentum is not None and params.gain_p is not None and not config.integrator.baseline:
         momentum, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p)  # (b, i, m) [SYMP.40]
     result, v, mlp = moved, None, None  # (b, i, m)
     if params.mlp is not None:
         carried = momentum if isinstance(config.mlp, substep.Momentum) else state.v  # (b, i, m): what it carries on
-        result, push, mlp = equations.active(substep).forward(
-            params, numbers, x, moved, carried
-        )  # (b, i, m), (b, i, m)
+        result, push, mlp = equations.active(substep).forward(layer, x, moved, carried)  # (b, i, m), (b, i, m)
         if isinstance(config.mlp, substep.Momentum):
             momentum = push  # (b, i, m): SYMP.37
         elif isinstance(config.mlp, substep.Velocity):
@@ -152,7 +147,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     """Return (d_state, d_params, d_context); no field of the context has a gradient."""
     check_gradient("d_state.x", d_state.x, saved.like.shape, saved.like)
     params, d_state = _raised(params), _raised(d_state)
-    config, numbers, x = params.config, saved.numbers, saved.state.x
+    config, x = params.config, saved.state.x
+    oracle = equations.active(MODULES[type(config.oracle)])
+    layer = Layer(oracle, params, saved.numbers, None)
     found: dict[str, Array] = {}
 
     def add(name: str, value: Array) -> None:
@@ -163,7 +160,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
         carries = isinstance(config.mlp, substep.Momentum)
         d_later = d_state.p if carries else d_state.v  # (b, i, m): it came in
         own = equations.active(substep)
-        turned = own.backward(params, numbers, saved.mlp, d_state.x, d_later, add)
+        turned = own.backward(layer, saved.mlp, d_state.x, d_later, add)
         d_before, d_moved, d_carried = turned  # (b, i, m), (b, i, m), (b, i, m)
         if carries:
             d_momentum = d_carried  # (b, i, m): dSYMP.33
@@ -174,16 +171,13 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
         # forward: momentum = norm(raw)
         d_raw, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # (b, i, m) [dSYMP.40], (m)
         add("gain_p", d_gain)
-    kind, own, d_history = config.integrator, equations.active(MODULES[type(config.integrator)]), None
-    oracle, d_t = equations.active(MODULES[type(config.oracle)]), 0.0 * d_state.t  # -, (1)
-    if kind.baseline:
-        d_x, d_p = own.backward(params, numbers, saved.attention, d_moved, d_raw, add)  # (b, i, m), (b, i, m)
-    elif kind.remembers:
-        step = own.backward(oracle, params, numbers, saved.attention, d_moved, d_raw, d_state.history, add)
+    own, d_history = equations.active(MODULES[type(config.integrator)]), None
+    if config.integrator.remembers:
+        step = own.backward(layer, saved.attention, d_moved, d_raw, d_state.history, add)
         d_x, d_p, d_history, d_t = step  # (b, i, m), (b, i, m), -, (1)
     else:
-        step = own.backward(oracle, params, numbers, saved.attention, d_moved, d_raw, add)
-        d_x, d_p, d_t = step  # (b, i, m), (b, i, m), (1)
+        d_x, d_p, d_t = own.backward(layer, saved.attention, d_moved, d_raw, add)  # (b, i, m), (b, i, m), (1)
+    d_t = 0.0 * d_state.t if d_t is None else d_t  # (1)
     # forward: later = t + h_x
     if not config.detach:
         d_t = d_t + d_state.t  # (1): the gradient of the time

@@ -200,7 +200,7 @@ class Config:
     @property
     def reads(self) -> tuple[str, ...]:
         """The fields of the context that a block of this configuration reads."""
-        causal = ("causal",) if self.oracle.causal else ()
+        causal = ("causal",) if self.oracle.may_be_causal else ()
         return (*causal, "tokens") if self.tables else causal
 
     @property

@@ -28,7 +28,7 @@ from typing import Any
 
 from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.projections import check_sizes
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.ops.mlp import GELU
@@ -124,16 +124,14 @@ class Saved:
     norm_v: layer_norm.Saved | None
 
 
-def forward(
-    params: Params, numbers: Numbers, x_before: Array, x: Array, carried: Array | None
-) -> tuple[Array, Array, Saved]:
+def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> tuple[Array, Array, Saved]:
     """Return the next tokens, what moved them, and what `backward` reads."""
-    kind, mlp = params.config.mlp, params.mlp
+    kind, mlp = layer.params.config.mlp, layer.params.mlp
     assert mlp is not None
     ahead = carried  # it came in
-    if isinstance(kind, AttentionVelocity) and "mu" in numbers:
-        ahead = (x - x_before) / numbers["h_x"]  # (b, i, m) [SYMP.33]
-    point = x if ahead is None else x + numbers["mu"] * ahead  # (b, i, m): what is normalised
+    if isinstance(kind, AttentionVelocity) and "mu" in layer.numbers:
+        ahead = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.33]
+    point = x if ahead is None else x + layer.numbers["mu"] * ahead  # (b, i, m): what is normalised
     seen, norm = layer_norm.layer_norm_forward(point, mlp.gain)  # (b, i, m) [SYMP.34]
     hidden = linear_forward(seen, mlp.w_in, None)  # part of SYMP.35
     active, gate = GELU[kind.gelu][0](hidden)  # part of SYMP.35
@@ -142,21 +140,21 @@ def forward(
     if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.36 with gamma = 1
     elif isinstance(kind, AttentionVelocity):
-        push = numbers["gamma"] * added  # (b, i, m) [SYMP.36]
+        push = layer.numbers["gamma"] * added  # (b, i, m) [SYMP.36]
     else:
         total = added  # (b, i, m): what is normalised
         if ahead is not None:
-            total = numbers["beta"] * ahead + numbers["gamma"] * added  # (b, i, m): what is normalised
+            total = layer.numbers["beta"] * ahead + layer.numbers["gamma"] * added  # (b, i, m): what is normalised
         push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v)  # (b, i, m) [SYMP.37]
     result = x + push  # (b, i, m) [SYMP.38]
     return result, push, Saved(ahead, norm, seen, hidden, gate, active, added, norm_v)
 
 
 def backward(
-    params: Params, numbers: Numbers, saved: Saved, d_result: Array, d_later: Array | None, add: Add
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
 ) -> tuple[Array | None, Array, Array | None]:
     """Return the gradients of x before attention, of x, and of what was carried in; add those of the parameters."""
-    kind, mlp, ahead = params.config.mlp, params.mlp, saved.ahead
+    kind, mlp, ahead = layer.params.config.mlp, layer.params.mlp, saved.ahead
     assert mlp is not None
     # forward: result = x + push
     d_push = d_result if d_later is None else d_result + d_later  # (b, i, m) [dSYMP.38]
@@ -166,8 +164,8 @@ def backward(
         d_total, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_v, d_push)  # part of dSYMP.35
         add("mlp.gain_v", d_gain)
     d_added = d_total  # (b, i, m): where gamma is 1
-    if "gamma" in numbers:
-        d_added = numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
+    if "gamma" in layer.numbers:
+        d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
         add("gamma", inner(d_total, saved.added))
     # forward: added = gelu(seen @ w_in) @ w_out
     d_active, d_w_out, _ = linear_backward(saved.active, mlp.w_out, d_added)  # part of dSYMP.34
@@ -181,13 +179,13 @@ def backward(
     if ahead is None:
         return None, d_x, None
     add("mu", inner(d_point, ahead))
-    d_ahead = numbers["mu"] * d_point  # (b, i, m): dSYMP.33 but for beta
+    d_ahead = layer.numbers["mu"] * d_point  # (b, i, m): dSYMP.33 but for beta
     if not isinstance(kind, AttentionVelocity):
         add("beta", inner(d_total, ahead))
-        d_carried = d_ahead + numbers["beta"] * d_total  # (b, i, m) [dSYMP.33]
+        d_carried = d_ahead + layer.numbers["beta"] * d_total  # (b, i, m) [dSYMP.33]
         return None, d_x, d_carried
     # forward: speed = (x - x_before) / h_x
-    d_before = d_ahead / numbers["h_x"]  # (b, i, m): what moves x one way and x before the other
-    if not params.config.detach:
+    d_before = d_ahead / layer.numbers["h_x"]  # (b, i, m): what moves x one way and x before the other
+    if not layer.params.config.detach:
         add("h_x", -inner(d_before, ahead))
     return -d_before, d_x + d_before, None

@@ -13,8 +13,8 @@ Adjoints, for given dg and df; those of the sums are sums of the same kind, see 
 
     [dSYMP.43]  dm = df / n                             of the sum in SYMP.43
     [dSYMP.44]  dm = -dg / n                            of the sum in SYMP.44
-    [dSYMP.42]  da = its parts in both sums
-    [dSYMP.41]  dy = da w_a^T + dg w_v^T + its part in SYMP.43
+    [dSYMP.42]  da = sum_j <dm_i, p_j> y_j + sum_{i>=j} <p_i, p_j> dm_i    dm of SYMP.43, and of SYMP.44
+    [dSYMP.41]  dy = da w_a^T + dg w_v^T + sum_{i>=j} <dm_i, p_j> a_i      dm of SYMP.43
 
 Axes: b batch, i token, m width.
 
@@ -34,7 +34,7 @@ from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.sympformer.oracles.mixing import FORMS, mix, mix_backward
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer, share_of
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
@@ -55,7 +55,7 @@ class Linear:
     normaliser: str = "prefix"
     form: str = "auto"
 
-    causal: ClassVar[bool] = True
+    may_be_causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("normaliser", self.normaliser, NORMALISERS)
@@ -88,37 +88,36 @@ class Saved:
     kernel: Kernel
 
 
-def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
-    look = numbers.get("look") if p is not None else None  # (1): a number
+    look = layer.numbers.get("look") if p is not None else None  # (1): a number
     ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # the first is SYMP.41
-    seen = y  # (b, i, m) [SYMP.41]
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.41]
     a = None
-    if params.w_a is not None:
-        a = linear_forward(seen, params.w_a, None)  # (b, i, m) [SYMP.42]
-    tokens, past = x.shape[1], causal if isinstance(causal, Prefix) else None
+    if layer.params.w_a is not None:
+        a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.42]
+    tokens, causal = x.shape[1], layer.causal
+    past = causal if isinstance(causal, Prefix) else None
     n = counts(0 if causal else None, (0, tokens), tokens, x)  # (i, 1): n_i
     if past is not None:
         n = n + past.begin(tokens)  # (i, 1): n_i, with the tokens that came before
-    share = share_of(params.config.oracle.normaliser, causal, x)  # (i, 1): n_i over the number of all tokens
+    share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
     n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
-    kernel = Kernel(seen, a, n, 1 if causal else 0, params.config.oracle.form, past)
+    kernel = Kernel(y, a, n, 1 if causal else 0, layer.params.config.oracle.form, past)
     force = None
-    if params.w_v is not None:
-        push = linear_forward(seen, params.w_v, None)  # (b, i, m): part of SYMP.44
+    if layer.params.w_v is not None:
+        force = linear_forward(y, layer.params.w_v, None)  # (b, i, m): SYMP.44 at rest
         if p is not None:
-            push = push - _mixed(kernel, "force", p, p, a) / n  # (b, i, m): part of SYMP.44
-        force = push  # (b, i, m) [SYMP.44]
+            force = force - _mixed(kernel, "force", p, p, a) / n  # (b, i, m) [SYMP.44]
     return Answer(force, p, kernel), Saved(p, norm, look, kernel)
 
 
-def mobilised(params: Params, p: Array) -> Array:
+def mobilised(layer: Layer, p: Array) -> Array:
     """Return p: there is no mobility."""
     return p
 
 
-def mobilised_backward(params: Params, p: Array, d_p: Array, add: Add) -> Array:
+def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
     """Return the gradient of p."""
     return d_p
 
@@ -145,42 +144,38 @@ def velocity_backward(p: Array, speed: Array, kernel: Kernel, d_speed: Array) ->
 
 
 def backward(
-    params: Params,
+    layer: Layer,
     saved: Saved,
     d_force: Array | None,
     d_moved: Array | None,
     d_kernel: tuple[Array, Array] | None,
     add: Add,
 ) -> tuple[Array, Array | None]:
-    """Return the gradients of x and p, and add those of the parameters."""
-    kernel = saved.kernel
-    p = saved.p  # (b, i, m): it came in
-    none = namespace(kernel.y).zeros_like(kernel.y)  # (b, i, m): no gradient
-    d_y, d_a = (none, none) if d_kernel is None else d_kernel  # their parts in SYMP.43
-    d_p = None
-    if p is not None:
-        d_p = none if d_moved is None else d_moved  # (b, i, m): it came in
+    """Return the gradients of x and p, and add those of the parameters; `d_kernel` are those of SYMP.43 by y and a."""
+    kernel, p, params = saved.kernel, saved.p, layer.params
+    none = namespace(kernel.y).zeros_like(kernel.y)  # (b, i, m)
+    d_y_speed, d_a_speed = (none, none) if d_kernel is None else d_kernel  # (b, i, m), (b, i, m)
+    d_y_v = d_y_a = d_a_force = none  # (b, i, m)
+    d_p = None if p is None else none if d_moved is None else d_moved  # (b, i, m)
     if d_force is not None:
-        # forward: push = y @ w_v - mix(p, p, a) / n
-        d_y_v, d_w_v, _ = linear_backward(kernel.y, params.w_v, d_force)  # part of dSYMP.41
+        # forward: force = y @ w_v - mix(p, p, a) / n
+        d_y_v, d_w_v, _ = linear_backward(kernel.y, params.w_v, d_force)  # (b, i, m), (m, m)
         add("w_v", d_w_v)
-        d_y = d_y + d_y_v  # (b, i, m): part of dSYMP.41
         if p is not None and d_p is not None:
             d_sum = -d_force / kernel.n  # (b, i, m) [dSYMP.44]
-            d_left, d_right, d_turn = mix_backward(p, p, kernel.a, kernel.side, kernel.form, d_sum)  # parts
-            d_p = d_p + d_left + d_right  # (b, i, m): the gradient of p
-            d_a = d_a + d_turn  # (b, i, m): part of dSYMP.42
+            turned = mix_backward(p, p, kernel.a, kernel.side, kernel.form, d_sum)
+            d_left, d_right, d_a_force = turned  # (b, i, m), (b, i, m), (b, i, m)
+            d_p = d_p + d_left + d_right  # (b, i, m)
     if kernel.a is not None:
-        d_turned = d_a  # (b, i, m) [dSYMP.42]
-        # forward: a = seen @ w_a
-        d_y_a, d_w_a, _ = linear_backward(kernel.y, params.w_a, d_turned)  # part of dSYMP.41
+        d_a = d_a_speed + d_a_force  # (b, i, m) [dSYMP.42]
+        # forward: a = y @ w_a
+        d_y_a, d_w_a, _ = linear_backward(kernel.y, params.w_a, d_a)  # (b, i, m), (m, m)
         add("w_a", d_w_a)
-        d_y = d_y + d_y_a  # (b, i, m): part of dSYMP.41
-    d_seen = d_y  # (b, i, m) [dSYMP.41]
-    # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # the gradient of x
+    d_y = d_y_speed + d_y_v + d_y_a  # (b, i, m) [dSYMP.41]
+    # forward: y = norm(x + look * p)
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
-        d_p = d_p + saved.look * d_ahead  # (b, i, m): the gradient of p
+        d_p = d_p + saved.look * d_ahead  # (b, i, m)
         add("look", inner(d_ahead, p))
     return d_ahead, d_p

@@ -56,7 +56,7 @@ class Prefix:
             push = xp.concat([past.push, saved.push], axis=2)
         else:
             # The first tokens may be many: memory stays linear in their number.
-            out, found = core.forward(q, k, v, kinetic, causal=True, scale=scale)
+            out, found = core.forward(q, k, v, kinetic=kinetic, causal=True, scale=scale)
             log_z, push = found.log_z, xp.reshape(found.inner.push, (b, q.shape[1], n, 1))
         self.after.append(Past(keys, values, push))
         return out, log_z

@@ -35,7 +35,7 @@ from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.sympformer.oracles.past import Prefix
-from refattn.mechanisms.sympformer.params import Add, Numbers, Params, inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
@@ -59,7 +59,7 @@ class Softmax:
     normaliser: str = "prefix"
     mobility: str = "learned"
 
-    causal: ClassVar[bool] = True
+    may_be_causal: ClassVar[bool] = True
     """Whether a token may be kept from those that come later."""
 
     def __post_init__(self) -> None:
@@ -95,64 +95,114 @@ class Saved:
     share: Array | None  # (i, 1)
 
 
-def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
-    xp, kicks = namespace(x), params.w_o is not None
-    look = numbers.get("look") if p is not None else None  # (1): a number
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # the first is SYMP.11
-    seen = y  # (b, i, m) [SYMP.11]
-    q = linear_forward(seen, params.w_q, None)  # (b, i, m) [SYMP.12]
-    k = linear_forward(seen, params.w_k, None)  # (b, i, m) [SYMP.13]
+    xp, params, causal = namespace(x), layer.params, layer.causal
+    look = layer.numbers.get("look") if p is not None else None  # (1)
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # (b, i, m) [SYMP.11]
+    q = linear_forward(y, params.w_q, None)  # (b, i, m) [SYMP.12]
+    k = linear_forward(y, params.w_k, None)  # (b, i, m) [SYMP.13]
+    kicks = params.w_o is not None
     if kicks:
-        v = linear_forward(seen, params.w_v, None)  # (b, i, m) [SYMP.14]
+        v = linear_forward(y, params.w_v, None)  # (b, i, m) [SYMP.14]
     else:
-        v = seen[..., :0]  # (b, i, 0): no value, only z is asked for
-    moved = None if p is None else mobilised(params, p)  # (b, i, m): tagged in the function
-    kinetic = None
-    if p is not None and kicks:
+        v = y[..., :0]  # (b, i, 0): no value, only z is asked for
+    share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
+    moved = energy = force = saved = None
+    if p is not None:
+        moved = mobilised(layer, p)  # (b, i, m): SYMP.15
+    if moved is not None and kicks:
         kinetic = xp.sum(moved * p, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.16]
-    share = share_of(params.config.oracle.normaliser, causal, x)  # (i, 1): n_i over the number of all tokens
-    given = kinetic  # (b, i, 1): what the core is given
-    if share is not None and kinetic is not None:
-        given = kinetic / (share * share)  # (b, i, 1): so that u has the other z
-    energy = None if given is None else given[:, None, ...]  # (b, 1, i, 1): with one head
-    one = [each[:, None, ...] for each in (q, k, v)]
-    scale = params.config.scale
-    saved = None
+        other = kinetic if share is None else kinetic / (share * share)  # (b, i, 1): so that u has the other z
+        energy = other[:, None, ...]  # (b, 1, i, 1): with one head, as q, k and v
+    one = (q[:, None, ...], k[:, None, ...], v[:, None, ...])
     if isinstance(causal, Prefix):
-        out, bounded = causal.attend(one[0], one[1], one[2], energy, scale)  # tagged in the dense form
+        out, bounded = causal.attend(*one, energy, params.config.scale)  # (b, 1, i, e), (b, 1, i)
     else:
-        out, saved = core.forward(one[0], one[1], one[2], energy, causal=causal, scale=scale)  # in the core
-        bounded = saved.log_z  # (b, 1, i): SYMP.7
-    attended = out[:, 0, ...]  # SYMP.10 without the head
-    if share is not None:
-        attended = share * attended  # SYMP.10 divided by all tokens
-    force = None
-    if kicks:
-        force = linear_forward(attended, params.w_o, None)  # (b, i, m) [SYMP.17]
+        out, saved = core.forward(*one, kinetic=energy, causal=causal, scale=params.config.scale)  # (b, 1, i, e)
+        bounded = saved.log_z  # (b, 1, i)
+    attended = out[:, 0, ...]  # (b, i, e): SYMP.10 without the head
     log_z = bounded[:, 0, :, None]  # (b, i, 1): SYMP.7 without the head
     if share is not None:
+        attended = share * attended  # (b, i, e): SYMP.10 divided by all tokens
         log_z = log_z + xp.log(share)  # (b, i, 1): SYMP.7 divided by all tokens
-    return Answer(force, moved, log_z), Saved(p, moved, seen, norm, look, saved, attended, share)
+    if kicks:
+        force = linear_forward(attended, params.w_o, None)  # (b, i, m) [SYMP.17]
+    return Answer(force, moved, log_z), Saved(p, moved, y, norm, look, saved, attended, share)
 
 
-def share_of(normaliser: str, causal: bool | Prefix, x: Array) -> Array | None:
+def backward(
+    layer: Layer, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
+) -> tuple[Array, Array | None]:
+    """Return the gradients of x and p, and add those of the parameters."""
+    xp, params, p, share = namespace(saved.y), layer.params, saved.p, saved.share  # -, -, (b, i, m), (i, 1)
+    assert saved.core is not None
+    d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
+    if d_force is not None and params.w_o is not None:
+        # forward: force = attended @ w_o
+        d_attended, d_w_o, _ = linear_backward(saved.attended, params.w_o, d_force)  # (b, i, m) [dSYMP.10], (m, m)
+        add("w_o", d_w_o)
+    # forward: attended = share * out
+    d_out = d_attended if share is None else share * d_attended  # (b, i, e)
+    d_bounded = None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))  # (b, 1, i)
+    d = core.backward(saved.core, d_out[:, None, ...], d_bounded)
+    d_p = None
+    if p is not None:
+        d_pull = xp.zeros_like(p)  # (b, i, m): what kinetic asks of p, but for B p
+        d_ask = d_pull if d_moved is None else d_moved  # (b, i, m)
+        if "kinetic" in d:
+            # forward: kinetic = sum(moved * p); other = kinetic / share^2
+            d_other = d["kinetic"][:, 0, ...]  # (b, i, 1): dSYMP.kinetic without the head
+            d_kinetic = d_other if share is None else d_other / (share * share)  # (b, i, 1)
+            d_pull = d_kinetic * saved.b  # (b, i, m)
+            d_ask = d_ask + d_kinetic * p  # (b, i, m) [dSYMP.15]
+        d_p = d_pull + mobilised_backward(layer, p, d_ask, add)  # (b, i, m): dSYMP.momentum without looking ahead
+    # forward: q = y @ w_q, and so for k and v
+    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # (b, i, m), (m, m)
+    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # (b, i, m), (m, m)
+    add("w_q", d_w_q)
+    add("w_k", d_w_k)
+    d_y_v = 0.0 * d_y_k  # (b, i, m): without values
+    if d_force is not None:
+        d_y_v, d_w_v, _ = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # (b, i, m), (m, m)
+        add("w_v", d_w_v)
+    d_y = d_y_q + d_y_k + d_y_v  # (b, i, m) [dSYMP.11]
+    # forward: y = norm(x + look * p)
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    add("gain", d_gain)
+    if saved.look is not None and p is not None and d_p is not None:
+        d_p = d_p + saved.look * d_ahead  # (b, i, m) [dSYMP.momentum]
+        add("look", inner(d_ahead, p))
+    return d_ahead, d_p
+
+
+def share_of(layer: Layer, x: Array) -> Array | None:
     """Return which share of all tokens each one attends (i, 1), where sums are divided by all; otherwise None."""
-    if normaliser == "prefix" or causal is False:
+    if layer.params.config.oracle.normaliser == "prefix" or layer.causal is False:
         return None
-    if isinstance(causal, Prefix):
+    if isinstance(layer.causal, Prefix):
         raise ValueError("normaliser: got 'length', but a stream does not know how many tokens come: it needs 'prefix'")
     tokens = x.shape[1]
     return counts(0, (0, tokens), tokens, x) / tokens
 
 
-def mobilised(params: Params, p: Array) -> Array:
+def mobilised(layer: Layer, p: Array) -> Array:
     """Return B p."""
-    if params.w_b is None:
+    if layer.params.w_b is None:
         return p
-    moved = linear_forward(p, params.w_b, None)  # (b, i, m) [SYMP.15]
+    moved = linear_forward(p, layer.params.w_b, None)  # (b, i, m) [SYMP.15]
     return moved
+
+
+def mobilised_backward(layer: Layer, p: Array, d_moved: Array, add: Add) -> Array:
+    """Return the gradient of p, and add that of B."""
+    if layer.params.w_b is None:
+        return d_moved
+    # forward: moved = p @ w_b
+    d_p, d_w_b, _ = linear_backward(p, layer.params.w_b, d_moved)  # (b, i, m), (m, m)
+    add("w_b", d_w_b)
+    return d_p
 
 
 def velocity(moved: Array, log_z: Array) -> Array:
@@ -168,68 +218,3 @@ def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) 
     d_moved = d_speed * xp.exp(-log_z)  # (b, i, m): part of dSYMP.15
     d_log_z = -xp.sum(d_speed * speed, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.log_z]
     return d_moved, d_log_z
-
-
-def mobilised_backward(params: Params, p: Array, d_moved: Array, add: Add) -> Array:
-    """Return the gradient of p, and add that of B."""
-    if params.w_b is None:
-        return d_moved
-    # forward: moved = p @ w_b
-    d_p, d_w_b, _ = linear_backward(p, params.w_b, d_moved)  # part of dSYMP.momentum
-    add("w_b", d_w_b)
-    return d_p
-
-
-def backward(
-    params: Params, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
-) -> tuple[Array, Array | None]:
-    """Return the gradients of x and p, and add those of the parameters."""
-    xp = namespace(saved.y)
-    assert saved.core is not None
-    p = saved.p  # (b, i, m): it came in
-    if d_force is not None:
-        assert params.w_o is not None
-        # forward: force = attended @ w_o
-        d_given, d_w_o, _ = linear_backward(saved.attended, params.w_o, d_force)  # the first is dSYMP.10
-        d_attended = d_given  # (b, i, m) [dSYMP.10]
-        add("w_o", d_w_o)
-    else:
-        d_attended = xp.zeros_like(saved.attended)  # nobody asked for the force
-    if saved.share is not None:
-        # forward: attended = share * out
-        d_attended = saved.share * d_attended  # of the core's SYMP.10
-    d = core.backward(
-        saved.core, d_attended[:, None, ...], None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))
-    )
-    d_p = None
-    if p is not None:
-        pull = xp.zeros_like(p)  # (b, i, m): part of dSYMP.momentum
-        ask = pull if d_moved is None else d_moved  # (b, i, m): part of dSYMP.15
-        if "kinetic" in d:
-            # forward: kinetic = sum(moved * p)
-            d_kinetic = d["kinetic"][:, 0, ...]  # (b, i, 1): dSYMP.kinetic without the head
-            if saved.share is not None:
-                # forward: given = kinetic / share^2
-                d_kinetic = d_kinetic / (saved.share * saved.share)  # (b, i, 1): of SYMP.16
-            pull = d_kinetic * saved.b  # (b, i, m): part of dSYMP.momentum
-            ask = ask + d_kinetic * p  # (b, i, m): part of dSYMP.15
-        d_b = ask  # (b, i, m) [dSYMP.15]
-        d_p = pull + mobilised_backward(params, p, d_b, add)  # (b, i, m): dSYMP.momentum without looking ahead
-    # forward: q = seen @ w_q, and so for k and v
-    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # part of dSYMP.11
-    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # part of dSYMP.11
-    add("w_q", d_w_q)
-    add("w_k", d_w_k)
-    d_y = d_y_q + d_y_k  # (b, i, m): part of dSYMP.11
-    if d_force is not None:
-        d_y_v, d_w_v, _ = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # part of dSYMP.11
-        add("w_v", d_w_v)
-        d_y = d_y + d_y_v  # (b, i, m): part of dSYMP.11
-    d_seen = d_y  # (b, i, m) [dSYMP.11]
-    # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # the gradient of x
-    add("gain", d_gain)
-    if saved.look is not None and p is not None and d_p is not None:
-        d_p = d_p + saved.look * d_ahead  # (b, i, m) [dSYMP.momentum]
-        add("look", inner(d_ahead, p))
-    return d_ahead, d_p
