@@ -11,44 +11,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from refattn import equations
+from refattn import equations, tree
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.sympformer import block
-from refattn.mechanisms.sympformer.choices import DOUBLED
-from refattn.mechanisms.sympformer.prefix import Past, Prefix
-from refattn.xp import raised, zeros
+from refattn.mechanisms.sympformer.layer import block
+from refattn.mechanisms.sympformer.oracles.linear import Linear
+from refattn.mechanisms.sympformer.oracles.past import Past, Prefix
+from refattn.xp import device, namespace, raised, zeros
 
 
 @dataclass(frozen=True)
 class Cache:
-    """The pasts of the calls of one step, and the number of tokens in them."""
+    """The pasts of the calls of one step: a tree of arrays, which says everything that there is to know."""
 
     calls: tuple[Past, ...]
-    count: int
-    batch: int
 
 
 def start(params: block.Params, batch: int) -> Cache:
     """Return the cache before the first token."""
     config, like = params.config, raised(params.gain)
     m, wide = config.width, config.width if config.kicks else 0
-    if config.attention == "linear":
-        past = Past(force=zeros((batch, m, m), like), velocity=zeros((batch, m, m), like))
+    if isinstance(config.oracle, Linear):
+        xp = namespace(like)
+        none = xp.zeros((1,), dtype=xp.int32, device=device(like))
+        past = Past(force=zeros((batch, m, m), like), velocity=zeros((batch, m, m), like), count=none)
     else:
-        h = config.heads if config.baseline else 1
+        h = config.heads if config.integrator.baseline else 1
         past = Past(*(zeros((batch, h, 0, width), like) for width in (m // h, wide // h, 1)))
         if config.connects:
-            return Cache((past, replace(past, v=zeros((batch, h, 0, 3 * m // h), like))), 0, batch)
-    return Cache((past,) * (4 if config.integrator in DOUBLED else 1), 0, batch)
+            return Cache((past, replace(past, v=zeros((batch, h, 0, 3 * m // h), like))))
+    return Cache((past,) * config.integrator.calls)
 
 
 def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
-    if state.x.shape[0] != cache.batch:
-        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {cache.batch}")
-    prefix = Prefix(cache.calls, cache.count)
+    batch = next(iter(tree.flatten(cache).values())).shape[0]
+    if state.x.shape[0] != batch:
+        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")
+    prefix = Prefix(cache.calls)
     result, _ = equations.active(block).advance(params, state, prefix, context.tokens)
-    return result, Cache(tuple(prefix.after), cache.count + state.x.shape[1], cache.batch)
+    return result, Cache(tuple(prefix.after))
 
 
 def step(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:

@@ -3,7 +3,7 @@
     H = 1/2 sum_i <p_i, B p_i> / z_i - 1/2n sum_ij E_ij       E_ij = e^(scale q_i . k_j), z_i = 1/n sum_j E_ij
 
 A token is a query, and a key of the others: through its key it is pushed by what attends it. With causal scores these
-would be the tokens that come later, and so there is no causal form of this force; `oracle` is what there is instead.
+would be the tokens that come later, and so there is no causal form of this force; `softmax` is what there is instead.
 
 Equations (o(q, k, v) and c are SYMP.10 and SYMP.7 at rest, without causality: o_i = 1/n sum_j E_ij v_j)::
 
@@ -34,16 +34,39 @@ How their code differs: its potential lacks the 1/n, and B comes from an inverse
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from refattn import equations
-from refattn.mechanisms.sympformer import core, oracle
-from refattn.mechanisms.sympformer.numbers import Numbers, dot
-from refattn.mechanisms.sympformer.oracle import Answer
-from refattn.mechanisms.sympformer.params import Add, Params
-from refattn.mechanisms.sympformer.prefix import Prefix
+from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.oracles import softmax
+from refattn.mechanisms.sympformer.oracles.softmax import MOBILITIES, Answer
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Hamiltonian:
+    """The force of a Hamiltonian of all tokens, which may not be causal: this file.
+
+    Attributes
+    ----------
+    mobility
+        "learned", the matrix B, from the identity on; "identity": none.
+    """
+
+    mobility: str = "learned"
+
+    may_be_causal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_choice("mobility", self.mobility, MOBILITIES)
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block, where the force is read, and where positions change."""
+        return {"w_q", "w_k"} | ({"w_b"} if drifts and self.mobility == "learned" else set())
 
 
 @dataclass(frozen=True)
@@ -65,21 +88,20 @@ class Saved:
     as_key: core.Saved | None
 
 
-def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal: bool | Prefix) -> tuple[Answer, Saved]:
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
-    if causal is not False:
+    if layer.causal is not False:
         raise ValueError(
             "causal: got True, needs False: the force of a Hamiltonian of all tokens pushes a token by those that come "
-            "later, which attend it; force='prefix' does not"
+            "later, which attend it; oracle='softmax' does not"
         )
-    xp, kicks, scale = namespace(x), params.config.kicks, params.config.scale
-    look = numbers.get("look") if p is not None else None  # (1): a number
+    xp, kicks, scale = namespace(x), layer.params.config.kicks, layer.params.config.scale
+    look = layer.numbers.get("look") if p is not None else None  # (1): a number
     ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # the first is SYMP.58
-    seen = y  # (b, i, m) [SYMP.58]
-    q = linear_forward(seen, params.w_q, None)  # (b, i, m) [SYMP.59]
-    k = linear_forward(seen, params.w_k, None)  # (b, i, m) [SYMP.60]
-    moved = None if p is None else mobilised(params, p)  # (b, i, m): tagged in the function
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.58]
+    q = linear_forward(y, layer.params.w_q, None)  # (b, i, m) [SYMP.59]
+    k = linear_forward(y, layer.params.w_k, None)  # (b, i, m) [SYMP.60]
+    moved = None if p is None else mobilised(layer, p)  # (b, i, m): tagged in the function
     values = k if kicks else k[..., :0]  # no value where only z is asked for
     three = (each[:, None, ...] for each in (q, k, values))
     out, as_query = core.forward(*three, scale=scale)  # in the core
@@ -96,38 +118,38 @@ def forward(params: Params, numbers: Numbers, x: Array, p: Array | None, causal:
         three = (each[:, None, ...] for each in (k, q, shared))
         turned, as_key = core.forward(*three, scale=scale)  # in the core
         key = turned[:, 0, ...]  # (b, i, m) [SYMP.63]
-        back_q, back_k = xp.matrix_transpose(params.w_q), xp.matrix_transpose(params.w_k)  # w_q^T and w_k^T
+        back_q, back_k = xp.matrix_transpose(layer.params.w_q), xp.matrix_transpose(layer.params.w_k)  # w_q^T and w_k^T
         force = 0.5 * scale * (query @ back_q + key @ back_k)  # (b, i, m) [SYMP.64]
-    saved = Saved(p, moved, seen, norm, look, q, share, inverse, attended, query, key, as_query, as_key)
+    saved = Saved(p, moved, y, norm, look, q, share, inverse, attended, query, key, as_query, as_key)
     return Answer(force, moved, log_z), saved
 
 
-def mobilised(params: Params, p: Array) -> Array:
+def mobilised(layer: Layer, p: Array) -> Array:
     """Return B p."""
-    return equations.active(oracle).mobilised(params, p)
+    return equations.active(softmax).mobilised(layer, p)
 
 
-def mobilised_backward(params: Params, p: Array, d_moved: Array, add: Add) -> Array:
+def mobilised_backward(layer: Layer, p: Array, d_moved: Array, add: Add) -> Array:
     """Return the gradient of p, and add that of B."""
-    return equations.active(oracle).mobilised_backward(params, p, d_moved, add)
+    return equations.active(softmax).mobilised_backward(layer, p, d_moved, add)
 
 
 def velocity(moved: Array, log_z: Array) -> Array:
     """Return B p / z."""
-    return equations.active(oracle).velocity(moved, log_z)
+    return equations.active(softmax).velocity(moved, log_z)
 
 
 def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) -> tuple[Array, Array]:
     """Return the gradients of B p and of log z."""
-    return equations.active(oracle).velocity_backward(moved, speed, log_z, d_speed)
+    return equations.active(softmax).velocity_backward(moved, speed, log_z, d_speed)
 
 
 def backward(
-    params: Params, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
+    layer: Layer, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters."""
     p = saved.p  # (b, i, m): it came in
-    xp, scale = namespace(saved.y), params.config.scale
+    xp, scale = namespace(saved.y), layer.params.config.scale
     d_bounded = xp.zeros_like(saved.inverse) if d_log_z is None else d_log_z  # (b, i, 1): of SYMP.7
     d_attended = xp.zeros_like(saved.attended)  # nobody asked for the force
     d_ask = d_moved  # (b, i, m): of B p
@@ -136,10 +158,10 @@ def backward(
     if d_force is not None and saved.as_key is not None and saved.s is not None:
         # forward: force = scale / 2 * (query @ w_q^T + key @ w_k^T)
         asked = 0.5 * scale * d_force  # (b, i, m): without the matrices
-        d_query = asked @ params.w_q  # (b, i, m) [dSYMP.62]
-        d_key = asked @ params.w_k  # (b, i, m) [dSYMP.63]
+        d_query = asked @ layer.params.w_q  # (b, i, m) [dSYMP.62]
+        d_key = asked @ layer.params.w_k  # (b, i, m) [dSYMP.63]
         for name, value in (("w_q", saved.r), ("w_k", saved.t)):
-            add(name, linear_backward(asked, params.w_q, value)[1])
+            add(name, linear_backward(asked, layer.params.w_q, value)[1])
         # forward: key = core(k, q, share * q); query = share * core(q, k, k)
         d = core.backward(saved.as_key, d_key[:, None, ...])
         d_k = d["q"][:, 0, ...]  # (b, i, m): part of dSYMP.60
@@ -155,7 +177,7 @@ def backward(
             d_ask = d_kinetic * p if d_ask is None else d_ask + d_kinetic * p  # (b, i, m): of B p
     d_p = None
     if p is not None:
-        d_p = xp.zeros_like(p) if d_ask is None else mobilised_backward(params, p, d_ask, add)  # of p
+        d_p = xp.zeros_like(p) if d_ask is None else mobilised_backward(layer, p, d_ask, add)  # of p
         d_p = d_p if d_pull is None else d_p + d_pull  # (b, i, m): of p
     # forward: attended, log_z = core(q, k, k)
     d = core.backward(saved.as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
@@ -164,15 +186,15 @@ def backward(
     if saved.as_key is not None:
         d_own = d_own + d["v"][:, 0, ...]  # (b, i, m): part of dSYMP.60
     d_keys = d_k + d_own  # (b, i, m) [dSYMP.60]
-    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d_queries)  # part of dSYMP.58
-    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d_keys)  # part of dSYMP.58
+    d_y_q, d_w_q, _ = linear_backward(saved.y, layer.params.w_q, d_queries)  # part of dSYMP.58
+    d_y_k, d_w_k, _ = linear_backward(saved.y, layer.params.w_k, d_keys)  # part of dSYMP.58
     add("w_q", d_w_q)
     add("w_k", d_w_k)
-    d_seen = d_y_q + d_y_k  # (b, i, m) [dSYMP.58]
+    d_y = d_y_q + d_y_k  # (b, i, m) [dSYMP.58]
     # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # the gradient of x
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # the gradient of x
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
         d_p = d_p + saved.look * d_ahead  # (b, i, m): the gradient of p
-        add("look", dot(d_ahead, p))
+        add("look", inner(d_ahead, p))
     return d_ahead, d_p

@@ -9,8 +9,11 @@ Equations::
 
 Adjoints, for given dX, dY, dP and dQ of what it makes::
 
-    [dSYMP.28]  dX - dY is turned back with dP - dQ by minus the angle
-    [dSYMP.angle]  dangle = sum of (sum of the pair turned by a quarter) times its gradient, / 2
+    [dSYMP.28]  dX = (dX + dY + cos(angle) (dX - dY) - sin(angle) (dP - dQ)) / 2    of what goes in; the left dX
+    [dSYMP.angle]  dangle = 1/2 sum ((dX - dY) U + (dP - dQ) V)
+
+with U = cos(angle) (P - Q) - sin(angle) (X - Y) and V = -cos(angle) (X - Y) - sin(angle) (P - Q); dY, dP and dQ of
+what goes in are SYMP.29 to SYMP.31 of the gradients, for minus the angle.
 
 Axes: b batch, i token, m width.
 
@@ -19,7 +22,7 @@ Source: Tao 2016 (arXiv:1609.02212), equation 3.
 
 from __future__ import annotations
 
-from refattn.mechanisms.sympformer.numbers import dot
+from refattn.mechanisms.sympformer.params import inner
 from refattn.xp import Array, namespace
 
 Copies = tuple[Array, Array, Array, Array]
@@ -49,7 +52,7 @@ def backward(before: Copies, angle: Array, d: Copies) -> tuple[Copies, Array]:
     # forward: x = (... + cos d_x + sin d_p) / 2; p = (... - sin d_x + cos d_p) / 2; y and q with the other signs
     quarter_x = cos * d_p - sin * d_x  # (b, i, m): the pair turned by a quarter
     quarter_p = -cos * d_x - sin * d_p  # (b, i, m): the pair turned by a quarter
-    d_angle = 0.5 * (dot(turned_x, quarter_x) + dot(turned_p, quarter_p))  # (1) [dSYMP.angle]
+    d_angle = 0.5 * (inner(turned_x, quarter_x) + inner(turned_p, quarter_p))  # (1) [dSYMP.angle]
     back_x = 0.5 * (d_one + d_two + cos * turned_x - sin * turned_p)  # (b, i, m) [dSYMP.28]
     back_p = 0.5 * (d_first + d_second + sin * turned_x + cos * turned_p)  # (b, i, m): dSYMP.28 of momenta
     return (back_x, d_one + d_two - back_x, back_p, d_first + d_second - back_p), d_angle

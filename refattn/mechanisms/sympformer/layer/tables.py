@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from refattn.mechanisms.sympformer.params import Add, Params
 from refattn.ops import embedding
-from refattn.xp import Array, concrete, namespace, zeros
+from refattn.xp import Array, arange, concrete, namespace, zeros
 
 
-def forward(params: Params, tokens: Array, first: int) -> Array:
+def forward(params: Params, tokens: Array, first: int | Array) -> Array:
     """Return the momenta (b, i, m) of tokens (b, i) at the positions `first`, `first` + 1, ..."""
     table, places = params.token_embedding, params.position_embedding
     assert table is not None and places is not None
-    rows = places[first : first + tokens.shape[1], ...]  # (i, m): part of P
+    at = first + arange(0, tokens.shape[1], tokens)  # (i): positions
+    rows = namespace(places).take(places, at, axis=0)  # (i, m): part of P
     p = embedding.embedding_forward(table, tokens) + rows  # (b, i, m) [SYMP.65]
     return p
 
@@ -41,7 +42,7 @@ def backward(params: Params, tokens: Array, d_p: Array, add: Add) -> None:
     add("position_embedding", d_places)
 
 
-def check_tokens(params: Params, tokens: Array | None, x: Array, first: int) -> Array:
+def check_tokens(params: Params, tokens: Array | None, x: Array, first: int | Array) -> Array:
     """Return the tokens of x; raise where the tables have no row for one of them, or for its position."""
     config, shape = params.config, tuple(x.shape[:2])
     if tokens is None:
@@ -50,6 +51,6 @@ def check_tokens(params: Params, tokens: Array | None, x: Array, first: int) -> 
         raise ValueError(f"context.tokens: got shape {tuple(tokens.shape)}, needs {shape}")
     if concrete(namespace(tokens).any((tokens < 0) | (tokens >= config.vocabulary))):
         raise ValueError(f"context.tokens: got one outside of 0 to {config.vocabulary - 1}")
-    if first + shape[1] > config.context:
-        raise ValueError(f"context.tokens: got {first + shape[1]} in all, needs at most {config.context}")
+    if concrete(namespace(x).any(namespace(x).asarray(first + shape[1] > config.context))):
+        raise ValueError(f"context.tokens: got {int(first) + shape[1]} in all, needs at most {config.context}")
     return tokens

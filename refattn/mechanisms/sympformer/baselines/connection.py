@@ -3,7 +3,7 @@
 The scores of attention bend the space of the tokens. Their derivative along a direction u, s'_ij = (uq_i . k_j +
 q_i . uk_j) / sqrt(d), has under the weights of attention a mean for each token, and no pair has to be kept for it.
 
-Equations (q, k, v, f as in `baseline`, d the width of a head)::
+Equations (q, k, v, f as in `attend`, d the width of a head)::
 
     [SYMP.50]  s_i = <u_i, u_i>
     [SYMP.51]  uq = heads(u w_q)
@@ -36,9 +36,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.sympformer import attend
-from refattn.mechanisms.sympformer.params import Add, Params
-from refattn.mechanisms.sympformer.prefix import Prefix
+from refattn.mechanisms.sympformer.baselines import attend
+from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array, namespace
@@ -58,45 +57,42 @@ class Saved:
     r: Array
     f: Array
     joined: Array
-    attended: attend.Saved
+    attended: attend.Attended
 
 
-def forward(
-    params: Params, u: Array, q: Array, k: Array, v: Array, f: Array, causal: bool | Prefix
-) -> tuple[Array, Saved]:
+def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> tuple[Array, Saved]:
     """Return c along u (b, i, m), for queries, keys and values by head and the force f, and what `backward` reads."""
-    xp, heads, d = namespace(u), params.config.heads, q.shape[-1]
+    xp, heads, d = namespace(u), layer.params.config.heads, q.shape[-1]
     factor = 1.0 / (heads * math.sqrt(d))
     square = xp.sum(u * u, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.50]
-    uq = split_heads(linear_forward(u, params.w_q, None), heads)  # (b, h, i, d) [SYMP.51]
-    uk = split_heads(linear_forward(u, params.w_k, None), heads)  # (b, h, i, d) [SYMP.52]
+    uq = split_heads(linear_forward(u, layer.params.w_q, None), heads)  # (b, h, i, d) [SYMP.51]
+    uk = split_heads(linear_forward(u, layer.params.w_k, None), heads)  # (b, h, i, d) [SYMP.52]
     values = xp.concat([square[:, None, ...] * v, k, uk], axis=-1)  # three values in one
-    together, attended = attend.forward(q, k, values, causal)  # the first is SYMP.53
-    found = together  # (b, h, i, 3*d) [SYMP.53]
+    found, attended = attend.attention(q, k, values, layer.causal)  # (b, h, i, 3*d) [SYMP.53]
     a, b, c = found[..., :d], found[..., d : 2 * d], found[..., 2 * d :]  # parts of SYMP.53
     rate = factor * xp.sum(uq * b + q * c, axis=(1, 3))[..., None]  # (b, i, 1) [SYMP.54]
     joined = merge_heads(a)  # (b, i, m): part of SYMP.55
-    pull = linear_forward(joined, params.w_o, None)  # (b, i, m) [SYMP.55]
+    pull = linear_forward(joined, layer.params.w_o, None)  # (b, i, m) [SYMP.55]
     turn = rate * u - 0.5 * (square * f + pull)  # (b, i, m) [SYMP.56]
     return turn, Saved(u, square, q, v, uq, b, c, rate, f, joined, attended)
 
 
-def backward(params: Params, saved: Saved, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
+def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
     """Return the gradients of u, q, k, v and f, and add those of the parameters."""
-    xp, heads, u, d = namespace(d_turn), params.config.heads, saved.u, saved.q.shape[-1]  # it came in
+    xp, heads, u, d = namespace(d_turn), layer.params.config.heads, saved.u, saved.q.shape[-1]  # it came in
     factor = 1.0 / (heads * math.sqrt(d))
     # forward: turn = rate * u - (square * f + pull) / 2
     d_f = -0.5 * saved.s * d_turn  # (b, i, m) [dSYMP.56]
     d_pull = -0.5 * d_turn  # (b, i, m) [dSYMP.55]
     d_rate = xp.sum(d_turn * u, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.54]
     # forward: pull = merge(a) @ w_o
-    d_joined, d_w_o, _ = linear_backward(saved.joined, params.w_o, d_pull)  # part of dSYMP.53
+    d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_pull)  # part of dSYMP.53
     add("w_o", d_w_o)
     # forward: rate = factor * sum(uq * b + q * c)
     shared = factor * d_rate[:, None, ...]  # of every head
     parts = [split_heads(d_joined, heads), shared * saved.uq, shared * saved.q]
     d_together = xp.concat(parts, axis=-1)  # (b, h, i, 3*d) [dSYMP.53]
-    d_q, d_k, d_values = attend.backward(saved.attended, d_together)  # of q, k and the three values
+    d_q, d_k, d_values = attend.attention_backward(saved.attended, d_together)  # of q, k and the three values
     d_q = d_q + shared * saved.c  # (b, h, i, d): the gradient of q
     d_scaled, d_key = d_values[..., :d], d_values[..., d : 2 * d]  # of the first two values
     d_uk = d_values[..., 2 * d :]  # (b, h, i, d) [dSYMP.52]
@@ -108,7 +104,7 @@ def backward(params: Params, saved: Saved, d_turn: Array, add: Add) -> tuple[Arr
     d_u = saved.r * d_turn + 2.0 * d_square * u  # (b, i, m): part of the gradient of u
     # forward: uq = split(u @ w_q), uk = split(u @ w_k)
     for name, value in (("w_q", d_uq), ("w_k", d_uk)):
-        d_from, d_w, _ = linear_backward(u, getattr(params, name), merge_heads(value))  # part of the same
+        d_from, d_w, _ = linear_backward(u, getattr(layer.params, name), merge_heads(value))  # part of the same
         add(name, d_w)
         d_u = d_u + d_from  # (b, i, m): the gradient of u
     return d_u, d_q, d_k + d_key, d_v, d_f

@@ -20,7 +20,7 @@ Wrong = Callable[..., tuple[Array, Array]]
 
 
 def _core(q: Array, k: Array, v: Array, kinetic: Array | None = None, **options: Any) -> tuple[Array, Array]:
-    out, saved = core.forward(q, k, v, kinetic, **options)
+    out, saved = core.forward(q, k, v, kinetic=kinetic, **options)
     return out, saved.log_z
 
 
