@@ -26,6 +26,7 @@ SOURCES = ("refattn.ops.", "refattn.mechanisms.")
 XP, PLAIN = "refattn.xp", "refattn.show.plain"
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class Ref(NamedTuple):
@@ -180,10 +181,7 @@ class Linked:
             mine = [use for use in uses if use.ref == ref]
             local = set().union(*(use.local for use in mine))
             written = [use.node.id for use in mine if isinstance(use.node, ast.Name)]
-            stem = next(part for part in reversed(ref.module.split(".")) if part != "dense")
-            longer = (
-                f"{stem}_{ref.name}" if not ref.name[:1].isupper() else f"{stem.title().replace('_', '')}{ref.name}"
-            )
+            longer = _longer(ref)
             choices = [ref.name] if ref in self.roots else [*written[:1], ref.name]
             free = (name for name in (*choices, longer, f"{longer}_") if name not in taken and name not in local)
             names[ref] = next(free)
@@ -240,6 +238,16 @@ class Linked:
         return _edited(known.text, start, stop, edits)
 
 
+def _longer(ref: Ref) -> str:
+    """Return the name of an item with that of its module, or of its room, before it."""
+    stem = next(part for part in reversed(ref.module.split(".")) if part != "dense")
+    if ref.name.isupper():
+        return f"{stem.upper()}_{ref.name}"
+    if ref.name[:1].isupper():
+        return f"{stem.title().replace('_', '')}{ref.name}"
+    return f"{stem}_{ref.name}"
+
+
 def _edited(text: str, start: int, stop: int, edits: list[tuple[int, int, str]]) -> str:
     """Return text[start:stop] with the edits; one inside another is dropped."""
     pieces, at = [], start
@@ -281,6 +289,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, known: Source, item: Item, attributes: set[str]) -> None:
         self.known, self.item, self.called = known, item, attributes
         self.scopes: list[tuple[set[str], set[str]]] = []  # of each function around: its names; those of them for NumPy
+        self.later = 0  # how many functions and annotations are around
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         end = None
@@ -311,6 +320,19 @@ class _Reader(ast.NodeVisitor):
         for each in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
             self.visit(each)
         self._scope(node, [node.body])
+
+    def visit_ListComp(self, node: Comprehension) -> None:
+        first, *more = node.generators
+        self.visit(first.iter)
+        targets = [name for each in node.generators for name in ast.walk(each.target) if isinstance(name, ast.Name)]
+        self.scopes.append(({name.id for name in targets}, set()))
+        values = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        inner = [part for each in node.generators for part in each.ifs]
+        for part in (*values, *inner, *(each.iter for each in more)):
+            self.visit(part)
+        self.scopes.pop()
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self._annotation(node.annotation)
@@ -364,13 +386,13 @@ class _Reader(ast.NodeVisitor):
 
     def _use(self, node: ast.expr, ref: Ref) -> None:
         local = frozenset().union(*(names for names, _ in self.scopes))
-        self.item.uses.append(Use(node, ref, local, now=not self.scopes))
+        self.item.uses.append(Use(node, ref, local, now=not self.later))
 
     def _annotation(self, node: ast.expr) -> None:
         """What an annotation names is not looked at while the file is read."""
-        self.scopes.append((set(), set()))
+        self.later += 1
         self.visit(node)
-        self.scopes.pop()
+        self.later -= 1
 
     def _scope(self, node: Function, body: Iterable[ast.AST]) -> None:
         parts = list(body)
@@ -386,8 +408,10 @@ class _Reader(ast.NodeVisitor):
                     found = [target for target, value in _pairs(each) if self._is_namespace(value)]
                     namespaces |= {target.id for target in found if isinstance(target, ast.Name)}
         self.scopes.append((names, namespaces))
+        self.later += 1
         for part in parts:
             self.visit(part)
+        self.later -= 1
         self.scopes.pop()
 
     def _without_namespace(self, node: ast.Assign) -> None:
@@ -435,9 +459,9 @@ def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _within(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function's body, but not those of functions in it."""
+    """Yield the nodes of a function's body, but not those of functions in it, whose names are others."""
     yield node
-    if not isinstance(node, Function | ast.ClassDef):
+    if not isinstance(node, Function | Comprehension | ast.ClassDef):
         for child in ast.iter_child_nodes(node):
             yield from _within(child)
 

@@ -12,6 +12,8 @@ import numpy as np
 
 Array: TypeAlias = Any
 
+Namespace: TypeAlias = Any
+
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
     """Return zeros with the dtype of `like`."""
