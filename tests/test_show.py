@@ -95,7 +95,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def test_it_is_short_and_stands_alone(record: Mechanism) -> None:
-    text = page(record)
+    text = page(record, ra.__version__)
     assert text.count("\n") <= LINES.get(record.name, MOST)
     assert "import refattn" not in text and "from refattn" not in text
     assert "xp" not in {token.strip("(),") for token in text.replace(".", " ").split()}
@@ -107,7 +107,7 @@ def test_it_is_formatted(record: Mechanism, tmp_path: Path) -> None:
     ruff = shutil.which("ruff")
     if ruff is None:
         pytest.skip("ruff is not installed")
-    (tmp_path / "page.py").write_text(page(record))
+    (tmp_path / "page.py").write_text(page(record, ra.__version__))
     for command in (["format", "--diff"], ["check", "--select", "E,F,I"]):
         arguments = [ruff, *command, "--isolated", "--line-length", "120", "page.py"]
         done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
@@ -157,7 +157,7 @@ def compare(
     record: Mechanism, texts: Mapping[str, Any], wanted: Mapping[str, Mapping[str, NDArray[Any]]], folder: Path
 ) -> None:
     """Run all calls in one process without refattn, and compare every result bit for bit."""
-    (folder / "page.py").write_text(page(record))
+    (folder / "page.py").write_text(page(record, ra.__version__))
     (folder / "calls.json").write_text(json.dumps(texts))
     run(folder, "-c", SCRIPT, str(folder))
     for name, results in wanted.items():
@@ -170,7 +170,7 @@ def compare(
 
 
 def test_as_a_program_it_shows_the_tiny_case(record: Mechanism, tmp_path: Path) -> None:
-    (tmp_path / "page.py").write_text(page(record))
+    (tmp_path / "page.py").write_text(page(record, ra.__version__))
     case = record.case("tiny")
     out, saved = record.core.forward(**make(record.name, case, "float64"), **case.options, form=record.forms[0])  # type: ignore[union-attr]
     gradients = record.core.backward(saved, np.ones_like(out))  # type: ignore[union-attr]
@@ -184,7 +184,7 @@ def test_as_a_program_it_shows_the_tiny_case(record: Mechanism, tmp_path: Path) 
 
 
 def test_the_command_prints_it_or_writes_it(tmp_path: Path) -> None:
-    text = page(ra.mechanism("softmax"))
+    text = page(ra.mechanism("softmax"), ra.__version__)
     result = CliRunner().invoke(cli, ["show", "softmax"])
     assert (result.exit_code, result.stdout, result.stderr) == (0, text, "")
     result = CliRunner().invoke(cli, ["show", "softmax", "--out", str(tmp_path / "softmax.py")])

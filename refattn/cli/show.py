@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+import refattn
 from refattn.cli.arguments import Problem, check_writable, record_of
 from refattn.cli.output import print_text, write_text
 
@@ -22,7 +23,7 @@ def show(mechanism: str, out: str | None) -> None:
     from refattn.show import page
 
     try:
-        text = page(record)
+        text = page(record, refattn.__version__)
     except ValueError as error:
         raise Problem(str(error)) from error
     if out is None or out == "-":

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import refattn
 from refattn.golden.inputs import make
 from refattn.mechanisms.record import Mechanism
 from refattn.show.calls import definition, expression, watch
@@ -32,8 +31,8 @@ Printed by `refattn show {name}`, version {version}, on NumPy alone and without 
 """
 
 
-def page(record: Mechanism) -> str:
-    """Return the definition of a mechanism as one file that runs on NumPy alone.
+def page(record: Mechanism, version: str) -> str:
+    """Return the definition of a mechanism as one file that runs on NumPy alone; it names the version of refattn.
 
     Raises
     ------
@@ -55,7 +54,7 @@ def page(record: Mechanism) -> str:
         before = item.nodes[0]
     pieces += ["\n\n", shown.attention(), "\n\n", shown.main()]
     body = "".join(pieces)
-    told = TOLD.format(name=record.name, version=refattn.__version__, file=_file(module.__name__))
+    told = TOLD.format(name=record.name, version=version, file=_file(module.__name__))
     docstring = f'"""{source(module.__name__).docstring.rstrip()}\n\n{told}"""'
     top = f"{_imports(linked.imports, body)}\nArray = np.ndarray\n"
     return f"{docstring}\n\nfrom __future__ import annotations\n\n{top}{body}"
