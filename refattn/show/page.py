@@ -18,16 +18,14 @@ from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
 
 WIDTH = 120
 
-RESERVED = ("attention", "gradients", "out", "saved", "q", "k", "v")
+RESERVED = ("gradients", "out", "saved", "q", "k", "v")
 """Names of the page itself."""
 
 ARRAY = Ref(PLAIN, "Array")
 
-CAUSAL = Ref("refattn.ops.masks", "causal_offset")
-
 TOLD = """\
 Printed by `refattn show {name}`, version {version}, on NumPy alone and without checks of arguments, from
-{file} and what it uses. Run as a program it shows a small case.
+{file} and what it uses; with defaults as in refattn.{name}.forward.
 """
 
 
@@ -47,12 +45,14 @@ def page(record: Mechanism, version: str) -> str:
         if item.ref == ARRAY:
             continue
         text = linked.text(item, whole=item.ref.module == module.__name__)
+        if item.ref in shown.roots:
+            text = shown.with_defaults(text, shown.roots.index(item.ref))
         if item.ref.module != home:
             home = item.ref.module
             text = f"# From {_file(XP if home == PLAIN else home)}\n{text}"
         pieces += [_gap(before, item.nodes[0]), text]
         before = item.nodes[0]
-    pieces += ["\n\n", shown.attention(), "\n\n", shown.main()]
+    pieces += ["\n\n", shown.main()]
     body = "".join(pieces)
     told = TOLD.format(name=record.name, version=version, file=_file(module.__name__))
     docstring = f'"""{source(module.__name__).docstring.rstrip()}\n\n{told}"""'
@@ -90,83 +90,75 @@ class Shown:
         self.usual()
         self.given()
         self.roots = [ref for name in ("forward", "backward") if isinstance(ref := resolve(module, name), Ref)]
-        more = [CAUSAL] if "offset" in self.call.forward else []
-        self.linked = Linked(dict.fromkeys((*self.roots, *more, *found)), RESERVED)
+        self.linked = Linked(dict.fromkeys((*self.roots, *found)), RESERVED)
         self.name = self.linked.names.__getitem__
 
     def usual(self) -> dict[str, str]:
-        """Return the arguments of the definition that have no default there, or another, with those of the library."""
+        """Return the arguments that `forward` has no default for, or another, with what the core gives by default."""
         parameters = inspect.signature(definition(self.record).forward).parameters
         queries = [call.forward["q"] for call in self.calls]
         texts = {
             name: expression([call.forward[name] for call in self.calls], queries, self.name)
             for name in self.calls[0].forward
-            if name not in ("q", "k", "v", "offset")
+            if name not in ("q", "k", "v")
         }
         return {name: text for name, text in texts.items() if text != repr(parameters[name].default)}
 
     def given(self) -> dict[str, str]:
-        """Return what the case "tiny" gives to `attention` beside q, k and v."""
+        """Return what the case "tiny" gives to `forward` beside q, k and v, where that is not the default."""
         usual, given = self.usual(), {}
         for name, value in self.call.forward.items():
             if name in self.tiny and name not in ("q", "k", "v"):
                 given[name] = name
-            elif name == "offset" and value is not None:
-                given["causal"] = repr(self.options["causal"])
-            elif name in usual and not _is_usual(usual[name]):
+            elif name in usual and "q.shape" not in usual[name]:
                 text = expression([value], [self.call.forward["q"]], self.name)
                 given |= {} if text == usual[name] else {name: text}
         return given
 
-    def attention(self) -> str:
-        """Return the function that has the defaults of the library."""
-        usual, forward = self.usual(), self.name(self.roots[0])
-        kinds = inspect.signature(definition(self.record).forward).parameters
-        head, arguments, lines = ["q", "k", "v"], ["q", "k", "v"], []
-        for name in self.call.forward:
-            text = usual.get(name)
-            by_place = kinds[name].kind is not inspect.Parameter.KEYWORD_ONLY
-            if not by_place and "*" not in head:
-                head.append("*")
-            if name == "offset":
-                head.append("causal=False")
-                lines.append(f"    offset = {self.name(CAUSAL)}(causal, q.shape[2], k.shape[2])")
-            elif text is None:
-                continue
-            elif _is_usual(text):
-                head.append(f"{name}=None")
-                lines += [f"    if {name} is None:", _laid_out(f"{name} = ", text, " " * 8)]
-            else:
-                head.append(f"{name}={text}")
-            arguments.append(name if by_place else f"{name}={name}")
-        doc = f'    """Return what `{forward}` does, with the defaults of refattn.{self.record.name}.forward."""'
-        last = _call(f"    return {forward}", arguments, "    ", "")
-        return "\n".join([_call("def attention", head, "", ":"), doc, *lines, last, ""])
+    def with_defaults(self, text: str, which: int) -> str:
+        """Return the text of `forward` (0) or `backward` (1) with the defaults that the core has."""
+        if which == 0:
+            return _with_defaults(text, self.usual())
+        given = list(self.call.backward.items())[2:]
+        return _with_defaults(text, {name: expression([value], [None], self.name) for name, value in given})
 
     def main(self) -> str:
         """Return the run of the case "tiny"."""
         given = [f"{name}={text}" for name, text in self.given().items()]
-        parameters = inspect.signature(definition(self.record).backward).parameters
-        _, _, *more = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
-        backward = [f"{name}={expression([self.call.backward[name]], [0], self.name)}" for name in more]
-        name = self.name(self.roots[1])
+        forward, backward = map(self.name, self.roots)
         lines = ['if __name__ == "__main__":', f'    # The case "tiny", as `refattn trace {self.record.name}` has it.']
-        lines += [
-            "    # fmt: off",
-            *(line for name, x in self.tiny.items() for line in _array(name, x)),
-            "    # fmt: on",
-        ]
-        lines.append(_call("    out, *_, saved = attention", ["q", "k", "v", *given], "    ", ""))
-        lines.append(
-            _call(f"    gradients = {name}", ["saved", "np.ones_like(out)", *backward], "    ", "  # of the sum of out")
-        )
+        lines += ["    # fmt: off", *_arrays(self.tiny), "    # fmt: on"]
+        lines.append(_call(f"    out, *_, saved = {forward}", ["q", "k", "v", *given], "    ", ""))
+        lines.append(f"    gradients = {backward}(saved, np.ones_like(out))  # of the sum of out")
         lines.append('    print({"out": out, **{f"d_{name}": gradient for name, gradient in gradients.items()}})')
         return "\n".join(lines) + "\n"
 
 
-def _is_usual(text: str) -> bool:
-    """Tell whether a default depends on the sizes of q."""
-    return "q.shape" in text
+def _with_defaults(text: str, usual: Mapping[str, str]) -> str:
+    """Return a function with defaults; those that are no constants are found in its body."""
+    (function,) = ast.parse(text).body
+    assert isinstance(function, ast.FunctionDef)
+    arguments, lines = function.args, text.splitlines()
+    values = dict(zip([each.arg for each in arguments.args][::-1], arguments.defaults[::-1], strict=False))
+    values |= {
+        each.arg: value for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
+    }
+    head, found = [], []
+    for each in (*arguments.args, *arguments.kwonlyargs):
+        if arguments.kwonlyargs and each is arguments.kwonlyargs[0]:
+            head.append("*")
+        kind = ast.unparse(each.annotation) if each.annotation else "Array"
+        default = usual.get(each.arg, ast.unparse(values[each.arg]) if each.arg in values else None)
+        if default is not None and "(" in default:
+            found += [f"    if {each.arg} is None:", _laid_out(f"{each.arg} = ", default, " " * 8)]
+            kind, default = kind if "None" in kind else f"{kind} | None", "None"
+        head.append(f"{each.arg}: {kind}" + ("" if default is None else f" = {default}"))
+    first = function.body[0].lineno - 1
+    returns = f" -> {ast.unparse(function.returns)}:" if function.returns else ":"
+    above = lines[: function.lineno - 1]
+    docstring = lines[first : function.body[0].end_lineno]
+    rest = lines[function.body[0].end_lineno or 0 :]
+    return "\n".join([*above, _call(f"def {function.name}", head, "", returns), *docstring, *found, *rest, ""])
 
 
 def _made(shape: tuple[int, ...]) -> NDArray[Any]:
@@ -174,19 +166,23 @@ def _made(shape: tuple[int, ...]) -> NDArray[Any]:
     return np.cos(np.arange(math.prod(shape), dtype=np.float64)).reshape(shape)
 
 
-def _array(name: str, x: NDArray[Any]) -> Iterable[str]:
-    """Yield the lines of an array; designed numbers are whole ones over a power of two, which are short."""
-    power = next((p for p in range(40) if np.all(np.ldexp(x, p) == np.rint(np.ldexp(x, p)))), None)
-    numbers = x.ravel().tolist() if power is None else np.ldexp(x, power).astype(np.int64).ravel().tolist()
-    yield f"    {name} = np.array(["
-    line = " " * 8
-    for number in numbers:
-        if len(line) + len(f"{number!r}, ") > WIDTH:
-            yield line.rstrip()
+def _arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterable[str]:
+    """Yield lines that make the arrays, those of one shape together; designed numbers are whole over a power of two."""
+    power = next(
+        p for p in range(60) if all(np.all(np.ldexp(x, p) == np.rint(np.ldexp(x, p))) for x in arrays.values())
+    )
+    for shape in dict.fromkeys(x.shape for x in arrays.values()):
+        names = [name for name, x in arrays.items() if x.shape == shape]
+        yield f"    {', '.join(names)} = np.array(["
+        for name in names:
             line = " " * 8
-        line += f"{number!r}, "
-    yield line.rstrip()
-    yield f"    ]).reshape{x.shape}{f' / {2**power}' if power else ''}"
+            for number in np.ldexp(arrays[name], power).astype(np.int64).ravel().tolist():
+                if len(line) + len(f"{number}, ") > WIDTH:
+                    yield line.rstrip()
+                    line = " " * 8
+                line += f"{number}, "
+            yield line.rstrip()
+        yield f"    ]).reshape{(len(names), *shape) if len(names) > 1 else shape} / {2**power}"
 
 
 def _gap(before: ast.stmt | None, node: ast.stmt) -> str:
@@ -202,7 +198,7 @@ def _file(module: str) -> str:
 def _imports(imports: Mapping[str, tuple[str, str | None]], body: str) -> str:
     """Return the lines that import what the file uses, in the order of isort."""
     used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
-    whole = {home for name, (home, inner) in imports.items() if inner is None} | ({"math"} if "math" in used else set())
+    whole = {home for home, inner in imports.values() if inner is None and home in used} | ({"math"} & used)
     parts: dict[str, set[str]] = {}
     for name, (home, inner) in imports.items():
         if inner is not None and name in used:
