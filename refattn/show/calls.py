@@ -116,6 +116,28 @@ def expression(values: Sequence[Any], queries: Sequence[Any], name: Callable[[Re
     raise ValueError(f"got {first!r}, needs a value that can be written, or is one of {', '.join(USUAL)}")
 
 
+def written(given: Mapping[str, Any], name: Callable[[Ref], str]) -> tuple[str, dict[str, Any]]:
+    """Return the arguments of a call as text, and the arrays that are named in it."""
+    arrays = {key: x for key, x in given.items() if isinstance(x, np.ndarray)}
+    known = {*arrays, "saved"}
+    texts = {key: key if key in known else expression([x], [None], name) for key, x in given.items()}
+    return ", ".join(f"{key}={text}" for key, text in texts.items()), arrays
+
+
+def choices(value: Any) -> Any:
+    """Return what is chosen in a value: its text, classes and truth values; all numbers, arrays and None are one."""
+    if isinstance(value, bool | str | type):
+        return value
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return type(value), {field.name: choices(getattr(value, field.name)) for field in fields}
+    if isinstance(value, tuple | list):
+        return tuple(map(choices, value))
+    if isinstance(value, dict):
+        return {key: choices(part) for key, part in value.items()}
+    return value if callable(value) else None
+
+
 def _literal(value: Any, name: Callable[[Ref], str]) -> str | None:
     if value is None or isinstance(value, bool | int):
         return repr(value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,51 +14,39 @@ from numpy.typing import NDArray
 
 from refattn.golden.inputs import make
 from refattn.mechanisms.record import Mechanism
-from refattn.show.calls import definition, expression, watch
+from refattn.show.calls import Call, choices, definition, expression, watch, written
+from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
-
-WIDTH = 120
+from refattn.show.prune import Sample, prune
 
 RESERVED = ("gradients", "out", "saved", "q", "k", "v")
 """Names of the page itself."""
 
 ARRAY = Ref(PLAIN, "Array")
 
-TOLD = """\
-Printed by `refattn show {name}`, version {version}, on NumPy alone and without checks of arguments, from
-{file} and what it uses; with defaults as in refattn.{name}.forward.
-"""
+SCORES = 64 * 64
+"""Cases with more scores a head are no samples."""
+
+TOLD = (
+    "Printed by `refattn show {name}`, version {version}, on NumPy alone and without checks of arguments, from {file} "
+    "and what it uses. Defaults are those of refattn.{name}.forward."
+)
+
+USUAL = " Any numbers and masks may be others; for other choices see `refattn show {name} --all`."
 
 
-def page(record: Mechanism, version: str) -> str:
+def page(record: Mechanism, version: str, *, everything: bool = False) -> str:
     """Return the definition of a mechanism as one file that runs on NumPy alone; it names the version of refattn.
+
+    Of what may be chosen it has what the library chooses by default, with any numbers and masks, or `everything`.
 
     Raises
     ------
     ValueError
         Where the mechanism has no core, or its definition uses what is neither of `refattn.ops` nor of its room.
     """
-    module, shown = definition(record), Shown(record)
-    linked = shown.linked
-    pieces: list[str] = []
-    home, before = module.__name__, None
-    for item in linked.ordered(module.__name__):
-        if item.ref == ARRAY:
-            continue
-        text = linked.text(item, whole=item.ref.module == module.__name__)
-        if item.ref in shown.roots:
-            text = shown.with_defaults(text, shown.roots.index(item.ref))
-        if item.ref.module != home:
-            home = item.ref.module
-            text = f"# From {_file(XP if home == PLAIN else home)}\n{text}"
-        pieces += [_gap(before, item.nodes[0]), text]
-        before = item.nodes[0]
-    pieces += ["\n\n", shown.main()]
-    body = "".join(pieces)
-    told = TOLD.format(name=record.name, version=version, file=_file(module.__name__))
-    docstring = f'"""{source(module.__name__).docstring.rstrip()}\n\n{told}"""'
-    top = f"{_imports(linked.imports, body)}\nArray = np.ndarray\n"
-    return f"{docstring}\n\nfrom __future__ import annotations\n\n{top}{body}"
+    with np.errstate(all="ignore"):
+        return Shown(record, everything=everything).page(version)
 
 
 class Shown:
@@ -71,8 +60,8 @@ class Shown:
         A function that gives the name on the page for a name of a module.
     """
 
-    def __init__(self, record: Mechanism) -> None:
-        self.record, module = record, definition(record).__name__
+    def __init__(self, record: Mechanism, *, everything: bool = False) -> None:
+        self.record, self.everything, module = record, everything, definition(record).__name__
         self.tiny = make(record.name, record.case("tiny"), "float64")
         self.options = record.case("tiny").options
         b, h, n, d = self.tiny["q"].shape
@@ -92,6 +81,48 @@ class Shown:
         self.roots = [ref for name in ("forward", "backward") if isinstance(ref := resolve(module, name), Ref)]
         self.linked = Linked(dict.fromkeys((*self.roots, *found)), RESERVED)
         self.name = self.linked.names.__getitem__
+
+    def page(self, version: str) -> str:
+        """Return the file."""
+        module = definition(self.record).__name__
+        items = [item for item in self.linked.ordered(module) if item.ref != ARRAY]
+        texts = [self.linked.text(item, whole=item.ref.module == module) for item in items]
+        for which, root in enumerate(self.roots):
+            at = next(n for n, item in enumerate(items) if item.ref == root)
+            texts[at] = self.with_defaults(texts[at], which)
+        imports, main = self.linked.imports, self.main()
+        if not self.everything:
+            *texts, main = prune(texts, main, _imports(imports, None), self.samples(), [*map(self.name, self.roots)])
+        pieces: list[str] = []
+        home, before = module, None
+        for item, text in zip(items, texts, strict=True):
+            if text:
+                head = f"# From {_file(XP if item.ref.module == PLAIN else item.ref.module)}\n"
+                pieces += [_gap(before, item.nodes[0]), head if item.ref.module != home else "", text]
+                home, before = item.ref.module, item.nodes[0]
+        body = "".join([*pieces, "\n\n", main])
+        told = (TOLD if self.everything else TOLD + USUAL).format(
+            name=self.record.name, version=version, file=_file(module)
+        )
+        docstring = f'"""{source(module).docstring.rstrip()}\n\n{textwrap.fill(told, WIDTH)}\n"""'
+        return f"{docstring}\n\nfrom __future__ import annotations\n\n{_imports(imports, body)}{body}"
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield calls with the choices of the library, and various numbers, masks and sizes."""
+        yield Sample("q, k, v", "saved, np.ones_like(saved.v)", self.calls[0].forward)
+        for each in (*self.calls, *self.usual_cases()):
+            forward, arrays = written(each.forward, self.name)
+            backward, more = written(each.backward, self.name)
+            yield Sample(forward, backward, arrays | more)
+
+    def usual_cases(self) -> Iterator[Call]:
+        """Yield the calls of designed cases whose choices are those of the library."""
+        usual = {name: choices(value) for name, value in self.calls[0].forward.items()}
+        for case in self.record.cases:
+            if math.prod(case.inputs["q"].shape[2:3]) * math.prod(case.inputs["k"].shape[2:3]) <= SCORES:
+                each = watch(self.record, make(self.record.name, case, "float64"), case.options)
+                if {name: choices(value) for name, value in each.forward.items()} == usual:
+                    yield each
 
     def usual(self) -> dict[str, str]:
         """Return the arguments that `forward` has no default for, or another, with what the core gives by default."""
@@ -118,9 +149,9 @@ class Shown:
     def with_defaults(self, text: str, which: int) -> str:
         """Return the text of `forward` (0) or `backward` (1) with the defaults that the core has."""
         if which == 0:
-            return _with_defaults(text, self.usual())
+            return signed(text, self.usual())
         given = list(self.call.backward.items())[2:]
-        return _with_defaults(text, {name: expression([value], [None], self.name) for name, value in given})
+        return signed(text, {name: expression([value], [None], self.name) for name, value in given})
 
     def main(self) -> str:
         """Return the run of the case "tiny"."""
@@ -128,37 +159,10 @@ class Shown:
         forward, backward = map(self.name, self.roots)
         lines = ['if __name__ == "__main__":', f'    # The case "tiny", as `refattn trace {self.record.name}` has it.']
         lines += ["    # fmt: off", *_arrays(self.tiny), "    # fmt: on"]
-        lines.append(_call(f"    out, *_, saved = {forward}", ["q", "k", "v", *given], "    ", ""))
+        lines.append(call(f"    out, *_, saved = {forward}", ["q", "k", "v", *given], "    ", ""))
         lines.append(f"    gradients = {backward}(saved, np.ones_like(out))  # of the sum of out")
         lines.append('    print({"out": out, **{f"d_{name}": gradient for name, gradient in gradients.items()}})')
         return "\n".join(lines) + "\n"
-
-
-def _with_defaults(text: str, usual: Mapping[str, str]) -> str:
-    """Return a function with defaults; those that are no constants are found in its body."""
-    (function,) = ast.parse(text).body
-    assert isinstance(function, ast.FunctionDef)
-    arguments, lines = function.args, text.splitlines()
-    values = dict(zip([each.arg for each in arguments.args][::-1], arguments.defaults[::-1], strict=False))
-    values |= {
-        each.arg: value for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
-    }
-    head, found = [], []
-    for each in (*arguments.args, *arguments.kwonlyargs):
-        if arguments.kwonlyargs and each is arguments.kwonlyargs[0]:
-            head.append("*")
-        kind = ast.unparse(each.annotation) if each.annotation else "Array"
-        default = usual.get(each.arg, ast.unparse(values[each.arg]) if each.arg in values else None)
-        if default is not None and "(" in default:
-            found += [f"    if {each.arg} is None:", _laid_out(f"{each.arg} = ", default, " " * 8)]
-            kind, default = kind if "None" in kind else f"{kind} | None", "None"
-        head.append(f"{each.arg}: {kind}" + ("" if default is None else f" = {default}"))
-    first = function.body[0].lineno - 1
-    returns = f" -> {ast.unparse(function.returns)}:" if function.returns else ":"
-    above = lines[: function.lineno - 1]
-    docstring = lines[first : function.body[0].end_lineno]
-    rest = lines[function.body[0].end_lineno or 0 :]
-    return "\n".join([*above, _call(f"def {function.name}", head, "", returns), *docstring, *found, *rest, ""])
 
 
 def _made(shape: tuple[int, ...]) -> NDArray[Any]:
@@ -195,9 +199,10 @@ def _file(module: str) -> str:
     return f"{module.replace('.', '/')}.py"
 
 
-def _imports(imports: Mapping[str, tuple[str, str | None]], body: str) -> str:
-    """Return the lines that import what the file uses, in the order of isort."""
-    used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
+def _imports(imports: Mapping[str, tuple[str, str | None]], body: str | None) -> str:
+    """Return the lines that import what the body uses, or all, in the order of isort; and what an array is."""
+    nodes = ast.walk(ast.parse(body or ""))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)} if body is not None else {*imports, "math"}
     whole = {home for home, inner in imports.values() if inner is None and home in used} | ({"math"} & used)
     parts: dict[str, set[str]] = {}
     for name, (home, inner) in imports.items():
@@ -205,28 +210,4 @@ def _imports(imports: Mapping[str, tuple[str, str | None]], body: str) -> str:
             parts.setdefault(home, set()).add(inner if name == inner else f"{inner} as {name}")
     lines = [f"import {home}" for home in sorted(whole)]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(parts.items())]
-    return "\n".join([*lines, "", "import numpy as np", ""])
-
-
-def _call(head: str, arguments: Iterable[str], indent: str, tail: str) -> str:
-    """Return a call on one line, or with a line for each argument."""
-    parts = list(arguments)
-    line = f"{head}({', '.join(parts)}){tail}"
-    if len(line) <= WIDTH:
-        return line
-    return "\n".join([f"{head}(", *(_laid_out("", part, indent + " " * 4, ",") for part in parts), f"{indent}){tail}"])
-
-
-def _laid_out(head: str, text: str, indent: str, tail: str = "") -> str:
-    """Return an expression behind `head`, with a line for each argument of a call where one line is too long."""
-    line = f"{indent}{head}{text}{tail}"
-    if len(line) <= WIDTH or not text.endswith(")"):
-        return line
-    keyword, _, value = text.partition("=") if text.partition("=")[0].isidentifier() else ("", "", text)
-    node = ast.parse(value, mode="eval").body
-    if not isinstance(node, ast.Call):
-        return line
-    arguments = [ast.get_source_segment(value, each) or "" for each in node.args]
-    arguments += [f"{each.arg}={ast.get_source_segment(value, each.value)}" for each in node.keywords]
-    function = f"{keyword}=" * bool(keyword) + ast.unparse(node.func)
-    return _call(f"{indent}{head}{function}", arguments, indent, tail)
+    return "\n".join([*lines, "", "import numpy as np", "", "Array = np.ndarray", ""])
