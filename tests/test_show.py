@@ -37,16 +37,16 @@ NOT_YET: dict[str, str] = {
 }
 
 SCRIPT = """
-import json, math, pathlib, sys
+import inspect, json, math, pathlib, sys
 import numpy as np
 folder = pathlib.Path(sys.argv[1])
 module = type(sys)("page")
 sys.modules["page"] = module
 exec(compile((folder / "page.py").read_text(), "page.py", "exec"), module.__dict__)
-def made(kind):  # fields that nobody reads are not on the page
-    known = kind.__dataclass_fields__
+def made(kind):  # fields and arguments that nobody reads are not on the page
+    known = inspect.signature(kind).parameters
     return lambda *given, **fields: kind(*given, **{key: x for key, x in fields.items() if key in known})
-kinds = {key: made(x) for key, x in module.__dict__.items() if hasattr(x, "__dataclass_fields__")}
+kinds = {key: made(x) for key, x in module.__dict__.items() if hasattr(x, "__dataclass_fields__") or key == "forward"}
 for name, call in json.loads((folder / "calls.json").read_text()).items():
     given = {**np.load(folder / f"{name}.npz")}
     names = {**module.__dict__, **kinds, **given}
@@ -119,7 +119,7 @@ def test_it_gives_the_bits_of_the_library(record: Mechanism, everything: bool, t
             given = make(record.name, case, dtype)
             out = record.core.forward(**given, **case.options)[0]  # type: ignore[union-attr]
             d_out = make_upstream(record.name, case, "out", out.shape, dtype)
-            call = calls.watch(record, given, case.options, d_out)
+            call = calls.watch(record, given, case.options, d_out, outputs=dtype == "float64")
             if not everything and calls.choices(call.forward) != usual:
                 continue
             forward, arrays = calls.written(call.forward, shown.name)

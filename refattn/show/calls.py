@@ -33,16 +33,25 @@ class Call:
     gradients: Any
 
 
-def watch(record: Mechanism, arrays: Mapping[str, Any], options: Mapping[str, Any], d_out: Any = None) -> Call:
+def watch(
+    record: Mechanism,
+    arrays: Mapping[str, Any],
+    options: Mapping[str, Any],
+    d_out: Any = None,
+    *,
+    outputs: bool = False,
+) -> Call:
     """Call a core's forward and backward in the form of the definition, and return what went on there.
 
-    The gradient of `out` that goes in is `d_out`; None means ones.
+    The gradient of `out` that goes in is `d_out`; None means ones. With `outputs` a gradient comes in for each
+    further output, too.
     """
     core, dense = record.core, definition(record)
     with _Watch(dense.forward.__code__) as forward:
         out, saved = core.forward(**{**arrays, **options, "form": record.forms[0]})  # type: ignore[union-attr]
+    more = {f"d_{name}": np.ones_like(getattr(saved, name)) for name in record.outputs if outputs}
     with _Watch(dense.backward.__code__) as backward:
-        core.backward(saved, np.ones_like(out) if d_out is None else d_out)  # type: ignore[union-attr]
+        core.backward(saved, np.ones_like(out) if d_out is None else d_out, **more)  # type: ignore[union-attr]
     return Call(forward.given, forward.returned, backward.given, backward.returned)
 
 
@@ -97,6 +106,8 @@ def expression(values: Sequence[Any], queries: Sequence[Any], name: Callable[[Re
     for text, usual in USUAL.items() if len(queries) > 1 else ():
         if all(_same(value, usual(q)) for value, q in zip(values, queries, strict=True)):
             return text
+    if all(value is first for value in values) and (named := _constant(first, name)) is not None:
+        return named
     if all(type(value) is type(first) for value in values):
         if dataclasses.is_dataclass(first) and not isinstance(first, type):
             fields = [field for field in dataclasses.fields(first) if field.init]
@@ -136,6 +147,21 @@ def choices(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: choices(part) for key, part in value.items()}
     return value if callable(value) else None
+
+
+def _constant(value: Any, name: Callable[[Ref], str]) -> str | None:
+    """Return the text for an object that stands at the top of the module of its class, or in a dict there."""
+    home = getattr(type(value), "__module__", "")
+    if not home.startswith("refattn."):
+        return None
+    for key, known in vars(sys.modules[home]).items():
+        if known is value:
+            return name(Ref(home, key))
+        if isinstance(known, dict):
+            for inner, each in known.items():
+                if each is value and isinstance(inner, str):
+                    return f"{name(Ref(home, key))}[{_quoted(inner)}]"
+    return None
 
 
 def _literal(value: Any, name: Callable[[Ref], str]) -> str | None:

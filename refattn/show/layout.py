@@ -38,11 +38,14 @@ def signed(text: str, usual: Mapping[str, str], lost: Collection[str] = ()) -> s
 
 
 def call(head: str, arguments: Iterable[str], indent: str, tail: str) -> str:
-    """Return a call on one line, or with a line for each argument."""
+    """Return a call on one line, on three, or with a line for each argument."""
     parts = list(arguments)
     line = f"{head}({', '.join(parts)}){tail}"
     if len(line) <= WIDTH:
         return line
+    inner = f"{indent}    {', '.join(parts)}"
+    if len(inner) <= WIDTH:
+        return f"{head}(\n{inner}\n{indent}){tail}"
     return "\n".join([f"{head}(", *(laid_out("", part, indent + " " * 4, ",") for part in parts), f"{indent}){tail}"])
 
 

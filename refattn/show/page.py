@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from refattn.golden.inputs import make
 from refattn.mechanisms.record import Mechanism
 from refattn.show.calls import Call, choices, definition, expression, watch, written
+from refattn.show.inline import written_out
 from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
-from refattn.show.prune import Sample, prune
+from refattn.show.prune import Sample, prune, without_functions
 
 RESERVED = ("gradients", "out", "saved", "q", "k", "v")
 """Names of the page itself."""
@@ -67,7 +68,7 @@ class Shown:
         b, h, n, d = self.tiny["q"].shape
         plain = {name: self.tiny[name] for name in ("q", "k", "v")}
         wider = {name: _made((b + 1, h, n + 1, d + 1)) for name in plain}
-        self.calls = [watch(record, arrays, {}) for arrays in (plain, wider)]
+        self.calls = [watch(record, arrays, {}, outputs=True) for arrays in (plain, wider)]
         self.call = watch(record, self.tiny, self.options)
         found: list[Ref] = []
 
@@ -90,9 +91,15 @@ class Shown:
         for which, root in enumerate(self.roots):
             at = next(n for n, item in enumerate(items) if item.ref == root)
             texts[at] = self.with_defaults(texts[at], which)
-        imports, main = self.linked.imports, self.main()
-        if not self.everything:
-            *texts, main = prune(texts, main, _imports(imports, None), self.samples(), [*map(self.name, self.roots)])
+        stand_ins = {
+            self.name(item.ref): text for item, text in zip(items, texts, strict=True) if item.ref.module == PLAIN
+        }
+        texts = [written_out(text, stand_ins) for text in texts]
+        imports, main, roots = self.linked.imports, self.main(), [*map(self.name, self.roots)]
+        if self.everything:
+            texts = without_functions(texts, roots)
+        else:
+            *texts, main = prune(texts, main, _imports(imports, None), self.samples(), roots)
         pieces: list[str] = []
         home, before = module, None
         for item, text in zip(items, texts, strict=True):

@@ -37,7 +37,7 @@ def prune(texts: Sequence[str], main: str, imports: str, samples: Iterable[Sampl
     found = [*map(_without_tests, texts, came_out), main]
     while True:
         shorter = _without_fields([_without_values(text) for text in found])
-        shorter = _without_functions(_without_arguments(shorter, roots), roots)
+        shorter = without_functions(_without_arguments(shorter), roots)
         if shorter == found:
             return found
         found = shorter
@@ -217,7 +217,7 @@ def _without_keywords(text: str, lost: Set[tuple[str, str]]) -> str:
     return text
 
 
-def _without_arguments(texts: Sequence[str], roots: Sequence[str]) -> list[str]:
+def _without_arguments(texts: Sequence[str]) -> list[str]:
     """Return the items without arguments that nobody gives, and that are not read any more."""
     nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -225,11 +225,11 @@ def _without_arguments(texts: Sequence[str], roots: Sequence[str]) -> list[str]:
     found = []
     for text in texts:
         for top in ast.parse(text).body:
-            if not isinstance(top, ast.FunctionDef) or top.name in roots:
+            if not isinstance(top, ast.FunctionDef):
                 continue
             mine = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == top.name]
             if len(mine) != loads.count(top.name):
-                continue
+                continue  # it is handed on, and called elsewhere
             given = {keyword.arg for call in mine for keyword in call.keywords}
             places = max((len(call.args) for call in mine), default=0)
             read = {node.id for node in ast.walk(top) if isinstance(node, ast.Name)}
@@ -242,7 +242,7 @@ def _without_arguments(texts: Sequence[str], roots: Sequence[str]) -> list[str]:
     return found
 
 
-def _without_functions(texts: Sequence[str], roots: Sequence[str]) -> list[str]:
+def without_functions(texts: Sequence[str], roots: Sequence[str]) -> list[str]:
     """Return the items that the roots need."""
     trees = [ast.parse(text) for text in texts]
     names = [{name for node in tree.body for name in _defined(node)} for tree in trees]
