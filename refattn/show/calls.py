@@ -18,6 +18,7 @@ from refattn.show.link import Ref
 USUAL: Mapping[str, Callable[[Any], Any]] = {
     "1.0 / math.sqrt(q.shape[3])": lambda q: 1.0 / math.sqrt(q.shape[3]),
     "math.sqrt(q.shape[3])": lambda q: math.sqrt(q.shape[3]),
+    "np.asarray(math.sqrt(q.shape[3]), dtype=q.dtype)": lambda q: np.asarray(math.sqrt(q.shape[3]), dtype=q.dtype),
     "np.zeros((*q.shape[:3], 1), dtype=q.dtype)": lambda q: np.zeros((*q.shape[:3], 1), dtype=q.dtype),
 }
 """Defaults that are no constants: they depend on the sizes of q."""

@@ -1,8 +1,8 @@
 """A definition and all that it uses, read from the source: which functions, classes and constants, in which order.
 
 Nothing is run or imported here. A module is read with `ast`; the names that an item uses are followed into
-`refattn.ops` and the rooms, and from `refattn.xp` to `refattn.show.plain`. What else of refattn a definition uses is an
-error. Items are cut out of the source with their comments, and edited where they stand: a name that two modules have
+`refattn.ops` and the rooms, and from `refattn.xp` to `refattn.show.plain`. What else an item uses is noted as missing.
+Items are cut out of the source with their comments, and edited where they stand: a name that two modules have
 gets a longer one, ``xp`` becomes ``np``, a docstring of a helper its first line. Methods that nobody calls, and the
 checks of ``__post_init__``, are left out.
 """
@@ -19,9 +19,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 ROOT = Path(__file__).parents[1]
-
-SOURCES = ("refattn.ops.", "refattn.mechanisms.")
-"""Where a definition may come from, beside the stand-ins for `refattn.xp`."""
 
 XP, PLAIN = "refattn.xp", "refattn.show.plain"
 
@@ -55,6 +52,7 @@ class Item:
     uses: list[Use] = field(default_factory=list)
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     attributes: set[str] = field(default_factory=set)
+    missing: dict[str, str] = field(default_factory=dict)  # names that mean nothing in the file, and why
     edits: list[tuple[int, int, str]] = field(default_factory=list)
 
 
@@ -132,6 +130,8 @@ def resolve(module: str, name: str) -> Ref | str | None:
     """Return what a name at the top of a module is: an item, a module of refattn, or None for all other names."""
     if module == XP:
         module = PLAIN
+    if path_of(module) is None:
+        return None
     known = source(module)
     if name in known.items:
         return Ref(module, name)
@@ -146,10 +146,7 @@ def resolve(module: str, name: str) -> Ref | str | None:
         return f"{home}.{inner}"
     if home == XP and inner == "namespace":
         return Ref(XP, "namespace")
-    found = resolve(home, inner)
-    if found is None:
-        raise ValueError(f"{module}: got {inner} of {home}, which has no plain form in {PLAIN}")
-    return found
+    return resolve(home, inner)
 
 
 class Linked:
@@ -272,10 +269,6 @@ def _short_docstrings(known: Source, nodes: tuple[ast.stmt, ...]) -> Iterator[tu
 
 
 def _read_item(ref: Ref, attributes: set[str]) -> Item:
-    if ref.module != PLAIN and not ref.module.startswith(SOURCES):
-        raise ValueError(f"{ref.module}.{ref.name}: no part of a definition, which has refattn.ops and its room alone")
-    if ref.module.startswith("refattn.mechanisms.") and ref.module.count(".") == 2:
-        raise ValueError(f"{ref.module}.{ref.name}: no part of a definition, but of what serves all rooms")
     known = source(ref.module)
     item = Item(ref, known.items[ref.name])
     for node in item.nodes:
@@ -359,10 +352,10 @@ class _Reader(ast.NodeVisitor):
         if module is None:
             self.item.attributes.add(node.attr)
             self.visit(node.value)
-        elif (found := resolve(module, node.attr)) is None:
-            raise ValueError(f"{self.known.module}: got {ast.unparse(node)}, needs a name that {module} defines")
-        elif isinstance(found, Ref):
+        elif isinstance(found := resolve(module, node.attr), Ref):
             self._use(node, found)
+        else:
+            self._miss(node, f"{module} has no such name")
 
     def visit_Name(self, node: ast.Name) -> None:
         for names, namespaces in reversed(self.scopes):
@@ -373,20 +366,25 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node.ctx, ast.Store):
             return
         found = resolve(self.known.module, node.id)
+        home, inner = self.known.imported.get(node.id, ("", None))
         if isinstance(found, Ref):
             self._use(node, found)
-        elif isinstance(found, str):
-            raise ValueError(f"{self.known.module}: got {node.id}, a whole module, needs the names of it")
-        elif node.id in self.known.imported:
-            home = self.known.imported[node.id]
-            if home[0].partition(".")[0] in sys.stdlib_module_names:
-                self.item.imports[node.id] = home
-            elif home != ("numpy", None):
-                raise ValueError(f"{self.known.module}: got {node.id} of {home[0]}, needs NumPy alone")
+        elif home.partition(".")[0] in sys.stdlib_module_names:
+            self.item.imports[node.id] = home, inner
+        elif home and (home, inner) != ("numpy", None):
+            self._miss(node, f"{home} is no part of a definition, or {PLAIN} has no such name")
 
     def _use(self, node: ast.expr, ref: Ref) -> None:
+        room = ref.module.startswith("refattn.mechanisms.") and ref.module.count(".") > 2
+        if ref.module != PLAIN and not ref.module.startswith("refattn.ops.") and not room:
+            self._miss(node, f"{ref.module} is no part of a definition")
+            return
         local = frozenset().union(*(names for names, _ in self.scopes))
         self.item.uses.append(Use(node, ref, local, now=not self.later))
+
+    def _miss(self, node: ast.expr, why: str) -> None:
+        text = ast.unparse(node)
+        self.item.missing[text.partition(".")[0]] = f"{self.known.module}: got {text}, but {why}"
 
     def _annotation(self, node: ast.expr) -> None:
         """What an annotation names is not looked at while the file is read."""

@@ -100,6 +100,10 @@ class Shown:
             texts = without_functions(texts, roots)
         else:
             *texts, main = prune(texts, main, _imports(imports, None), self.samples(), roots)
+        for item, text in zip(items, texts, strict=True):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Name) and node.id in item.missing:
+                    raise ValueError(item.missing[node.id])
         pieces: list[str] = []
         home, before = module, None
         for item, text in zip(items, texts, strict=True):

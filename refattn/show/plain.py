@@ -15,6 +15,15 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 
+class backend:  # noqa: N801 (in the library it is a function)
+    """What is known of NumPy: it computes one thing after the other."""
+
+    pools = False
+
+    def __init__(self, x: Array) -> None:
+        """Stand for the backend of `x`."""
+
+
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
     """Return zeros with the dtype of `like`."""
     return np.zeros(shape, dtype=like.dtype)

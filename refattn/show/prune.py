@@ -55,14 +55,13 @@ def _observed(
     """Return for each test of each item how it came out, None where not always so, or not by choices alone."""
     seen: dict[tuple[int, int], set[bool | None]] = {}
 
-    def look(item: int, test: int, value: Any, *parts: Callable[[], Any]) -> Any:
-        by_choice = all(_is_choice(part) for part in parts)
-        seen.setdefault((item, test), set()).add(bool(value) if by_choice else None)
+    def look(item: int, test: int, value: Any, by_choice: Callable[[], Any]) -> Any:
+        seen.setdefault((item, test), set()).add(bool(value) if by_choice() else None)
         return value
 
     module = ModuleType("refattn_show_sample")
     names = module.__dict__
-    names |= {"_look": look, "_plain": lambda value: 0 if isinstance(value, bool) else value}
+    names |= {"_look": look, "_choice": _is_choice}
     sys.modules[module.__name__] = module  # where dataclasses look for their annotations
     try:
         exec(imports, names)
@@ -72,8 +71,7 @@ def _observed(
             tests = _tests(tree)
             counts.append(len(tests))
             for number, node in enumerate(tests):
-                parts = [ast.Lambda(NOTHING, part) for part in _operands(node.test)]
-                given = [ast.Constant(at), ast.Constant(number), node.test, *parts]
+                given = [ast.Constant(at), ast.Constant(number), node.test, ast.Lambda(NOTHING, _by_choice(node.test))]
                 node.test = ast.Call(ast.Name("_look", ast.Load()), given, [])
             exec(compile(ast.fix_missing_locations(tree), "<sample>", "exec"), names)
         for sample in samples:
@@ -86,26 +84,35 @@ def _observed(
     return [[next(iter(values)) if len(values) == 1 else None for values in item] for item in found]
 
 
-def _operands(test: ast.expr) -> Iterator[ast.expr]:
-    """Yield what a test looks at: names and attributes. A call is no choice, nor is the truth of a name."""
-    if isinstance(test, ast.Attribute):
-        yield test
-    elif isinstance(test, ast.Name):
-        yield ast.Call(ast.Name("_plain", ast.Load()), [test], [])
-    elif isinstance(test, ast.Call) and not (isinstance(test.func, ast.Name) and test.func.id == "isinstance"):
-        yield ast.Constant(0)
-    else:
-        for child in ast.iter_child_nodes(test):
-            if isinstance(child, ast.expr):
-                yield from _operands(child)
+def _by_choice(test: ast.expr) -> ast.expr:
+    """Return an expression for whether a test came out as it did because of choices.
+
+    Names and attributes are looked at; a call is no choice, nor is the truth of a name. One part of an ``or`` that is
+    true by choice is enough, as is one of an ``and`` that is false.
+    """
+    if isinstance(test, ast.BoolOp):
+        parts = [_by_choice(part) for part in test.values]
+        wrong = isinstance(test.op, ast.And)
+        values = [ast.UnaryOp(ast.Not(), part) if wrong else part for part in test.values]
+        decided = [ast.BoolOp(ast.And(), [part, value]) for part, value in zip(parts, values, strict=True)]
+        return ast.BoolOp(ast.Or(), [ast.BoolOp(ast.And(), parts), *decided])
+    if isinstance(test, ast.Name | ast.Attribute):
+        name = ast.Constant(isinstance(test, ast.Name))
+        return ast.Call(ast.Name("_choice", ast.Load()), [ast.Lambda(NOTHING, test), name], [])
+    if isinstance(test, ast.Call) and not (isinstance(test.func, ast.Name) and test.func.id == "isinstance"):
+        return ast.Constant(False)
+    parts = [_by_choice(child) for child in ast.iter_child_nodes(test) if isinstance(child, ast.expr)]
+    return ast.BoolOp(ast.And(), [ast.Constant(True), ast.Constant(True), *parts])
 
 
-def _is_choice(part: Callable[[], Any]) -> bool:
+def _is_choice(part: Callable[[], Any], name: bool) -> bool:
     try:
         value = part()
     except Exception:  # of what was not looked at, because the test was decided before
-        return True
-    return value is None or isinstance(value, str | bool) or callable(value) or dataclasses.is_dataclass(value)
+        return False
+    if isinstance(value, bool):
+        return not name
+    return value is None or isinstance(value, str) or callable(value) or dataclasses.is_dataclass(value)
 
 
 def _without_tests(text: str, outcomes: Sequence[bool | None]) -> str:
