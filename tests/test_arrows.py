@@ -33,7 +33,8 @@ ARROWS: dict[str, set[str]] = {
     "verify": BASE | RECORDS | {"ops", "golden"},
     "bridges": BASE | RECORDS,
     "instruments": BASE,
-    "cli": BASE | RECORDS | {"ops", "model", "train", "analysis", "golden", "verify", "bridges"},
+    "show": RECORDS | {"golden"},
+    "cli": BASE | RECORDS | {"ops", "model", "train", "analysis", "golden", "verify", "bridges", "show"},
     "__main__": {"cli"},
 }
 
@@ -43,7 +44,7 @@ ROOMS = {"growing": "softmax"}
 # Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
 # top of the file. What is not listed may be imported nowhere.
 TRAINING = tuple(f"train/{name}.py" for name in ("baselines", "checkpoint", "data", "loop", "sample"))
-HOST = ("counter.py", "golden/", "verify/", "instruments/", *TRAINING, "bridges.py", "*loops.py")
+HOST = ("counter.py", "golden/", "verify/", "show/", "instruments/", *TRAINING, "bridges.py", "*loops.py")
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", "analysis/", *HOST), True),
     "torch": (("backends/torch.py", "verify/", "bridges.py"), False),
@@ -204,6 +205,8 @@ def test_only_the_registry_names_a_mechanism() -> None:
         ("verify/run.py", "import torch", "only inside a function"),
         ("verify/run.py", "def f():\n    import torch", None),
         ("verify/run.py", "from refattn import cli", "verify may import"),
+        ("show/page.py", "from refattn.mechanisms.softmax import dense", "by its record"),
+        ("show/page.py", "from refattn.xp import zeros", "show may import"),
         ("cli/trace.py", "from refattn.verify import run", None),
         ("instruments/counting.py", "import refattn.xp", None),
         ("instruments/counting.py", "from refattn.ops import heads", "instruments may import"),
