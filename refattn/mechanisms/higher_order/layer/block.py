@@ -27,12 +27,13 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2, around Mercat 202
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from refattn.mechanisms import projections
 from refattn.mechanisms.arguments import check_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
-from refattn.mechanisms.higher_order.options import Options, check_options
+from refattn.mechanisms.higher_order.options import OLD, Options, refuse_old
 from refattn.mechanisms.projections import (
     State,
     check_memory,
@@ -54,41 +55,23 @@ __all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward"
 
 
 @dataclass(frozen=True)
-class Config(projections.Config):
-    """Static choices of a block; those of its projections are `refattn.mechanisms.projections.Config`.
+class Config(Options, projections.Config):
+    """Static choices of a block: those of its projections, `refattn.mechanisms.projections.Config`, and of the core.
 
     Attributes
     ----------
-    order, alpha, delta, policy, layer_norm, eps, norm_eps, denominator
+    order, alpha, normaliser, layer_norm, norm_eps
         As in the core.
     """
 
-    order: int = 2
-    alpha: float = 3.0
-    delta: float = 0.0
-    policy: str = "exact"
-    layer_norm: bool = True
-    eps: float | None = None
-    norm_eps: float = 1e-5
-    denominator: str = "matched"
+    def __new__(cls, *values: Any, **given: Any) -> Config:
+        """Refuse keywords of earlier versions."""
+        refuse_old({name: value for name, value in given.items() if name in OLD})
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.options
-
-    @property
-    def options(self) -> Options:
-        """The choices of the core."""
-        return check_options(
-            order=self.order,
-            alpha=self.alpha,
-            delta=self.delta,
-            policy=self.policy,
-            layer_norm=self.layer_norm,
-            eps=self.eps,
-            norm_eps=self.norm_eps,
-            denominator=self.denominator,
-        )
+        projections.Config.__post_init__(self)
+        Options.__post_init__(self)
 
 
 class Params(projections.Params[Config]):
@@ -121,7 +104,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         queries_of(params, x),
         keys,
         values,
-        options=params.config.options,
+        options=params.config,
         key_mask=padding(context, *y.shape[:2]),
         causal=context.causal,
     )  # o of HOL.9, tagged in the core
