@@ -1,19 +1,18 @@
 """Higher-order attention: a Taylor polynomial in place of the exponential, and thereby a state of constant size.
 
-Read `dense`, the definition; then `core`, the function that is called, and `options`, what it may be asked for. After
-that, in any order:
+What to read: `dense`, the definition; then `core`, the function that is called, and `options`, what it may be asked
+for. After these, in any order:
 
-- `forms`: the same by other ways. `kernel` is why a weight is an inner product of features, `state` what sums of features
-  make of it; then `linear`, `chunked` and `recurrent`, and `tiled`, which does without;
+- `forms`: the same by other ways. `kernel` is why a weight is an inner product of features, `state` what sums of
+  features make of it; then `linear`, `chunked` and `recurrent`; and `tiled`, which does without;
 - `layer`: the block of a model, and decoding token by token;
-- `judge`: what verification needs: a second derivation, designed calls, wrong readings, sizes of rounding errors.
+- `judge`: a second derivation, designed calls, wrong readings, and the sizes of rounding errors.
 """
 
 from __future__ import annotations
 
-import inspect as _inspect
-
-from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.block import Block, ModuleStream
+from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import dense as _dense
 from refattn.mechanisms.higher_order.core import FORMS as _FORMS
@@ -42,11 +41,7 @@ record = Mechanism(
     tagged=(_dense, _block),
     loops=_loops,
     forms=tuple(_FORMS),
-    defaults={
-        name: option.default
-        for name, option in _inspect.signature(forward).parameters.items()
-        if option.kind is option.KEYWORD_ONLY
-    },
+    defaults=_defaults_of(forward),
     reads=_READS,
     core=_core,
     block=_BLOCK,
@@ -67,5 +62,5 @@ record = Mechanism(
     stored=_STORED,
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),
-    stream=Stream(_stream, _BLOCK),
+    stream=ModuleStream(_stream, _BLOCK),
 )

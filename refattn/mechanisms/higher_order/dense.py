@@ -104,7 +104,9 @@ def forward(
     numerator = weights @ v_heads  # (b, h, i, e) [HOL.6]
     counted = masked(values, allowed) if normaliser.plain else weights  # (b, h, i, j): the terms of HOL.7
     total = xp.sum(counted, axis=-1, keepdims=True)  # (b, h, i, 1) [HOL.7]
-    attended = xp.sum(masked(xp.ones_like(values), allowed), axis=-1, keepdims=True) if normaliser.counts else None
+    attended = None
+    if normaliser.counts:
+        attended = xp.sum(masked(xp.ones_like(values), allowed), axis=-1, keepdims=True)  # (b, h, i, 1): n_i
     divisor = divisor_of(total, normaliser, attended)  # (b, h, i, 1) [HOL.8]
     out = numerator / divisor  # (b, h, i, e) [HOL.9]
     saved = Saved(options, v, q_hat, k_hat, q_normal, k_normal, scores, allowed, weights, total, divisor, out)
@@ -159,30 +161,30 @@ def taylor(s: Array, order: int) -> Array:
     xp = namespace(s)
     if order < 0:
         return xp.zeros_like(s)
-    value = xp.ones_like(s)
+    value = xp.ones_like(s)  # of the shape of s
     for r in range(order, 0, -1):
-        value = 1.0 + value * s / r
+        value = 1.0 + value * s / r  # of the shape of s
     return value
 
 
 def divisor_of(total: Array, normaliser: Normaliser, attended: Array | None) -> Array:
     """Return D(z); `attended` are the numbers n of keys in A(i), where the normaliser asks for them."""
     xp = namespace(total)
-    zero = xp.zeros_like(total)
     if isinstance(normaliser, Add):
         return total + normaliser.eps
     if isinstance(normaliser, Clamp):
-        return xp.maximum(total, zero + normaliser.eps)
+        return xp.where(total > normaliser.eps, total, normaliser.eps)
     if isinstance(normaliser, Signed):
-        return xp.where(total < 0.0, -1.0, zero + 1.0) * xp.maximum(xp.abs(total), zero + normaliser.eps)
+        least = xp.where(total < 0.0, -normaliser.eps, xp.zeros_like(total) + normaliser.eps)  # (b, h, i, 1)
+        return xp.where(xp.abs(total) > normaliser.eps, total, least)
     if normaliser.delta == 1.0 and not normaliser.plain and attended is not None:
-        rounding = 16.0 * float(xp.finfo(total.dtype).eps) * attended  # 32 u n: the unit roundoff is half of that eps
+        rounding = 16.0 * float(xp.finfo(total.dtype).eps) * attended  # (b, h, i, 1): 32 u n, the eps being 2 u
         return xp.where(xp.abs(total) <= rounding, math.inf, total)
-    return xp.where(total == 0.0, zero + 1.0, total)
+    return xp.where(total == 0.0, 1.0, total)
 
 
 def divisor_slope(total: Array, normaliser: Normaliser) -> Array:
-    """Return the derivative of D(z): 1, or 0 where eps stands in its place. By "exact" o = 0, and so dD, where z = 0."""
+    """Return the derivative of D(z): 1, or 0 where eps stands in its place. By "exact" dD is 0 where z is."""
     xp = namespace(total)
     if isinstance(normaliser, Clamp):
         return xp.astype(total > normaliser.eps, total.dtype)

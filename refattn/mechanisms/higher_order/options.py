@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import wraps
 from math import sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.families import choose
 from refattn.ops.masks import Causal
+
+T = TypeVar("T")
 
 OLD = {
     "delta": 'normaliser="exact(delta=1.0)"',
@@ -139,6 +142,19 @@ def refuse_old(given: Mapping[str, Any]) -> None:
         if name in OLD:
             raise TypeError(f"{name}: is no option any more, needs a normaliser with its numbers: {OLD[name]}")
         raise TypeError(f"got an unexpected keyword argument {name!r}")
+
+
+def refusing_old(kind: type[T]) -> type[T]:
+    """Return a class whose constructor tells what has become of keywords of earlier versions."""
+    init: Any = kind.__init__
+
+    @wraps(init)
+    def checked(self: T, *values: Any, **given: Any) -> None:
+        refuse_old({name: given[name] for name in OLD if name in given})
+        init(self, *values, **given)
+
+    kind.__init__ = checked  # type: ignore[assignment]
+    return kind
 
 
 def check_sign(options: Options, causal: Causal) -> None:

@@ -23,7 +23,8 @@ def forward(sums: Array, attended: Array | None, options: Options) -> tuple[Arra
     normaliser = options.normaliser
     numerator = sums[..., :-1]  # (b, g, r, i, e) [HOL.6]
     counted = sums[..., -1:]
-    total = counted + normaliser.delta * attended if normaliser.plain else counted  # (b, g, r, i, 1) [HOL.7]
+    left = normaliser.delta * attended if normaliser.plain and attended is not None else 0.0
+    total = counted + left  # (b, g, r, i, 1) [HOL.7]
     divisor = divisor_of(total, normaliser, attended)  # (b, g, r, i, 1) [HOL.8]
     out = numerator / divisor  # (b, g, r, i, e) [HOL.9]
     return out, total

@@ -9,12 +9,12 @@ the options that it was made with, and the width: kernels that differ would give
 
 The mean is subtracted for the sake of gradients. That of a weight is da_i . v_j + dz_i = da_i . (v_j - o_i), in which
 whatever all values have in common cancels. Pair by pair little is lost; but S da_i would be a sum over all keys before
-anything cancels. With more keys the mean moves, and S with it: S - S_z (m' - m), for the last column S_z of S, which has
-no mean in it. (This is how a variance is updated: Chan, Golub, LeVeque 1983, equation 2.1.) It is that of the keys so
-far, so that what comes later changes nothing, not in the last bit.
+anything cancels. With more keys the mean moves, and S with it: S - S_z (m' - m) is S about m', S_z being the last
+column of S, which has no mean in it. (So is a variance updated: Chan, Golub, LeVeque 1983.) The mean is that of the
+keys so far, and what comes later changes nothing, not in the last bit.
 
-The gradients of sums about a mean that is held fast are [da_i, dz_i + da_i . m]. Back in time the gradient with respect to
-the state is kept in this way, too, about `centre`: the mean of the state that the query read, for the same reason.
+The gradients of sums about a mean that is held fast are [da_i, dz_i + da_i . m]. Back in time the gradient with respect
+to the state is kept in this way, too: about `centre`, the mean of the state that was read.
 
 Axes: b batch, g key/value head, d width of queries and keys, e width of values. Keys stand as rows (b, g, n, d) and
 (b, g, n, e + 1), the last column 1, or 0 for padding; queries as (b, g, n, d), those of a group one after the other.

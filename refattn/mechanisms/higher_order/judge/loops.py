@@ -1,4 +1,4 @@
-"""Higher-order attention a second time: scalar loops written from the paper. With the forms they share the options alone.
+"""Higher-order attention a second time: scalar loops written from the paper, which share the options alone.
 
 The polynomial is summed term by term with its factorials, its derivative likewise; the adjoint of the layer
 normalisation is taken from its full Jacobian dx'_a / dx_b = r (delta_ab - 1/d - x'_a x'_b / d). Values come back by the

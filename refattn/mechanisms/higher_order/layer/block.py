@@ -27,13 +27,12 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2, around Mercat 202
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from refattn.mechanisms import projections
 from refattn.mechanisms.arguments import check_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
-from refattn.mechanisms.higher_order.options import OLD, Options, refuse_old
+from refattn.mechanisms.higher_order.options import Options, refusing_old
 from refattn.mechanisms.projections import (
     State,
     check_memory,
@@ -54,6 +53,7 @@ from refattn.xp import Array
 __all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
 
 
+@refusing_old
 @dataclass(frozen=True)
 class Config(Options, projections.Config):
     """Static choices of a block: those of its projections, `refattn.mechanisms.projections.Config`, and of the core.
@@ -63,11 +63,6 @@ class Config(Options, projections.Config):
     order, alpha, normaliser, layer_norm, norm_eps
         As in the core.
     """
-
-    def __new__(cls, *values: Any, **given: Any) -> Config:
-        """Refuse keywords of earlier versions."""
-        refuse_old({name: value for name, value in given.items() if name in OLD})
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         projections.Config.__post_init__(self)
@@ -141,8 +136,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m): it came in
     # forward: out = joined @ w_o + b_o
-    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # the first is dHOL.13
-    d_joined = d_out  # (b, i, h*e) [dHOL.13]
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dHOL.13], -, -
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dHOL.9]
     d = core.backward(saved.core, d_attended)
