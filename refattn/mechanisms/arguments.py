@@ -131,6 +131,13 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> float | Ar
     return number
 
 
+def check_whole(name: str, value: Any, least: int = 0) -> int:
+    """Return a whole number of at least `least`, Python's or NumPy's, as an int; raise where it is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
+    return int(value)
+
+
 def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:
     """Raise where an upstream gradient is not a floating array of the shape of what it is the gradient of."""
     check_arrays(**{name: gradient, "the output": like})

@@ -12,8 +12,8 @@ import pytest
 
 import refattn as ra
 from refattn import backends, counter
-from refattn.mechanisms.higher_order.options import check_options
-from refattn.mechanisms.higher_order.taylor import divisor_of, divisor_slope, taylor
+from refattn.mechanisms.higher_order.dense import divisor_of, divisor_slope, taylor
+from refattn.mechanisms.higher_order.options import NORMALISERS, Add, Clamp, Exact, Signed
 from refattn.verify.itself import gradients
 from tests.mechanisms.higher_order.calls import FORMS, Call, assert_close, assert_same_bits, cut, make, run
 
@@ -26,11 +26,11 @@ WELL = {
     "masked": make(2, 4, 2, 33, 33, 8, 6, causal=True, keep=0.7),
     "unequal": make(1, 2, 1, 21, 45, 16, 8, causal=True),
     "top left": make(1, 2, 1, 45, 21, 16, 8, causal="top_left"),
-    "half": make(2, 4, 2, 33, 33, 8, 6, causal=True, delta=0.5),
+    "half": make(2, 4, 2, 33, 33, 8, 6, causal=True, normaliser="exact(delta=0.5)"),
     "order 4": make(1, 2, 1, 19, 33, 5, 6, order=4, alpha=1.0),
     "order 3": make(1, 2, 1, 33, 33, 6, 4, order=3, causal=True),
     "given": make(1, 2, 1, 33, 33, 6, 4, layer_norm=False, causal=True),
-    "plain denominator": make(1, 2, 1, 33, 33, 6, 4, delta=1.0, denominator="plain", causal=True),
+    "plain denominator": make(1, 2, 1, 33, 33, 6, 4, normaliser="exact(delta=1.0, plain=True)", causal=True),
 }
 
 
@@ -78,7 +78,7 @@ def test_float32_forms_agree_to_2e_6(name: str) -> None:
 def test_delta_1_agrees_as_far_as_its_sums_are_conditioned() -> None:
     """1e-13 n max|w| / min|z|: weights of both signs cancel in z."""
     for seed in range(5):
-        call = make(1, 2, 1, 24, 40, 8, 6, delta=1.0, seed=seed)
+        call = make(1, 2, 1, 24, 40, 8, 6, normaliser=Exact(delta=1.0), seed=seed)
         expected = run(call)
         condition = 40 * 0.5 * 2.7 / np.abs(expected["normaliser"]).min()
         for form in call.forms[1:]:
@@ -134,8 +134,8 @@ def test_the_distance_to_softmax_is_bounded(d: int, alpha: float, order: int) ->
     scores = scores_of(q, k, alpha)
     b = np.abs(scores).max()
     rho = b ** (order + 1) * math.exp(b) / math.factorial(order + 1)
-    policy: dict[str, Any] = {"policy": "signed", "eps": 1e-9} if order % 2 else {}
-    out = ra.higher_order.forward(q, k, v, order=order, alpha=alpha, form="dense", **policy)[0]
+    normaliser = Signed(eps=1e-9) if order % 2 else Exact()
+    out = ra.higher_order.forward(q, k, v, order=order, alpha=alpha, normaliser=normaliser, form="dense")[0]
     if rho < 1.0:
         assert np.abs(out - softmax(scores, v)).max() <= 2.0 * rho / (1.0 - rho) * np.abs(v).max() + 1e-14
 
@@ -211,34 +211,30 @@ def test_odd_orders_are_positive_up_to_a_width(order: int, widest: int) -> None:
 def test_how_often_sums_are_negative_with_delta_1(n: int, percent: float) -> None:
     """About Phi(-sqrt(n) / (2 alpha)): why a causal delta = 1 has to be asked for with its policy."""
     q, k = (counter.normal((1, 40, m, 64), seed=6, purpose=f"sign.{n}.{name}") for name, m in (("q", 100), ("k", n)))
-    _, saved = ra.higher_order.forward(q, k, k, delta=1.0)
+    _, saved = ra.higher_order.forward(q, k, k, normaliser="exact(delta=1.0)")
     found = 100.0 * float(np.mean(saved.normaliser <= 0.0))
     assert found == pytest.approx(percent, rel=0.25, abs=0.3)
-    with pytest.raises(ValueError, match=r"policy: got 'exact' with delta=1 and causal=True, needs \"signed\""):
-        ra.higher_order.forward(q, q, q, delta=1.0, causal=True)
+    with pytest.raises(ValueError, match=r"normaliser: got 'exact' with delta=1 and causal=True, needs \"signed\""):
+        ra.higher_order.forward(q, q, q, normaliser="exact(delta=1.0)", causal=True)
 
 
 @pytest.mark.parametrize(
-    ("policy", "expected"),
+    ("normaliser", "expected"),
     [
-        ("exact", (-3.0, -0.1, 1.0, 0.1, 3.0)),
-        ("add", (-2.5, 0.4, 0.5, 0.6, 3.5)),
-        ("clamp", (0.5, 0.5, 0.5, 0.5, 3.0)),
-        ("signed", (-3.0, -0.5, 0.5, 0.5, 3.0)),
+        (Exact(), (-3.0, -0.1, 1.0, 0.1, 3.0)),
+        (Add(eps=0.5), (-2.5, 0.4, 0.5, 0.6, 3.5)),
+        (Clamp(eps=0.5), (0.5, 0.5, 0.5, 0.5, 3.0)),
+        (Signed(eps=0.5), (-3.0, -0.5, 0.5, 0.5, 3.0)),
     ],
 )
-def test_what_divides(policy: str, expected: tuple[float, ...]) -> None:
-    """And its derivative, by differences but where the policy jumps: at 0."""
-    eps = None if policy == "exact" else 0.5
-    options = check_options(
-        order=2, alpha=3.0, delta=1.0, policy=policy, layer_norm=True, eps=eps, norm_eps=1e-5, denominator="matched"
-    )
+def test_what_divides(normaliser: Any, expected: tuple[float, ...]) -> None:
+    """And its derivative, by differences but where it jumps: at 0."""
     total = np.asarray([-3.0, -0.1, 0.0, 0.1, 3.0])
-    np.testing.assert_allclose(divisor_of(total, options), expected, rtol=1e-15)
-    slope = (divisor_of(total + 1e-3, options) - divisor_of(total - 1e-3, options)) / 2e-3
+    np.testing.assert_allclose(divisor_of(total, normaliser, None), expected, rtol=1e-15)
+    slope = (divisor_of(total + 1e-3, normaliser, None) - divisor_of(total - 1e-3, normaliser, None)) / 2e-3
     away = total != 0.0
-    np.testing.assert_allclose(divisor_slope(total, options)[away], slope[away], atol=1e-12)
-    assert divisor_slope(total, options)[2] == (1.0 if policy == "add" else 0.0)
+    np.testing.assert_allclose(divisor_slope(total, normaliser)[away], slope[away], atol=1e-12)
+    assert divisor_slope(total, normaliser)[2] == (0.0 if isinstance(normaliser, Clamp | Signed) else 1.0)
 
 
 # --- causality
@@ -380,11 +376,11 @@ def test_masked_is_deleted(form: str) -> None:
         np.testing.assert_allclose(found[name][:, :, at], expected[name], rtol=0.0, atol=1e-14, err_msg=name)
 
 
-@pytest.mark.parametrize("policy", ["exact", "add", "clamp", "signed"])
+@pytest.mark.parametrize("kind", NORMALISERS)
 @pytest.mark.parametrize("form", [*FORMS[False], "chunked", "recurrent"])
-def test_nothing_to_attend_gives_0(form: str, policy: str) -> None:
+def test_nothing_to_attend_gives_0(form: str, kind: str) -> None:
     """Output and gradients, exactly; warnings are errors here."""
-    call = make(2, 2, 2, 5, 5, 4, 3, causal=form in ("chunked", "recurrent"), policy=policy, delta=0.5)
+    call = make(2, 2, 2, 5, 5, 4, 3, causal=form in ("chunked", "recurrent"), normaliser=f"{kind}(delta=0.5)")
     mask = np.ones((2, 5), bool)
     mask[0] = False
     found = run(call.but(key_mask=mask), form)
@@ -435,7 +431,7 @@ def pieces(call: Call, t: int) -> list[dict[str, Any]]:
 
 
 def empty(call: Call) -> Any:
-    known = ("order", "alpha", "delta", "layer_norm", "norm_eps")
+    known = ("order", "alpha", "normaliser", "layer_norm", "norm_eps")
     return ra.higher_order.empty_state(call.k, call.v, **{n: x for n, x in call.options.items() if n in known})
 
 

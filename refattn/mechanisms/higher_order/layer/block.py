@@ -32,7 +32,7 @@ from refattn.mechanisms import projections
 from refattn.mechanisms.arguments import check_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
-from refattn.mechanisms.higher_order.options import Options, check_options
+from refattn.mechanisms.higher_order.options import Options, refusing_old
 from refattn.mechanisms.projections import (
     State,
     check_memory,
@@ -53,42 +53,20 @@ from refattn.xp import Array
 __all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
 
 
+@refusing_old
 @dataclass(frozen=True)
-class Config(projections.Config):
-    """Static choices of a block; those of its projections are `refattn.mechanisms.projections.Config`.
+class Config(Options, projections.Config):
+    """Static choices of a block: those of its projections, `refattn.mechanisms.projections.Config`, and of the core.
 
     Attributes
     ----------
-    order, alpha, delta, policy, layer_norm, eps, norm_eps, denominator
+    order, alpha, normaliser, layer_norm, norm_eps
         As in the core.
     """
 
-    order: int = 2
-    alpha: float = 3.0
-    delta: float = 0.0
-    policy: str = "exact"
-    layer_norm: bool = True
-    eps: float | None = None
-    norm_eps: float = 1e-5
-    denominator: str = "matched"
-
     def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.options
-
-    @property
-    def options(self) -> Options:
-        """The choices of the core."""
-        return check_options(
-            order=self.order,
-            alpha=self.alpha,
-            delta=self.delta,
-            policy=self.policy,
-            layer_norm=self.layer_norm,
-            eps=self.eps,
-            norm_eps=self.norm_eps,
-            denominator=self.denominator,
-        )
+        projections.Config.__post_init__(self)
+        Options.__post_init__(self)
 
 
 class Params(projections.Params[Config]):
@@ -121,7 +99,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         queries_of(params, x),
         keys,
         values,
-        options=params.config.options,
+        options=params.config,
         key_mask=padding(context, *y.shape[:2]),
         causal=context.causal,
     )  # o of HOL.9, tagged in the core
@@ -158,8 +136,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m): it came in
     # forward: out = joined @ w_o + b_o
-    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # the first is dHOL.13
-    d_joined = d_out  # (b, i, h*e) [dHOL.13]
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dHOL.13], -, -
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dHOL.9]
     d = core.backward(saved.core, d_attended)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from refattn.mechanisms.higher_order import core
-from refattn.mechanisms.higher_order.options import Options, check_options
-from refattn.mechanisms.higher_order.taylor import divisor_of, normalise
+from refattn.mechanisms.higher_order.dense import divisor_of, normalise
+from refattn.mechanisms.higher_order.options import Exact, Options
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
@@ -25,13 +25,6 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> Out:
     return (core.forward(q, k, v, form="dense", **options)[0],)
 
 
-def _options(given: dict[str, Any]) -> Options:
-    names = ("order", "alpha", "delta", "policy", "layer_norm", "eps", "norm_eps", "denominator")
-    defaults = {"order": 2, "alpha": 3.0, "delta": 0.0, "policy": "exact", "layer_norm": True, "eps": None}
-    defaults |= {"norm_eps": 1e-5, "denominator": "matched"}
-    return check_options(**{name: given.get(name, defaults[name]) for name in names})
-
-
 def _attend(
     q: Array,
     k: Array,
@@ -42,7 +35,7 @@ def _attend(
     count: Callable[[Array], Array] | None = None,
 ) -> Out:
     """Attend with other weights, another normalisation or another denominator than the core's."""
-    xp, options = namespace(q, k, v), _options(given)
+    xp, options = namespace(q, k, v), Options.of(given)
     heads, (queries, keys) = q.shape[1], (q.shape[2], k.shape[2])
     q_hat, k_hat = (normalise(x, options)[0] if normal is None else normal(x) for x in (q, k))
     scores = q_hat @ xp.matrix_transpose(repeat_heads(k_hat, heads)) * options.scale(q.shape[3])
@@ -53,7 +46,10 @@ def _attend(
     if allowed is not None:
         weights, counted = xp.where(allowed, weights, 0.0), xp.where(allowed, counted, 0.0)
     total = xp.sum(counted, axis=-1, keepdims=True)
-    return (weights @ repeat_heads(v, heads) / divisor_of(total, options),)
+    attended = xp.sum(
+        xp.ones_like(scores) if allowed is None else xp.where(allowed, 1.0, 0.0 * scores), -1, keepdims=True
+    )
+    return (weights @ repeat_heads(v, heads) / divisor_of(total, options.normaliser, attended),)
 
 
 def _polynomial(order: int, delta: float) -> Callable[[Array], Array]:
@@ -71,64 +67,66 @@ def exponential(q: Array, k: Array, v: Array, **given: Any) -> Out:
 
 def exponential_normaliser(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Divide by the sum of exponentials, as the paper's formula for the normaliser reads."""
-    options = _options(given)
-    return _attend(q, k, v, _polynomial(options.order, options.delta), given, count=namespace(q).exp)
+    options = Options.of(given)
+    return _attend(q, k, v, _polynomial(options.order, options.normaliser.delta), given, count=namespace(q).exp)
 
 
 def missing_factorials(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Sum the powers without their factorials, as the paper's equation 3 drops them."""
-    options = _options(given)
+    options = Options.of(given)
 
     def powers(s: Array) -> Array:
-        return sum((s**r for r in range(1, options.order + 1)), 0.0 * s) + (1.0 - options.delta)
+        return sum((s**r for r in range(1, options.order + 1)), 0.0 * s) + (1.0 - options.normaliser.delta)
 
     return _attend(q, k, v, powers, given)
 
 
 def one_order_less(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Leave the highest power out."""
-    options = _options(given)
-    return _attend(q, k, v, _polynomial(max(options.order - 1, 0), options.delta), given)
+    options = Options.of(given)
+    return _attend(q, k, v, _polynomial(max(options.order - 1, 0), options.normaliser.delta), given)
 
 
 def element_squares(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Take x_a^2 for the features of order 2, without the products of different elements."""
-    if given.get("order", 2) != 2:
+    if Options.of(given).order != 2:
         return _core(q, k, v, **given)
-    options, xp = _options(given), namespace(q)
+    options, xp = Options.of(given), namespace(q)
     scale = options.scale(q.shape[3])
     q_hat, k_hat = normalise(q, options)[0], repeat_heads(normalise(k, options)[0], q.shape[1])
     squares = (q_hat * q_hat) @ xp.matrix_transpose(k_hat * k_hat) * (0.5 * scale * scale)
-    return _attend(q, k, v, lambda s: 1.0 - options.delta + s + squares, given)
+    return _attend(q, k, v, lambda s: 1.0 - options.normaliser.delta + s + squares, given)
 
 
 def subtracted(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Subtract the 1 always, as the author's code does."""
-    options = _options(given)
+    options = Options.of(given)
     return _attend(q, k, v, _polynomial(options.order, 1.0), given)
 
 
 def never_subtracted(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Subtract nothing, whatever was asked."""
-    return _attend(q, k, v, _polynomial(_options(given).order, 0.0), given)
+    return _attend(q, k, v, _polynomial(Options.of(given).order, 0.0), given)
 
 
 def other_denominator(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Subtract in the numerator alone where both were asked, and the other way round."""
-    options = _options(given)
-    delta = options.delta if options.denominator == "plain" else 0.0
-    return _attend(q, k, v, _polynomial(options.order, options.delta), given, count=_polynomial(options.order, delta))
+    options = Options.of(given)
+    delta = options.normaliser.delta if options.normaliser.plain else 0.0
+    return _attend(
+        q, k, v, _polynomial(options.order, options.normaliser.delta), given, count=_polynomial(options.order, delta)
+    )
 
 
 def no_layer_norm(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Leave the layer normalisation out, or put it in where it was left out."""
-    given = {**given, "layer_norm": not given.get("layer_norm", True)}
+    given = {**given, "layer_norm": not Options.of(given).layer_norm}
     return _core(q, k, v, **given)
 
 
 def unbiased_variance(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Divide by d - 1 in the variance."""
-    options = _options(given)
+    options = Options.of(given)
     xp, d = namespace(q), q.shape[3]
     if not options.layer_norm:
         return _core(q, k, v, **given)
@@ -137,12 +135,12 @@ def unbiased_variance(q: Array, k: Array, v: Array, **given: Any) -> Out:
         centred = x - xp.mean(x, axis=-1, keepdims=True)
         return centred / xp.sqrt(xp.sum(centred * centred, axis=-1, keepdims=True) / (d - 1) + options.norm_eps)
 
-    return _attend(q, k, v, _polynomial(options.order, options.delta), given, normal)
+    return _attend(q, k, v, _polynomial(options.order, options.normaliser.delta), given, normal)
 
 
 def root_mean_square(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Divide by the root mean square and leave the mean where it is."""
-    options = _options(given)
+    options = Options.of(given)
     xp = namespace(q)
     if not options.layer_norm:
         return _core(q, k, v, **given)
@@ -150,7 +148,7 @@ def root_mean_square(q: Array, k: Array, v: Array, **given: Any) -> Out:
     def normal(x: Array) -> Array:
         return x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + options.norm_eps)
 
-    return _attend(q, k, v, _polynomial(options.order, options.delta), given, normal)
+    return _attend(q, k, v, _polynomial(options.order, options.normaliser.delta), given, normal)
 
 
 def no_norm_eps(q: Array, k: Array, v: Array, **given: Any) -> Out:
@@ -160,18 +158,18 @@ def no_norm_eps(q: Array, k: Array, v: Array, **given: Any) -> Out:
 
 def alpha_of_one(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Leave alpha out of the scale."""
-    return _core(q, k, v, **{**given, "alpha": 1.0 if given.get("alpha", 3.0) != 1.0 else 3.0})
+    return _core(q, k, v, **{**given, "alpha": 1.0 if Options.of(given).alpha != 1.0 else Options.alpha})
 
 
 def scale_on_both(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Scale queries and keys each by the whole factor."""
-    options = _options(given)
+    options = Options.of(given)
     return _core(q, k, v, **{**given, "alpha": options.alpha**2 * math.sqrt(q.shape[3])})
 
 
 def no_width_in_scale(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Take 1 / alpha for the scale."""
-    return _core(q, k, v, **{**given, "alpha": _options(given).alpha / math.sqrt(q.shape[3])})
+    return _core(q, k, v, **{**given, "alpha": Options.of(given).alpha / math.sqrt(q.shape[3])})
 
 
 def zeroed_keys(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **given: Any) -> Out:
@@ -208,24 +206,26 @@ def interleaved_groups(q: Array, k: Array, v: Array, **given: Any) -> Out:
     return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **given)
 
 
-def no_policy(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Divide by the sum as it is, whatever policy was asked."""
-    options = _options(given)
-    exact = {**given, "policy": "exact", "eps": None}
-    delta = 0.0 if options.denominator == "plain" else options.delta
-    return _attend(q, k, v, _polynomial(options.order, options.delta), exact, count=_polynomial(options.order, delta))
+def no_normaliser(q: Array, k: Array, v: Array, **given: Any) -> Out:
+    """Divide by the sum as it is, whatever normaliser was asked."""
+    options = Options.of(given)
+    exact = {**given, "normaliser": Exact(options.normaliser.delta)}
+    delta = 0.0 if options.normaliser.plain else options.normaliser.delta
+    return _attend(
+        q, k, v, _polynomial(options.order, options.normaliser.delta), exact, count=_polynomial(options.order, delta)
+    )
 
 
 def query_contraction(q: Array, k: Array, v: Array, **given: Any) -> Out:
     """Sum the squared scores of order 2 over the queries and keep the key, as the author's code does."""
-    if given.get("order", 2) != 2 or q.shape[2] != k.shape[2] or given.get("causal", False) is not False:
+    if Options.of(given).order != 2 or q.shape[2] != k.shape[2] or given.get("causal", False) is not False:
         return _core(q, k, v, **given)
-    options, xp = _options(given), namespace(q)
+    options, xp = Options.of(given), namespace(q)
     heads = q.shape[1]
     q_hat, k_hat = normalise(q, options)[0], repeat_heads(normalise(k, options)[0], heads)
     scores = q_hat @ xp.matrix_transpose(k_hat) * options.scale(q.shape[3])
     out, saved = core.forward(q, k, v, form="dense", **given)
-    divisor = divisor_of(saved.normaliser[..., None], options)
+    divisor = divisor_of(saved.normaliser[..., None], options.normaliser, None)
     values = repeat_heads(v, heads)
     right = (scores * scores) @ values
     wrong = xp.matrix_transpose(xp.sum(scores * scores, axis=-2, keepdims=True)) * values
@@ -254,6 +254,6 @@ CONVENTIONS: dict[str, Wrong] = {
     "top-left causality": top_left_causality,
     "bottom-right causality": bottom_right_causality,
     "interleaved groups": interleaved_groups,
-    "policy ignored": no_policy,
+    "normaliser ignored": no_normaliser,
     "order 2 summed over queries": query_contraction,
 }

@@ -2,6 +2,7 @@
 
     S = sum_j psi(k+_j) [v_j, 1],    [a_i, z_i] = phi(q+_i)^T S + constant sum_j [v_j, 1]
 
+where `state` has the values about their mean.
 Work and memory are linear in the lengths: no array is of size queries x keys, and none of size tokens x features, for
 features live a chunk long. Adjoints, with da, dz of the dense form side by side in d_sums::
 
@@ -16,22 +17,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.mechanisms.higher_order import division
-from refattn.mechanisms.higher_order.kernel import Kernel
-from refattn.mechanisms.higher_order.options import Options
-from refattn.mechanisms.higher_order.rows import group, keys_attended, merge_rows, split_rows, ungroup, with_ones
-from refattn.mechanisms.higher_order.schedule import chunks, join, plan
-from refattn.mechanisms.higher_order.state import (
+from refattn.mechanisms.higher_order.forms import common
+from refattn.mechanisms.higher_order.forms.common import (
+    group,
+    keys_attended,
+    merge_rows,
+    split_rows,
+    ungroup,
+    with_ones,
+)
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.schedule import chunks, join, plan
+from refattn.mechanisms.higher_order.forms.state import (
     State,
     empty,
     fold,
     fold_backward,
+    mean,
     of_heads,
     read,
     read_adjoint,
     read_backward,
     settings,
 )
+from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.tiles import Tile, run
 from refattn.xp import Array, namespace
 
@@ -46,6 +55,7 @@ class Saved:
     key_mask: Array | None
     options: Options
     state: State
+    attended: Array | None  # (b, 1, 1, i, 1)
     out: Array  # (b, g, r, i, e)
     total: Array  # (b, g, r, i, 1)
 
@@ -59,7 +69,7 @@ def forward(
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
     queries = group(q, k.shape[1])
-    attended = keys_attended(key_mask, None, q, k) if options.denominator == "plain" else None
+    attended = keys_attended(key_mask, None, q, k) if options.normaliser.counts else None
 
     def task(tile: Tile) -> tuple[Array, ...]:
         keys, values, rows = kernel.lift(tile.of(k))[0], with_ones(v, key_mask, tile), kernel.lift(tile.of(queries))[0]
@@ -71,12 +81,13 @@ def forward(
             for a, b in chunks(q.shape[2], size)
         ]
         counts = None if attended is None else tile.of(attended)
-        results = equations.active(division).forward(xp.concat(sums, axis=3), counts, options)
+        results = equations.active(common).forward(xp.concat(sums, axis=3), counts, options)
         return *results, state.products, state.values
 
     out, total, products, sums = join(grid, run(q, task, grid.heads))
     state = State(products, sums, settings(kernel, q))
-    return ungroup(out), ungroup(total)[..., 0], Saved(q, k, v, key_mask, options, state, out, total)
+    saved = Saved(q, k, v, key_mask, options, state, attended, out, total)
+    return ungroup(out), ungroup(total)[..., 0], saved
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -91,17 +102,19 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         (rows, q_normal), (keys, k_normal) = kernel.lift(tile.of(queries)), kernel.lift(tile.of(k))
         values, state = with_ones(v, saved.key_mask, tile), of_heads(saved.state, tile)
         out, total, d_tile_out = (tile.of(x) for x in (saved.out, saved.total, d_out_rows))
-        d_sums = equations.active(division).backward(out, total, options, d_tile_out)
+        counts = None if saved.attended is None else tile.of(saved.attended)
+        d_sums = equations.active(common).backward(out, total, counts, options, d_tile_out)
+        centre = mean(state.values)
         d_state = empty(kernel, (*keys.shape[:2], v.shape[3]), keys)
         d_rows, d_keys, d_values = [], [], []
         for a, b in chunks(q.shape[2], size):
             some, d_some = merge_rows(rows[..., a:b, :]), merge_rows(d_sums[..., a:b, :])
             # forward: sums = read(state, rows)
             d_rows.append(split_rows(read_backward(kernel, state, some, d_some), rows.shape[2]))
-            d_state = read_adjoint(kernel, d_state, some, d_some)
+            d_state = read_adjoint(kernel, d_state, some, d_some, centre)
         for a, b in chunks(k.shape[2], size):
             # forward: state = fold(state, keys, values)
-            d_part, d_value_part = fold_backward(kernel, keys[..., a:b, :], values[..., a:b, :], d_state)
+            d_part, d_value_part = fold_backward(kernel, keys[..., a:b, :], values[..., a:b, :], d_state, centre)
             d_keys.append(d_part)
             d_values.append(d_value_part[..., :-1])
         d_queries = kernel.lift_backward(q_normal, xp.concat(d_rows, axis=3))

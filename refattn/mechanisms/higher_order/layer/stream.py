@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 
 from refattn import equations
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.higher_order import block, core, division, pairs
-from refattn.mechanisms.higher_order.kernel import Kernel
+from refattn.mechanisms.higher_order import core
+from refattn.mechanisms.higher_order.forms import common, pairs
+from refattn.mechanisms.higher_order.forms.common import group, merge_rows, split_rows, ungroup, whole, with_ones
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.state import State, check_state, empty, fold, read
+from refattn.mechanisms.higher_order.layer import block
 from refattn.mechanisms.higher_order.options import check_sign
-from refattn.mechanisms.higher_order.rows import group, merge_rows, split_rows, ungroup, whole, with_ones
-from refattn.mechanisms.higher_order.state import State, check_state, empty, fold, read
 from refattn.xp import Array, namespace, raised, zeros
 
 BUFFER = 64
@@ -40,10 +42,10 @@ class Cache:
 
 def start(params: block.Params, batch: int) -> Cache:
     """Return the cache before the first token."""
-    check_sign(params.config.options, True)
+    check_sign(params.config, True)
     _, g, d, e = params.config.sizes
     like = raised(params.w_q)
-    state = empty(Kernel(params.config.options, d), (batch, g, e), like)
+    state = empty(Kernel(params.config, d), (batch, g, e), like)
     return Cache(state, zeros((batch, g, 0, d), like), zeros((batch, g, 0, e + 1), like))
 
 
@@ -74,9 +76,9 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     sums = split_rows(read(kernel, cache.state, merge_rows(rows)), rows.shape[2])
     sums += pairs.forward(kernel, rows, waiting, waiting_values, None)
     counts = None
-    if kernel.options.denominator == "plain":
+    if kernel.options.normaliser.counts:
         counts = (cache.state.values + xp.sum(waiting_values, axis=2, keepdims=True))[:, :1, None, :, -1:]
-    attended = ungroup(equations.active(division).forward(sums, counts, kernel.options)[0])
+    attended = ungroup(equations.active(common).forward(sums, counts, kernel.options)[0])
     result, _ = own.output(params, x, xp.astype(attended, x.dtype, copy=False))
     if waiting.shape[2] < BUFFER:
         return replace(state, x=result), Cache(cache.state, waiting, waiting_values)
@@ -96,7 +98,7 @@ def _check(params: block.Params, cache: Cache, x: Array, context: Context) -> tu
     if x.shape[0] != batch:
         raise ValueError(f"state.x: got a batch of {x.shape[0]}, the cache is of {batch}")
     _, g, d, e = params.config.sizes
-    kernel = Kernel(params.config.options, d)
+    kernel = Kernel(params.config, d)
     check_state(cache.state, kernel, (batch, g, e), raised(x))
     mask = context.key_mask
     if mask is None:

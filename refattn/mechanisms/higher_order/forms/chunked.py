@@ -24,20 +24,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.higher_order import division, pairs
-from refattn.mechanisms.higher_order.kernel import Kernel
-from refattn.mechanisms.higher_order.options import Options
-from refattn.mechanisms.higher_order.rows import group, keys_attended, merge_rows, split_rows, ungroup, with_ones
-from refattn.mechanisms.higher_order.schedule import Chunk, Schedule, causal_schedule, join, past, plan
-from refattn.mechanisms.higher_order.state import (
+from refattn.mechanisms.higher_order.forms import common, pairs
+from refattn.mechanisms.higher_order.forms.common import (
+    group,
+    keys_attended,
+    merge_rows,
+    split_rows,
+    ungroup,
+    with_ones,
+)
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.schedule import Chunk, Schedule, causal_schedule, join, past, plan
+from refattn.mechanisms.higher_order.forms.state import (
     State,
+    centred_gradient,
     fold,
     fold_backward,
+    mean,
     of_heads,
     read,
     read_adjoint,
     read_backward,
+    recentred,
+    whole_gradient,
 )
+from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.tiles import Tile, run
 from refattn.xp import Array, namespace, zeros
 
@@ -99,7 +110,7 @@ def forward(
     schedule = causal_schedule(q.shape[2], k.shape[2], offset, size)
     queries, allowed = group(q, k.shape[1]), past(size, q)
     attended = None
-    if options.denominator == "plain":
+    if options.normaliser.counts:
         attended = keys_attended(key_mask, offset, q, k)
         attended = attended if state is None else attended + state.values[:, :1, None, :, -1:]
 
@@ -108,7 +119,7 @@ def forward(
         heads = _Heads(kernel, schedule, allowed, *lifted, with_ones(v, key_mask, tile))
         sums, last = _sums(heads, None if state is None else of_heads(state, tile))
         counts = None if attended is None else tile.of(attended)
-        results = equations.active(division).forward(sums, counts, options)
+        results = equations.active(common).forward(sums, counts, options)
         return results if state is None or last is None else (*results, last.products, last.values)
 
     joined = join(grid, run(q, task, grid.heads))
@@ -133,13 +144,19 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         (rows, q_normal), (keys, k_normal) = kernel.lift(tile.of(queries)), kernel.lift(tile.of(k))
         heads = _Heads(kernel, schedule, allowed, rows, keys, with_ones(v, saved.key_mask, tile))
         out, total, d_tile_out = (tile.of(x) for x in (saved.out, saved.total, d_out_rows))
-        d_sums = equations.active(division).backward(out, total, options, d_tile_out)
+        d_sums = equations.active(common).backward(out, total, None, options, d_tile_out)
         start = None if saved.start is None else of_heads(saved.start, tile)
-        d_read = _forward_in_time(heads, start, d_sums)
-        d_last = None if d_state is None else of_heads(d_state, tile)
-        d_rows, d_keys, d_values, d_start = _back_in_time(heads, d_last, d_sums, d_read)
+        d_read, centres = _forward_in_time(heads, start, d_sums)
+        d_last = None
+        if saved.state is not None and d_state is not None:
+            last = of_heads(saved.state, tile)
+            d_last, centres[-1] = centred_gradient(last, of_heads(d_state, tile)), mean(last.values)
+        d_rows, d_keys, d_values, d_first = _back_in_time(heads, d_last, d_sums, d_read, centres)
         d_inputs = kernel.lift_backward(q_normal, d_rows), kernel.lift_backward(k_normal, d_keys), d_values[..., :-1]
-        return d_inputs if start is None or d_start is None else (*d_inputs, d_start.products, d_start.values)
+        if start is None or d_first is None:
+            return d_inputs
+        d_start = whole_gradient(start, d_first)
+        return *d_inputs, d_start.products, d_start.values
 
     joined = join(grid, run(q, task, grid.heads))
     d_q = ungroup(joined[0])  # (b, h, i, d) [dHOL.q]
@@ -169,14 +186,21 @@ def _sums(heads: _Heads, start: State | None) -> tuple[Array, State | None]:
     return namespace(parts[0]).concat(parts, axis=3), state
 
 
-def _forward_in_time(heads: _Heads, start: State | None, d_sums: Array) -> list[Array | None]:
-    """Return by chunk the gradient of its queries through what they read, None where there was no state."""
+def _forward_in_time(heads: _Heads, start: State | None, d_sums: Array) -> tuple[list[Array | None], list[Array]]:
+    """Return by chunk the gradient of its queries through what they read, None where there was no state, and means.
+
+    The means are those of the values in the state that came in, in the states that were read, and, to be filled in, in
+    the state that goes out.
+    """
     kernel, state, d_read = heads.kernel, start, []
+    nothing = zeros((*heads.values.shape[:2], 1, heads.values.shape[3]), d_sums)
+    centres = [nothing if start is None else mean(start.values)]
     for chunk in heads.schedule.before:
         state = fold(kernel, state, *heads.of_keys(chunk))
     for n, (rows, columns) in enumerate(heads.schedule.chunks):
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
         d_part = None
+        centres.append(nothing if state is None else mean(state.values))
         if state is not None:
             # forward: sums = read(state, queries) + pairs(queries, keys, values)
             d_part = read_backward(kernel, state, merge_rows(queries), merge_rows(d_sums[..., slice(*rows), :]))
@@ -184,19 +208,21 @@ def _forward_in_time(heads: _Heads, start: State | None, d_sums: Array) -> list[
         d_read.append(d_part)
         if keys.shape[2] and n + 1 < len(heads.schedule.chunks):
             state = fold(kernel, state, keys, values)
-    return d_read
+    return d_read, [*centres, nothing]
 
 
 def _back_in_time(
-    heads: _Heads, d_state: State | None, d_sums: Array, d_read: list[Array | None]
+    heads: _Heads, d_state: State | None, d_sums: Array, d_read: list[Array | None], centres: list[Array]
 ) -> tuple[Array, Array, Array, State | None]:
     """Return the gradients of all queries, of all keys, of all values, and of the state that came in.
 
     `d_state` is that of the state after the last key, None for 0: nothing is folded where nobody reads it afterwards.
-    `d_read`, which is emptied, is what `_forward_in_time` found, None where queries had no state to read.
+    `d_read` and `centres`, which are emptied, are what `_forward_in_time` found. The gradient of the state that came in
+    is about its mean.
     """
     xp, kernel = namespace(d_sums), heads.kernel
     d_queries, d_keys, d_values = [], [], []
+    centre = centres.pop()
     for rows, columns in heads.schedule.chunks[::-1]:
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
         d_some, d_part = d_sums[..., slice(*rows), :], d_read.pop()
@@ -205,19 +231,22 @@ def _back_in_time(
         d_query_part, d_key_part, d_value_part = pairs.backward(kernel, queries, keys, values, allowed, d_some)
         if d_state is not None and keys.shape[2]:
             # forward: state = fold(state, keys, values), after its queries have read the state
-            d_folded = fold_backward(kernel, keys, values, d_state)
+            d_folded = fold_backward(kernel, keys, values, d_state, centre)
             d_key_part, d_value_part = d_key_part + d_folded[0], d_value_part + d_folded[1]
         d_keys.append(d_key_part)
         d_values.append(d_value_part)
         if d_part is not None:
             d_query_part = d_query_part + d_part
-            d_state = read_adjoint(kernel, d_state, merge_rows(queries), merge_rows(d_some))
+            d_state = None if d_state is None else recentred(d_state, centre, centres[-1])
+            d_state = read_adjoint(kernel, d_state, merge_rows(queries), merge_rows(d_some), centres[-1])
+        centre = centres.pop()
         d_queries.append(d_query_part)
     for chunk in heads.schedule.before[::-1]:
         assert d_state is not None
-        d_key_part, d_value_part = fold_backward(kernel, *heads.of_keys(chunk), d_state)
+        d_key_part, d_value_part = fold_backward(kernel, *heads.of_keys(chunk), d_state, centre)
         d_keys.append(d_key_part)
         d_values.append(d_value_part)
+    d_state = None if d_state is None else recentred(d_state, centre, centres.pop())
     unseen = heads.keys[..., heads.schedule.seen :, :], heads.values[..., heads.schedule.seen :, :]
     d_keys.insert(0, xp.zeros_like(unseen[0]))
     d_values.insert(0, xp.zeros_like(unseen[1]))

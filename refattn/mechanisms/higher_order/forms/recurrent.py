@@ -2,8 +2,9 @@
 
     S_t = S_{t-1} + psi(k+_t) [v_t, 1]^T,    [a_t, z_t] = phi(q+_t)^T S_t + constant u_t
 
-This is what decoding does, without chunks and without pairs; it is the plainest of the forms with a state, and slow.
-The backward goes once forward in time, with S_t for the gradient of q_t, and once back, where::
+where `state` has the values about their mean so far. This is what decoding does, without chunks and without pairs; it
+is the plainest of the forms with a state, and slow. The backward goes once forward in time, with S_t for the gradient
+of q_t, and once back, where::
 
     R_t = R_{t+1} + phi(q+_t) d_sums_t^T,    dpsi_t = R_t [v_t, 1],    d[v_t, 1] = R_t^T psi_t + ...
 
@@ -19,11 +20,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.higher_order import division
-from refattn.mechanisms.higher_order.kernel import Kernel
+from refattn.mechanisms.higher_order.forms import common
+from refattn.mechanisms.higher_order.forms.common import group, keys_attended, ungroup, whole, with_ones
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.state import (
+    State,
+    centred_gradient,
+    empty,
+    fold,
+    fold_backward,
+    mean,
+    read,
+    read_adjoint,
+    read_backward,
+    recentred,
+    whole_gradient,
+)
 from refattn.mechanisms.higher_order.options import Options
-from refattn.mechanisms.higher_order.rows import group, keys_attended, ungroup, whole, with_ones
-from refattn.mechanisms.higher_order.state import State, empty, fold, fold_backward, read, read_adjoint, read_backward
 from refattn.xp import Array, namespace, zeros
 
 
@@ -69,10 +82,10 @@ def forward(
             current, seen = fold(kernel, current, *_token(keys, values, seen)), seen + 1
         sums.append(read(kernel, current, queries[..., i, :]))
     attended = None
-    if options.denominator == "plain":
+    if options.normaliser.counts:
         attended = keys_attended(key_mask, offset, q, k)
         attended = attended if state is None else attended + state.values[:, :1, None, :, -1:]
-    out, total = equations.active(division).forward(xp.stack(sums, axis=3), attended, options)
+    out, total = equations.active(common).forward(xp.stack(sums, axis=3), attended, options)
     last = None if state is None else current
     return ungroup(out), ungroup(total)[..., 0], Saved(q, k, v, key_mask, offset, options, state, last, out, total)
 
@@ -87,31 +100,39 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     kernel = Kernel(saved.options, q.shape[3])
     (queries, q_normal), (keys, k_normal) = kernel.lift(group(q, k.shape[1])), kernel.lift(k)
     values = with_ones(v, saved.key_mask, whole(q, k))
-    d_sums = equations.active(division).backward(saved.out, saved.total, saved.options, group(d_out, k.shape[1]))
+    d_sums = equations.active(common).backward(saved.out, saved.total, None, saved.options, group(d_out, k.shape[1]))
     nothing = empty(kernel, (*k.shape[:2], v.shape[3]), k)
     # Forward in time: the states once more.
-    current, seen, d_queries = nothing if saved.start is None else saved.start, 0, []
+    current, seen, d_queries, centres = nothing if saved.start is None else saved.start, 0, [], []
+    first = mean(current.values)
     for i in range(q.shape[2]):
         while seen < _sees(i, saved.offset, k.shape[2]):
             current, seen = fold(kernel, current, *_token(keys, values, seen)), seen + 1
         # forward: sums = read(state, query)
         d_queries.append(read_backward(kernel, current, queries[..., i, :], d_sums[..., i, :]))
-    # Back in time: the gradient with respect to the state.
-    d_current = nothing if d_state is None else d_state
+        centres.append(mean(current.values))
+    # Back in time: the gradient with respect to the state, about the mean of the state that was read.
+    d_current, centre = nothing, centres[-1]
+    if d_state is not None and saved.state is not None:
+        d_current = centred_gradient(saved.state, d_state)
     d_keys = [zeros((*k.shape[:2], k.shape[2] - seen, k.shape[3]), k)]
     d_values = [zeros((*v.shape[:2], k.shape[2] - seen, v.shape[3] + 1), v)]
     for i in range(q.shape[2] - 1, -1, -1):
-        d_current = read_adjoint(kernel, d_current, queries[..., i, :], d_sums[..., i, :])
+        d_current, centre = recentred(d_current, centre, centres[i]), centres[i]
+        d_current = read_adjoint(kernel, d_current, queries[..., i, :], d_sums[..., i, :], centre)
         while seen > _sees(i - 1, saved.offset, k.shape[2]) if i else seen > 0:
             seen = seen - 1
             # forward: state = fold(state, key, value)
-            d_key, d_value = fold_backward(kernel, *_token(keys, values, seen), d_current)
+            d_key, d_value = fold_backward(kernel, *_token(keys, values, seen), d_current, centre)
             d_keys.append(d_key)
             d_values.append(d_value)
     d_q = ungroup(kernel.lift_backward(q_normal, xp.stack(d_queries, axis=3)))  # (b, h, i, d) [dHOL.q]
     d_k = kernel.lift_backward(k_normal, xp.concat(d_keys[::-1], axis=2))  # (b, g, j, d) [dHOL.k]
     d_v = xp.concat(d_values[::-1], axis=2)[..., :-1]  # (b, g, j, e) [dHOL.v]
-    return {"q": d_q, "k": d_k, "v": d_v} | ({} if saved.start is None else {"state": d_current})
+    gradients = {"q": d_q, "k": d_k, "v": d_v}
+    if saved.start is None:
+        return gradients
+    return gradients | {"state": whole_gradient(saved.start, recentred(d_current, centre, first))}
 
 
 def _sees(query: int, offset: int, keys: int) -> int:

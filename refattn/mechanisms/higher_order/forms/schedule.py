@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refattn.mechanisms.higher_order.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.ops.tiles import Plan, Tile
 from refattn.xp import Array, backend, namespace, zeros
 

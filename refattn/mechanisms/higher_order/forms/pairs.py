@@ -7,7 +7,7 @@ Axes: b batch, g key/value head, r query head of a group, i query and j key of t
 
 from __future__ import annotations
 
-from refattn.mechanisms.higher_order.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.xp import Array, namespace
 
 

@@ -1,12 +1,45 @@
-"""Queries, keys and values as the forms without an array of all scores want them.
+"""What the forms without an array of all scores have in common: their rows, and the way from sums to outputs.
+
+Such a form gives for each query the sums of its weights times the values and times 1, side by side: [a_i, z_i]. A sum
+that divides with delta still in it ("plain") is that z_i and delta times the number of keys in A(i).
 
 Axes: b batch, h query head, g key/value head, r query head within its group, i query, j key, e width of values.
 """
 
 from __future__ import annotations
 
+from refattn.mechanisms.higher_order.dense import divisor_of, divisor_slope
+from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.tiles import Tile
 from refattn.xp import Array, arange, namespace, zeros
+
+
+def forward(sums: Array, attended: Array | None, options: Options) -> tuple[Array, Array]:
+    """Return (out, total), (b, g, r, i, e) and (b, g, r, i, 1), for sums (b, g, r, i, e + 1).
+
+    `attended` are the numbers of keys in A(i), (b, 1, 1, i, 1) or of a shape that broadcasts to it, or None where the
+    normaliser does not ask for them.
+    """
+    normaliser = options.normaliser
+    numerator = sums[..., :-1]  # (b, g, r, i, e) [HOL.6]
+    counted = sums[..., -1:]
+    left = normaliser.delta * attended if normaliser.plain and attended is not None else 0.0
+    total = counted + left  # (b, g, r, i, 1) [HOL.7]
+    divisor = divisor_of(total, normaliser, attended)  # (b, g, r, i, 1) [HOL.8]
+    out = numerator / divisor  # (b, g, r, i, e) [HOL.9]
+    return out, total
+
+
+def backward(out: Array, total: Array, attended: Array | None, options: Options, d_out: Array) -> Array:
+    """Return the gradient of the sums (b, g, r, i, e + 1) for that of out."""
+    xp = namespace(out)
+    divisor = divisor_of(total, options.normaliser, attended)
+    # forward: out = numerator / divisor
+    d_numerator = d_out / divisor  # (b, g, r, i, e) [dHOL.6]
+    d_divisor = -xp.sum(d_out * out, axis=-1, keepdims=True) / divisor  # (b, g, r, i, 1) [dHOL.8]
+    # forward: divisor = divisor_of(total); total = counted + delta * attended
+    d_total = d_divisor * divisor_slope(total, options.normaliser)  # (b, g, r, i, 1) [dHOL.7]
+    return xp.concat([d_numerator, d_total], axis=-1)
 
 
 def group(x: Array, groups: int) -> Array:

@@ -15,7 +15,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.mechanisms.higher_order.taylor import taylor
+from refattn.mechanisms.higher_order.dense import taylor
+from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.record import Magnitude
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, namespace
@@ -52,17 +53,17 @@ def _transposed(x: Array) -> Array:
 
 
 def _scale(inputs: Given) -> float:
-    return 1.0 / (inputs.get("alpha", 3.0) * math.sqrt(inputs["q"].shape[-1]))
+    return Options.of(inputs).scale(inputs["q"].shape[-1])
 
 
 def _order(inputs: Given) -> int:
-    return int(inputs.get("order", 2))
+    return Options.of(inputs).order
 
 
 def _normal(name: str, id: str) -> Magnitude:
     def size(inputs: Given, values: Given) -> Array:
         x, xp = inputs[name], namespace(inputs[name])
-        if not inputs.get("layer_norm", True):
+        if not Options.of(inputs).layer_norm:
             return 0.0 * values[id]  # what came in
         mask = inputs.get("key_mask") if name == "k" else None
         x = x if mask is None else xp.where(mask[:, None, :, None], x, 0.0)
@@ -70,7 +71,7 @@ def _normal(name: str, id: str) -> Magnitude:
         mean = xp.mean(x, axis=-1, keepdims=True)
         squares = xp.sum(x * x, axis=-1, keepdims=True)
         centred = squares - d * mean * mean
-        inverse = 1.0 / xp.sqrt(xp.maximum(centred, 0.0 * centred) / d + inputs.get("norm_eps", 1e-5))
+        inverse = 1.0 / xp.sqrt(xp.maximum(centred, 0.0 * centred) / d + Options.of(inputs).norm_eps)
         # The mean is subtracted from numbers of the size of x; r has the rounding of a sum of d squares.
         return (_size(d, mean, squares / d**2) + xp.abs(x - mean)) * inverse + math.sqrt(d) * xp.abs(values[id])
 
@@ -97,9 +98,9 @@ def _numerator(inputs: Given, values: Given) -> Array:
 
 
 def _total(inputs: Given, values: Given) -> Array:
-    terms = values["HOL.5"]
-    if inputs.get("denominator", "matched") == "plain":
-        terms = namespace(terms).where(terms == 0.0, 0.0, terms + inputs.get("delta", 0.0))
+    terms, normaliser = values["HOL.5"], Options.of(inputs).normaliser
+    if normaliser.plain:
+        terms = namespace(terms).where(terms == 0.0, 0.0, terms + normaliser.delta)
     squares = namespace(terms).sum(terms * terms, axis=-1, keepdims=True)
     return _size(inputs["k"].shape[2] + _features(inputs), values["HOL.7"], squares)
 
@@ -151,14 +152,14 @@ def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array, factor: flo
 
 def _d_normal(name: str, hat: str, d_hat: str) -> Magnitude:
     def size(inputs: Given, values: Given) -> Array:
-        if not inputs.get("layer_norm", True):
+        if not Options.of(inputs).layer_norm:
             return 0.0 * values[d_hat]
         x, xp = inputs[name], namespace(inputs[name])
         mask = inputs.get("key_mask") if name == "k" else None
         x = x if mask is None else xp.where(mask[:, None, :, None], x, 0.0)
         d = x.shape[-1]
         centred = x - xp.mean(x, axis=-1, keepdims=True)
-        inverse = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + inputs.get("norm_eps", 1e-5))
+        inverse = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + Options.of(inputs).norm_eps)
         # r errs as the numbers do that the mean is subtracted from, in units of their spread.
         spread = 1.0 + inverse * xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True))
         # dx = r (g - mean g - n mean(g n)): three parts that may cancel.

@@ -27,9 +27,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refattn.mechanisms.higher_order.monomials import count, monomials, monomials_backward, pieces
+from refattn.mechanisms.higher_order.dense import normalise, normalise_backward, taylor
+from refattn.mechanisms.higher_order.forms.monomials import count, monomials, monomials_backward, pieces
 from refattn.mechanisms.higher_order.options import Options
-from refattn.mechanisms.higher_order.taylor import normalise, normalise_backward, taylor
 from refattn.ops.layer_norm import Saved as Normalised
 from refattn.xp import Array, namespace, sum_last
 
@@ -49,7 +49,7 @@ class Kernel:
     @property
     def constant(self) -> float:
         """What is added to the kernel: kappa."""
-        return (0.5 if self.square else 0.0) - self.options.delta
+        return (0.5 if self.square else 0.0) - self.options.normaliser.delta
 
     @property
     def lowest(self) -> int:

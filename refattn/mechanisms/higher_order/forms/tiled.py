@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.mechanisms.higher_order import division, pairs
-from refattn.mechanisms.higher_order.kernel import Kernel
+from refattn.mechanisms.higher_order.forms import common, pairs
+from refattn.mechanisms.higher_order.forms.common import group, keys_attended, ungroup, whole, with_ones
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.schedule import join
 from refattn.mechanisms.higher_order.options import Options
-from refattn.mechanisms.higher_order.rows import group, keys_attended, ungroup, whole, with_ones
-from refattn.mechanisms.higher_order.schedule import join
 from refattn.ops.masks import allowed_pairs
 from refattn.ops.tiles import Tile, most_rows, plan, run
 from refattn.xp import Array, namespace, zeros
@@ -33,6 +33,7 @@ class Saved:
     key_mask: Array | None
     offset: int | None
     options: Options
+    attended: Array | None  # (b, 1, 1, i, 1)
     out: Array  # (b, g, r, i, e)
     total: Array  # (b, g, r, i, 1)
 
@@ -44,7 +45,7 @@ def forward(
     grid = plan(q, k, most_rows(offset))
     kernel = Kernel(options, q.shape[3])
     queries, keys, values = group(q, k.shape[1]), kernel.lift(k)[0], with_ones(v, key_mask, whole(q, k))
-    attended = keys_attended(key_mask, offset, q, k) if options.denominator == "plain" else None
+    attended = keys_attended(key_mask, offset, q, k) if options.normaliser.counts else None
 
     def task(tile: Tile) -> tuple[Array, Array]:
         rows, tile_keys, tile_values = kernel.lift(tile.of_rows(queries))[0], tile.of(keys), tile.of(values)
@@ -54,11 +55,12 @@ def forward(
             allowed = _allowed(offset, tile.rows, columns, rows)
             sums += pairs.forward(kernel, rows, tile_keys[..., at, :], tile_values[..., at, :], allowed)
         counts = None if attended is None else tile.of_rows(attended)
-        return equations.active(division).forward(sums, counts, options)
+        return equations.active(common).forward(sums, counts, options)
 
     parts = run(q, task, grid.rows)
     out, total = (grid.join_rows([part[n] for part in parts]) for n in range(2))
-    return ungroup(out), ungroup(total)[..., 0], Saved(q, k, v, key_mask, offset, options, out, total)
+    saved = Saved(q, k, v, key_mask, offset, options, attended, out, total)
+    return ungroup(out), ungroup(total)[..., 0], saved
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -80,8 +82,9 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_queries = []
         for part in grid.rows_of(tile):
             rows, q_normal = kernel.lift(part.of_rows(queries))
-            out, total = part.of_rows(saved.out), part.of_rows(saved.total)
-            d_sums = equations.active(division).backward(out, total, options, part.of_rows(d_out_rows))
+            out, total, d_part_out = (part.of_rows(x) for x in (saved.out, saved.total, d_out_rows))
+            counts = None if saved.attended is None else part.of_rows(saved.attended)
+            d_sums = equations.active(common).backward(out, total, counts, options, d_part_out)
             d_rows = zeros(rows.shape, rows)
             # The last block may reach beyond what the rows see: it is taken whole, so that its gradients add up.
             seen = len(list(_column_blocks(length, part.rows, offset, width)))

@@ -1,0 +1,197 @@
+"""What queries need to know of any number of keys: sums of a constant size.
+
+    u = sum_j [v_j, 1],    m = [the mean of all v_j, 0]
+    S = sum_j psi(k+_j) ([v_j, 1] - m)
+    [a_i, z_i] = b_i + m z_i,    b_i = phi(q+_i)^T S + constant (u - n m)
+
+with the number n of keys. `fold` adds keys, `read` answers queries, and each has its adjoint beside it. A state knows
+the options that it was made with, and the width: kernels that differ would give sums that mean something else.
+
+The mean is subtracted for the sake of gradients. That of a weight is da_i . v_j + dz_i = da_i . (v_j - o_i), in which
+whatever all values have in common cancels. Pair by pair little is lost; but S da_i would be a sum over all keys before
+anything cancels. With more keys the mean moves, and S with it: S - S_z (m' - m) is S about m', S_z being the last
+column of S, which has no mean in it. (So is a variance updated: Chan, Golub, LeVeque 1983.) The mean is that of the
+keys so far, and what comes later changes nothing, not in the last bit.
+
+The gradients of sums about a mean that is held fast are [da_i, dz_i + da_i . m]. Back in time the gradient with respect
+to the state is kept in this way, too: about `centre`, the mean of the state that was read.
+
+Axes: b batch, g key/value head, d width of queries and keys, e width of values. Keys stand as rows (b, g, n, d) and
+(b, g, n, e + 1), the last column 1, or 0 for padding; queries as (b, g, n, d), those of a group one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.ops.tiles import Tile
+from refattn.xp import Array, concrete, device, namespace, zeros
+
+
+@dataclass(frozen=True)
+class State:
+    """The sums over all keys so far: a tree of arrays, also the gradient with respect to one.
+
+    Attributes
+    ----------
+    products
+        (b, g, features, e + 1): S, about the mean of the values.
+    values
+        (b, g, 1, e + 1): u; its last column is the number of keys.
+    settings
+        (6,): order, alpha, delta, whether there is a layer normalisation, its eps, and the width d.
+    """
+
+    products: Array
+    values: Array
+    settings: Array
+
+
+def empty(kernel: Kernel, shape: tuple[int, int, int], like: Array) -> State:
+    """Return the state before any key, for shape (b, g, e)."""
+    products, values = _shapes(kernel, shape)
+    return State(zeros(products, like), zeros(values, like), settings(kernel, like))
+
+
+def check_state(state: State, kernel: Kernel, shape: tuple[int, int, int], like: Array) -> None:
+    """Raise where a state is of other options, another width, other sizes or another dtype than a call needs."""
+    needed = settings(kernel, like)
+    shapes = (tuple(needed.shape), *_shapes(kernel, shape))
+    for name, wanted in zip(("settings", "products", "values"), shapes, strict=True):
+        got = getattr(state, name)
+        if got.dtype != like.dtype:
+            raise TypeError(f"state.{name}: got dtype {got.dtype}, needs {like.dtype}")
+        if name == "settings" and tuple(got.shape) == wanted:
+            _check_settings(got, needed)
+        if tuple(got.shape) != wanted:
+            raise ValueError(f"state.{name}: got shape {tuple(got.shape)}, needs {wanted}")
+
+
+def _check_settings(got: Array, needed: Array) -> None:
+    if concrete(namespace(got).all(got == needed)) is False:
+        words = ("order", "alpha", "delta", "layer_norm", "norm_eps", "width")
+        made, asked = (", ".join(f"{w} {float(x[n]):g}" for n, w in enumerate(words)) for x in (got, needed))
+        raise ValueError(f"state: got one of {made}, needs one of {asked}")
+
+
+def _shapes(kernel: Kernel, shape: tuple[int, int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    b, g, e = shape
+    return (b, g, kernel.features, e + 1), (b, g, 1, e + 1)
+
+
+def settings(kernel: Kernel, like: Array) -> Array:
+    """Return what a state remembers of the options that it depends on."""
+    options = kernel.options
+    eps = options.norm_eps if options.layer_norm else 0.0
+    numbers = (options.order, options.alpha, options.normaliser.delta, options.layer_norm, eps, kernel.width)
+    return namespace(like).asarray([float(x) for x in numbers], dtype=like.dtype, device=device(like))
+
+
+def of_heads(state: State, tile: Tile) -> State:
+    """Return the state of the heads of a tile."""
+    return State(tile.of(state.products), tile.of(state.values), state.settings)
+
+
+def mean(values: Array) -> Array:
+    """Return m = [mean, 0] (b, g, 1, e + 1) for the sums of values u; 0 where there is no key."""
+    xp = namespace(values)
+    number = values[..., -1:]
+    means = values[..., :-1] / xp.where(number == 0.0, 1.0, number)
+    return xp.concat([means, xp.zeros_like(number)], axis=-1)
+
+
+def about(x: Array, m: Array) -> Array:
+    """Return [v - m, 1] for rows [v, 1], and so for sums of such rows, S or u; padding [0, 0] stays."""
+    return x - x[..., -1:] * m
+
+
+def about_adjoint(d_x: Array, m: Array) -> Array:
+    """Return the gradient of x for that of `about`: dv, and in the last column d1 - dv . m."""
+    xp = namespace(d_x)
+    return xp.concat([d_x[..., :-1], d_x[..., -1:] - d_x @ xp.matrix_transpose(m)], axis=-1)
+
+
+def fold(kernel: Kernel, state: State | None, keys: Array, values: Array) -> State:
+    """Return the state with more keys; None is one without any."""
+    xp = namespace(keys)
+    total = xp.sum(values, axis=-2, keepdims=True)
+    total = total if state is None else state.values + total
+    centre = mean(total)
+    centred = about(values, centre)
+    products = xp.concat([piece @ centred for piece in kernel.psi(keys)], axis=-2)
+    if state is None:
+        return State(products, total, settings(kernel, keys))
+    products += about(state.products, centre - mean(state.values))
+    return State(products, total, state.settings)
+
+
+def fold_backward(kernel: Kernel, keys: Array, values: Array, d_state: State, centre: Array) -> tuple[Array, Array]:
+    """Return the gradients of keys and values for that of the state after them, about `centre`.
+
+    The state before them has the same; of the gradient of values (b, g, n, e + 1) the last column means nothing.
+    """
+    xp = namespace(keys)
+    # forward: products = products + psi @ values; values = values + sum(values)
+    d_psi = d_state.products @ xp.matrix_transpose(about(values, centre))
+    d_values = kernel.sum(kernel.psi(keys), d_state.products) + d_state.values
+    return kernel.psi_backward(keys, d_psi), d_values
+
+
+def read(kernel: Kernel, state: State, queries: Array) -> Array:
+    """Return the sums [a_i, z_i] (b, g, n, e + 1) of queries over the keys of a state."""
+    centre = mean(state.values)
+    sums = kernel.sum(kernel.phi(queries), state.products)
+    if kernel.constant:
+        sums += kernel.constant * about(state.values, centre)
+    return about(sums, -centre)
+
+
+def read_backward(kernel: Kernel, state: State, queries: Array, d_sums: Array) -> Array:
+    """Return the gradient of the queries for that of what they read."""
+    xp = namespace(queries)
+    # forward: sums = phi^T @ products + constant * values, about the mean
+    d_centred = about_adjoint(d_sums, -mean(state.values))
+    return kernel.phi_backward(queries, state.products @ xp.matrix_transpose(d_centred))
+
+
+def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_sums: Array, centre: Array) -> State:
+    """Return the gradient of a state about `centre`, `d_state` or None for 0, with that of one more reading added."""
+    xp = namespace(queries)
+    d_centred = about_adjoint(d_sums, -centre)
+    d_products = xp.concat([piece @ d_centred for piece in kernel.phi(queries)], axis=-2)
+    d_values = kernel.constant * xp.sum(d_centred, axis=-2, keepdims=True)
+    if d_state is None:
+        return State(d_products, d_values, settings(kernel, queries))
+    d_products += d_state.products
+    return State(d_products, d_state.values + d_values, d_state.settings)
+
+
+def recentred(d_state: State, old: Array, new: Array) -> State:
+    """Return the gradient of a state about another mean."""
+    products, values = (about_adjoint(x, old - new) for x in (d_state.products, d_state.values))
+    return State(products, values, d_state.settings)
+
+
+def centred_gradient(state: State, d_state: State) -> State:
+    """Return the gradient with respect to a state as one that holds its mean fast."""
+    d_values = d_state.values + _through_mean(state, d_state.products)
+    return State(d_state.products, about_adjoint(d_values, -mean(state.values)), d_state.settings)
+
+
+def whole_gradient(state: State, d_state: State) -> State:
+    """Return the gradient with respect to a state for one that holds its mean fast: the inverse."""
+    d_values = about_adjoint(d_state.values, mean(state.values)) - _through_mean(state, d_state.products)
+    return State(d_state.products, d_values, d_state.settings)
+
+
+def _through_mean(state: State, d_products: Array) -> Array:
+    """Return what the gradient of u, (b, g, 1, e + 1), lacks where the mean m = u / n in S = P - P_z m is held fast.
+
+    It is -(S_z . dS) / n for the sums, and m . (S_z . dS) / n for n; returned with the other sign.
+    """
+    xp = namespace(d_products)
+    number = state.values[..., -1:]
+    pull = xp.matrix_transpose(state.products[..., -1:]) @ d_products / xp.where(number == 0.0, 1.0, number)
+    pull = xp.concat([pull[..., :-1], xp.zeros_like(number)], axis=-1)
+    return about_adjoint(-pull, mean(state.values))
