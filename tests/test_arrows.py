@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,7 +162,8 @@ def test_every_part_has_its_arrows() -> None:
 
 
 def test_only_the_registry_names_a_mechanism() -> None:
-    allowed = {"mechanisms/registry.py": ra.list_mechanisms()}
+    allowed: dict[str, Sequence[str]] = {"mechanisms/registry.py": ra.list_mechanisms()}
+    allowed["mechanisms/sympformer/layer/config.py"] = ("softmax",)  # a function, of which an oracle is made
     found = []
     for name, text in files().items():
         for node in ast.walk(ast.parse(text)):
