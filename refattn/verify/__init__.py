@@ -8,10 +8,10 @@ Host side. Everything here knows mechanisms through their records alone. What to
    its own or as a program, reads results from files, and asks which conventions it follows.
 4. `itself/`: `check.py` and its `sections.py`, with `laws.py`, `gradients.py`, and what they call a core by, `probe.py`
    and `samples.py`.
-5. `blame/`, which equation is wrong: `mutants.py` are wrong kernels on purpose; `bank.py` and `reach.py` know what an
-   error in each equation does; `evidence.py`, `marks.py` and `nearest.py` find the one that explains best what was got,
-   `substitution.py` the first value that does not follow from those before; `suspects.py` joins them; `left_out.py`
-   measures how often that is right.
+5. `blame/`, which equation is wrong: `mutants.py` are wrong kernels on purpose; `bank.py` knows what an error in each
+   equation does; `evidence.py` and `nearest.py` find the one that explains best what was got, `substitution.py` the
+   first value that does not follow from those before; `suspects.py` joins them; `left_out.py` measures how often that
+   is right.
 6. `show/`: reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a report as a page.
 7. Tools on top: `traced.py`, a run with every equation; `freeze.py`, golden vectors; `shrink.py`, the smallest case
    that fails; `large.py`, laws where no truth can be afforded; `plugin.py`, for pytest.

@@ -14,8 +14,7 @@ import numpy as np
 
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.blame.bank import Bank, changes
-from refattn.verify.blame.evidence import Evidence, chosen, evidence, narrowed
-from refattn.verify.blame.marks import fit, rank, same_marks
+from refattn.verify.blame.evidence import Evidence, chosen, evidence, fit, narrowed, rank, same_marks
 from refattn.verify.blame.mutants import Mutant, kernel, mutants
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge

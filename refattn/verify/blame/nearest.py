@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
-from refattn.verify.blame.evidence import Evidence
-from refattn.verify.blame.marks import Fit, same_marks
+from refattn.verify.blame.evidence import Evidence, Fit, same_marks
 from refattn.verify.blame.mutants import Change, kernel, mutants
 from refattn.verify.judge.compare import judge
 from refattn.verify.outcome import Line, Result, Suspect, Truth

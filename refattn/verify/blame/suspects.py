@@ -9,8 +9,7 @@ from typing import Any
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.blame.bank import Bank, changes
-from refattn.verify.blame.evidence import chosen, evidence, narrowed
-from refattn.verify.blame.marks import fit, rank
+from refattn.verify.blame.evidence import chosen, evidence, fit, narrowed, rank
 from refattn.verify.blame.nearest import described, elsewhere, lines_of
 from refattn.verify.blame.substitution import departure, earliest
 from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth

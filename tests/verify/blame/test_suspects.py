@@ -13,10 +13,9 @@ import pytest
 
 import refattn as ra
 from refattn import equations
-from refattn.verify.blame.bank import Bank, changes
+from refattn.verify.blame.bank import Bank, changes, reach
 from refattn.verify.blame.left_out import FAMILIES, found
 from refattn.verify.blame.mutants import KINDS, Mutant, core_tags, kernel
-from refattn.verify.blame.reach import reach
 from refattn.verify.blame.suspects import locate
 from refattn.verify.judge.budget import truth, wide
 from refattn.verify.outcome import Report, Result
