@@ -1,9 +1,9 @@
 """Heads: splitting a width into heads, and sharing one key/value head among several query heads.
 
-Each function stands beside the function that is its adjoint, which is its backward; grouping is a change of shape alone.
+Each function stands beside the function that is its adjoint, which is its backward; grouping changes the shape alone.
 
-Letters: b batch, n tokens, h query heads, g key/value heads (h is a multiple of g), r query heads of a group, d width of
-a head.
+Letters: b batch, n tokens, h query heads, g key/value heads (h is a multiple of g), r query heads of a group, d width
+of a head.
 Source: grouped-query attention, Ainslie et al. 2023 (arXiv:2305.13245), figure 2: KV head g serves h/g consecutive
 query heads, g = floor(head / (h/g)).
 """
