@@ -7,18 +7,33 @@ of d must not change what the old columns mean.
 
 from __future__ import annotations
 
+from typing import Any
+
 from refattn import equations
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.entry import check_saved, upstream
 from refattn.mechanisms.growing import dense
 from refattn.mechanisms.growing.forms import tiled
 from refattn.mechanisms.record import Unsupported
-from refattn.mechanisms.softmax.core import FORMS, Saved, backward, forward
+from refattn.mechanisms.softmax import core as softmax
+from refattn.mechanisms.softmax.core import FORMS, Saved, forward
 from refattn.xp import Array, namespace
 
 __all__ = ["FORMS", "Saved", "backward", "contract", "contract_and_square", "forward", "functional_gradient"]
 
 CONTRACTIONS = {"dense": dense, "tiled": tiled}
+
+
+def backward(saved: Saved, d_out: Array, d_lse: Array | None = None, **old: Any) -> dict[str, Array]:
+    """Gradients of a loss with respect to the inputs of `forward`: the backward of softmax attention.
+
+    Parameters, results and errors are those of `refattn.softmax.backward`. For the gradient with respect to the scores
+    see `functional_gradient`.
+    """
+    if old:
+        hint = "; functional_gradient(saved, d_out) returns what scores=True gave" if "scores" in old else ""
+        raise TypeError(f"backward() got an unexpected keyword argument {next(iter(old))!r}{hint}")
+    return softmax.backward(saved, d_out, d_lse)
 
 
 def functional_gradient(saved: Saved, d_out: Array) -> Array:

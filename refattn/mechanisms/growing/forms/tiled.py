@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from refattn.mechanisms.softmax.forms.tiled import Saved
+from refattn.ops.heads import group_heads, group_mask
 from refattn.ops.masks import Future
 from refattn.ops.tiles import Tile, plan, run
 from refattn.xp import Array, namespace, sum_wide, zeros
@@ -25,8 +26,8 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
     hidden = Future(saved.offset, q)
     inner = xp.vecdot(d_out, saved.out)[..., None]
     lse = xp.where(saved.lse != -math.inf, saved.lse, 0.0)[..., None]
-    q_rows, d_out_rows, lse_rows, inner_rows = (_group(y, groups) for y in (q * saved.scale, d_out, lse, inner))
-    mask_rows = _group_mask(saved.mask, groups)
+    q_rows, d_out_rows, lse_rows, inner_rows = (group_heads(y, groups) for y in (q * saved.scale, d_out, lse, inner))
+    mask_rows = group_mask(saved.mask, groups)
     tokens = x[:, None, None, :, :]
 
     def functional_gradient(tile: Tile, columns: tuple[int, int]) -> Array:
@@ -60,16 +61,3 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
     square = sum_wide(xp.stack([part[1] for part in parts]))
     each = xp.reshape(grid.join_heads([part[0] for part in parts]), (*q.shape[:2], x.shape[-1], x.shape[-1]))
     return xp.sum(each, axis=0) if total else each, square
-
-
-def _group(x: Array, groups: int) -> Array:
-    """(b, h, ...) -> (b, g, r, ...): query heads beside the others of their key/value head."""
-    b, h, *rest = x.shape
-    return namespace(x).reshape(x, (b, groups, h // groups, *rest))
-
-
-def _group_mask(mask: Array | None, groups: int) -> Array | None:
-    """Group the heads of a mask; an axis of size 1 stays one."""
-    if mask is None:
-        return None
-    return mask[:, None, ...] if mask.shape[1] == 1 else _group(mask, groups)
