@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import ModuleType
@@ -24,7 +25,7 @@ Test: TypeAlias = ast.If | ast.IfExp
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A call of `forward`, and one of `backward` with its result `saved`, as the text of their arguments."""
+    """A call of `forward`, and one of `backward` with its results `out` and `saved`, as the text of their arguments."""
 
     forward: str
     backward: str
@@ -39,7 +40,7 @@ def prune(texts: Sequence[str], main: str, imports: str, samples: Iterable[Sampl
         shorter = _without_fields([_without_values(text) for text in found])
         shorter = without_functions(_without_arguments(shorter), roots)
         if shorter == found:
-            return found
+            return [re.sub(r"\n\n\n+", "\n\n", text) for text in found]
         found = shorter
 
 
@@ -78,8 +79,8 @@ def _observed(
             exec(compile(ast.fix_missing_locations(tree), "<sample>", "exec", flags=annotations.compiler_flag), names)
         for sample in samples:
             inside = {**names, **sample.arrays}
-            *_, saved = eval(f"{roots[0]}({sample.forward})", inside)
-            eval(f"{roots[1]}({sample.backward})", {**inside, "saved": saved})
+            out, *_, saved = eval(f"{roots[0]}({sample.forward})", inside)
+            eval(f"{roots[1]}({sample.backward})", {**inside, "out": out, "saved": saved})
     finally:
         del sys.modules[module.__name__]
     found = [[seen.get((at, number), {None}) for number in range(count)] for at, count in enumerate(counts)]
@@ -121,6 +122,12 @@ def _by_choice(test: ast.expr, results: Set[str]) -> ast.expr:
         return ast.Call(ast.Name("_choice", ast.Load()), [ast.Lambda(NOTHING, test), name], [])
     if isinstance(test, ast.Call) and not (isinstance(test.func, ast.Name) and test.func.id == "isinstance"):
         return ast.Constant(False)
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot):
+        # Whether there is something at all, even an array, is a choice; unless a call has found it out.
+        known = isinstance(test.left, ast.Attribute) or (
+            isinstance(test.left, ast.Name) and test.left.id not in results
+        )
+        return ast.Constant(known)
     parts = [_by_choice(child, results) for child in ast.iter_child_nodes(test) if isinstance(child, ast.expr)]
     return ast.BoolOp(ast.And(), [ast.Constant(True), ast.Constant(True), *parts])
 
