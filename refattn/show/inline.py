@@ -18,9 +18,17 @@ def written_out(text: str, functions: Mapping[str, str]) -> str:
     while True:
         tree, lines = ast.parse(text), text.splitlines()
         whole = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Return | ast.keyword)}
+        own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         whole |= {id(each) for node in ast.walk(tree) if isinstance(node, ast.Call) for each in node.args}
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in short:
+            if (
+                not isinstance(node, ast.Call)
+                or not isinstance(node.func, ast.Name)
+                or node.func.id not in short.keys() - own
+            ):
                 continue
             place = (node.lineno, len(lines[node.lineno - 1].encode()) - node.col_offset)
             if place in passed or node.lineno != node.end_lineno or node.keywords:
@@ -43,6 +51,10 @@ def _expression(function: ast.FunctionDef, own: str, call: ast.Call, text: str) 
     """Return what a function returns, with what is given in place of its arguments; None where it cannot be said."""
     result = function.body[1]
     if not isinstance(result, ast.Return) or result.value is None or result.lineno != result.end_lineno:
+        return None
+    if len(call.args) != len(function.args.args) or any(isinstance(each, ast.Starred) for each in call.args):
+        return None
+    if len(call.args) != len(function.args.args) or any(isinstance(each, ast.Starred) for each in call.args):
         return None
     given = dict(zip([each.arg for each in function.args.args], call.args, strict=True))
     names = [node for node in ast.walk(result.value) if isinstance(node, ast.Name) and node.id in given]

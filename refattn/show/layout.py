@@ -9,7 +9,10 @@ WIDTH = 120
 
 
 def signed(text: str, usual: Mapping[str, str], lost: Collection[str] = ()) -> str:
-    """Return a function with defaults, and without some arguments; defaults that are no constants stand in its body."""
+    """Return a function with defaults, and without some arguments; defaults that are no constants stand in its body.
+
+    A function has no ``*arguments`` here, nor arguments by place alone.
+    """
     (function,) = ast.parse(text).body
     assert isinstance(function, ast.FunctionDef)
     arguments, lines = function.args, text.splitlines()
@@ -29,6 +32,8 @@ def signed(text: str, usual: Mapping[str, str], lost: Collection[str] = ()) -> s
             found += [f"    if {each.arg} is None:", laid_out(f"{each.arg} = ", default, " " * 8)]
             kind, default = kind if "None" in kind else f"{kind} | None", "None"
         head.append(f"{each.arg}: {kind}" + ("" if default is None else f" = {default}"))
+    if arguments.kwarg is not None:
+        head.append(f"**{ast.get_source_segment(text, arguments.kwarg)}")
     first = function.body[0].lineno - 1
     returns = f" -> {ast.unparse(function.returns)}:" if function.returns else ":"
     above = lines[: function.lineno - 1]

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 
 XP, PLAIN = "refattn.xp", "refattn.show.plain"
 
+STOOD_FOR = (XP, "refattn.ops.tiles")
+"""Modules in whose place `PLAIN` stands."""
+
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
@@ -41,6 +44,7 @@ class Use:
     ref: Ref
     local: frozenset[str]  # names that mean something else there
     now: bool  # whether it is looked at while the file is read, and not only when a function is called
+    called: bool  # whether it is called there
 
 
 @dataclass
@@ -128,7 +132,7 @@ def path_of(module: str) -> Path | None:
 
 def resolve(module: str, name: str) -> Ref | str | None:
     """Return what a name at the top of a module is: an item, a module of refattn, or None for all other names."""
-    if module == XP:
+    if module in STOOD_FOR:
         module = PLAIN
     if path_of(module) is None:
         return None
@@ -199,7 +203,7 @@ class Linked:
             item = self.items[ref]
             for use in item.uses:
                 if (use.now or all_of_it) and use.ref != ref:
-                    yield from emit(use.ref, True)
+                    yield from emit(use.ref, use.called)
             done.add(ref)
             if id(item.nodes[0]) not in written:
                 written.add(id(item.nodes[0]))
@@ -282,6 +286,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, known: Source, item: Item, attributes: set[str]) -> None:
         self.known, self.item, self.called = known, item, attributes
         self.scopes: list[tuple[set[str], set[str]]] = []  # of each function around: its names; those of them for NumPy
+        self.functions: set[int] = set()  # of calls, by the id of the node
         self.later = 0  # how many functions and annotations are around
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -345,6 +350,7 @@ class _Reader(ast.NodeVisitor):
         if self._is_namespace(node):
             self.item.edits.append((*self.known.span(node), "np"))
         else:
+            self.functions.add(id(node.func))
             self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -380,7 +386,7 @@ class _Reader(ast.NodeVisitor):
             self._miss(node, f"{ref.module} is no part of a definition")
             return
         local = frozenset().union(*(names for names, _ in self.scopes))
-        self.item.uses.append(Use(node, ref, local, now=not self.later))
+        self.item.uses.append(Use(node, ref, local, now=not self.later, called=id(node) in self.functions))
 
     def _miss(self, node: ast.expr, why: str) -> None:
         text = ast.unparse(node)

@@ -79,6 +79,8 @@ class Shown:
         self.name: Callable[[Ref], str] = look
         self.usual()
         self.given()
+        for each in self.other_calls() if everything else ():
+            written(each.forward, self.name)
         self.roots = [ref for name in ("forward", "backward") if isinstance(ref := resolve(module, name), Ref)]
         self.linked = Linked(dict.fromkeys((*self.roots, *found)), RESERVED)
         self.name = self.linked.names.__getitem__
@@ -120,19 +122,20 @@ class Shown:
 
     def samples(self) -> Iterator[Sample]:
         """Yield calls with the choices of the library, and various numbers, masks and sizes."""
-        yield Sample("q, k, v", "saved, np.ones_like(saved.v)", self.calls[0].forward)
-        for each in (*self.calls, *self.usual_cases()):
+        yield Sample("q, k, v", "saved, np.ones_like(out)", self.calls[0].forward)
+        for each in (*self.calls, *self.other_calls()):
             forward, arrays = written(each.forward, self.name)
             backward, more = written(each.backward, self.name)
             yield Sample(forward, backward, arrays | more)
 
-    def usual_cases(self) -> Iterator[Call]:
-        """Yield the calls of designed cases whose choices are those of the library."""
-        usual = {name: choices(value) for name, value in self.calls[0].forward.items()}
+    def other_calls(self) -> Iterator[Call]:
+        """Yield the calls of designed cases, those alone whose choices are those of the library, or of all."""
+        usual = choices(self.calls[0].forward)
         for case in self.record.cases:
-            if math.prod(case.inputs["q"].shape[2:3]) * math.prod(case.inputs["k"].shape[2:3]) <= SCORES:
+            queries, keys = case.inputs["q"].shape, case.inputs["k"].shape
+            if 0 not in (*queries, *keys) and queries[2] * keys[2] <= SCORES:
                 each = watch(self.record, make(self.record.name, case, "float64"), case.options)
-                if {name: choices(value) for name, value in each.forward.items()} == usual:
+                if self.everything or choices(each.forward) == usual:
                     yield each
 
     def usual(self) -> dict[str, str]:
@@ -148,14 +151,20 @@ class Shown:
 
     def given(self) -> dict[str, str]:
         """Return what the case "tiny" gives to `forward` beside q, k and v, where that is not the default."""
-        usual, given = self.usual(), {}
+        given: dict[str, str] = {}
+        usual = self.calls[0].forward
         for name, value in self.call.forward.items():
-            if name in self.tiny and name not in ("q", "k", "v"):
-                given[name] = name
-            elif name in usual and "q.shape" not in usual[name]:
-                text = expression([value], [self.call.forward["q"]], self.name)
-                given |= {} if text == usual[name] else {name: text}
+            if name in self.tiny:
+                given |= {name: name} if name not in ("q", "k", "v") else {}
+            elif self.is_usual:
+                text = expression([value], [None], self.name)
+                given |= {} if text == expression([usual[name]], [None], self.name) else {name: text}
         return given
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the case "tiny" has the choices that the library makes by default."""
+        return bool(choices(self.call.forward) == choices(self.calls[0].forward))
 
     def with_defaults(self, text: str, which: int) -> str:
         """Return the text of `forward` (0) or `backward` (1) with the defaults that the core has."""
@@ -168,7 +177,9 @@ class Shown:
         """Return the run of the case "tiny"."""
         given = [f"{name}={text}" for name, text in self.given().items()]
         forward, backward = map(self.name, self.roots)
-        lines = ['if __name__ == "__main__":', f'    # The case "tiny", as `refattn trace {self.record.name}` has it.']
+        about = f'The case "tiny", as `refattn trace {self.record.name}` has it.'
+        about = about if self.is_usual else 'The arrays of the case "tiny", and the defaults.'
+        lines = ['if __name__ == "__main__":', f"    # {about}"]
         lines += ["    # fmt: off", *_arrays(self.tiny), "    # fmt: on"]
         lines.append(call(f"    out, *_, saved = {forward}", ["q", "k", "v", *given], "    ", ""))
         lines.append(f"    gradients = {backward}(saved, np.ones_like(out))  # of the sum of out")

@@ -1,4 +1,4 @@
-"""What definitions use of `refattn.xp`, for NumPy alone; a test compares each with its original, bit for bit.
+"""What definitions use of `refattn.xp` and `refattn.ops.tiles`, on NumPy alone; a test compares each with its original.
 
 `namespace` is missing, because it is always NumPy: a printed file has no line that asks for it.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,6 +48,11 @@ def sum_last(x: Array) -> Array:
 def sum_wide(x: Array) -> Array:
     """Return the sum of all elements, accumulated in float64."""
     return np.sum(x, dtype=np.float64).astype(x.dtype)
+
+
+def by_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> list[Array]:
+    """Return the arrays that a function of each row gives; the library cuts the rows into blocks."""
+    return list(function(*arrays))
 
 
 def product(a: Array, b: Array) -> Array:

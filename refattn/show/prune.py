@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import ModuleType
@@ -24,7 +25,7 @@ Test: TypeAlias = ast.If | ast.IfExp
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A call of `forward`, and one of `backward` with its result `saved`, as the text of their arguments."""
+    """A call of `forward`, and one of `backward` with its results `out` and `saved`, as the text of their arguments."""
 
     forward: str
     backward: str
@@ -39,7 +40,7 @@ def prune(texts: Sequence[str], main: str, imports: str, samples: Iterable[Sampl
         shorter = _without_fields([_without_values(text) for text in found])
         shorter = without_functions(_without_arguments(shorter), roots)
         if shorter == found:
-            return found
+            return [re.sub(r"\n\n\n+", "\n\n", text) for text in found]
         found = shorter
 
 
@@ -70,38 +71,64 @@ def _observed(
             tree = ast.parse(text)
             tests = _tests(tree)
             counts.append(len(tests))
+            results = _results(tree)
             for number, node in enumerate(tests):
-                given = [ast.Constant(at), ast.Constant(number), node.test, ast.Lambda(NOTHING, _by_choice(node.test))]
+                decided = ast.Lambda(NOTHING, _by_choice(node.test, results.get(id(node), set())))
+                given = [ast.Constant(at), ast.Constant(number), node.test, decided]
                 node.test = ast.Call(ast.Name("_look", ast.Load()), given, [])
-            exec(compile(ast.fix_missing_locations(tree), "<sample>", "exec"), names)
+            exec(compile(ast.fix_missing_locations(tree), "<sample>", "exec", flags=annotations.compiler_flag), names)
         for sample in samples:
             inside = {**names, **sample.arrays}
-            *_, saved = eval(f"{roots[0]}({sample.forward})", inside)
-            eval(f"{roots[1]}({sample.backward})", {**inside, "saved": saved})
+            out, *_, saved = eval(f"{roots[0]}({sample.forward})", inside)
+            eval(f"{roots[1]}({sample.backward})", {**inside, "out": out, "saved": saved})
     finally:
         del sys.modules[module.__name__]
     found = [[seen.get((at, number), {None}) for number in range(count)] for at, count in enumerate(counts)]
     return [[next(iter(values)) if len(values) == 1 else None for values in item] for item in found]
 
 
-def _by_choice(test: ast.expr) -> ast.expr:
+def _results(tree: ast.AST) -> dict[int, set[str]]:
+    """Return for each test, by its id, the names that stand for what calls returned, or for one of several things."""
+    found: dict[int, set[str]] = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            names = set()
+            for node in ast.walk(function):
+                value = node.value if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) else None
+                if isinstance(node, ast.For) or (value and any(isinstance(each, ast.Call) for each in ast.walk(value))):
+                    stored = [each for each in ast.walk(node) if isinstance(each, ast.Name) and _is_stored(each)]
+                    names |= {each.id for each in stored}
+            for test in _tests(function):
+                found.setdefault(id(test), set()).update(names)
+    return found
+
+
+def _by_choice(test: ast.expr, results: Set[str]) -> ast.expr:
     """Return an expression for whether a test came out as it did because of choices.
 
-    Names and attributes are looked at; a call is no choice, nor is the truth of a name. One part of an ``or`` that is
-    true by choice is enough, as is one of an ``and`` that is false.
+    Names and attributes are looked at; a call is no choice, nor is its result, nor the truth of a name. One part of an
+    ``or`` that is true by choice is enough, as is one of an ``and`` that is false.
     """
     if isinstance(test, ast.BoolOp):
-        parts = [_by_choice(part) for part in test.values]
+        parts = [_by_choice(part, results) for part in test.values]
         wrong = isinstance(test.op, ast.And)
         values = [ast.UnaryOp(ast.Not(), part) if wrong else part for part in test.values]
         decided = [ast.BoolOp(ast.And(), [part, value]) for part, value in zip(parts, values, strict=True)]
         return ast.BoolOp(ast.Or(), [ast.BoolOp(ast.And(), parts), *decided])
+    if isinstance(test, ast.Name) and test.id in results:
+        return ast.Constant(False)
     if isinstance(test, ast.Name | ast.Attribute):
         name = ast.Constant(isinstance(test, ast.Name))
         return ast.Call(ast.Name("_choice", ast.Load()), [ast.Lambda(NOTHING, test), name], [])
     if isinstance(test, ast.Call) and not (isinstance(test.func, ast.Name) and test.func.id == "isinstance"):
         return ast.Constant(False)
-    parts = [_by_choice(child) for child in ast.iter_child_nodes(test) if isinstance(child, ast.expr)]
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot):
+        # Whether there is something at all, even an array, is a choice; unless a call has found it out.
+        known = isinstance(test.left, ast.Attribute) or (
+            isinstance(test.left, ast.Name) and test.left.id not in results
+        )
+        return ast.Constant(known)
+    parts = [_by_choice(child, results) for child in ast.iter_child_nodes(test) if isinstance(child, ast.expr)]
     return ast.BoolOp(ast.And(), [ast.Constant(True), ast.Constant(True), *parts])
 
 
@@ -157,10 +184,12 @@ def _replaced(text: str, node: ast.If, kept: Sequence[ast.stmt]) -> str:
         depth = len(lines[kept[0].lineno - 1]) - len(lines[kept[0].lineno - 1].lstrip()) - len(indent)
         branch = [f"{indent}else:", *body] if chained else [line[depth:] if line.strip() else line for line in body]
         if not chained and isinstance(kept[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
-            after = lines[last:]
-            while after and (not after[0].strip() or after[0].startswith(indent)):
-                after.pop(0)
-            lines[last:] = after
+            end = last
+            for at, line in enumerate(lines[last:], last):
+                if line.strip() and not line.startswith(indent):
+                    break
+                end = at + 1 if line.strip() else end  # the empty lines after the function stay
+            del lines[last:end]
     return "\n".join([*lines[:first], *branch, *lines[last:], ""])
 
 
@@ -200,7 +229,19 @@ def _without_fields(texts: Sequence[str]) -> list[str]:
         for node in top.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id not in read
     }
-    return [_without_keywords(text, lost) if lost else text for text in texts]
+    return [_without_methods(_without_keywords(text, lost) if lost else text, read) for text in texts]
+
+
+def _without_methods(text: str, read: Set[str]) -> str:
+    """Return an item without the methods that nobody calls, one after the other."""
+    lines = text.splitlines()
+    for top in ast.parse(text).body:
+        body = top.body if isinstance(top, ast.ClassDef) else []
+        for node in reversed(body[1:]):
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("__") and node.name not in read:
+                before = body[body.index(node) - 1]
+                del lines[int(before.end_lineno or 0) : int(node.end_lineno or 0)]
+    return "\n".join([*lines, ""]) if lines else ""
 
 
 def _without_keywords(text: str, lost: Set[tuple[str, str]]) -> str:
