@@ -18,6 +18,8 @@ hold for the damped metric as for any other.
 The amplitude is measured in what it does to the scores: D = P / nu with nu^2 = <P, T(P)> / pairs changes them by a root
 mean square of 1 (exactly so for `exact`, without a mask for `kron` where all C_b are equal).
 
+Where keys are centred their side has an A, and so a W, of its own.
+
 Axes: h head, in width of the augmented tokens.
 """
 
