@@ -140,7 +140,8 @@ def test_a_mean_of_the_values_costs_float32_no_digits_of_the_gradients(form: str
     _, saved = ra.higher_order.forward(q, k, v, causal=causal, form="tiled")
     truth = ra.higher_order.backward(saved, d_out)
     state = ra.higher_order.empty_state(*small[1:3]) if parts > 1 else None
-    pieces, step, found = [], n // parts, {name: [] for name in "qk"}
+    found: dict[str, list[Any]] = {"q": [], "k": []}
+    pieces, step = [], n // parts
     for first in range(0, n, step):
         q, k, v, d_out = (x[:, :, first : first + step] for x in small)
         _, saved = ra.higher_order.forward(q, k, v, causal=causal, form=form, state=state)
@@ -160,45 +161,30 @@ def test_a_mean_of_the_values_costs_float32_no_digits_of_the_gradients(form: str
         assert np.abs(late - expected).max() < 4e-5 * np.abs(expected).max(), name
 
 
-def test_the_gradient_of_a_state_is_that_of_differences() -> None:
-    """Of all its numbers, the mean that is subtracted from the values among them."""
-    call = make(1, 2, 1, 9, 9, 4, 3, causal=True, keep=0.8, normaliser="exact(delta=0.5)")
-    options = {**call.options, "form": "chunked"}
-    _, saved = ra.higher_order.forward(call.q, call.k, call.v + 2.0, **options, state=empty(call))
-    start, steps = saved.state, {1: 3.0 / 4.0, 2: -3.0 / 20.0, 3: 1.0 / 60.0}
+@pytest.mark.parametrize("form", ["chunked", "recurrent"])
+def test_the_gradient_of_a_state_is_that_of_differences(form: str) -> None:
+    """Of all its numbers, and of the values through the mean that is subtracted from them."""
+    call = make(1, 2, 1, 9, 9, 4, 3, keep=0.8, normaliser="exact(delta=0.5)")
+    options = {**call.options, "causal": True, "form": form}
+    start = ra.higher_order.forward(call.q, call.k, call.v + 2.0, **options, state=empty(call))[1].state
+    assert start is not None
     weigh = {n: counter.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(start).items() if n != "settings"}
+    steps, h = {1: 3.0 / 4.0, 2: -3.0 / 20.0, 3: 1.0 / 60.0}, 2.0**-10
 
-    def loss(**state: Any) -> float:
-        out, saved = ra.higher_order.forward(call.q, call.k, call.v, **options, state=replace(start, **state))
+    def loss(v: Any, **state: Any) -> float:
+        out, saved = ra.higher_order.forward(call.q, call.k, v, **options, state=replace(start, **state))
         last = tree.flatten(saved.state)
-        return float(np.sum(out * call.d_out)) + sum(float(np.sum(w * last[n])) for n, w in weigh.items())
+        return float(np.sum(out * call.d_out) + sum(np.sum(w * last[n]) for n, w in weigh.items()))
 
-    for form in ("chunked", "recurrent"):
-        options["form"] = form
-        _, saved = ra.higher_order.forward(call.q, call.k, call.v, **options, state=start)
-        gradients = ra.higher_order.backward(saved, call.d_out, replace(start, **weigh))
-        moved = {"v": call.v, "products": start.products, "values": start.values}
-        for name, x in moved.items():
-            along = counter.normal(x.shape, seed=4, purpose=f"along.{name}")
-            if name == "v":
-                own = call.options["key_mask"][:, None, :, None] * along
-
-                def at(h: float, own: Any = own) -> float:
-                    moved = replace(call, v=call.v + h * own)
-                    out, last = ra.higher_order.forward(moved.q, moved.k, moved.v, **options, state=start)
-                    flat = tree.flatten(last.state)
-                    return float(np.sum(out * call.d_out)) + sum(float(np.sum(w * flat[n])) for n, w in weigh.items())
-
-                hand = float(np.sum(gradients["v"] * own))
-            else:
-
-                def at(h: float, name: str = name, x: Any = x, along: Any = along) -> float:
-                    return loss(**{name: x + h * along})
-
-                hand = float(np.sum(getattr(gradients["state"], name) * along))
-            h = 2.0**-10
-            expected = sum(w * (at(n * h) - at(-n * h)) for n, w in steps.items()) / h
-            assert math.isclose(hand, expected, rel_tol=1e-8, abs_tol=1e-8), (form, name, hand, expected)
+    _, saved = ra.higher_order.forward(call.q, call.k, call.v, **options, state=start)
+    gradients = ra.higher_order.backward(saved, call.d_out, replace(start, **weigh))
+    hand = {"v": gradients["v"]} | {n: getattr(gradients["state"], n) for n in weigh}
+    given: dict[str, Any] = {"v": call.v, **{n: getattr(start, n) for n in weigh}}
+    for name, x in given.items():
+        along = counter.normal(x.shape, seed=4, purpose=name)
+        ends = {n: loss(**{"v": call.v, name: x + n * h * along}) for n in (-3, -2, -1, 1, 2, 3)}
+        expected = sum(w * (ends[n] - ends[-n]) for n, w in steps.items()) / h
+        assert math.isclose(float(np.sum(hand[name] * along)), expected, rel_tol=1e-8, abs_tol=1e-8), name
 
 
 # --- how close the polynomial is to the exponential
