@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import backends, counter
+from refattn import backends, counter, tree
 from refattn.mechanisms.higher_order.dense import divisor_of, divisor_slope, taylor
+from refattn.mechanisms.higher_order.judge import loops
 from refattn.mechanisms.higher_order.options import NORMALISERS, Add, Clamp, Exact, Signed
 from refattn.verify.itself import gradients
 from tests.mechanisms.higher_order.calls import FORMS, Call, assert_close, assert_same_bits, cut, make, run
@@ -120,6 +121,70 @@ def test_float32_is_as_good_over_many_tokens(form: str) -> None:
     truth = ra.higher_order.forward(*wide, causal=True, form="tiled")[0]
     found = ra.higher_order.forward(q, k, v, causal=True, form=form)[0]
     assert np.abs(found - truth).max() < 1e-6 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("form", ["linear", "chunked", "recurrent"])
+def test_a_mean_of_the_values_costs_float32_no_digits_of_the_gradients(form: str, parts: int) -> None:
+    """That of a weight is da . (v_j - o_i): values have a mean of 30 here, and sums over keys of 30 n would be rounded.
+
+    Where it comes in parts, the state carries the values about their mean.
+    """
+    n, causal = 2048 if form == "recurrent" else 8192, form != "linear"
+    if parts > 1 and not causal:
+        return
+    arrays = [counter.normal((1, 1, n, 16), seed=2, purpose=name) for name in ("q", "k", "v", "d_out")]
+    arrays[2] = arrays[2] + 30.0
+    small = [x.astype("float32") for x in arrays]
+    q, k, v, d_out = (x.astype("float64") for x in small)
+    _, saved = ra.higher_order.forward(q, k, v, causal=causal, form="tiled")
+    truth = ra.higher_order.backward(saved, d_out)
+    state = ra.higher_order.empty_state(*small[1:3]) if parts > 1 else None
+    found: dict[str, list[Any]] = {"q": [], "k": []}
+    pieces, step = [], n // parts
+    for first in range(0, n, step):
+        q, k, v, d_out = (x[:, :, first : first + step] for x in small)
+        _, saved = ra.higher_order.forward(q, k, v, causal=causal, form=form, state=state)
+        state = saved.state
+        pieces.append((saved, d_out))
+    d_state = None
+    for saved, d_out in reversed(pieces):
+        gradients = ra.higher_order.backward(saved, d_out, d_state)
+        d_state = gradients.get("state")
+        for name, of in found.items():
+            of.insert(0, gradients[name])
+    # The first queries of a causal call attend few keys and have large gradients, which would hide the others.
+    for name, of in found.items():
+        late, expected = (
+            x[:, :, n // 2 :] if name == "q" else x[:, :, : n // 2] for x in (np.concatenate(of, 2), truth[name])
+        )
+        assert np.abs(late - expected).max() < 4e-5 * np.abs(expected).max(), name
+
+
+@pytest.mark.parametrize("form", ["chunked", "recurrent"])
+def test_the_gradient_of_a_state_is_that_of_differences(form: str) -> None:
+    """Of all its numbers, and of the values through the mean that is subtracted from them."""
+    call = make(1, 2, 1, 9, 9, 4, 3, keep=0.8, normaliser="exact(delta=0.5)")
+    options = {**call.options, "causal": True, "form": form}
+    start = ra.higher_order.forward(call.q, call.k, call.v + 2.0, **options, state=empty(call))[1].state
+    assert start is not None
+    weigh = {n: counter.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(start).items() if n != "settings"}
+    steps, h = {1: 3.0 / 4.0, 2: -3.0 / 20.0, 3: 1.0 / 60.0}, 2.0**-10
+
+    def loss(v: Any, **state: Any) -> float:
+        out, saved = ra.higher_order.forward(call.q, call.k, v, **options, state=replace(start, **state))
+        last = tree.flatten(saved.state)
+        return float(np.sum(out * call.d_out) + sum(np.sum(w * last[n]) for n, w in weigh.items()))
+
+    _, saved = ra.higher_order.forward(call.q, call.k, call.v, **options, state=start)
+    gradients = ra.higher_order.backward(saved, call.d_out, replace(start, **weigh))
+    hand = {"v": gradients["v"]} | {n: getattr(gradients["state"], n) for n in weigh}
+    given: dict[str, Any] = {"v": call.v, **{n: getattr(start, n) for n in weigh}}
+    for name, x in given.items():
+        along = counter.normal(x.shape, seed=4, purpose=name)
+        ends = {n: loss(**{"v": call.v, name: x + n * h * along}) for n in (-3, -2, -1, 1, 2, 3)}
+        expected = sum(w * (ends[n] - ends[-n]) for n, w in steps.items()) / h
+        assert math.isclose(float(np.sum(hand[name] * along)), expected, rel_tol=1e-8, abs_tol=1e-8), name
 
 
 # --- how close the polynomial is to the exponential
@@ -328,6 +393,33 @@ def test_a_constant_query_takes_the_mean() -> None:
     found = run(replace(call, q=np.full(call.q.shape, 2.5)))
     np.testing.assert_allclose(found["out"], np.broadcast_to(call.v.mean(axis=2, keepdims=True), found["out"].shape))
     assert np.all(np.isfinite(found["q"])) and np.abs(found["q"]).max() > 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("keep", [None, 0.6])
+@pytest.mark.parametrize("form", FORMS[False])
+def test_a_constant_query_attends_nothing_with_delta_1(form: str, keep: float | None, dtype: str) -> None:
+    """All its weights are T_2(0) - 1 = 0: what rounding leaves of them, in any form, divides nothing."""
+    call = make(2, 4, 2, 7, 700, 8, 4, keep=keep, normaliser="exact(delta=1.0)")
+    q = np.array(call.q)
+    q[:, :, 1], q[:, :, 3], q[:, :, 4] = 2.5, 0.1, 1000.1  # the mean of the last two is rounded
+    rest = [0, 2, 5, 6]
+    found, other = (
+        run(replace(call, q=q), form, dtype=dtype),
+        run(replace(call, q=q[:, :, rest], d_out=call.d_out[:, :, rest])),
+    )
+    for name in ("out", "q"):
+        assert not np.any(found[name][:, :, [1, 3, 4]])
+    if dtype == "float64":
+        found |= {name: found[name][:, :, rest] for name in ("out", "normaliser", "q")}
+        assert_close(found, other, 1e-9)  # z is small: weights of both signs
+    if form == "dense" and dtype == "float64":
+        small = make(1, 1, 1, 3, 5, 4, 2, normaliser="exact(delta=1.0)")
+        small = replace(small, q=np.full(small.q.shape, 0.1))
+        with ra.trace() as t:
+            assert_close({"out": run(small)["out"]}, {"out": np.zeros((1, 1, 3, 2))}, 0.0)
+        value = loops.forward(small.q, small.k, small.v, **small.options)
+        assert np.all(np.isinf(t["HOL.8"])) and np.all(np.isinf(value["HOL.8"])) and not np.any(value["HOL.9"])
 
 
 def test_narrow_heads_lose_what_they_hold() -> None:

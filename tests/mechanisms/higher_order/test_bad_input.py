@@ -76,6 +76,20 @@ def test_a_type_that_is_wrong(options: dict[str, Any], message: str) -> None:
         ra.higher_order.forward(X, X, X, **options)
 
 
+@pytest.mark.parametrize("order", [np.int64(2), np.uint8(2)])
+def test_whole_numbers_of_numpy_are_whole_numbers(order: Any) -> None:
+    q = np.linspace(0.0, 1.0, 24).reshape(X.shape)
+    np.testing.assert_array_equal(ra.higher_order.forward(q, q, q, order=order)[0], ra.higher_order.forward(q, q, q)[0])
+    assert type(BLOCK.Config(width=order, heads=1, order=order).width) is int
+    with pytest.raises(ValueError, match=r"order: got np.True_, needs a whole number of at least 0"):
+        ra.higher_order.forward(X, X, X, order=np.True_)
+
+
+def test_a_configuration_tells_what_became_of_old_keywords() -> None:
+    with pytest.raises(TypeError, match=r'policy: is no option any more, .*: normaliser="signed"'):
+        BLOCK.Config(width=8, heads=2, policy="signed")
+
+
 def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"k: got shape"):
         ra.higher_order.forward(X, X[..., :3], X)

@@ -36,16 +36,16 @@ from refattn.mechanisms.higher_order.forms.common import (
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.schedule import Chunk, Schedule, causal_schedule, join, past, plan
 from refattn.mechanisms.higher_order.forms.state import (
+    Running,
     State,
     centred_gradient,
-    fold,
     fold_backward,
-    mean,
     of_heads,
     read,
     read_adjoint,
     read_backward,
     recentred,
+    settled,
     whole_gradient,
 )
 from refattn.mechanisms.higher_order.options import Options
@@ -149,8 +149,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         d_read, centres = _forward_in_time(heads, start, d_sums)
         d_last = None
         if saved.state is not None and d_state is not None:
-            last = of_heads(saved.state, tile)
-            d_last, centres[-1] = centred_gradient(last, of_heads(d_state, tile)), mean(last.values)
+            d_last = centred_gradient(of_heads(saved.state, tile), of_heads(d_state, tile), centres[-1])
         d_rows, d_keys, d_values, d_first = _back_in_time(heads, d_last, d_sums, d_read, centres)
         d_inputs = kernel.lift_backward(q_normal, d_rows), kernel.lift_backward(k_normal, d_keys), d_values[..., :-1]
         if start is None or d_first is None:
@@ -170,45 +169,46 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
 
 def _sums(heads: _Heads, start: State | None) -> tuple[Array, State | None]:
     """Return [a_i, z_i] of all queries, (b, g, r, i, e + 1), and the state after all keys where one came in."""
-    kernel, state, parts = heads.kernel, start, []
+    running, parts = Running(heads.kernel, start, heads.values), []
     for chunk in heads.schedule.before:
-        state = fold(kernel, state, *heads.of_keys(chunk))
+        running.fold(*heads.of_keys(chunk))
     for n, (rows, columns) in enumerate(heads.schedule.chunks):
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
         sums = zeros((*queries.shape[:-1], values.shape[-1]), queries)
-        if state is not None:
-            sums = split_rows(read(kernel, state, merge_rows(queries)), queries.shape[2])
+        if running.state is not None:
+            found = read(heads.kernel, running.state, merge_rows(queries), running.centre)
+            sums = split_rows(found, queries.shape[2])
         if keys.shape[2]:
-            sums += pairs.forward(kernel, queries, keys, values, heads.allowed(rows, columns))
+            sums += pairs.forward(heads.kernel, queries, keys, values, heads.allowed(rows, columns))
         parts.append(sums)
         if keys.shape[2] and (start is not None or n + 1 < len(heads.schedule.chunks)):
-            state = fold(kernel, state, keys, values)
-    return namespace(parts[0]).concat(parts, axis=3), state
+            running.fold(keys, values)
+    last = None if start is None or running.state is None else settled(running.state, running.centre)[0]
+    return namespace(parts[0]).concat(parts, axis=3), last
 
 
 def _forward_in_time(heads: _Heads, start: State | None, d_sums: Array) -> tuple[list[Array | None], list[Array]]:
-    """Return by chunk the gradient of its queries through what they read, None where there was no state, and means.
+    """Return by chunk the gradient of its queries through what they read, None where there was no state, and centres.
 
-    The means are those of the values in the state that came in, in the states that were read, and, to be filled in, in
-    the state that goes out.
+    The centres are those of the state that came in and, by chunk, of those that were read.
     """
-    kernel, state, d_read = heads.kernel, start, []
-    nothing = zeros((*heads.values.shape[:2], 1, heads.values.shape[3]), d_sums)
-    centres = [nothing if start is None else mean(start.values)]
+    running, d_read = Running(heads.kernel, start, heads.values), []
+    centres = [running.centre]
     for chunk in heads.schedule.before:
-        state = fold(kernel, state, *heads.of_keys(chunk))
+        running.fold(*heads.of_keys(chunk))
     for n, (rows, columns) in enumerate(heads.schedule.chunks):
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
         d_part = None
-        centres.append(nothing if state is None else mean(state.values))
-        if state is not None:
+        centres.append(running.centre)
+        if running.state is not None:
             # forward: sums = read(state, queries) + pairs(queries, keys, values)
-            d_part = read_backward(kernel, state, merge_rows(queries), merge_rows(d_sums[..., slice(*rows), :]))
+            d_some = merge_rows(d_sums[..., slice(*rows), :])
+            d_part = read_backward(heads.kernel, running.state, merge_rows(queries), d_some, running.centre)
             d_part = split_rows(d_part, queries.shape[2])
         d_read.append(d_part)
         if keys.shape[2] and n + 1 < len(heads.schedule.chunks):
-            state = fold(kernel, state, keys, values)
-    return d_read, [*centres, nothing]
+            running.fold(keys, values)
+    return d_read, centres
 
 
 def _back_in_time(
@@ -216,13 +216,13 @@ def _back_in_time(
 ) -> tuple[Array, Array, Array, State | None]:
     """Return the gradients of all queries, of all keys, of all values, and of the state that came in.
 
-    `d_state` is that of the state after the last key, None for 0: nothing is folded where nobody reads it afterwards.
-    `d_read` and `centres`, which are emptied, are what `_forward_in_time` found. The gradient of the state that came in
-    is about its mean.
+    `d_state` is that of the state after the last key, about the last centre, None for 0: nothing is folded where nobody
+    reads it afterwards. `d_read` and `centres`, which are emptied, are what `_forward_in_time` found. The gradient of
+    the state that came in is about its mean.
     """
     xp, kernel = namespace(d_sums), heads.kernel
     d_queries, d_keys, d_values = [], [], []
-    centre = centres.pop()
+    centre = centres[-1]
     for rows, columns in heads.schedule.chunks[::-1]:
         queries, (keys, values) = heads.of_queries(rows), heads.of_keys(columns)
         d_some, d_part = d_sums[..., slice(*rows), :], d_read.pop()
@@ -237,7 +237,7 @@ def _back_in_time(
         d_values.append(d_value_part)
         if d_part is not None:
             d_query_part = d_query_part + d_part
-            d_state = None if d_state is None else recentred(d_state, centre, centres[-1])
+            d_state = recentred(d_state, centre, centres[-1])
             d_state = read_adjoint(kernel, d_state, merge_rows(queries), merge_rows(d_some), centres[-1])
         centre = centres.pop()
         d_queries.append(d_query_part)
@@ -246,7 +246,7 @@ def _back_in_time(
         d_key_part, d_value_part = fold_backward(kernel, *heads.of_keys(chunk), d_state, centre)
         d_keys.append(d_key_part)
         d_values.append(d_value_part)
-    d_state = None if d_state is None else recentred(d_state, centre, centres.pop())
+    d_state = recentred(d_state, centre, centres.pop())
     unseen = heads.keys[..., heads.schedule.seen :, :], heads.values[..., heads.schedule.seen :, :]
     d_keys.insert(0, xp.zeros_like(unseen[0]))
     d_values.insert(0, xp.zeros_like(unseen[1]))

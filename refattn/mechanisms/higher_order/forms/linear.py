@@ -74,10 +74,11 @@ def forward(
     def task(tile: Tile) -> tuple[Array, ...]:
         keys, values, rows = kernel.lift(tile.of(k))[0], with_ones(v, key_mask, tile), kernel.lift(tile.of(queries))[0]
         state = empty(kernel, (*keys.shape[:2], v.shape[3]), keys)
+        centre = mean(xp.sum(values, axis=-2, keepdims=True))
         for a, b in chunks(k.shape[2], size):
-            state = fold(kernel, state, keys[..., a:b, :], values[..., a:b, :])
+            state = fold(kernel, state, keys[..., a:b, :], values[..., a:b, :], centre)
         sums = [
-            split_rows(read(kernel, state, merge_rows(rows[..., a:b, :])), rows.shape[2])
+            split_rows(read(kernel, state, merge_rows(rows[..., a:b, :]), centre), rows.shape[2])
             for a, b in chunks(q.shape[2], size)
         ]
         counts = None if attended is None else tile.of(attended)
@@ -104,13 +105,13 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         out, total, d_tile_out = (tile.of(x) for x in (saved.out, saved.total, d_out_rows))
         counts = None if saved.attended is None else tile.of(saved.attended)
         d_sums = equations.active(common).backward(out, total, counts, options, d_tile_out)
-        centre = mean(state.values)
+        centre = mean(xp.sum(values, axis=-2, keepdims=True))
         d_state = empty(kernel, (*keys.shape[:2], v.shape[3]), keys)
         d_rows, d_keys, d_values = [], [], []
         for a, b in chunks(q.shape[2], size):
             some, d_some = merge_rows(rows[..., a:b, :]), merge_rows(d_sums[..., a:b, :])
             # forward: sums = read(state, rows)
-            d_rows.append(split_rows(read_backward(kernel, state, some, d_some), rows.shape[2]))
+            d_rows.append(split_rows(read_backward(kernel, state, some, d_some, centre), rows.shape[2]))
             d_state = read_adjoint(kernel, d_state, some, d_some, centre)
         for a, b in chunks(k.shape[2], size):
             # forward: state = fold(state, keys, values)

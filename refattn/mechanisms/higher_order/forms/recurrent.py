@@ -24,16 +24,16 @@ from refattn.mechanisms.higher_order.forms import common
 from refattn.mechanisms.higher_order.forms.common import group, keys_attended, ungroup, whole, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.state import (
+    Running,
     State,
     centred_gradient,
     empty,
-    fold,
     fold_backward,
-    mean,
     read,
     read_adjoint,
     read_backward,
     recentred,
+    settled,
     whole_gradient,
 )
 from refattn.mechanisms.higher_order.options import Options
@@ -75,18 +75,18 @@ def forward(
     kernel = Kernel(options, q.shape[3])
     queries, keys = kernel.lift(group(q, k.shape[1]))[0], kernel.lift(k)[0]
     values = with_ones(v, key_mask, whole(q, k))
-    current = empty(kernel, (*k.shape[:2], v.shape[3]), k) if state is None else state
-    sums, seen = [], 0
+    running, sums, seen = Running(kernel, _started(kernel, state, values), values), [], 0
     for i in range(q.shape[2]):
         while seen < _sees(i, offset, k.shape[2]):
-            current, seen = fold(kernel, current, *_token(keys, values, seen)), seen + 1
-        sums.append(read(kernel, current, queries[..., i, :]))
+            running.fold(*_token(keys, values, seen))
+            seen += 1
+        sums.append(read(kernel, running.begun(), queries[..., i, :], running.centre))
     attended = None
     if options.normaliser.counts:
         attended = keys_attended(key_mask, offset, q, k)
         attended = attended if state is None else attended + state.values[:, :1, None, :, -1:]
     out, total = equations.active(common).forward(xp.stack(sums, axis=3), attended, options)
-    last = None if state is None else current
+    last = None if state is None else settled(running.begun(), running.centre)[0]
     return ungroup(out), ungroup(total)[..., 0], Saved(q, k, v, key_mask, offset, options, state, last, out, total)
 
 
@@ -101,24 +101,25 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     (queries, q_normal), (keys, k_normal) = kernel.lift(group(q, k.shape[1])), kernel.lift(k)
     values = with_ones(v, saved.key_mask, whole(q, k))
     d_sums = equations.active(common).backward(saved.out, saved.total, None, saved.options, group(d_out, k.shape[1]))
-    nothing = empty(kernel, (*k.shape[:2], v.shape[3]), k)
     # Forward in time: the states once more.
-    current, seen, d_queries, centres = nothing if saved.start is None else saved.start, 0, [], []
-    first = mean(current.values)
+    running, seen, d_queries = Running(kernel, _started(kernel, saved.start, values), values), 0, []
+    centres = [running.centre]
     for i in range(q.shape[2]):
         while seen < _sees(i, saved.offset, k.shape[2]):
-            current, seen = fold(kernel, current, *_token(keys, values, seen)), seen + 1
+            running.fold(*_token(keys, values, seen))
+            seen += 1
         # forward: sums = read(state, query)
-        d_queries.append(read_backward(kernel, current, queries[..., i, :], d_sums[..., i, :]))
-        centres.append(mean(current.values))
-    # Back in time: the gradient with respect to the state, about the mean of the state that was read.
-    d_current, centre = nothing, centres[-1]
+        d_query = read_backward(kernel, running.begun(), queries[..., i, :], d_sums[..., i, :], running.centre)
+        d_queries.append(d_query)
+        centres.append(running.centre)
+    # Back in time: the gradient with respect to the state.
+    d_current = None
     if d_state is not None and saved.state is not None:
-        d_current = centred_gradient(saved.state, d_state)
+        d_current = centred_gradient(saved.state, d_state, centres[-1])
     d_keys = [zeros((*k.shape[:2], k.shape[2] - seen, k.shape[3]), k)]
     d_values = [zeros((*v.shape[:2], k.shape[2] - seen, v.shape[3] + 1), v)]
     for i in range(q.shape[2] - 1, -1, -1):
-        d_current, centre = recentred(d_current, centre, centres[i]), centres[i]
+        centre = centres[i + 1]
         d_current = read_adjoint(kernel, d_current, queries[..., i, :], d_sums[..., i, :], centre)
         while seen > _sees(i - 1, saved.offset, k.shape[2]) if i else seen > 0:
             seen = seen - 1
@@ -126,13 +127,19 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
             d_key, d_value = fold_backward(kernel, *_token(keys, values, seen), d_current, centre)
             d_keys.append(d_key)
             d_values.append(d_value)
+        d_current = recentred(d_current, centre, centres[i])
     d_q = ungroup(kernel.lift_backward(q_normal, xp.stack(d_queries, axis=3)))  # (b, h, i, d) [dHOL.q]
     d_k = kernel.lift_backward(k_normal, xp.concat(d_keys[::-1], axis=2))  # (b, g, j, d) [dHOL.k]
     d_v = xp.concat(d_values[::-1], axis=2)[..., :-1]  # (b, g, j, e) [dHOL.v]
     gradients = {"q": d_q, "k": d_k, "v": d_v}
-    if saved.start is None:
+    if saved.start is None or d_current is None:
         return gradients
-    return gradients | {"state": whole_gradient(saved.start, recentred(d_current, centre, first))}
+    return gradients | {"state": whole_gradient(saved.start, d_current)}
+
+
+def _started(kernel: Kernel, state: State | None, values: Array) -> State:
+    b, g, _, width = values.shape
+    return empty(kernel, (b, g, width - 1), values) if state is None else state
 
 
 def _sees(query: int, offset: int, keys: int) -> int:

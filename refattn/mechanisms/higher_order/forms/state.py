@@ -2,19 +2,20 @@
 
     u = sum_j [v_j, 1],    m = [the mean of all v_j, 0]
     S = sum_j psi(k+_j) ([v_j, 1] - m)
-    [a_i, z_i] = b_i + m z_i,    b_i = phi(q+_i)^T S + constant (u - n m)
+    [a_i, z_i] = b_i + m b_iz + constant u,    b_i = phi(q+_i)^T S, and b_iz its last element
 
-with the number n of keys. `fold` adds keys, `read` answers queries, and each has its adjoint beside it. A state knows
-the options that it was made with, and the width: kernels that differ would give sums that mean something else.
+`fold` adds keys, `read` answers queries, and each has its adjoint beside it. A state knows the options that it was made
+with, and the width: kernels that differ would give sums that mean something else.
 
 The mean is subtracted for the sake of gradients. That of a weight is da_i . v_j + dz_i = da_i . (v_j - o_i), in which
 whatever all values have in common cancels. Pair by pair little is lost; but S da_i would be a sum over all keys before
-anything cancels. With more keys the mean moves, and S with it: S - S_z (m' - m) is S about m', S_z being the last
-column of S, which has no mean in it. (So is a variance updated: Chan, Golub, LeVeque 1983.) The mean is that of the
-keys so far, and what comes later changes nothing, not in the last bit.
+anything cancels. What is subtracted may be any `centre` near the mean: the last column S_z of S has none in it, and
+S - S_z (m' - m) is S about m'. (So is a variance updated: Chan, Golub, LeVeque 1983.) A state that comes in or goes out
+is about its mean; on the way `Running` moves it there now and then. Centres are means of earlier keys, so that what
+comes later changes nothing, not in the last bit.
 
-The gradients of sums about a mean that is held fast are [da_i, dz_i + da_i . m]. Back in time the gradient with respect
-to the state is kept in this way, too: about `centre`, the mean of the state that was read.
+The gradients of sums about a centre that is held fast are [da_i, dz_i + da_i . m]. Back in time the gradient with
+respect to the state is kept in this way, too, about the centre of the state that was read.
 
 Axes: b batch, g key/value head, d width of queries and keys, e width of values. Keys stand as rows (b, g, n, d) and
 (b, g, n, e + 1), the last column 1, or 0 for padding; queries as (b, g, n, d), those of a group one after the other.
@@ -112,18 +113,44 @@ def about_adjoint(d_x: Array, m: Array) -> Array:
     return xp.concat([d_x[..., :-1], d_x[..., -1:] - d_x @ xp.matrix_transpose(m)], axis=-1)
 
 
-def fold(kernel: Kernel, state: State | None, keys: Array, values: Array) -> State:
-    """Return the state with more keys; None is one without any."""
+def fold(kernel: Kernel, state: State | None, keys: Array, values: Array, centre: Array) -> State:
+    """Return the state about `centre` with more keys; None is one without any."""
     xp = namespace(keys)
-    total = xp.sum(values, axis=-2, keepdims=True)
-    total = total if state is None else state.values + total
-    centre = mean(total)
     centred = about(values, centre)
     products = xp.concat([piece @ centred for piece in kernel.psi(keys)], axis=-2)
+    total = xp.sum(values, axis=-2, keepdims=True)
     if state is None:
         return State(products, total, settings(kernel, keys))
-    products += about(state.products, centre - mean(state.values))
-    return State(products, total, state.settings)
+    return State(state.products + products, state.values + total, state.settings)
+
+
+def settled(state: State, centre: Array) -> tuple[State, Array]:
+    """Return a state about `centre` as one about its mean, and the mean."""
+    own = mean(state.values)
+    return State(about(state.products, own - centre), state.values, state.settings), own
+
+
+class Running:
+    """A state that goes along with the tokens, None before the first, and the centre that it is about.
+
+    It is settled after 1, 2, 4, 8, ... times that keys were folded in: often enough for the mean, and no work.
+    """
+
+    def __init__(self, kernel: Kernel, start: State | None, values: Array) -> None:
+        self.kernel, self.state, self.times = kernel, start, 0
+        b, g, _, width = values.shape
+        self.centre = zeros((b, g, 1, width), values) if start is None else mean(start.values)
+
+    def fold(self, keys: Array, values: Array) -> None:
+        """Add keys."""
+        self.state, self.times = fold(self.kernel, self.state, keys, values, self.centre), self.times + 1
+        if self.times & (self.times - 1) == 0:
+            self.state, self.centre = settled(self.state, self.centre)
+
+    def begun(self) -> State:
+        """Return the state, which is no longer None."""
+        assert self.state is not None
+        return self.state
 
 
 def fold_backward(kernel: Kernel, keys: Array, values: Array, d_state: State, centre: Array) -> tuple[Array, Array]:
@@ -138,21 +165,17 @@ def fold_backward(kernel: Kernel, keys: Array, values: Array, d_state: State, ce
     return kernel.psi_backward(keys, d_psi), d_values
 
 
-def read(kernel: Kernel, state: State, queries: Array) -> Array:
-    """Return the sums [a_i, z_i] (b, g, n, e + 1) of queries over the keys of a state."""
-    centre = mean(state.values)
-    sums = kernel.sum(kernel.phi(queries), state.products)
-    if kernel.constant:
-        sums += kernel.constant * about(state.values, centre)
-    return about(sums, -centre)
+def read(kernel: Kernel, state: State, queries: Array, centre: Array) -> Array:
+    """Return the sums [a_i, z_i] (b, g, n, e + 1) of queries over the keys of a state about `centre`."""
+    sums = about(kernel.sum(kernel.phi(queries), state.products), -centre)
+    return sums + kernel.constant * state.values if kernel.constant else sums
 
 
-def read_backward(kernel: Kernel, state: State, queries: Array, d_sums: Array) -> Array:
+def read_backward(kernel: Kernel, state: State, queries: Array, d_sums: Array, centre: Array) -> Array:
     """Return the gradient of the queries for that of what they read."""
-    xp = namespace(queries)
-    # forward: sums = phi^T @ products + constant * values, about the mean
-    d_centred = about_adjoint(d_sums, -mean(state.values))
-    return kernel.phi_backward(queries, state.products @ xp.matrix_transpose(d_centred))
+    # forward: sums = about(phi^T @ products, -centre) + constant * values
+    d_centred = about_adjoint(d_sums, -centre)
+    return kernel.phi_backward(queries, state.products @ namespace(queries).matrix_transpose(d_centred))
 
 
 def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_sums: Array, centre: Array) -> State:
@@ -163,24 +186,26 @@ def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_sums: 
     d_values = kernel.constant * xp.sum(d_centred, axis=-2, keepdims=True)
     if d_state is None:
         return State(d_products, d_values, settings(kernel, queries))
-    d_products += d_state.products
-    return State(d_products, d_state.values + d_values, d_state.settings)
+    return State(d_state.products + d_products, d_state.values + d_values, d_state.settings)
 
 
-def recentred(d_state: State, old: Array, new: Array) -> State:
-    """Return the gradient of a state about another mean."""
+def recentred(d_state: State | None, old: Array, new: Array) -> State | None:
+    """Return the gradient of a state about another centre; None is 0."""
+    if d_state is None or new is old:
+        return d_state
     products, values = (about_adjoint(x, old - new) for x in (d_state.products, d_state.values))
     return State(products, values, d_state.settings)
 
 
-def centred_gradient(state: State, d_state: State) -> State:
-    """Return the gradient with respect to a state as one that holds its mean fast."""
-    d_values = d_state.values + _through_mean(state, d_state.products)
-    return State(d_state.products, about_adjoint(d_values, -mean(state.values)), d_state.settings)
+def centred_gradient(state: State, d_state: State, centre: Array) -> State:
+    """Return the gradient with respect to a state, through its mean too, as one about a centre that is held fast."""
+    own = mean(state.values)
+    d_values = about_adjoint(d_state.values + _through_mean(state, d_state.products), -centre)
+    return State(about_adjoint(d_state.products, own - centre), d_values, d_state.settings)
 
 
 def whole_gradient(state: State, d_state: State) -> State:
-    """Return the gradient with respect to a state for one that holds its mean fast: the inverse."""
+    """Return the gradient with respect to a state for one about its mean, held fast: the inverse."""
     d_values = about_adjoint(d_state.values, mean(state.values)) - _through_mean(state, d_state.products)
     return State(d_state.products, d_values, d_state.settings)
 

@@ -22,7 +22,7 @@ from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.forms import common, pairs
 from refattn.mechanisms.higher_order.forms.common import group, merge_rows, split_rows, ungroup, whole, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
-from refattn.mechanisms.higher_order.forms.state import State, check_state, empty, fold, read
+from refattn.mechanisms.higher_order.forms.state import State, check_state, empty, fold, mean, read, settled
 from refattn.mechanisms.higher_order.layer import block
 from refattn.mechanisms.higher_order.options import check_sign
 from refattn.xp import Array, namespace, raised, zeros
@@ -54,7 +54,7 @@ def prefill(params: block.Params, cache: Cache, state: block.State, context: Con
     own, x = equations.active(block), state.x
     kernel, key_mask = _check(params, cache, x, context)
     keys, values = own.keys_and_values(params, x)
-    past = fold(kernel, cache.state, cache.keys, cache.values)
+    past = _folded(kernel, cache.state, cache.keys, cache.values)
     attended, saved = core.attend(
         own.queries_of(params, x), keys, values, options=kernel.options, key_mask=key_mask, causal=True, state=past
     )
@@ -73,7 +73,7 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     rows = kernel.lift(group(raised(queries), keys.shape[1]))[0]
     waiting = xp.concat([cache.keys, kernel.lift(raised(keys))[0]], axis=2)
     waiting_values = xp.concat([cache.values, with_ones(raised(values), key_mask, whole(queries, keys))], axis=2)
-    sums = split_rows(read(kernel, cache.state, merge_rows(rows)), rows.shape[2])
+    sums = split_rows(read(kernel, cache.state, merge_rows(rows), mean(cache.state.values)), rows.shape[2])
     sums += pairs.forward(kernel, rows, waiting, waiting_values, None)
     counts = None
     if kernel.options.normaliser.counts:
@@ -82,7 +82,12 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     result, _ = own.output(params, x, xp.astype(attended, x.dtype, copy=False))
     if waiting.shape[2] < BUFFER:
         return replace(state, x=result), Cache(cache.state, waiting, waiting_values)
-    return replace(state, x=result), _emptied(cache, fold(kernel, cache.state, waiting, waiting_values))
+    return replace(state, x=result), _emptied(cache, _folded(kernel, cache.state, waiting, waiting_values))
+
+
+def _folded(kernel: Kernel, state: State, keys: Array, values: Array) -> State:
+    centre = mean(state.values)
+    return settled(fold(kernel, state, keys, values, centre), centre)[0]
 
 
 def _emptied(cache: Cache, state: State) -> Cache:
