@@ -114,7 +114,7 @@ RENAMED = {
     "connection": 'integrator="lie_trotter(connection=...)"',
     "xi": 'integrator="presymplectic(xi=...)", and so for strang',
     **dict.fromkeys(
-        ("rotation", "angle"), 'integrator="presymplectic(angle=...)" where it is learned, and so for strang'
+        ("rotation", "angle"), 'integrator="presymplectic(angle=...)", and so for strang'
     ),
     "mlp_ratio": 'mlp="attention_velocity(ratio=...)", and so for the others',
     "gelu": 'mlp="attention_velocity(gelu=...)", and so for the others',
