@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from refattn import Context, backends, equations, tree
-from refattn.mechanisms.sympformer import core
+from refattn.mechanisms import families
+from refattn.mechanisms.sympformer import core, presymplectic_euler
+from refattn.mechanisms.sympformer.integrators import strang
 from refattn.mechanisms.sympformer.integrators.exponential_presymplectic import phi
 from refattn.mechanisms.sympformer.layer import block
 from refattn.mechanisms.sympformer.layer import mlp as substep
+from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as INTEGRATORS_BY_NAME
+from refattn.mechanisms.sympformer.layer.config import RENAMED
 from refattn.mechanisms.sympformer.params import Layer
 from refattn.mechanisms.sympformer.presymplectic_euler import damping
 from refattn.verify.blame.mutants import KINDS, applies, changed_by
@@ -387,6 +391,20 @@ def _caught(tag: equations.Tag, kind: str) -> bool:
 def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BLOCK.Config(**{"width": 6, "heads": 2, **changes})
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_an_old_name_is_told_the_new_one(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}: is now (oracle|integrator|damping|mlp)="):
+        BLOCK.Config(width=6, heads=2, **{name: 1})
+
+
+def test_kinds_are_taken_as_objects_names_and_text() -> None:
+    kinds = ("strang(xi=0.5)", strang.Strang(xi=0.5))
+    one, other = (BLOCK.Config(width=6, heads=2, integrator=kind) for kind in kinds)
+    assert one == other and one.integrator.step == presymplectic_euler.Integrator().step
+    assert dataclasses.replace(one, layers=2).integrator == one.integrator
+    assert families.text_of(one.integrator, INTEGRATORS_BY_NAME) == "strang(xi=0.5)"
 
 
 def test_a_state_of_another_layer() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from refattn import tree
 from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, draw, run, stack, told
@@ -63,3 +65,31 @@ def test_the_past_of_linear_attention_does_not_grow() -> None:
         caches = decoded(params, draw("x", 1, n, 6), (2,))[1]
         sizes.append(sum(leaf.size for leaf in tree.flatten({"caches": caches}).values()))
     assert sizes[0] == sizes[1]
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"oracle": "linear", "start": "linear"},
+    {"integrator": "strang", "start": "table"},
+    {"integrator": "strang", "oracle": "linear", "start": "table"},
+    {"integrator": "lie_trotter(connection='r2')", "mlp": "momentum"},
+    {"integrator": "classical", "mlp": "plain"},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_cache_that_was_stored_goes_on(options: dict[str, Any], tmp_path: Path) -> None:
+    """Its arrays say everything: how many tokens there were stands in them, whatever the template."""
+    assert RECORD.stream is not None
+    (params,), x = stack(1, **options), draw("x", 2, TOKENS, 6)
+    start = RECORD.stream.start(params, 2)
+    context = told(x[:, :7])
+    _, cache = RECORD.stream.prefill(params, start, BLOCK.start(params, x[:, :7], context), context)
+    path = tmp_path / "cache.safetensors"
+    save_file(tree.flatten(cache), path)
+    stored = tree.unflatten(start, load_file(path))
+    context = told(x[:, 7:], first=7)
+    state = BLOCK.start(params, x[:, 7:], context)
+    found, expected = (RECORD.stream.prefill(params, each, state, context)[0].x for each in (stored, cache))
+    assert np.array_equal(found, expected)
+    np.testing.assert_allclose(found, run((params,), x)[0].x[:, 7:], rtol=1e-10, atol=1e-11)
