@@ -19,13 +19,24 @@ from refattn.cli.output import progress
 @click.option("--ridge", type=float, default=0.01, show_default=True, help="The ridge of the fit, above 0.")
 @click.option("--epsilon", type=float, default=0.01, show_default=True, help="The size of the perturbation.")
 @click.option("--tau", type=click.Choice(["0", "1"]), default="0", show_default=True, help="What the ridge draws to.")
-@click.option("--kernel", default="linear+rbf", show_default=True, help="As in the mechanism.")
+@click.option("--kernel", default="rbf", show_default=True, help="As in the mechanism.")
 @click.option("--fit", default="stein", show_default=True, help="As in the mechanism.")
 @click.option("--space", default="keys", show_default=True, help="As in the mechanism.")
 @click.option("--causal", is_flag=True, help="Hide the keys to come.")
 @click.option("--seed", type=click.IntRange(0), default=3, show_default=True, help="Of the arrays.")
 @out_option
-def spectrum(queries: int, keys: int, width: int, seed: int, out: str | None, tau: str, **options: Any) -> None:
+def spectrum(
+    queries: int,
+    keys: int,
+    width: int,
+    seed: int,
+    out: str | None,
+    tau: str,
+    ridge: float,
+    epsilon: float,
+    fit: str,
+    **options: Any,
+) -> None:
     """Draw the eigenvalues of the operators that Koopman attention fits, and the ways of its queries.
 
     Queries, keys and values are normal numbers. Every query has an operator of its own for each update from the second
@@ -36,8 +47,9 @@ def spectrum(queries: int, keys: int, width: int, seed: int, out: str | None, ta
     from refattn.analysis import spectrum as study
 
     try:
-        arrays = study.designed(queries, keys, width, seed)
-        result = study.spectrum(*arrays, perturbation="identity", tau=float(tau), **options)
+        q, k, v = study.designed(queries, keys, width, seed)
+        fitted, perturbation = f"{fit}(ridge={ridge}, tau={tau})", f"identity(epsilon={epsilon})"
+        result = study.spectrum(q, k, v, fit=fitted, perturbation=perturbation, **options)
     except (ValueError, ArithmeticError) as error:
         raise Problem(str(error)) from error
     picture = figure.new_figure(12.0, 5.6)

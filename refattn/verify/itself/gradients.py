@@ -213,13 +213,14 @@ def core_subjects(mechanism: Mechanism, cases: Iterable[Case], *, full: bool = T
 
     Without `full` after the first case one or the other, in turn.
     """
-    numbers = {n: x for case in mechanism.cases for n, x in case.options.items() if n in mechanism.differentiable}
+    numbers = {n: x for case in mechanism.cases for n, x in mechanism.numbers(case.options).items()}
     for n, case in enumerate(map(shrunk, cases)):
-        complete = set(numbers) <= set(case.options)
+        given = mechanism.numbers(case.options)
+        complete = set(numbers) <= set(given)
         if full or not n or n % 2 or complete:
             yield _core_subject(mechanism, case, case.name)
         if not complete and (full or n % 2 == 0):
-            every = replace(case, options={**numbers, **case.options})
+            every = replace(case, options=mechanism.with_numbers(case.options, {**numbers, **given}))
             yield _core_subject(mechanism, every, f"{case.name} with {', '.join(numbers)}")
 
 
@@ -228,12 +229,14 @@ def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
     assert core is not None
     inputs = make(mechanism.name, case, "float64")
     masks = {n: x for n, x in inputs.items() if x.dtype == np.bool_}
-    numbers = {n: np.asarray(x) for n, x in case.options.items() if n in mechanism.differentiable}
+    numbers = {n: np.asarray(x) for n, x in mechanism.numbers(case.options).items()}
     options = {n: x for n, x in case.options.items() if n not in numbers}
 
     def call(leaves: Arrays, form: str) -> tuple[Array, Any]:
         given = {n: backend(leaves["q"]).from_numpy(x) for n, x in masks.items()}
-        return core.forward(**leaves, **given, **options, form=form)
+        arrays = {n: x for n, x in leaves.items() if n not in numbers}
+        moved = mechanism.with_numbers(options, {n: leaves[n] for n in numbers})
+        return core.forward(**arrays, **given, **moved, form=form)
 
     def forward(leaves: Arrays) -> dict[str, Array]:
         out, saved = call(leaves, mechanism.forms[0])

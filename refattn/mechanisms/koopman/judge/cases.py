@@ -36,7 +36,7 @@ def _case(
     }
     if mask is not None:
         inputs["mask"] = mask
-    given = {"jitter": 1e-2, "perturbation": "identity"} | options
+    given = {"perturbation": "identity", "jitter": 1e-2} | options
     return Case(name, kind, inputs, given, purpose)
 
 
@@ -49,7 +49,15 @@ CASES = (
     _case("plain", "plain", "one transition", h=4, n_q=53, n_k=11),
     _case("attention", "plain", "one update is plain attention", updates=1),
     _case(
-        "four", "plain", "three transitions, strongly perturbed", h=4, n_q=41, n_k=7, updates=4, epsilon=0.4, ridge=0.3
+        "four",
+        "plain",
+        "three transitions, strongly perturbed",
+        h=4,
+        n_q=41,
+        n_k=7,
+        updates=4,
+        perturbation="identity(epsilon=0.4)",
+        fit="stein(ridge=0.3)",
     ),
     _case("causal", "causal", "the future is hidden", causal=True, updates=3),
     _case("causal-tail", "causal", "bottom-right: the last query sees all", n_q=5, n_k=9, causal=True),
@@ -59,7 +67,14 @@ CASES = (
     _case("mask-keys", "masked", "padded keys", mask=_mask(2, 1, 1, 7)),
     _case("mask-causal", "masked", "both masks at once", mask=_mask(7, 7), causal=True),
     _case("empty-rows", "masked", "most rows may attend nothing", mask=_mask(2, 2, 7, 7, keep=0.1)),
-    _case("grouped", "grouped", "two query heads share one key/value head", h=4, g=2, bandwidth=1.2, weight=2.0),
+    _case(
+        "grouped",
+        "grouped",
+        "two query heads share one key/value head",
+        h=4,
+        g=2,
+        kernel="rbf(bandwidth=1.2, weight=2.0)",
+    ),
     _case("few-keys", "size", "more transitions than keys", n_k=2, updates=4, jitter=0.1),
     _case("one-key", "size", "the space has one dimension", n_q=5, n_k=1, updates=3),
     _case("one-query", "size", "decoding: one query", n_q=1, n_k=9, causal=True),
@@ -67,24 +82,29 @@ CASES = (
     _case("no-query", "size", "nothing asked", n_q=0, n_k=5),
     _case("separable", "fit", "the error in the norm of the kernel's space", fit="separable", updates=3, causal=True),
     _case("full", "space", "the operator acts on all functions", space="full", updates=3),
-    _case("augment", "space", "coordinates are observables", augment=True, updates=3, mask=_mask(7, 7)),
-    _case("toward-identity", "fit", "the ridge draws to the identity", tau=1.0, updates=3),
-    _case("mean", "fit", "the error's mean; the last transition", ridge_scale="mean", window=1, updates=3, causal=True),
-    _case("linear", "kernel", "x . y alone", kernel="linear", n_k=11, jitter=0.1, updates=3),
+    _case("augment", "space", "coordinates are observables", space="augmented", updates=3, mask=_mask(7, 7)),
+    _case("toward-identity", "fit", "the ridge draws to the identity", fit="stein(tau=1.0)", updates=3),
     _case(
-        "polynomial", "kernel", "a cube", kernel="linear+polynomial", degree=3, constant=0.5, weight=0.3, augment=True
+        "mean",
+        "fit",
+        "the error's mean; the last transition",
+        fit="stein(scale='mean', window=1)",
+        updates=3,
+        causal=True,
     ),
-    _case("matern32", "kernel", "once differentiable", kernel="linear+matern32", updates=3),
+    _case("linear", "kernel", "x . y alone", kernel="linear", n_k=11, jitter=0.1, updates=3),
+    _case("polynomial", "kernel", "a cube", kernel="polynomial(weight=0.3, degree=3, constant=0.5)", space="augmented"),
+    _case("matern32", "kernel", "once differentiable", kernel="matern32", updates=3),
     _case(
         "matern52",
         "kernel",
         "twice differentiable; its softmax",
-        kernel="linear+matern52",
+        kernel="matern52",
         similarity="kernel",
         updates=3,
     ),
-    _case("shift", "perturbation", "psi = phi + epsilon pi", perturbation="shift", epsilon=2.0, ridge=0.5),
-    _case("pencil", "perturbation", "psi = mix pi + epsilon phi", perturbation="pencil", mix=0.7, epsilon=0.3),
+    _case("shift", "perturbation", "psi = phi + epsilon pi", perturbation="shift(epsilon=2.0)", fit="stein(ridge=0.5)"),
+    _case("pencil", "perturbation", "psi = mix pi + epsilon phi", perturbation="pencil(epsilon=0.3, mix=0.7)"),
     _case(
         "single",
         "perturbation",
@@ -93,9 +113,7 @@ CASES = (
         h=1,
         n_q=1,
         n_k=7,
-        perturbation="pencil",
-        mix=0.4,
-        epsilon=0.4,
+        perturbation="pencil(epsilon=0.4, mix=0.4)",
     ),
     long_tail(_case("long-tail", "tail", "one key of much weight, 20 of little", b=1, h=1, n_k=21), 21),
     # One update has no operator: from the second on a system is solved, and nothing is exact.

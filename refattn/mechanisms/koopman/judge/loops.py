@@ -5,20 +5,21 @@ equation gets the increment ih with h = 1e-60, everything after it is computed a
 imaginary part of the loss over h is the derivative, without cancellation. All increments of one query run side by side,
 as the first axis of the arrays.
 
-Values come back by the ids of the docstrings of `dense` and `update`. Slow on purpose; for small sizes.
+Values come back by the ids of the docstring of `dense`. Slow on purpose; for small sizes.
 
 Source: Tie 2024; Khosravi 2023 (arXiv:2208.01681); complex steps: Squire, Trapp 1998 (SIAM Review 40, 110).
 """
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.koopman.trajectory_loops import kernel, trajectory, transposed
+from refattn.mechanisms.koopman.judge.trajectory_loops import kernel, trajectory, transposed
 
 Values = dict[str, np.ndarray]
 
@@ -45,11 +46,16 @@ def _seen(mask: np.ndarray | None, causal: Any, place: tuple[int, int, int], que
 
 
 def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
-    usual: dict[str, Any] = {"updates": 2, "kernel": "linear+rbf", "degree": 2, "constant": 1.0, "fit": "stein"}
-    usual |= {"space": "keys", "augment": False, "ridge_scale": "sum", "tau": 0.0, "perturbation": "shift"}
-    usual |= {"similarity": "dot", "window": None, "mask": None, "causal": False}
-    o = usual | {name: x for name, x in given.items() if x is not None}
-    o["jitter"] = o.get("jitter", 1e-8)
+    o: dict[str, Any] = {"updates": 2, "kernel": "rbf", "degree": 2, "constant": 1.0, "fit": "stein", "jitter": 1e-8}
+    o |= {"space": "keys", "scale": "sum", "tau": 0.0, "perturbation": "shift", "window": None}
+    o |= {"similarity": "dot", "mask": None, "causal": False}
+    for option, value in given.items():
+        if option in ("kernel", "fit", "perturbation"):
+            o[option], numbers = _read(value)
+            o |= {name: x for name, x in numbers.items() if x is not None}
+        elif value is not None:
+            o[option] = value
+    o["given"] = {name: o[name] for name in ("ridge", "epsilon") if name in o}
     for name, value in (("bandwidth", math.sqrt(d)), ("weight", 1.0), ("mix", 1.0)):
         o[name] = np.reshape(o.get(name, value), (1, 1, 1)).astype(float)
     for name in ("ridge", "epsilon"):
@@ -57,6 +63,17 @@ def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
             raise NotImplementedError(f"{name}: one for each coordinate")
         o[name] = np.ones((1, max(o["updates"] - 1, 1))) * np.reshape(o.get(name, 0.1), (1, -1))
     return o
+
+
+def _read(value: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name and the numbers of a family of options, an object or text such as "rbf(bandwidth=2.0)"."""
+    if not isinstance(value, str):
+        return type(value).__name__.lower(), dict(vars(value))
+    call = ast.parse(value, mode="eval").body
+    if isinstance(call, ast.Name):
+        return call.id, {}
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    return call.func.id, {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
 
 
 NUMBERS: tuple[str, ...] = ("ridge", "epsilon", "bandwidth", "weight", "mix")
@@ -161,7 +178,7 @@ def _run(
                 beside[seen] = 0.0
                 put(grad, _name("dKOOP.3", turned), at, beside, add=True)
     for name in names:
-        shape = np.shape(given.get(name, 0.0)) if name in ("ridge", "epsilon") else ()
+        shape = np.shape(o["given"].get(name, 0.0)) if name in ("ridge", "epsilon") else ()
         x = grad[f"dKOOP.{name}"]
         if name in ("ridge", "epsilon"):
             grad[f"dKOOP.{name}"] = np.sum(x).reshape(1, 1) if shape in ((), (1,)) else x
@@ -246,7 +263,7 @@ def _whole(
         elif seen:
             delta = o["jitter"] * float(np.mean(np.diagonal(kernel(k[:, seen], k[:, seen], o)[0])))
         value["KOOP.6"][at][unseen, unseen] = 1.0 + delta
-        if not seen and o["augment"]:
+        if not seen and o["space"] == "augmented":
             raise NotImplementedError("an empty row with augmented observables")
 
 

@@ -15,8 +15,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from refattn.mechanisms.koopman.options import MEAN
-from refattn.mechanisms.koopman.perturbation import coefficients_of
+from refattn.mechanisms.families import numbers_of
+from refattn.mechanisms.koopman.core import FAMILIES, FITS, MEAN, PERTURBATIONS
+from refattn.mechanisms.koopman.perturbation import a_and_b
 from refattn.ops.heads import repeat_heads
 from refattn.ops.solve import identity
 from refattn.xp import Array, is_array, max_last, namespace
@@ -104,7 +105,7 @@ def _starts(inputs: Given, values: Given) -> Array:
 
 
 def _targets(inputs: Given, values: Given) -> Array:
-    xp, value, tau = namespace(inputs["q"]), values["KOOP.8"], float(inputs.get("tau", 0.0))
+    xp, value, tau = namespace(inputs["q"]), values["KOOP.8"], _tau(inputs)
     points, keys, count = _starts_and_ends(inputs, values)
     starts = values["KOOP.7"]
     at_keys = _section_at(inputs, points[..., 1:, :], keys, (value + tau * starts)[..., :count])
@@ -129,7 +130,7 @@ def fit(found: str, right: str) -> Magnitude:
         xp = namespace(inputs["q"])
         z, g, a, y = values["KOOP.10"], values["KOOP.6"], values[found], values[right]
         # The ridge that was used, whatever it was scaled by, from the equation itself.
-        separable = inputs.get("fit", "stein") == "separable"
+        separable = _chosen(inputs, "fit", "stein", FITS) == "separable"
         factor = a @ g if separable else a
         total = xp.sum(factor * factor, axis=(-2, -1), keepdims=True)
         ridge = xp.sum(factor * (y - z @ a @ g), axis=(-2, -1), keepdims=True) / xp.where(total > 0.0, total, 1.0)
@@ -177,7 +178,7 @@ def _image(inputs: Given, values: Given) -> Array:
     """The size of z, and of what psi sums at the root: psi(x) is wrong by as much, and J^-1 makes of both the same."""
     xp = namespace(inputs["q"])
     attended, root, section = values["KOOP.4"], values["KOOP.17"], values["KOOP.15"][..., None]
-    own = xp.abs(values["KOOP.16"]) + xp.abs(attended) * float(inputs.get("tau", 0.0))
+    own = xp.abs(values["KOOP.16"]) + xp.abs(attended) * _tau(inputs)
     own = own + of_product(transposed(values["KOOP.14"]), section)[..., 0]
     # kappa(x) is about as much larger than kappa(q') as x is than q'.
     squares = [xp.sum(x * x, axis=-1, keepdims=True) for x in (root, attended)]
@@ -190,12 +191,26 @@ def _image(inputs: Given, values: Given) -> Array:
 def _shares(inputs: Given) -> tuple[float, float]:
     """Return how much of x and of phi(x) - tau x psi(x) holds, at most."""
     epsilon, mix = _largest(inputs, "epsilon", MEAN), _largest(inputs, "mix", 1.0)
-    a, b = coefficients_of(inputs.get("perturbation", "shift"), epsilon, mix)
-    return a + b * float(inputs.get("tau", 0.0)), b
+    a, b = a_and_b(_chosen(inputs, "perturbation", "shift", PERTURBATIONS), epsilon, mix)
+    return a + b * _tau(inputs), b
+
+
+def _chosen(inputs: Given, name: str, usual: str, kinds: Mapping[str, type]) -> str:
+    """Return the name of the kind of a family."""
+    kind = FAMILIES[name](inputs.get(name, usual))
+    return next(name for name, each in kinds.items() if type(kind) is each)
+
+
+def _tau(inputs: Given) -> float:
+    return float(_options(inputs).get("tau", 0.0))
+
+
+def _options(inputs: Given) -> dict[str, Any]:
+    return numbers_of(inputs, FAMILIES)
 
 
 def _largest(inputs: Given, name: str, usual: float) -> float:
-    value = inputs.get(name)
+    value = _options(inputs).get(name)
     return usual if value is None else float(namespace(value).max(value)) if is_array(value) else float(value)
 
 

@@ -34,14 +34,14 @@ def kernel(x: np.ndarray, y: np.ndarray, o: dict[str, Any]) -> np.ndarray:
     width, kind = o["bandwidth"], o["kernel"]
     if kind == "linear":
         return dot
-    if kind == "linear+rbf":
+    if kind == "rbf":
         second = np.exp(-0.5 * rho / width**2)
-    elif kind == "linear+polynomial":
+    elif kind == "polynomial":
         second = (dot / width**2 + o["constant"]) ** o["degree"]
     else:
         # At equal points the root has no derivative, and k2 the derivative 0.
         r = np.sqrt(np.where(np.abs(rho) < 1e-30, 1e-30, rho)) / width
-        if kind == "linear+matern32":
+        if kind == "matern32":
             second = (1.0 + math.sqrt(3.0) * r) * np.exp(-math.sqrt(3.0) * r)
         else:
             second = (1.0 + math.sqrt(5.0) * r + 5.0 * r * r / 3.0) * np.exp(-math.sqrt(5.0) * r)
@@ -80,12 +80,12 @@ def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict[str, Any], s
             else:
                 delta = o["jitter"] * np.mean(np.sum(between * np.eye(count), -1), -1)[..., None, None]
             norm, coordinates = 1.0, k
-            if o["kernel"] == "linear+polynomial":
+            if o["kernel"] == "polynomial":
                 norm = 1.0 / (
                     1.0 + o["weight"] * o["degree"] * o["constant"] ** (o["degree"] - 1) / o["bandwidth"] ** 2
                 )
             gram = between
-            if o["augment"]:
+            if o["space"] == "augmented":
                 corner = norm * np.eye(d) * np.ones((len(k), 1, 1))
                 coordinates = np.concatenate([k, corner], axis=-2)
                 gram = np.concatenate(
@@ -120,18 +120,18 @@ def _update(
 
     def g(y: np.ndarray) -> np.ndarray:
         at = kernel(y, k, o)
-        return np.concatenate([at, y + 0.0 * at[..., :1]], axis=-1) if o["augment"] else at
+        return np.concatenate([at, y + 0.0 * at[..., :1]], axis=-1) if o["space"] == "augmented" else at
 
     b_ = see("KOOP.7", g(first))
     y_ = see("KOOP.8", g(last) - tau * b_)
-    if o["space"] == "keys":
+    if o["space"] != "full":
         n_ = see("KOOP.9", transposed(np.linalg.solve(transposed(gram) + 0.0 * b_[..., :1, :1], transposed(b_))))
         z_ = see("KOOP.10", n_ @ transposed(b_))
     else:
         n_, z_ = None, see("KOOP.10", kernel(first, first, o))
     ridge = o["ridge"][..., number - 2][..., None, None]
     epsilon = o["epsilon"][..., number - 2][..., None, None]
-    factor = first.shape[-2] * k.shape[-2] if o["ridge_scale"] == "mean" else 1.0
+    factor = first.shape[-2] * k.shape[-2] if o["scale"] == "mean" else 1.0
     a_ = see("KOOP.11", _fit(z_, gram, y_, o, ridge * factor))
     d_ = see("KOOP.12", a_ @ coordinates)
     r_ = see("KOOP.13", a_ @ transposed(b_))

@@ -15,12 +15,15 @@ import math
 from collections.abc import Callable
 
 from refattn.mechanisms.arguments import check_arrays, check_causal, check_mask, check_qkv
-from refattn.mechanisms.koopman.options import check_whole
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.koopman.core import check_whole, forward
 from refattn.ops.masks import Causal, allowed_pairs, causal_offset
 from refattn.xp import Array, max_last, namespace, zeros
 
+CAUSAL: Causal = defaults_of(forward)["causal"]
 
-def point(q: Array, k: Array, *, mask: Array | None = None, causal: Causal = False) -> tuple[Array, Array]:
+
+def point(q: Array, k: Array, *, mask: Array | None = None, causal: Causal = CAUSAL) -> tuple[Array, Array]:
     """Return which source token each last query points at, and with which probability.
 
     Parameters
@@ -47,7 +50,7 @@ def point(q: Array, k: Array, *, mask: Array | None = None, causal: Causal = Fal
     return xp.where(alive, xp.argmax(weights, axis=-1), -1), xp.max(weights, axis=-1)
 
 
-def sample(q: Array, k: Array, uniform: Array, *, mask: Array | None = None, causal: Causal = False) -> Array:
+def sample(q: Array, k: Array, uniform: Array, *, mask: Array | None = None, causal: Causal = CAUSAL) -> Array:
     """Return a source token for each last query, drawn by the weights that it points with.
 
     Parameters

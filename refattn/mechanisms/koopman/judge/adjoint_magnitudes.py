@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.mechanisms.koopman.magnitudes import Given, Magnitude, fit, keys_of, of_product, solved, transposed
+from refattn.mechanisms.koopman.judge.magnitudes import Given, Magnitude, fit, keys_of, of_product, solved, transposed
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, max_last, namespace
 

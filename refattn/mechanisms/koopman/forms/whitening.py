@@ -1,6 +1,6 @@
 """One factorisation of the Gram matrix for all queries of a head: F with F G F^T = 1.
 
-In the features w(x) = F g(x) of a point, the systems of `update` have as many unknowns as there are transitions::
+In the features w(x) = F g(x) of a point, the systems of `dense.update` have as many unknowns as there are transitions::
 
     N = W F,  Z = W W^T,  A = A' F,  Y = Y' F^-T,  G^-1 = F^T F        with W of the rows w(x_l)
     stein        (Z + ridge / g_o) A'_o = Y'_o     for each column o, where G = V g V^T and F = g^-1/2 V^T
@@ -10,7 +10,7 @@ Where the future is hidden, the systems of a query are those of the leading part
 part is the leading part of the Cholesky factor, so that F = L^-1 serves all queries: each takes the features that it
 sees. This is for "separable"; the shifts ridge / g_o of "stein" are other ones for each query.
 
-Letters: b batch, h head, c query of a chunk, l transition, o observable: the coordinates if augmented, then the keys.
+Letters: b batch, h head, i query of a chunk, l transition, o observable, or one of as many features.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ class Whitening:
     gains: Array | None  # (b, h, 1, 1, o)
 
     def features(self, sections: Array) -> Array:
-        """Return F g (b, h, c, o) for sections g (b, h, c, o)."""
+        """Return F g (b, h, i, o) for sections g (b, h, i, o)."""
         return sections @ namespace(sections).matrix_transpose(self.factor)
 
     def back(self, features: Array) -> Array:
-        """Return F^T w (b, h, c, o) for features w (b, h, c, o)."""
+        """Return F^T w (b, h, i, o) for features w (b, h, i, o)."""
         return features @ self.factor
 
 
-def whiten(gram: Array, stein: bool) -> Whitening:
+def whiten(gram: Array, stein: bool, width: int = 0) -> Whitening:
     """Return the whitening of G (b, h, o, o): by eigenvectors for a fit of "stein", otherwise by Cholesky's factor.
 
-    Of a matrix that is not finite it is NaN.
+    The last `width` observables, the coordinates, come first in Cholesky's factor, because every query sees them. Of a
+    matrix that is not finite the whitening is NaN.
 
     Raises
     ------
@@ -53,7 +54,11 @@ def whiten(gram: Array, stein: bool) -> Whitening:
     xp = namespace(gram)
     gram, lost = _finite(gram)
     if not stein:
-        return Whitening(triangular_inverse(_cholesky(gram)) + lost, None)
+        j = gram.shape[-1] - width
+        rows = xp.concat([gram[..., j:, :], gram[..., :j, :]], axis=-2)
+        lower = _cholesky(xp.concat([rows[..., j:], rows[..., :j]], axis=-1))
+        factor = triangular_inverse(lower) + lost
+        return Whitening(xp.concat([factor[..., width:], factor[..., :width]], axis=-1), None)
     values, vectors = xp.linalg.eigh(gram)
     vectors = vectors + lost
     least = float(xp.finfo(gram.dtype).eps) * gram.shape[-1] * values[..., -1:]
@@ -135,9 +140,9 @@ def _padded(x: Array, size: int) -> Array:
 
 
 def fit(inner: Array, gains: Array | None, ridge: Array, targets: Array) -> Array:
-    """Return A' (b, h, c, l, o) for Z = `inner` (b, h, c, l, l) and Y' = `targets`; its adjoint is the same map.
+    """Return A' (b, h, i, l, o) for Z = `inner` (b, h, i, l, l) and Y' = `targets`; its adjoint is the same map.
 
-    `ridge` broadcasts to (b, h, c, 1, 1); `gains` are those of a fit of "stein".
+    `ridge` broadcasts to (b, h, i, 1, 1); `gains` are those of a fit of "stein".
     """
     xp = namespace(inner, targets)
     if gains is None:

@@ -6,8 +6,11 @@ Each has the signature of the core without `form` and returns (out,). Verificati
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.families import numbers_of
 from refattn.mechanisms.koopman import core
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
@@ -19,11 +22,10 @@ def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     return (core.forward(q, k, v, **options)[0],)
 
 
-def _changed(name: str, value: Any) -> Wrong:
-    def wrong(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
-        return _core(q, k, v, **{**options, name: value})
-
-    return wrong
+def _family(options: dict[str, Any], name: str, **numbers: Any) -> dict[str, Any]:
+    """Return the options with other numbers of a family, each made of the number that was given or its default."""
+    kind = core.FAMILIES[name](options.get(name, defaults_of(core.forward)[name]))
+    return {**options, name: replace(kind, **numbers)}
 
 
 def operator_on_the_vector(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
@@ -31,7 +33,7 @@ def operator_on_the_vector(q: Array, k: Array, v: Array, **options: Any) -> tupl
 
     With psi = pi, which inverts itself, what is left of the operator is phi(q').
     """
-    return _core(q, k, v, **{**options, "perturbation": "identity", "epsilon": 0.0})
+    return _core(q, k, v, **{**options, "perturbation": "identity(epsilon=0.0)"})
 
 
 def plain_attention(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
@@ -43,7 +45,29 @@ def plain_attention(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array
 
 def one_update_more(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     """Count the Koopman updates alone."""
-    return _core(q, k, v, **{**options, "updates": options.get("updates", 2) + 1, "ridge": 0.1, "epsilon": 0.1})
+    options = _family(_family(options, "fit", ridge=None), "perturbation", epsilon=None)
+    return _core(q, k, v, **{**options, "updates": options.get("updates", 2) + 1})
+
+
+def ridge_halved(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Count the squared norm of the operator half."""
+    ridge = numbers_of(options, core.FAMILIES).get("ridge", core.MEAN)
+    return _core(q, k, v, **_family(options, "fit", ridge=ridge / 2))
+
+
+def bandwidth_doubled(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Take exp(-rho / (4 bandwidth^2)), and likewise for other kernels."""
+    if "linear" in str(options.get("kernel")).lower():
+        return _core(q, k, v, **options)
+    bandwidth = numbers_of(options, core.FAMILIES).get("bandwidth", q.shape[3] ** 0.5)
+    return _core(q, k, v, **_family(options, "kernel", bandwidth=2**0.5 * bandwidth))
+
+
+def other_fit(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Measure the error in the other norm."""
+    fit = core.FAMILIES["fit"](options.get("fit", "stein"))
+    other = core.Stein if isinstance(fit, core.Separable) else core.Separable
+    return _core(q, k, v, **{**options, "fit": other(**vars(fit))})
 
 
 def ignored_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array]:
@@ -78,20 +102,14 @@ CONVENTIONS: dict[str, Wrong] = {
     "the operator applied to the vector": operator_on_the_vector,
     "every update is plain attention": plain_attention,
     "one update more": one_update_more,
-    "the ridge halved": lambda q, k, v, **options: _core(
-        q, k, v, **{**options, "ridge": options.get("ridge", 0.1) / 2}
-    ),
-    "the bandwidth doubled in the exponent": lambda q, k, v, **options: _core(
-        q, k, v, **{**options, "bandwidth": 2**0.5 * options.get("bandwidth", q.shape[3] ** 0.5)}
-    ),
+    "the ridge halved": ridge_halved,
+    "the bandwidth doubled in the exponent": bandwidth_doubled,
     "top-left causality": lambda q, k, v, causal=False, **options: _core(
         q, k, v, causal="top_left" if causal else False, **options
     ),
-    "the other fit": lambda q, k, v, fit="stein", **options: _core(
-        q, k, v, fit="stein" if fit == "separable" else "separable", **options
-    ),
-    "drawn to the identity": _changed("tau", 1.0),
-    "the full space": lambda q, k, v, **options: _core(q, k, v, **{**options, "space": "full", "augment": False}),
+    "the other fit": other_fit,
+    "drawn to the identity": lambda q, k, v, **options: _core(q, k, v, **_family(options, "fit", tau=1.0)),
+    "the full space": lambda q, k, v, **options: _core(q, k, v, **{**options, "space": "full"}),
     "causality ignored": ignored_causality,
     "a token does not see itself": strict_causality,
     "mask ignored": lambda q, k, v, mask=None, **options: _core(q, k, v, **options),

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from refattn import counter
 from refattn.mechanisms.arguments import check_number
-from refattn.mechanisms.koopman.options import CANDIDATES, check_whole
+from refattn.mechanisms.koopman.core import CANDIDATES, check_whole
 from refattn.xp import Array, backend, device, namespace
 
 
 def draw(
     updates: int, *, seed: int, step: int, layer: int, like: Array, candidates: int = 1, b: float = 9.0
 ) -> dict[str, Array]:
-    """Return "ridge" and "epsilon", (candidates, updates - 1) each, for `context.draws` or the core.
+    """Return "ridge" and "epsilon", (candidates, updates - 1) each, for `context.draws`.
 
-    `like` gives the array library, the dtype and the device. ValueError where a number is none that fits; the core
-    tries at most 8 candidates.
+    Without a block the one is a number of the fit, the other of the perturbation. `like` gives the array library, the
+    dtype and the device. ValueError where a number is none that fits; the core tries at most 8 candidates.
     """
     check_whole("updates", updates, 1)
     check_whole("candidates", candidates, 1)
