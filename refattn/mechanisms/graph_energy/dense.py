@@ -1,0 +1,651 @@
+"""Graph energy attention, the definition: scores flow on a graph of the tokens, down an energy, and weigh attention.
+
+Equations of the graph (A(i) is the set of tokens that token i may attend)::
+
+    [GE.1]  s_ij = scale q_i . k_j + bias_ij            without a bias: 0
+    [GE.2]  m_ij = s_ij if j in A(i), else -inf         without a mask: m = s
+    [GE.3]  a_ij = exp(m_ij) / sum_l exp(m_il)          a_i = 0 where A(i) is empty
+    [GE.4]  r_ij = (s_ij + s_ji) / 2                    "kernel" alone; -inf unless j in A(i) and i in A(j)
+    [GE.5]  n_ij = exp(r_ij) / sum_l exp(r_il)          "kernel" alone
+    [GE.6]  w_ij = link of i and j                      0 for i = j: an edge to itself does nothing, for g(0) = 0
+    [GE.7]  b_jc = sigmoid(s_jj), or what is given, for "token"; a_cj for "query"; v_jc for "feature"
+
+Links: "kernel" n_ij; "none" a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji; "causal_mirror" a_ij for
+j < i and a_ji for j > i. A graph that is given has the links that it says, where i may attend j. Over keys the nodes are
+the keys, and queries are any number of others: r_jl = scale k_j . k_l, -inf unless some query may attend j and some
+query l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
+
+Equations of the flow (x starts at b, with a jitter at b + m jitter; m_jc is 1 where node j exists in channel c, that is
+where query c of "query" may attend j, else 0). Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11.
+alpha, beta are those of the method; Euler has one stage and beta = 1; h is the step, in default 1/L::
+
+    [GE.8]  y = x + h sum_l alpha_nl v_l                stage n; the first: y = x
+    [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
+    [GE.10]  v = m f(y; b) + kappa c                    f(y; b) = mu (b - y) in default
+    [GE.11]  x' = x + h sum_n beta_n v_n                "proximal": of that z, z - h tau if z > h tau, else 0
+
+Equations of the readout (x is the last state; with `signed` |x| stands for x in comparisons, and its sign stays; y_ij is
+y_j1 for "token" and y_ji for "query"; phi(y) = max(y, 0))::
+
+    [GE.12]  y_jc = x_jc if x_jc >= tau, else 0         "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
+    [GE.13]  u_ij = a_ij phi(y_ij)                      "query": phi(y_ij) for j in A(i), else 0
+    [GE.14]  z_i = sum_j u_ij                           1 where that is 0
+    [GE.15]  p_ij = u_ij / z_i                          where every u_ij is 0: what the option empty says
+    [GE.16]  o_i = sum_j p_ij v_j                       "feature" has none of GE.13 to GE.16: o_i = y_i
+
+Adjoints for given do, from the last equation to the first (dGE.n is the gradient with respect to the value of GE.n).
+Where a loss reads p, x or w beside o, that gradient is added in dGE.15, to dx, in dGE.6::
+
+    [dGE.v]  dv_j = sum_i p_ij do_i                     "feature": dv = db
+    [dGE.15]  dp_ij = do_i . v_j
+    [dGE.14]  dz_i = -sum_j dp_ij p_ij / z_i            0 where every u_ij is 0
+    [dGE.13]  du_ij = dp_ij / z_i + dz_i                0 where every u_ij is 0
+    [dGE.12]  dy_jc = sum_i du_ij a_ij where y_jc > 0   "query": du_ij; "feature": do
+
+dx after the last step is dy where the threshold keeps a score, else 0. With `straight_through` the backward passes the
+threshold by: y > 0 reads x > 0, and dx is dy. The jump of a hard threshold has no part in any gradient. Then from the
+last step to the first, and in each from the last stage::
+
+    [dGE.11]  dx'                                       as it came; of an earlier step: dz + sum_n dy_n of the next one
+    [dGE.10]  dv_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)    dz = dx', "proximal": 0 where x' = 0
+    [dGE.9]  dc = kappa dv
+    [dGE.8]  dy_jc = m_jc f'(y_jc) dv_jc + m_jc sum_i m_ic g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
+    [dGE.6]  dw_ij = sum over stages and channels of m_ic m_jc dc_ic g(y_jc - y_ic)
+    [dGE.7]  db = dx + sum over stages of m (df/db) dv  dx of the first step
+    [dGE.mu]  dmu = sum over stages of m (df/dmu) dv
+    [dGE.kappa]  dkappa = sum over stages of c dv
+    [dGE.step]  dh = sum over stages of v dv / h        "proximal": - tau sum over steps of dz sign(x')
+    [dGE.tau]  dtau = -sum dy sign(x) where |x| > tau   of GE.12, "soft"; "proximal": -h sum over steps of dz sign(x')
+    [dGE.coefficients]  da_m = sum over stages of dc_ic m_ic sum_j w_ij m_jc (y_jc - y_ic)^(2m+1)     of a polynomial g
+    [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over keys: Q_ij, below
+    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il + dl_i)    "kernel" alone; l_i = log sum_l exp(r_il), if that is read
+    [dGE.3]  da_ij = du_ij phi(y_ij) + Q_ij + db_ji     the first for "token", the last for "query"; Q: not for "kernel"
+    [dGE.2]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
+    [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2        and db_j b_j (1 - b_j) where i = j for "token"; not dr over keys
+    [dGE.q]  dq_i = scale sum_j ds_ij k_j
+    [dGE.k]  dk_j = scale sum_i ds_ij q_i               over keys: and scale sum_l (dr_jl + dr_lj) k_l
+    [dGE.scale]  dscale = sum_ij ds_ij q_i . k_j        over keys: and sum_jl dr_jl k_j . k_l
+    [dGE.start]  dstart = db                            summed over what a start that is given was broadcast to
+    [dGE.bias]  dbias_ij = ds_ij                        summed over what the bias was broadcast to
+
+With P_ij = dw_ij for i != j, Q is by links: "none" P_ij; "mean" (P_ij + P_ji) / 2; "min" P_ij + P_ji where a_ij < a_ji,
+half of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 0; of a graph that is given: 0.
+Where a row is empty and `empty` is "dense", da_ij has dp_ij, too. This is the adjoint of the steps that were taken, not
+that of the differential equation.
+
+Why: where w is symmetric v = -grad E with E(x) = sum_ic F(x_ic; b_ic) + kappa/2 sum_ijc w_ij G(x_jc - x_ic), F' = -f and
+G' = g. The links of "kernel" have detailed balance, pi_i w_ij = pi_j w_ji with pi_i = sum_l exp(r_il): there the same
+holds in the inner product with the weights pi. "mean", "min" and "causal_mirror" are symmetric, "none" neither. A step
+of Euler lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij. "proximal" is the iterative
+shrinkage-thresholding algorithm, which lowers E + tau sum |x| where h <= 1/L.
+
+Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended, and node of the graph,
+c channel of the state (1 for "token", one for each query for "query", the width e for "feature"), d width of queries and
+keys, e width of values.
+
+Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): a graph of tokens with attention
+scores on its edges, the equation of a node, the gradient flow, the threshold; D. Sclosa (arXiv:2308.08311), equation 1.
+
+How the source differs: it says nothing of symmetry, without which there is no energy (the ways to make a graph symmetric
+are this library's), of how scores of tokens become weights of pairs, nor of rows that are emptied. It uses f and g for
+forces and for energies; here f and g are forces, F and G their potentials. The graph stays as it is while scores flow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from refattn.mechanisms.graph_energy.options import (
+    CSR,
+    RK4,
+    Euler,
+    Hard,
+    Heun,
+    Options,
+    Proximal,
+    step_of,
+    tau_of,
+)
+from refattn.ops.heads import repeat_heads, sum_heads
+from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
+from refattn.ops.sums import summed_to, with_transposed
+from refattn.xp import Array, arange, concrete, namespace, product, sum_wide, zeros
+
+Number = float | Array
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph of a call, and what its backward reads."""
+
+    options: Options
+    q: Array  # (b, h, i, d)
+    k: Array  # (b, g, j, d)
+    attention: Array | None  # (b, h, i, j); None where nobody reads it
+    kernel: Array | None  # (b, h, j, j)
+    links: Array | CSR  # (b, h, j, j)
+    start: Array  # (b, h, j, c)
+    rows: tuple[Array, Array] | None  # (b, h, j, 1): of "kernel", the largest r_il of a row, and pi_i relative to it
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the backward of a step reads: by stage y, c and v (b, h, j, c), and x' where the threshold has acted."""
+
+    points: tuple[Array, ...]
+    couplings: tuple[Array, ...]
+    rates: tuple[Array, ...]
+    shrunk: Array | None = None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What the backward of the flow reads; `states` are those after each step, the start first."""
+
+    options: Options
+    links: Array
+    start: Array
+    visible: Array | None
+    step: Number
+    tau: Number
+    steps: tuple[Step, ...]
+    states: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What the backward of the readout reads."""
+
+    options: Options
+    tau: Number
+    attention: Array | None
+    allowed: Array | None
+    v: Array  # (b, g, j, e)
+    x: Array  # (b, h, j, c)
+    kept: Array  # (b, h, j, c): the scores that the threshold has left
+    total: Array | None = None  # (b, h, i, 1)
+    filled: Array | None = None  # (b, h, i, 1): whether the threshold left something
+    weights: Array | None = None  # (b, h, i, j)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    graph: Graph
+    flow: Any  # a Flow, or what another way to take the steps has saved
+    readout: Readout
+
+
+def forward(
+    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, attends: bool = True, flow: Any = None
+) -> tuple[Array, Saved]:
+    """Return the output (b, h, i, e) and what `backward` reads.
+
+    Parameters
+    ----------
+    q, k, v
+        (b, h, i, d), (b, g, j, d) and (b, g, j, e).
+    allowed
+        Boolean, (1 or b, 1 or h, i, j): whether j is in A(i); None where every pair is.
+    options
+        The options of the call.
+    attends
+        Whether GE.3 is computed where nobody reads it.
+    flow
+        Another way to take the steps: an object with `forward` and `backward` such as `flow_forward` and
+        `flow_backward`, to be given to `backward` as well.
+    """
+    visible = None
+    if options.state == "query" and allowed is not None:
+        visible = namespace(q).astype(namespace(q).matrix_transpose(allowed), q.dtype)  # (..., j, c): m
+    graph = graph_forward(q, k, v, allowed=allowed, options=options, attends=attends)
+    tau = tau_of(options, allowed, graph.start)  # broadcasts to x
+    step = step_of(options, graph.links, visible)  # broadcasts to x: h
+    take_steps = flow_forward if flow is None else flow.forward
+    x, flowed = take_steps(graph.links, graph.start, visible, options=options, step=step, tau=tau)  # (b, h, j, c)
+    out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
+    return out, Saved(graph, flowed, readout)
+
+
+def backward(
+    saved: Saved,
+    d_out: Array,
+    *,
+    d_weights: Array | None = None,
+    d_scores: Array | None = None,
+    d_graph: Array | None = None,
+    d_start: Array | None = None,
+    d_sums: Array | None = None,
+    flow: Any = None,
+) -> dict[str, Array]:
+    """Return the gradients of q, k, v and of all numbers.
+
+    Beside d_out there may be gradients of what else a loss reads: the weights p, the last scores x, the links w, where
+    scores start, b, and log sum_l exp(r_il) (b, h, j, 1).
+    """
+    d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, d_weights)  # (b, h, j, c)
+    take_back = flow_backward if flow is None else flow.backward
+    d_b, d_links, numbers = take_back(saved.flow, _sum(d_x, d_scores), tau_terms)  # (b, h, j, c)
+    d = graph_backward(saved.graph, d_attention, _sum(d_links, d_graph), _sum(d_b, d_start), d_sums)
+    if d_v is None:
+        d_v = sum_heads(_sum(d_b, d_start), saved.readout.v.shape[1])  # (b, g, j, e): "feature" starts at v
+    return {**d, **numbers, "v": d_v}
+
+
+# --- the graph
+
+
+def graph_forward(
+    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, attends: bool = True
+) -> Graph:
+    """Return attention, the links and where scores start."""
+    xp, links = namespace(q, k), options.links
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
+    similar = product(q, xp.matrix_transpose(k_heads)) * options.scale  # (b, h, i, j)
+    scores = similar if options.bias is None else similar + options.bias  # (b, h, i, j) [GE.1]
+    if allowed is None:
+        masked = scores  # (b, h, i, j)
+    else:
+        masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [GE.2]
+    attention = kernel = rows = None
+    if attends or options.state != "feature" or links != "kernel" or options.over_keys:
+        attention = softmax_forward(masked)  # (b, h, i, j) [GE.3]
+    # Which nodes may be linked, and how similar they are.
+    both, pairs = allowed, scores
+    if options.over_keys:
+        pairs = k_heads @ xp.matrix_transpose(k_heads) * options.scale  # (b, h, j, j)
+        if allowed is not None:
+            seen = xp.any(allowed, axis=-2, keepdims=True)  # (..., 1, j): whether some query may attend j
+            both = seen & xp.matrix_transpose(seen)  # (..., j, j)
+    if links != "given" and (links == "kernel" or options.over_keys):
+        mean = pairs if options.over_keys else 0.5 * with_transposed(pairs)  # (b, h, j, j)
+        if both is None:
+            mutual = mean  # (b, h, j, j) [GE.4]
+        else:
+            mutual = xp.where(both & xp.matrix_transpose(both), mean, -math.inf)  # (b, h, j, j) [GE.4]
+        kernel, top, total = softmax_and_sums(mutual)  # (b, h, j, j) [GE.5], (b, h, j, 1), (b, h, j, 1)
+        rows = (top, total) if links == "kernel" else None
+    own = _own_pairs(pairs)  # (j, j): whether i = j
+    if isinstance(options.graph, CSR):
+        graph: Any = options.graph
+    else:
+        linked = _links_forward(attention if kernel is None else kernel, options, both, pairs)  # (b, h, j, j)
+        graph = xp.where(own, 0.0, linked)  # (b, h, j, j) [GE.6]
+    if options.start is not None:
+        start = options.start[..., None] + zeros((*k_heads.shape[:3], 1), k)  # (b, h, j, c) [GE.7]
+    elif options.state == "token":
+        to_itself = xp.sum(xp.where(own, scores, 0.0), axis=-1, keepdims=True)  # (b, h, j, 1): s_jj
+        start = 0.5 + 0.5 * xp.tanh(0.5 * to_itself)  # (b, h, j, c) [GE.7]
+    elif options.state == "query":
+        start = xp.matrix_transpose(attention)  # (b, h, j, c) [GE.7]
+    else:
+        start = repeat_heads(v, q.shape[1])  # (b, h, j, c) [GE.7]
+    return Graph(options, q, k, attention, kernel, graph, start, rows)
+
+
+def _links_forward(a: Any, options: Options, both: Array | None, pairs: Array) -> Array:
+    """Return the links w_ij of GE.6 for weights a_ij, with an arbitrary diagonal."""
+    xp = namespace(pairs)
+    if options.links == "given":
+        given = xp.astype(options.graph, pairs.dtype) + zeros(pairs.shape, pairs)  # (b, h, j, j)
+        return given if both is None else xp.where(both, given, 0.0)
+    if options.links in ("kernel", "none"):
+        return a
+    if options.links == "mean":
+        return 0.5 * (a + xp.matrix_transpose(a))
+    if options.links == "min":
+        return xp.minimum(a, xp.matrix_transpose(a))
+    return xp.where(_earlier(a), a, xp.matrix_transpose(a))  # "causal_mirror"
+
+
+def _links_backward(a: Array, options: Options, d_linked: Array) -> Array:
+    """Return Q: the gradient of the weights a_ij for that of the links."""
+    xp = namespace(a)
+    if options.links in ("kernel", "none"):
+        return d_linked
+    both = d_linked + xp.matrix_transpose(d_linked)  # (b, h, j, j)
+    if options.links == "mean":
+        return 0.5 * both
+    if options.links == "min":
+        other = xp.matrix_transpose(a)  # (b, h, j, j)
+        return xp.where(a < other, both, xp.where(a == other, 0.5 * both, 0.0))
+    return xp.where(_earlier(a), both, 0.0)  # "causal_mirror"
+
+
+def graph_backward(
+    saved: Graph, d_attention_read: Array | None, d_graph: Array, d_start: Array, d_sums: Array | None = None
+) -> dict[str, Array]:
+    """Return the gradients of q, k, scale, bias and start, for a part of da, and dw, db and dl (b, h, j, 1)."""
+    options, q, k, scale, attention = saved.options, saved.q, saved.k, saved.options.scale, saved.attention
+    xp = namespace(q, k)
+    k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
+    own = _own_pairs(xp.matrix_transpose(k))  # (j, j): whether i = j
+    d_attention_links = d_attention_start = d_mean = d_own = d_masked = d_both = None
+    # forward: graph = where(own, 0.0, linked)
+    d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j): P
+    if saved.kernel is not None:
+        # forward: linked = links of kernel
+        d_kernel = _links_backward(saved.kernel, options, d_linked)  # (b, h, j, j) [dGE.5]
+        # forward: kernel = softmax(mutual)
+        read = None if d_sums is None else saved.kernel * d_sums  # (b, h, j, j)
+        d_mutual = _sum(softmax_backward(saved.kernel, d_kernel), read)  # (b, h, j, j) [dGE.4]
+        # forward: mutual = (scores + scores^T) / 2, or scale k . k
+        d_both = with_transposed(d_mutual)  # (b, h, j, j)
+        d_mean = None if options.over_keys else 0.5 * d_both  # (b, h, i, j)
+    elif options.links != "given":
+        # forward: linked = links of attention
+        d_attention_links = _links_backward(attention, options, d_linked)  # (b, h, i, j)
+    # forward: start = sigmoid(s_jj), attention^T, v, or what is given
+    if options.state == "token" and options.start is None:
+        d_own = xp.where(own, d_start * saved.start * (1.0 - saved.start), 0.0)  # (b, h, i, j)
+    elif options.state == "query":
+        d_attention_start = xp.matrix_transpose(d_start)  # (b, h, i, j)
+    if attention is not None:
+        d_attention = _sum(d_attention_read, d_attention_links, d_attention_start)  # (b, h, i, j) [dGE.3]
+        # forward: attention = softmax(masked)
+        d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.2]
+    d_scores = _sum(d_masked, d_mean, d_own)  # (b, h, i, j) [dGE.1]
+    # forward: scores = q @ k_heads^T * scale + bias
+    d_product = product(d_scores, k_heads)  # (b, h, i, d): dGE.q without its scale
+    d_q = d_product * scale  # (b, h, i, d) [dGE.q]
+    d_alike = product(xp.matrix_transpose(d_scores), q)  # (b, h, j, d): by query head, without its scale
+    d_scaled = sum_wide(d_product * q)  # ()
+    if options.over_keys and d_both is not None:
+        # forward: pairs = k_heads @ k_heads^T * scale
+        d_keys = d_both @ k_heads  # (b, h, j, d)
+        d_alike = d_alike + d_keys  # (b, h, j, d)
+        d_scaled = d_scaled + 0.5 * sum_wide(d_keys * k_heads)  # ()
+    d_k = sum_heads(d_alike, k.shape[1]) * scale  # (b, g, j, d) [dGE.k]
+    d_scale = d_scaled  # () [dGE.scale]
+    gradients = {"q": d_q, "k": d_k, "scale": d_scale}
+    if options.bias is not None:
+        d_bias = summed_to(d_scores, options.bias.shape)  # [dGE.bias]
+        gradients["bias"] = d_bias
+    if options.start is not None:
+        d_given = summed_to(d_start[..., 0], options.start.shape)  # [dGE.start]
+        gradients["start"] = d_given
+    return gradients
+
+
+# --- the flow
+
+TABLEAUS: dict[type, tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]] = {
+    Euler: (((),), (1.0,)),
+    Heun: (((), (1.0,)), (0.5, 0.5)),
+    RK4: (((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1.0 / 6.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 6.0)),
+}
+"""Of explicit methods alpha, a row for each stage, and beta."""
+
+
+def flow_forward(
+    links: Array, start: Array, visible: Array | None, *, options: Options, step: Number, tau: Number
+) -> tuple[Array, Flow]:
+    """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
+    xp, g, f = namespace(start), options.coupling, options.intrinsic
+    alphas, beta = TABLEAUS[type(options.integrator)]
+    edges = _seen_edges(links, visible)  # (b, h, j, j, ...): m_ic w_ij m_jc
+    x = start if options.jitter is None else start + _seen(visible, options.jitter)  # (b, h, j, c)
+    states, steps = [x], []
+    for _ in range(options.steps):
+        points: list[Array] = []
+        couplings: list[Array] = []
+        rates: list[Array] = []
+        for alpha in alphas:
+            point = _moved(x, step, alpha, rates)  # (b, h, j, c) [GE.8]
+            between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
+            coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
+            own = _seen(visible, f.force(point, start, options.mu))  # (b, h, j, c)
+            rate = own + options.kappa * coupled  # (b, h, j, c) [GE.10]
+            points, couplings, rates = [*points, point], [*couplings, coupled], [*rates, rate]
+        if isinstance(options.threshold, Proximal):
+            there = _moved(x, step, beta, rates)  # (b, h, j, c): z
+            x = _dropped(there, step * tau, options.signed)  # (b, h, j, c) [GE.11]
+        else:
+            x = _moved(x, step, beta, rates)  # (b, h, j, c) [GE.11]
+        shrunk = x if isinstance(options.threshold, Proximal) else None
+        steps.append(Step(tuple(points), tuple(couplings), tuple(rates), shrunk))
+        states.append(x)
+    return x, Flow(options, links, start, visible, step, tau, tuple(steps), tuple(states))
+
+
+def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
+    """Return the gradients of the start, of the links and of the numbers; `tau_terms` (b, h, j, c) are of the readout."""
+    options, start, visible, h, tau = saved.options, saved.start, saved.visible, saved.step, saved.tau
+    xp, g, f, mu, kappa = namespace(d_x), options.coupling, options.intrinsic, options.mu, options.kappa
+    alphas, beta = TABLEAUS[type(options.integrator)]
+    edges = _seen_edges(saved.links, visible)  # (b, h, j, j, ...): m_ic w_ij m_jc
+    d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
+    d_links = zeros(saved.links.shape, start)  # (b, h, j, j)
+    powers = [zeros((), start)] * len(g.powers)
+    for step in reversed(saved.steps):
+        d_next = d_x  # (b, h, j, c) [dGE.11]
+        d_end = d_next  # (b, h, j, c): dz
+        if step.shrunk is not None:
+            # forward: x = sign(there) (|there| - h tau) where that is positive
+            d_end = xp.where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c)
+            pushed = d_end * xp.sign(step.shrunk)  # (b, h, j, c)
+            tau_terms = tau_terms - h * pushed  # (b, h, j, c)
+            step_terms = step_terms - tau * pushed  # (b, h, j, c)
+        d_x = d_end  # (b, h, j, c)
+        d_points: list[Array] = []  # of later stages, the next one first
+        for n in reversed(range(len(beta))):
+            # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
+            later = [alphas[m][n] for m in range(n + 1, len(beta))]
+            inner = _moved(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): dv / h
+            d_rate = h * inner  # (b, h, j, c) [dGE.10]
+            step_terms = step_terms + inner * step.rates[n]  # (b, h, j, c)
+            # forward: rate = m f(point; start) + kappa coupled
+            d_own = _seen(visible, d_rate)  # (b, h, j, c)
+            d_anchor = d_anchor + d_own * f.d_b(step.points[n], start, mu)  # (b, h, j, c)
+            mu_terms = mu_terms + d_own * f.d_mu(step.points[n], start, mu)  # (b, h, j, c)
+            kappa_terms = kappa_terms + d_rate * step.couplings[n]  # (b, h, j, c)
+            d_coupled = kappa * d_rate  # (b, h, j, c) [dGE.9]
+            # forward: coupled_i = sum_j edges_ij g(y_j - y_i)
+            between = step.points[n][:, :, None, :, :] - step.points[n][:, :, :, None, :]  # (b, h, j, j, c)
+            received = d_coupled[:, :, :, None, :]  # (b, h, j, 1, c): dc_i
+            d_between = received * edges * g.slope(between)  # (b, h, j, j, c)
+            d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
+            d_edges = received * g.force(between)  # (b, h, j, j, c)
+            d_links = d_links + xp.sum(_seen_pairs(visible, d_edges), axis=4)  # (b, h, j, j)
+            for m, power in enumerate(g.powers):
+                powers[m] = powers[m] + sum_wide(d_coupled * xp.sum(edges * power.force(between), axis=3))  # ()
+            d_point = d_own * f.d_x(step.points[n], start, mu) + d_pull  # (b, h, j, c) [dGE.8]
+            d_points = [d_point, *d_points]
+            d_x = d_x + d_point  # (b, h, j, c)
+    d_graph = d_links  # (b, h, j, j) [dGE.6]
+    # forward: x = start, and start is b
+    d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
+    d_mu = summed_like(mu_terms, mu)  # [dGE.mu]
+    d_kappa = summed_like(kappa_terms, kappa)  # [dGE.kappa]
+    numbers = {"mu": d_mu, "kappa": d_kappa}
+    if options.step is not None:
+        d_step = summed_like(step_terms, h)  # [dGE.step]
+        numbers["step"] = d_step
+    if options.tau is not None:
+        d_tau = summed_like(tau_terms, tau)  # [dGE.tau]
+        numbers["tau"] = d_tau
+    if powers:
+        d_coefficients = xp.stack(powers)  # [dGE.coefficients]
+        numbers["coefficients"] = d_coefficients
+    return d_start, d_graph, numbers
+
+
+# --- the readout
+
+
+def readout_forward(
+    x: Array, attention: Array | None, v: Array, *, allowed: Array | None, options: Options, tau: Number
+) -> tuple[Array, Readout]:
+    """Return the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
+    xp, threshold = namespace(x), options.threshold
+    # Comparisons that are false for NaN, which so propagates.
+    if isinstance(threshold, Proximal):
+        kept = x  # (b, h, j, c) [GE.12]
+    elif isinstance(threshold, Hard):
+        kept = xp.where((xp.abs(x) if options.signed else x) < tau, 0.0, x)  # (b, h, j, c) [GE.12]
+    else:
+        kept = _dropped(x, tau, options.signed)  # (b, h, j, c) [GE.12]
+    if options.state == "feature":
+        out = kept if allowed is None else xp.where(_alive(allowed), kept, 0.0)  # (b, h, i, e)
+        return out, Readout(options, tau, attention, allowed, v, x, kept)
+    rows = xp.matrix_transpose(xp.maximum(kept, zeros((), x)))  # (b, h, c, j): phi(y)
+    if options.state == "token":
+        parts = attention * rows  # (b, h, i, j) [GE.13]
+    else:
+        parts = rows if allowed is None else xp.where(allowed, rows, 0.0)  # (b, h, i, j) [GE.13]
+    sums = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1)
+    filled = sums > 0.0  # (b, h, i, 1): whether the threshold left something
+    total = xp.where(filled, sums, 1.0)  # (b, h, i, 1) [GE.14]
+    instead = _emptied(x, attention, allowed, filled, options)  # (b, h, i, j)
+    weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]
+    v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v
+    out = weights @ v_heads  # (b, h, i, e) [GE.16]
+    return out, Readout(options, tau, attention, allowed, v, x, kept, total, filled, weights)
+
+
+def readout_backward(
+    saved: Readout, d_out: Array, d_weights_read: Array | None
+) -> tuple[Array, Array | None, Array | None, Array]:
+    """Return d_x, a part of d_attention, d_v (None where v is the start), and the terms of d_tau by score."""
+    xp, options, threshold = namespace(d_out), saved.options, saved.options.threshold
+    attention, d_v = saved.attention, None
+    d_attention = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
+    if saved.weights is None or saved.total is None or saved.filled is None:
+        # forward: out = kept
+        d_kept = d_out if saved.allowed is None else xp.where(_alive(saved.allowed), d_out, 0.0)  # (b, h, j, c) [dGE.12]
+    else:
+        # forward: out = weights @ v_heads
+        v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
+        d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
+        d_weights = _sum(d_out @ xp.matrix_transpose(v_heads), d_weights_read)  # (b, h, i, j) [dGE.15]
+        # forward: weights = parts / total
+        inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1)
+        d_total = xp.where(saved.filled, -inner / saved.total, 0.0)  # (b, h, i, 1) [dGE.14]
+        # forward: total = sum(parts)
+        d_parts = xp.where(saved.filled, d_weights / saved.total + d_total, 0.0)  # (b, h, i, j) [dGE.13]
+        # forward: parts = attention * rows, or rows
+        if options.state == "token":
+            rows = xp.matrix_transpose(xp.maximum(saved.kept, zeros((), d_out)))  # (b, h, c, j): phi(y)
+            d_attention = d_parts * rows  # (b, h, i, j)
+            d_rows = xp.sum(d_parts * attention, axis=2)[..., None]  # (b, h, j, c)
+        else:
+            d_allowed = d_parts if saved.allowed is None else xp.where(saved.allowed, d_parts, 0.0)  # (b, h, i, j)
+            d_rows = xp.matrix_transpose(d_allowed)  # (b, h, j, c)
+        if threshold.empty == "dense":
+            d_attention = d_attention + xp.where(saved.filled, 0.0, d_weights)  # (b, h, i, j)
+        through = isinstance(threshold, Hard) and threshold.straight_through
+        d_kept = xp.where((saved.x if through else saved.kept) <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
+    # forward: kept = threshold(x)
+    none = zeros(d_kept.shape, d_kept)  # (b, h, j, c)
+    if isinstance(threshold, Proximal):
+        return d_kept, d_attention, d_v, none
+    size = xp.abs(saved.x) if options.signed else saved.x  # (b, h, j, c)
+    if isinstance(threshold, Hard):
+        d_x = d_kept if threshold.straight_through else xp.where(size < saved.tau, 0.0, d_kept)  # (b, h, j, c)
+        return d_x, d_attention, d_v, none
+    d_x = xp.where(size <= saved.tau, 0.0, d_kept)  # (b, h, j, c)
+    return d_x, d_attention, d_v, -d_x * xp.sign(saved.x) if options.signed else -d_x
+
+
+def _emptied(x: Array, attention: Any, allowed: Array | None, filled: Array, options: Options) -> Array:
+    """Return the weights (b, h, i, j) of rows that the threshold has emptied, as the option empty says."""
+    xp, empty = namespace(x), options.threshold.empty
+    if empty == "dense":
+        return attention
+    if empty == "error":
+        _check_filled(filled if allowed is None else filled | ~_alive(allowed))
+    if empty in ("zero", "error") or attention.shape[-1] == 0:
+        return zeros(attention.shape, x)
+    rank = attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)  # (b, h, i, j)
+    if isinstance(options.threshold, Proximal):
+        rank = attention  # (b, h, i, j): every x is 0
+    if allowed is not None:
+        rank = xp.where(allowed, rank, -math.inf)  # (b, h, i, j)
+    chosen = arange(0, attention.shape[-1], x) == xp.argmax(rank, axis=-1, keepdims=True)  # (b, h, i, j)
+    return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)
+
+
+def _check_filled(filled: Array) -> None:
+    """Raise FloatingPointError where a row has been emptied, and name the first."""
+    xp = namespace(filled)
+    if concrete(xp.all(filled)) is not False:
+        return
+    first = int(xp.argmin(xp.astype(xp.reshape(filled, (-1,)), xp.int8)))
+    _, heads, queries, _ = filled.shape
+    place = (first // (heads * queries), first // queries % heads, first % queries)
+    raise FloatingPointError(
+        f"batch {place[0]}, head {place[1]}, token {place[2]}: no score is above tau; lower tau, or choose empty="
+        '"argmax", "dense" or "zero"'
+    )
+
+
+# --- small pieces
+
+
+def _own_pairs(pairs: Array) -> Array:
+    """Tell where i = j, (j, j)."""
+    n = arange(0, pairs.shape[-1], pairs)  # (j)
+    return n[:, None] == n[None, :]
+
+
+def _earlier(pairs: Array) -> Array:
+    """Tell where j < i, (j, j)."""
+    n = arange(0, pairs.shape[-1], pairs)  # (j)
+    return n[None, :] < n[:, None]
+
+
+def _alive(allowed: Array) -> Array:
+    """Tell which tokens may attend something, (..., i, 1)."""
+    return namespace(allowed).any(allowed, axis=-1, keepdims=True)
+
+
+def _seen(visible: Array | None, x: Array) -> Array:
+    """Return m x."""
+    return x if visible is None else visible * x
+
+
+def _seen_edges(links: Array, visible: Array | None) -> Array:
+    """Return m_ic w_ij m_jc, (b, h, j, j, c), or with 1 for c where every node exists."""
+    return _seen_pairs(visible, links[..., None])
+
+
+def _seen_pairs(visible: Array | None, x: Array) -> Array:
+    """Return m_ic x_ijc m_jc."""
+    return x if visible is None else x * (visible[:, :, None, :, :] * visible[:, :, :, None, :])
+
+
+def _moved(x: Array, step: Number, weights: Sequence[float], rates: Sequence[Array]) -> Array:
+    """Return x + step sum_l weights_l rates_l."""
+    total = None
+    for weight, rate in zip(weights, rates, strict=True):
+        if weight != 0.0:
+            total = weight * rate if total is None else total + weight * rate  # (b, h, j, c)
+    return x if total is None else x + step * total
+
+
+def _dropped(x: Array, least: Number, signed: bool) -> Array:
+    """Return x less `least` where x is larger, else 0; with `signed` of its size."""
+    xp = namespace(x)
+    if signed:
+        return xp.where(xp.abs(x) <= least, 0.0, xp.sign(x) * (xp.abs(x) - least))
+    return xp.where(x <= least, 0.0, x - least)
+
+
+def _sum(*parts: Array | None) -> Array:
+    """Return the sum of what there is."""
+    there = [part for part in parts if part is not None]
+    total = there[0]
+    for part in there[1:]:
+        total = total + part
+    return total
+
+
+def summed_like(terms: Array, number: Number) -> Array:
+    """Return the sum of terms (b, h, j, c) over what a number was broadcast to: (h,), (h, j) or 0-d."""
+    if isinstance(number, float) or len(number.shape) == 0:
+        return sum_wide(terms)
+    return namespace(terms).sum(terms, axis=(0, 3) if number.shape[-2] > 1 else (0, 2, 3))
