@@ -20,7 +20,8 @@ import threadpoolctl
 
 import refattn as ra
 from refattn import counter, equations
-from refattn.mechanisms.softmax import dense, tiled
+from refattn.mechanisms.softmax import dense
+from refattn.mechanisms.softmax.forms import tiled
 from refattn.ops import tiles
 
 SHAPES = {"q": (2, 4, 9, 3), "k": (2, 2, 14, 3), "v": (2, 2, 14, 5), "d_out": (2, 4, 9, 5), "d_lse": (2, 4, 9)}

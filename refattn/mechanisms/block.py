@@ -120,38 +120,71 @@ class Block:
 
 
 class Stream:
-    """A block that is given a few tokens at a time, made from the module that computes it.
+    """A block that is given a few tokens at a time.
 
-    The module has `Cache`, a tree of arrays, and the functions ``start``, ``prefill`` and ``step``. Given all tokens in
-    turn it returns what the block with ``causal=True`` returns for all of them at once.
+    Given all tokens in turn it returns what the block with ``causal=True`` returns for all of them at once. A subclass
+    has ``Cache``, a tree of arrays, ``start_cache`` and ``advance``; `ModuleStream` takes them from a module, and
+    `refattn.mechanisms.cache.KeyValueStream` keeps keys and values.
     """
 
-    def __init__(self, module: ModuleType, block: Block) -> None:
-        self.module = module
+    Cache: type
+
+    def __init__(self, block: Block) -> None:
         self.block = block
+
+    def start_cache(self, params: Any, batch: int) -> Any:
+        """Return the cache before the first token."""
+        raise NotImplementedError
+
+    def advance(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
+        """Return the next state of new tokens (b, n, width), and the cache with them."""
+        raise NotImplementedError
 
     def start(self, params: Any, batch: int) -> Any:
         """Return the cache before the first token, for `batch` sequences."""
         check_is("params", params, self.block.module.Params)
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise ValueError(f"batch: got {batch!r}, needs a whole number of at least 1")
-        return self.module.start(params, batch)
+        return self.start_cache(params, batch)
 
     def prefill(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
         """Return the next state of some new tokens (b, n, width), and the cache with them."""
         self._check(params, cache, state, context)
-        return equations.active(self.module).prefill(params, cache, state, context)
+        return self.advance(params, cache, state, context)
 
     def step(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
         """Return the next state of one new token (b, 1, width), and the cache with it."""
         self._check(params, cache, state, context)
         if state.x.shape[1] != 1:
             raise ValueError(f"state.x: got {state.x.shape[1]} tokens, needs 1")
-        return equations.active(self.module).step(params, cache, state, context)
+        return self.advance(params, cache, state, context)
 
     def _check(self, params: Any, cache: Any, state: Any, context: Context) -> None:
-        check_is("cache", cache, self.module.Cache)
+        check_is("cache", cache, self.Cache)
         check_is("context", context, Context)
         if context.causal is not True:
             raise ValueError(f"context.causal: got {context.causal!r}, needs True: a stream cannot see the future")
         self.block.check_step(context, params, state)
+
+
+class ModuleStream(Stream):
+    """A stream made from the module that computes it.
+
+    The module has `Cache` and the functions ``start``, ``prefill`` and ``step``; without a ``step`` one token goes
+    through ``prefill``.
+    """
+
+    def __init__(self, module: ModuleType, block: Block) -> None:
+        super().__init__(block)
+        self.module = module
+        self.Cache = module.Cache
+
+    def start_cache(self, params: Any, batch: int) -> Any:
+        """Return the cache before the first token."""
+        return self.module.start(params, batch)
+
+    def advance(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
+        """Return the next state of new tokens (b, n, width), and the cache with them."""
+        module = equations.active(self.module)
+        one = state.x.shape[1] == 1 and hasattr(module, "step")
+        return (module.step if one else module.prefill)(params, cache, state, context)

@@ -17,7 +17,8 @@ and its backward::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -149,6 +150,8 @@ def check_saved(saved: Any, kind: type) -> None:
 def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list[Any]:
     """Return the gradients that come in, each given with the shape it needs, in the dtype that is computed in.
 
+    None stays None, for a result that the loss does not depend on; that of the output, "d_out", has to be given.
+
     Raises
     ------
     TypeError, ValueError
@@ -156,11 +159,17 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
     """
     found: list[Any] = []
     for name, (gradient, shape) in given.items():
-        if gradient is not None:
+        if gradient is not None or name == "d_out":
             check_gradient(name, gradient, shape, like)
             gradient = namespace(gradient).astype(gradient, raised(like).dtype, copy=False)
         found.append(gradient)
     return found
+
+
+def defaults_of(forward: Callable[..., Any]) -> dict[str, Any]:
+    """Return the options of a core with their defaults, as its signature has them."""
+    options = inspect.signature(forward).parameters.values()
+    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
 
 
 def returned(gradients: Mapping[str, Array], names: Iterable[str], like: Array) -> dict[str, Array]:

@@ -29,8 +29,9 @@ def choose(option: str, value: Any, kinds: Mapping[str, type[T]]) -> T:
     TypeError, ValueError
         Where it is none of them, or one of its numbers does not fit; the message begins with the option.
     """
-    if isinstance(value, tuple(kinds.values())):
-        return value
+    if any(isinstance(value, kind) for kind in kinds.values()):
+        found: T = value
+        return found
     needs = f"one of {', '.join(kinds)}"
     if not isinstance(value, str):
         homes = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds.values()))

@@ -17,7 +17,10 @@ import refattn as ra
 from refattn import backends, equations
 from refattn.backends.base import BaseBackend
 from refattn.mechanisms.record import Mechanism
-from refattn.mechanisms.softmax import block, core, dense, loops, tiled
+from refattn.mechanisms.softmax import core, dense
+from refattn.mechanisms.softmax.forms import tiled
+from refattn.mechanisms.softmax.judge import loops
+from refattn.mechanisms.softmax.layer import block
 from refattn.ops.masks import Future
 from refattn.verify import check as check_module
 from refattn.verify.check import CheckReport, Row, check

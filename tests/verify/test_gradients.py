@@ -11,7 +11,9 @@ import pytest
 
 import refattn as ra
 from refattn import backends, equations
-from refattn.mechanisms.softmax import block, dense, tiled
+from refattn.mechanisms.softmax import dense
+from refattn.mechanisms.softmax.forms import tiled
+from refattn.mechanisms.softmax.layer import block
 from refattn.verify.gradients import (
     FLOOR,
     STEP,

@@ -15,8 +15,9 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.golden.storage import TYPES
-from refattn.mechanisms.softmax import core as softmax_core
-from refattn.mechanisms.softmax import dense, tiled
+from refattn.mechanisms import entry
+from refattn.mechanisms.softmax import dense
+from refattn.mechanisms.softmax.forms import tiled
 from refattn.ops import masks
 from refattn.ops.masks import Future
 from refattn.verify.laws import LAWS
@@ -170,13 +171,13 @@ def test_every_law_is_seen_to_fail_forward_and_backward() -> None:
 def test_a_causal_offset_that_is_off_by_one(
     form: str, by: int, caught: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = vars(softmax_core)["causal_offset"]
+    right = vars(entry)["causal_offset"]
 
     def wrong(causal: Any, queries: int, keys: int) -> int | None:
         offset = right(causal, queries, keys)
         return None if offset is None else offset + by
 
-    monkeypatch.setattr(softmax_core, "causal_offset", wrong)
+    monkeypatch.setattr(entry, "causal_offset", wrong)
     laws = ("causal", "causal_mask", "permutation")
     assert {law for law in laws if LAWS[law](core(form), SMALL["plain"]) > 1.0} == caught
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.graph_energy import block as _block
 from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import diagnostics as _diagnostics
@@ -80,6 +80,6 @@ record = Mechanism(
         {"graph_scores": "kk", "state": "query", "steps": 3},
         {"classes": 2, "coupling": "polynomial", "step": 0.2, "kind": "soft", "tau": 0.1, "steps": 3},
     ),
-    stream=Stream(_stream, _BLOCK),
+    stream=ModuleStream(_stream, _BLOCK),
     diagnostics=_diagnostics,
 )

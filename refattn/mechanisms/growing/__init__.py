@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.growing import block as _block
 from refattn.mechanisms.growing import core as _core
 from refattn.mechanisms.growing import dense as _dense
@@ -55,6 +55,6 @@ record = Mechanism(
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),
     differentiable=("scale",),
-    stream=Stream(_stream, _BLOCK),
+    stream=ModuleStream(_stream, _BLOCK),
     grow=_growth,
 )

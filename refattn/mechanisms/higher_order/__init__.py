@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.higher_order import block as _block
 from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import dense as _dense
@@ -65,5 +65,5 @@ record = Mechanism(
     stored=_STORED,
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),
-    stream=Stream(_stream, _BLOCK),
+    stream=ModuleStream(_stream, _BLOCK),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.koopman import block as _block
 from refattn.mechanisms.koopman import core as _core
 from refattn.mechanisms.koopman import dense as _dense
@@ -82,5 +82,5 @@ record = Mechanism(
     # Beyond some 10^3 a Gram matrix of products loses its small eigenvalues to rounding, and psi its inverse.
     huge=10.0,
     tiled=False,
-    stream=Stream(_stream, _BLOCK),
+    stream=ModuleStream(_stream, _BLOCK),
 )

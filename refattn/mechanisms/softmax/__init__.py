@@ -1,20 +1,30 @@
-"""Softmax attention: the baseline."""
+"""Softmax attention: the baseline.
+
+What to read, in this order:
+
+- `dense`: the definition, SM.1 to SM.9 and their adjoints; every score at once.
+- `core`: the public map of q, k and v: its options, their defaults and checks.
+- `layer.block`: projections around the core, SM.10 to SM.14: the mechanism as a layer.
+- `forms.tiled`: the same numbers in memory linear in the lengths; `forms.bound`: where it needs no running maximum.
+- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
+"""
 
 from __future__ import annotations
 
-from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.block import Block
+from refattn.mechanisms.cache import KeyValueStream
+from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.record import Mechanism
-from refattn.mechanisms.softmax import block as _block
 from refattn.mechanisms.softmax import core as _core
 from refattn.mechanisms.softmax import dense as _dense
-from refattn.mechanisms.softmax import loops as _loops
-from refattn.mechanisms.softmax import stream as _stream
-from refattn.mechanisms.softmax.cases import CASES as _CASES
-from refattn.mechanisms.softmax.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.softmax.core import Saved, backward, forward
-from refattn.mechanisms.softmax.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.softmax.magnitudes import STORED as _STORED
-from refattn.mechanisms.softmax.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
+from refattn.mechanisms.softmax.judge import loops as _loops
+from refattn.mechanisms.softmax.judge.cases import CASES as _CASES
+from refattn.mechanisms.softmax.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.softmax.judge.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.softmax.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.softmax.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
+from refattn.mechanisms.softmax.layer import block as _block
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -29,7 +39,7 @@ record = Mechanism(
     tagged=(_dense, _block),
     loops=_loops,
     forms=tuple(_core.FORMS),
-    defaults={"mask": None, "causal": False, "scale": None, "softcap": None, "form": "auto"},
+    defaults=defaults_of(forward),
     reads=_READS,
     core=_core,
     block=_BLOCK,
@@ -56,5 +66,5 @@ record = Mechanism(
     wrong_gradients=_WRONG_GRADIENTS,
     outputs=("lse",),
     differentiable=("scale", "softcap"),
-    stream=Stream(_stream, _BLOCK),
+    stream=KeyValueStream(_BLOCK),
 )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from refattn import equations
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
-from refattn.mechanisms.softmax import dense, tiled
+from refattn.mechanisms.softmax import dense
+from refattn.mechanisms.softmax.forms import tiled
 from refattn.ops.masks import Causal
 from refattn.xp import Array
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import baseline as _baseline
@@ -95,5 +95,5 @@ record = Mechanism(
     one_sequence=True,
     configs=_CONFIGS,
     brings=("norm", "mlp"),
-    stream=Stream(_stream, _BLOCK),
+    stream=ModuleStream(_stream, _BLOCK),
 )

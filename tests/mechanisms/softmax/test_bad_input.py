@@ -14,7 +14,7 @@ import pytest
 
 import refattn as ra
 from refattn import backends
-from refattn.mechanisms.softmax.block import State
+from refattn.mechanisms.softmax.layer.block import State
 from tests.mechanisms.softmax.calls import make, run
 
 BLOCK = ra.mechanism("softmax").block
@@ -304,8 +304,8 @@ BLOCKS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"positions": np.arange(5)}, E, f"context.positions was given, but {READS}"),
     ({"draws": {"noise": X}}, E, f"context.draws was given, but {READS}"),
     # parameters
-    ({"params": None}, T, "params: got NoneType, needs a Params of refattn.mechanisms.softmax.block"),
-    ({"params": {"w_q": X}}, T, "params: got dict, needs a Params of refattn.mechanisms.softmax.block"),
+    ({"params": None}, T, "params: got NoneType, needs a Params of refattn.mechanisms.softmax.layer.block"),
+    ({"params": {"w_q": X}}, T, "params: got dict, needs a Params of refattn.mechanisms.softmax.layer.block"),
     ({"params": replace(PARAMS, w_q=zeros(6, 5))}, E, r"params.w_q: got shape \(6, 5\), its configuration .* \(6, 6\)"),
     ({"params": replace(PARAMS, w_o=zeros(6))}, E, r"params.w_o: got shape \(6,\), its configuration .* \(6, 6\)"),
     ({"params": replace(PARAMS, b_v=zeros(1, 6))}, E, r"params.b_v: got shape \(1, 6\), its configuration .* \(6,\)"),
@@ -371,7 +371,7 @@ def test_the_backward_of_a_block() -> None:
     ]
     for d_state, kind, text in cases:
         raises(kind, text, partial(BLOCK.backward, PARAMS, saved, d_state))
-    wrong = "saved: got Saved, needs a Saved of refattn.mechanisms.softmax.block"
+    wrong = "saved: got Saved, needs a Saved of refattn.mechanisms.softmax.layer.block"
     raises(T, wrong, lambda: BLOCK.backward(PARAMS, saved.core, State(X)))
 
 
@@ -395,7 +395,9 @@ def test_a_block_with_arrays_of_several_libraries() -> None:
 
 
 def test_fresh_parameters() -> None:
-    raises(T, "config: got dict, needs a Config of refattn.mechanisms.softmax.block", lambda: BLOCK.init({}, like=X))
+    raises(
+        T, "config: got dict, needs a Config of refattn.mechanisms.softmax.layer.block", lambda: BLOCK.init({}, like=X)
+    )
     raises(T, f"like: got float, {ARRAY}", lambda: BLOCK.init(CONFIG, like=1.0))
     raises(T, f"like: got dtype int64, {KINDS}", lambda: BLOCK.init(CONFIG, like=zeros(1, dtype="int64")))
     raises(E, "seed: got -1, needs a number from 0 to .*", lambda: BLOCK.init(CONFIG, like=X, seed=-1))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import counter, tree
-from refattn.mechanisms.softmax.block import State
+from refattn.mechanisms.softmax.layer.block import State
 
 BLOCK = ra.mechanism("softmax").block
 Config = BLOCK.Config

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.softmax import dense, loops, tiled
-from refattn.mechanisms.softmax.bound import safe_rows
+from refattn.mechanisms.softmax import dense
+from refattn.mechanisms.softmax.forms import tiled
+from refattn.mechanisms.softmax.forms.bound import safe_rows
+from refattn.mechanisms.softmax.judge import loops
 from tests.mechanisms.softmax.calls import (
     CAUSAL,
     FIXED,

@@ -12,7 +12,7 @@ import pytest
 
 import refattn as ra
 from refattn import tree
-from refattn.mechanisms.softmax.block import State
+from refattn.mechanisms.softmax.layer.block import State
 from tests.conftest import Arrays, Library
 from tests.mechanisms.softmax.calls import FIXED, Call, assert_close, bounds, cut, make, run
 

@@ -90,13 +90,13 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    x = state.x  # (b, i, m): it came in
+    x = state.x  # (b, i, m)
     check_tokens("state.x", x, params.config.width)
     check_params(params)
     y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
-    keys, values = keys_and_values(params, y)  # tagged in the function
-    result, joined, core_saved = attend(params, x, keys, values, context)  # tagged in the function
-    return State(result), Saved(x, context.memory, joined, core_saved)
+    keys, values = keys_and_values(params, y)  # (b, g, j, d), (b, g, j, e)
+    result, saved = attend(params, x, keys, values, context)  # (b, i, m)
+    return State(result), saved
 
 
 def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
@@ -107,8 +107,8 @@ def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
     return keys, values
 
 
-def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Array, core.Saved]:
-    """Return (result, joined, saved) of tokens x (b, i, m) that attend the keys and values."""
+def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
+    """Return the next x of tokens x (b, i, m) that attend the keys and values, and what `backward` reads."""
     config, h = params.config, params.config.heads
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [SM.10]
     attended, core_saved = core.forward(
@@ -123,7 +123,7 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
     joined = merge_heads(attended)  # (b, i, h*e) [SM.13]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): SM.14 without its residual
     result = x + out if config.residual else out  # (b, i, m) [SM.14]
-    return result, joined, core_saved
+    return result, Saved(x, context.memory, joined, core_saved)
 
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
@@ -131,10 +131,9 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     config, x = params.config, saved.x
     h = config.heads
     check_gradient("d_state.x", d_state.x, x.shape, x)
-    d_result = d_state.x  # (b, i, m): it came in
+    d_result = d_state.x  # (b, i, m)
     # forward: out = joined @ w_o + b_o
-    d_out, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # the first is dSM.13
-    d_joined = d_out  # (b, i, h*e) [dSM.13]
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dSM.13]
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dSM.8]
     d = core.backward(saved.core, d_attended)

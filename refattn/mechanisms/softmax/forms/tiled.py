@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.softmax.bound import safe_rows
+from refattn.mechanisms.softmax.forms.bound import safe_rows
 from refattn.ops.masks import Future
 from refattn.ops.tiles import Tile, concat, most_rows, plan, run
 from refattn.xp import Array, max_last, namespace, sum_wide, zeros

@@ -1,0 +1,1 @@
+"""Softmax attention as a layer: projections around the core, and the same token by token."""
