@@ -166,6 +166,14 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
     return found
 
 
+def renamed(old: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Raise TypeError for an option of before, or one that never was: `names` says what stands in its place."""
+    for name in old:
+        if name in names:
+            raise TypeError(f"{name}: got an option that is called otherwise now, needs {names[name]}")
+        raise TypeError(f"forward() got an unexpected keyword argument {name!r}")
+
+
 def defaults_of(forward: Callable[..., Any]) -> dict[str, Any]:
     """Return the options of a core with their defaults, as its signature has them."""
     options = inspect.signature(forward).parameters.values()

@@ -114,7 +114,10 @@ class Mechanism:
     outputs
         Fields of the core's `saved` that are outputs beside `out`.
     differentiable
-        Options of the core that are numbers with a gradient.
+        Options of the core that are numbers with a gradient; "threshold.tau" is the number tau of the object that the
+        option threshold is, whose gradient is called "tau".
+    families
+        By option that is one of several kinds (`refattn.mechanisms.families`): what makes an object of a name or text.
     one_sequence
         Whether queries and keys are those of the same tokens, and so have to be as many.
     configs
@@ -162,6 +165,7 @@ class Mechanism:
     wrong_gradients: Mapping[str, Callable[..., dict[str, Array]]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
+    families: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     around: tuple[ModuleType, ...] = ()
     one_sequence: bool = False
     configs: tuple[Mapping[str, Any], ...] = ()

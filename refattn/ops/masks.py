@@ -89,3 +89,15 @@ class Future:
         if key not in self._triangles:
             self._triangles[key] = allowed_pairs(None, self.offset, rows, columns, self._like)
         return self._triangles[key]
+
+
+def own_pairs(n: int, like: Array) -> Array:
+    """Tell of n tokens where i = j, (n, n)."""
+    at = arange(0, n, like)
+    return at[:, None] == at[None, :]
+
+
+def earlier_pairs(n: int, like: Array) -> Array:
+    """Tell of n tokens where j < i, (n, n)."""
+    at = arange(0, n, like)
+    return at[None, :] < at[:, None]

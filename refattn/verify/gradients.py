@@ -204,12 +204,42 @@ def _denser(given: Input, keys: int) -> Mapping[str, float]:
 
 def core_subjects(mechanism: Mechanism, cases: Iterable[Case]) -> Iterator[Subject]:
     """Yield the core on cases, shrunk: as they are, and with every differentiable number that some case gives."""
-    numbers = {n: x for case in mechanism.cases for n, x in case.options.items() if n in mechanism.differentiable}
+    numbers = {n: x for case in mechanism.cases for n, x in numbers_of(mechanism, case.options).items()}
     for case in map(shrunk, cases):
         yield _core_subject(mechanism, case, case.name)
-        if not set(numbers) <= set(case.options):
-            every = replace(case, options={**numbers, **case.options})
-            yield _core_subject(mechanism, every, f"{case.name} with {', '.join(numbers)}")
+        own = numbers_of(mechanism, case.options)
+        every = with_numbers(mechanism, case.options, numbers | own)
+        if not set(numbers_of(mechanism, every)) <= set(own):
+            names = ", ".join(n.rpartition(".")[2] for n in numbers)
+            yield _core_subject(mechanism, replace(case, options=every), f"{case.name} with {names}")
+
+
+def numbers_of(mechanism: Mechanism, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the differentiable numbers that options give, by the names that the record has for them."""
+    found = {}
+    for name in mechanism.differentiable:
+        option, _, field = name.partition(".")
+        value = options.get(option)
+        if field and value is not None:
+            value = getattr(mechanism.families[option](value), field, None)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def with_numbers(mechanism: Mechanism, options: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with these numbers, by the names that the record has for them; kinds without one keep none."""
+    found = dict(options)
+    for name, x in numbers.items():
+        option, _, field = name.partition(".")
+        if not field:
+            found[option] = x
+            continue
+        given = found.get(option, mechanism.defaults[option])
+        kind = None if given is None else mechanism.families[option](given)
+        if hasattr(kind, field):
+            found[option] = replace(kind, **{field: x})
+    return found
 
 
 def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
@@ -217,12 +247,14 @@ def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
     assert core is not None
     inputs = make(mechanism.name, case, "float64")
     masks = {n: x for n, x in inputs.items() if x.dtype == np.bool_}
-    numbers = {n: np.asarray(x) for n, x in case.options.items() if n in mechanism.differentiable}
-    options = {n: x for n, x in case.options.items() if n not in numbers}
+    given = {n: np.asarray(x) for n, x in numbers_of(mechanism, case.options).items()}
+    numbers = {n.rpartition(".")[2]: x for n, x in given.items()}
 
     def call(leaves: Arrays, form: str) -> tuple[Array, Any]:
-        given = {n: backend(leaves["q"]).from_numpy(x) for n, x in masks.items()}
-        return core.forward(**leaves, **given, **options, form=form)
+        placed = {n: backend(leaves["q"]).from_numpy(x) for n, x in masks.items()}
+        arrays = {n: x for n, x in leaves.items() if n not in numbers}
+        options = with_numbers(mechanism, case.options, {n: leaves[n.rpartition(".")[2]] for n in given})
+        return core.forward(**arrays, **placed, **options, form=form)
 
     def forward(leaves: Arrays) -> dict[str, Array]:
         out, saved = call(leaves, mechanism.forms[0])

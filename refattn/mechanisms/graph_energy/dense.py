@@ -42,11 +42,11 @@ Where a loss reads p, x or w beside o, that gradient is added in dGE.15, to dx, 
     [dGE.13]  du_ij = dp_ij / z_i + dz_i                0 where every u_ij is 0
     [dGE.12]  dy_jc = sum_i du_ij a_ij where y_jc > 0   "query": du_ij; "feature": do
 
-dx after the last step is dy where the threshold keeps a score, else 0. With `straight_through` the backward passes the
+dx of the last step is dy where the threshold keeps a score, else 0. With `straight_through` the backward passes the
 threshold by: y > 0 reads x > 0, and dx is dy. The jump of a hard threshold has no part in any gradient. Then from the
 last step to the first, and in each from the last stage::
 
-    [dGE.11]  dx'                                       as it came; of an earlier step: dz + sum_n dy_n of the next one
+    [dGE.11]  dx' = dz + sum_n dy_n                     of the step after; of the last step as it came
     [dGE.10]  dv_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)    dz = dx', "proximal": 0 where x' = 0
     [dGE.9]  dc = kappa dv
     [dGE.8]  dy_jc = m_jc f'(y_jc) dv_jc + m_jc sum_i m_ic g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
@@ -98,21 +98,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.graph_energy.options import (
-    CSR,
-    RK4,
-    Euler,
-    Hard,
-    Heun,
-    Options,
-    Proximal,
-    step_of,
-    tau_of,
-)
+from refattn.mechanisms.graph_energy.options import CSR, RK4, Euler, Hard, Heun, Options, Proximal, step_of, tau_of
 from refattn.ops.heads import repeat_heads, sum_heads
+from refattn.ops.masks import earlier_pairs, own_pairs
 from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
-from refattn.ops.sums import summed_to, with_transposed
-from refattn.xp import Array, arange, concrete, namespace, product, sum_wide, zeros
+from refattn.ops.sums import sum_of, summed_for, summed_to, with_transposed
+from refattn.xp import Array, arange, namespace, product, sum_wide, zeros
 
 Number = float | Array
 
@@ -133,26 +124,23 @@ class Graph:
 
 @dataclass(frozen=True)
 class Step:
-    """What the backward of a step reads: by stage y, c and v (b, h, j, c), and x' where the threshold has acted."""
+    """What the backward of a step reads: y, c and v of each stage, and x' where the threshold has acted."""
 
-    points: tuple[Array, ...]
-    couplings: tuple[Array, ...]
-    rates: tuple[Array, ...]
-    shrunk: Array | None = None
+    stages: tuple[tuple[Array, Array, Array], ...]  # (b, h, j, c) each
+    shrunk: Array | None = None  # (b, h, j, c)
+    factor: Number = 1.0  # of the step, for other ways to take it
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What the backward of the flow reads; `states` are those after each step, the start first."""
+    """What the backward of the flow reads."""
 
-    options: Options
-    links: Array
-    start: Array
+    graph: Graph
     visible: Array | None
     step: Number
     tau: Number
     steps: tuple[Step, ...]
-    states: tuple[Array, ...]
+    states: tuple[Array, ...]  # after each step, where x starts first
 
 
 @dataclass(frozen=True)
@@ -185,54 +173,36 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Return the output (b, h, i, e) and what `backward` reads.
 
-    Parameters
-    ----------
-    q, k, v
-        (b, h, i, d), (b, g, j, d) and (b, g, j, e).
-    allowed
-        Boolean, (1 or b, 1 or h, i, j): whether j is in A(i); None where every pair is.
-    options
-        The options of the call.
-    attends
-        Whether GE.3 is computed where nobody reads it.
-    flow
-        Another way to take the steps: an object with `forward` and `backward` such as `flow_forward` and
-        `flow_backward`, to be given to `backward` as well.
+    `allowed` (..., i, j) tells whether j is in A(i), None that every token is; `attends` whether GE.3 is computed where
+    nobody reads it; `flow` has a `forward` and a `backward` that take the steps another way than those below.
     """
     visible = None
     if options.state == "query" and allowed is not None:
-        visible = namespace(q).astype(namespace(q).matrix_transpose(allowed), q.dtype)  # (..., j, c): m
+        visible = namespace(q).astype(namespace(q).matrix_transpose(allowed), q.dtype)  # m_jc, (..., j, c)
     graph = graph_forward(q, k, v, allowed=allowed, options=options, attends=attends)
-    tau = tau_of(options, allowed, graph.start)  # broadcasts to x
-    step = step_of(options, graph.links, visible)  # broadcasts to x: h
+    numbers = {"step": step_of(options, graph.links, visible), "tau": tau_of(options, allowed, graph.start)}
     take_steps = flow_forward if flow is None else flow.forward
-    x, flowed = take_steps(graph.links, graph.start, visible, options=options, step=step, tau=tau)  # (b, h, j, c)
-    out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
+    x, flowed = take_steps(graph, visible, **numbers)  # (b, h, j, c)
+    out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=numbers["tau"])
     return out, Saved(graph, flowed, readout)
 
 
-def backward(
-    saved: Saved,
-    d_out: Array,
-    *,
-    d_weights: Array | None = None,
-    d_scores: Array | None = None,
-    d_graph: Array | None = None,
-    d_start: Array | None = None,
-    d_sums: Array | None = None,
-    flow: Any = None,
-) -> dict[str, Array]:
+def backward(saved: Saved, d_out: Array, *, flow: Any = None, **read: Array | None) -> dict[str, Array]:
     """Return the gradients of q, k, v and of all numbers.
 
-    Beside d_out there may be gradients of what else a loss reads: the weights p, the last scores x, the links w, where
-    scores start, b, and log sum_l exp(r_il) (b, h, j, 1).
+    `read` are gradients of what else a loss reads, by name: "weights" p, "scores" x, "graph" w, "start" b, and "sums",
+    log sum_l exp(r_il) (b, h, j, 1).
     """
-    d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, d_weights)  # (b, h, j, c)
+    d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))
     take_back = flow_backward if flow is None else flow.backward
-    d_b, d_links, numbers = take_back(saved.flow, _sum(d_x, d_scores), tau_terms)  # (b, h, j, c)
-    d = graph_backward(saved.graph, d_attention, _sum(d_links, d_graph), _sum(d_b, d_start), d_sums)
+    d_b, d_w, numbers = take_back(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)
+    d_start, d_graph = (
+        sum_of(d_b, read.get("start")),
+        sum_of(d_w, read.get("graph")),
+    )  # (b, h, j, c), (b, h, j, j) [dGE.6]
+    d = graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
     if d_v is None:
-        d_v = sum_heads(_sum(d_b, d_start), saved.readout.v.shape[1])  # (b, g, j, e): "feature" starts at v
+        d_v = sum_heads(d_start, saved.readout.v.shape[1])  # (b, g, j, e): "feature" starts at v
     return {**d, **numbers, "v": d_v}
 
 
@@ -263,13 +233,12 @@ def graph_forward(
             both = seen & xp.matrix_transpose(seen)  # (..., j, j)
     if links != "given" and (links == "kernel" or options.over_keys):
         mean = pairs if options.over_keys else 0.5 * with_transposed(pairs)  # (b, h, j, j)
-        if both is None:
-            mutual = mean  # (b, h, j, j) [GE.4]
-        else:
-            mutual = xp.where(both & xp.matrix_transpose(both), mean, -math.inf)  # (b, h, j, j) [GE.4]
+        mutual = (
+            mean if both is None else xp.where(both & xp.matrix_transpose(both), mean, -math.inf)
+        )  # (b, h, j, j) [GE.4]
         kernel, top, total = softmax_and_sums(mutual)  # (b, h, j, j) [GE.5], (b, h, j, 1), (b, h, j, 1)
         rows = (top, total) if links == "kernel" else None
-    own = _own_pairs(pairs)  # (j, j): whether i = j
+    own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
     if isinstance(options.graph, CSR):
         graph: Any = options.graph
     else:
@@ -299,7 +268,7 @@ def _links_forward(a: Any, options: Options, both: Array | None, pairs: Array) -
         return 0.5 * (a + xp.matrix_transpose(a))
     if options.links == "min":
         return xp.minimum(a, xp.matrix_transpose(a))
-    return xp.where(_earlier(a), a, xp.matrix_transpose(a))  # "causal_mirror"
+    return xp.where(earlier_pairs(a.shape[-1], a), a, xp.matrix_transpose(a))  # "causal_mirror"
 
 
 def _links_backward(a: Array, options: Options, d_linked: Array) -> Array:
@@ -313,7 +282,7 @@ def _links_backward(a: Array, options: Options, d_linked: Array) -> Array:
     if options.links == "min":
         other = xp.matrix_transpose(a)  # (b, h, j, j)
         return xp.where(a < other, both, xp.where(a == other, 0.5 * both, 0.0))
-    return xp.where(_earlier(a), both, 0.0)  # "causal_mirror"
+    return xp.where(earlier_pairs(a.shape[-1], a), both, 0.0)  # "causal_mirror"
 
 
 def graph_backward(
@@ -323,7 +292,7 @@ def graph_backward(
     options, q, k, scale, attention = saved.options, saved.q, saved.k, saved.options.scale, saved.attention
     xp = namespace(q, k)
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
-    own = _own_pairs(xp.matrix_transpose(k))  # (j, j): whether i = j
+    own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
     d_attention_links = d_attention_start = d_mean = d_own = d_masked = d_both = None
     # forward: graph = where(own, 0.0, linked)
     d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j): P
@@ -332,7 +301,7 @@ def graph_backward(
         d_kernel = _links_backward(saved.kernel, options, d_linked)  # (b, h, j, j) [dGE.5]
         # forward: kernel = softmax(mutual)
         read = None if d_sums is None else saved.kernel * d_sums  # (b, h, j, j)
-        d_mutual = _sum(softmax_backward(saved.kernel, d_kernel), read)  # (b, h, j, j) [dGE.4]
+        d_mutual = sum_of(softmax_backward(saved.kernel, d_kernel), read)  # (b, h, j, j) [dGE.4]
         # forward: mutual = (scores + scores^T) / 2, or scale k . k
         d_both = with_transposed(d_mutual)  # (b, h, j, j)
         d_mean = None if options.over_keys else 0.5 * d_both  # (b, h, i, j)
@@ -345,22 +314,22 @@ def graph_backward(
     elif options.state == "query":
         d_attention_start = xp.matrix_transpose(d_start)  # (b, h, i, j)
     if attention is not None:
-        d_attention = _sum(d_attention_read, d_attention_links, d_attention_start)  # (b, h, i, j) [dGE.3]
+        d_attention = sum_of(d_attention_read, d_attention_links, d_attention_start)  # (b, h, i, j) [dGE.3]
         # forward: attention = softmax(masked)
         d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.2]
-    d_scores = _sum(d_masked, d_mean, d_own)  # (b, h, i, j) [dGE.1]
+    d_scores = sum_of(d_masked, d_mean, d_own)  # (b, h, i, j) [dGE.1]
     # forward: scores = q @ k_heads^T * scale + bias
     d_product = product(d_scores, k_heads)  # (b, h, i, d): dGE.q without its scale
     d_q = d_product * scale  # (b, h, i, d) [dGE.q]
     d_alike = product(xp.matrix_transpose(d_scores), q)  # (b, h, j, d): by query head, without its scale
-    d_scaled = sum_wide(d_product * q)  # ()
     if options.over_keys and d_both is not None:
         # forward: pairs = k_heads @ k_heads^T * scale
         d_keys = d_both @ k_heads  # (b, h, j, d)
         d_alike = d_alike + d_keys  # (b, h, j, d)
-        d_scaled = d_scaled + 0.5 * sum_wide(d_keys * k_heads)  # ()
+        d_scale = sum_wide(d_product * q) + 0.5 * sum_wide(d_keys * k_heads)  # () [dGE.scale]
+    else:
+        d_scale = sum_wide(d_product * q)  # () [dGE.scale]
     d_k = sum_heads(d_alike, k.shape[1]) * scale  # (b, g, j, d) [dGE.k]
-    d_scale = d_scaled  # () [dGE.scale]
     gradients = {"q": d_q, "k": d_k, "scale": d_scale}
     if options.bias is not None:
         d_bias = summed_to(d_scores, options.bias.shape)  # [dGE.bias]
@@ -381,92 +350,87 @@ TABLEAUS: dict[type, tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]] = 
 """Of explicit methods alpha, a row for each stage, and beta."""
 
 
-def flow_forward(
-    links: Array, start: Array, visible: Array | None, *, options: Options, step: Number, tau: Number
-) -> tuple[Array, Flow]:
+def flow_forward(graph: Graph, visible: Array | None, *, step: Number, tau: Number) -> tuple[Array, Flow]:
     """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
-    xp, g, f = namespace(start), options.coupling, options.intrinsic
+    xp, options, start = namespace(graph.start), graph.options, graph.start
+    g, f = options.coupling, options.intrinsic
     alphas, beta = TABLEAUS[type(options.integrator)]
-    edges = _seen_edges(links, visible)  # (b, h, j, j, ...): m_ic w_ij m_jc
+    edges = _seen_pairs(visible, graph.links[..., None])  # (b, h, j, j, ...): m_ic w_ij m_jc
     x = start if options.jitter is None else start + _seen(visible, options.jitter)  # (b, h, j, c)
     states, steps = [x], []
     for _ in range(options.steps):
-        points: list[Array] = []
-        couplings: list[Array] = []
-        rates: list[Array] = []
+        stages: list[tuple[Array, Array, Array]] = []
         for alpha in alphas:
-            point = _moved(x, step, alpha, rates)  # (b, h, j, c) [GE.8]
+            point = moved(x, step, alpha, [v for _, _, v in stages])  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
             own = _seen(visible, f.force(point, start, options.mu))  # (b, h, j, c)
             rate = own + options.kappa * coupled  # (b, h, j, c) [GE.10]
-            points, couplings, rates = [*points, point], [*couplings, coupled], [*rates, rate]
+            stages.append((point, coupled, rate))
         if isinstance(options.threshold, Proximal):
-            there = _moved(x, step, beta, rates)  # (b, h, j, c): z
-            x = _dropped(there, step * tau, options.signed)  # (b, h, j, c) [GE.11]
+            there = moved(x, step, beta, [v for _, _, v in stages])  # (b, h, j, c): z
+            x = dropped(there, step * tau, options.signed)  # (b, h, j, c) [GE.11]
         else:
-            x = _moved(x, step, beta, rates)  # (b, h, j, c) [GE.11]
-        shrunk = x if isinstance(options.threshold, Proximal) else None
-        steps.append(Step(tuple(points), tuple(couplings), tuple(rates), shrunk))
+            x = moved(x, step, beta, [v for _, _, v in stages])  # (b, h, j, c) [GE.11]
+        steps.append(Step(tuple(stages), x if isinstance(options.threshold, Proximal) else None))
         states.append(x)
-    return x, Flow(options, links, start, visible, step, tau, tuple(steps), tuple(states))
+    return x, Flow(graph, visible, step, tau, tuple(steps), tuple(states))
 
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """Return the gradients of the start, of the links and of the numbers; `tau_terms` (b, h, j, c) are of the readout."""
-    options, start, visible, h, tau = saved.options, saved.start, saved.visible, saved.step, saved.tau
+    """Return the gradients of the start, of the links and of the numbers; `tau_terms` are of the readout."""
+    options, start, visible, h, tau = saved.graph.options, saved.graph.start, saved.visible, saved.step, saved.tau
     xp, g, f, mu, kappa = namespace(d_x), options.coupling, options.intrinsic, options.mu, options.kappa
     alphas, beta = TABLEAUS[type(options.integrator)]
-    edges = _seen_edges(saved.links, visible)  # (b, h, j, j, ...): m_ic w_ij m_jc
+    edges = _seen_pairs(visible, saved.graph.links[..., None])  # (b, h, j, j, ...): m_ic w_ij m_jc
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
-    d_links = zeros(saved.links.shape, start)  # (b, h, j, j)
+    d_graph = zeros(saved.graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
+    d_end, d_points = d_x, []  # (b, h, j, c), -: of the step after
     for step in reversed(saved.steps):
-        d_next = d_x  # (b, h, j, c) [dGE.11]
-        d_end = d_next  # (b, h, j, c): dz
-        if step.shrunk is not None:
+        d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
+        if step.shrunk is None:
+            d_end = d_next  # (b, h, j, c): dz
+        else:
             # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_end = xp.where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c)
+            d_end = xp.where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c): dz
             pushed = d_end * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
-        d_x = d_end  # (b, h, j, c)
-        d_points: list[Array] = []  # of later stages, the next one first
+        d_points = []  # of later stages, the last one first
         for n in reversed(range(len(beta))):
+            point, coupled, rate = step.stages[n]
             # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
-            later = [alphas[m][n] for m in range(n + 1, len(beta))]
-            inner = _moved(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): dv / h
+            later = [alphas[m][n] for m in reversed(range(n + 1, len(beta)))]
+            inner = moved(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): dv / h
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
-            step_terms = step_terms + inner * step.rates[n]  # (b, h, j, c)
+            step_terms = step_terms + inner * rate  # (b, h, j, c)
             # forward: rate = m f(point; start) + kappa coupled
             d_own = _seen(visible, d_rate)  # (b, h, j, c)
-            d_anchor = d_anchor + d_own * f.d_b(step.points[n], start, mu)  # (b, h, j, c)
-            mu_terms = mu_terms + d_own * f.d_mu(step.points[n], start, mu)  # (b, h, j, c)
-            kappa_terms = kappa_terms + d_rate * step.couplings[n]  # (b, h, j, c)
+            d_anchor = d_anchor + d_own * f.d_b(point, start, mu)  # (b, h, j, c)
+            mu_terms = mu_terms + d_own * f.d_mu(point, start, mu)  # (b, h, j, c)
+            kappa_terms = kappa_terms + d_rate * coupled  # (b, h, j, c)
             d_coupled = kappa * d_rate  # (b, h, j, c) [dGE.9]
             # forward: coupled_i = sum_j edges_ij g(y_j - y_i)
-            between = step.points[n][:, :, None, :, :] - step.points[n][:, :, :, None, :]  # (b, h, j, j, c)
+            between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             received = d_coupled[:, :, :, None, :]  # (b, h, j, 1, c): dc_i
             d_between = received * edges * g.slope(between)  # (b, h, j, j, c)
-            d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
-            d_edges = received * g.force(between)  # (b, h, j, j, c)
-            d_links = d_links + xp.sum(_seen_pairs(visible, d_edges), axis=4)  # (b, h, j, j)
+            d_graph = d_graph + xp.sum(_seen_pairs(visible, received * g.force(between)), axis=4)  # (b, h, j, j)
             for m, power in enumerate(g.powers):
                 powers[m] = powers[m] + sum_wide(d_coupled * xp.sum(edges * power.force(between), axis=3))  # ()
-            d_point = d_own * f.d_x(step.points[n], start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            d_points = [d_point, *d_points]
-            d_x = d_x + d_point  # (b, h, j, c)
-    d_graph = d_links  # (b, h, j, j) [dGE.6]
+            d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
+            d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
+            d_points.append(d_point)
     # forward: x = start, and start is b
-    d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
-    d_mu = summed_like(mu_terms, mu)  # [dGE.mu]
-    d_kappa = summed_like(kappa_terms, kappa)  # [dGE.kappa]
+    d_start = sum_of(d_end, *d_points, d_anchor)  # (b, h, j, c) [dGE.7]
+    d_mu = summed_for(mu_terms, mu)  # [dGE.mu]
+    d_kappa = summed_for(kappa_terms, kappa)  # [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
-        d_step = summed_like(step_terms, h)  # [dGE.step]
+        d_step = summed_for(step_terms, h)  # [dGE.step]
         numbers["step"] = d_step
     if options.tau is not None:
-        d_tau = summed_like(tau_terms, tau)  # [dGE.tau]
+        d_tau = summed_for(tau_terms, tau)  # [dGE.tau]
         numbers["tau"] = d_tau
     if powers:
         d_coefficients = xp.stack(powers)  # [dGE.coefficients]
@@ -481,14 +445,8 @@ def readout_forward(
     x: Array, attention: Array | None, v: Array, *, allowed: Array | None, options: Options, tau: Number
 ) -> tuple[Array, Readout]:
     """Return the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
-    xp, threshold = namespace(x), options.threshold
-    # Comparisons that are false for NaN, which so propagates.
-    if isinstance(threshold, Proximal):
-        kept = x  # (b, h, j, c) [GE.12]
-    elif isinstance(threshold, Hard):
-        kept = xp.where((xp.abs(x) if options.signed else x) < tau, 0.0, x)  # (b, h, j, c) [GE.12]
-    else:
-        kept = _dropped(x, tau, options.signed)  # (b, h, j, c) [GE.12]
+    xp = namespace(x)
+    kept = _above(x, options, tau)  # (b, h, j, c) [GE.12]
     if options.state == "feature":
         out = kept if allowed is None else xp.where(_alive(allowed), kept, 0.0)  # (b, h, i, e)
         return out, Readout(options, tau, attention, allowed, v, x, kept)
@@ -516,12 +474,14 @@ def readout_backward(
     d_attention = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
     if saved.weights is None or saved.total is None or saved.filled is None:
         # forward: out = kept
-        d_kept = d_out if saved.allowed is None else xp.where(_alive(saved.allowed), d_out, 0.0)  # (b, h, j, c) [dGE.12]
+        d_kept = (
+            d_out if saved.allowed is None else xp.where(_alive(saved.allowed), d_out, 0.0)
+        )  # (b, h, j, c) [dGE.12]
     else:
         # forward: out = weights @ v_heads
         v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
         d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
-        d_weights = _sum(d_out @ xp.matrix_transpose(v_heads), d_weights_read)  # (b, h, i, j) [dGE.15]
+        d_weights = sum_of(d_out @ xp.matrix_transpose(v_heads), d_weights_read)  # (b, h, i, j) [dGE.15]
         # forward: weights = parts / total
         inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1)
         d_total = xp.where(saved.filled, -inner / saved.total, 0.0)  # (b, h, i, 1) [dGE.14]
@@ -551,13 +511,22 @@ def readout_backward(
     return d_x, d_attention, d_v, -d_x * xp.sign(saved.x) if options.signed else -d_x
 
 
+def _above(x: Array, options: Options, tau: Number) -> Array:
+    """Return y of GE.12; comparisons are false for NaN, which so propagates."""
+    if isinstance(options.threshold, Proximal):
+        return x
+    if isinstance(options.threshold, Hard):
+        return namespace(x).where((namespace(x).abs(x) if options.signed else x) < tau, 0.0, x)
+    return dropped(x, tau, options.signed)
+
+
 def _emptied(x: Array, attention: Any, allowed: Array | None, filled: Array, options: Options) -> Array:
     """Return the weights (b, h, i, j) of rows that the threshold has emptied, as the option empty says."""
     xp, empty = namespace(x), options.threshold.empty
     if empty == "dense":
         return attention
     if empty == "error":
-        _check_filled(filled if allowed is None else filled | ~_alive(allowed))
+        options.threshold.check_filled(filled if allowed is None else filled | ~_alive(allowed))
     if empty in ("zero", "error") or attention.shape[-1] == 0:
         return zeros(attention.shape, x)
     rank = attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)  # (b, h, i, j)
@@ -569,33 +538,7 @@ def _emptied(x: Array, attention: Any, allowed: Array | None, filled: Array, opt
     return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)
 
 
-def _check_filled(filled: Array) -> None:
-    """Raise FloatingPointError where a row has been emptied, and name the first."""
-    xp = namespace(filled)
-    if concrete(xp.all(filled)) is not False:
-        return
-    first = int(xp.argmin(xp.astype(xp.reshape(filled, (-1,)), xp.int8)))
-    _, heads, queries, _ = filled.shape
-    place = (first // (heads * queries), first // queries % heads, first % queries)
-    raise FloatingPointError(
-        f"batch {place[0]}, head {place[1]}, token {place[2]}: no score is above tau; lower tau, or choose empty="
-        '"argmax", "dense" or "zero"'
-    )
-
-
 # --- small pieces
-
-
-def _own_pairs(pairs: Array) -> Array:
-    """Tell where i = j, (j, j)."""
-    n = arange(0, pairs.shape[-1], pairs)  # (j)
-    return n[:, None] == n[None, :]
-
-
-def _earlier(pairs: Array) -> Array:
-    """Tell where j < i, (j, j)."""
-    n = arange(0, pairs.shape[-1], pairs)  # (j)
-    return n[None, :] < n[:, None]
 
 
 def _alive(allowed: Array) -> Array:
@@ -604,13 +547,8 @@ def _alive(allowed: Array) -> Array:
 
 
 def _seen(visible: Array | None, x: Array) -> Array:
-    """Return m x."""
+    """Return m_jc x_jc."""
     return x if visible is None else visible * x
-
-
-def _seen_edges(links: Array, visible: Array | None) -> Array:
-    """Return m_ic w_ij m_jc, (b, h, j, j, c), or with 1 for c where every node exists."""
-    return _seen_pairs(visible, links[..., None])
 
 
 def _seen_pairs(visible: Array | None, x: Array) -> Array:
@@ -618,34 +556,15 @@ def _seen_pairs(visible: Array | None, x: Array) -> Array:
     return x if visible is None else x * (visible[:, :, None, :, :] * visible[:, :, :, None, :])
 
 
-def _moved(x: Array, step: Number, weights: Sequence[float], rates: Sequence[Array]) -> Array:
+def moved(x: Array, step: Number, weights: Sequence[float], rates: Sequence[Array]) -> Array:
     """Return x + step sum_l weights_l rates_l."""
-    total = None
-    for weight, rate in zip(weights, rates, strict=True):
-        if weight != 0.0:
-            total = weight * rate if total is None else total + weight * rate  # (b, h, j, c)
-    return x if total is None else x + step * total
+    parts = [weight * rate for weight, rate in zip(weights, rates, strict=True) if weight != 0.0]
+    return x + step * sum_of(*parts) if parts else x
 
 
-def _dropped(x: Array, least: Number, signed: bool) -> Array:
-    """Return x less `least` where x is larger, else 0; with `signed` of its size."""
+def dropped(x: Array, least: Number, signed: bool) -> Array:
+    """Return x - least where x is larger, else 0; with `signed` that of its size, and its sign."""
     xp = namespace(x)
     if signed:
         return xp.where(xp.abs(x) <= least, 0.0, xp.sign(x) * (xp.abs(x) - least))
     return xp.where(x <= least, 0.0, x - least)
-
-
-def _sum(*parts: Array | None) -> Array:
-    """Return the sum of what there is."""
-    there = [part for part in parts if part is not None]
-    total = there[0]
-    for part in there[1:]:
-        total = total + part
-    return total
-
-
-def summed_like(terms: Array, number: Number) -> Array:
-    """Return the sum of terms (b, h, j, c) over what a number was broadcast to: (h,), (h, j) or 0-d."""
-    if isinstance(number, float) or len(number.shape) == 0:
-        return sum_wide(terms)
-    return namespace(terms).sum(terms, axis=(0, 3) if number.shape[-2] > 1 else (0, 2, 3))

@@ -1,34 +1,30 @@
 """The options of the core: what each means, what it is where it is not given, and whether it fits.
 
 Options that are one of several kinds are objects: an integrator, a threshold, the links of a graph. Each kind holds its
-own numbers; the core takes the object, its name, or text such as ``soft(tau=0.1)``. `refattn.mechanisms.graph_energy.core`
-makes `Options` of a call. Two numbers depend on the graph or the mask where they are not given: `step_of` and `tau_of`.
+own numbers; the core takes the object, its name, or text such as ``soft(tau=0.1)``, and makes `Options` of a call. Two
+numbers depend on the graph or the mask where they are not given: `step_of` and `tau_of`.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_is, check_number
-from refattn.mechanisms.families import choose, text_of
-from refattn.mechanisms.graph_energy.analytic import check_coupling
+from refattn.mechanisms.arguments import check_arrays, check_is, check_number
+from refattn.mechanisms.families import choose
 from refattn.mechanisms.graph_energy.forces import (
     COUPLINGS,
-    INTRINSICS,
     Coupling,
     Intrinsic,
     Number,
     Polynomial,
-    polynomial,
 )
-from refattn.xp import Array, arange, backend, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
+from refattn.xp import Array, arange, backend, concrete, dtype_name, is_array, namespace
 
 STATES = ("token", "query", "feature")
-EMPTY = ("argmax", "dense", "zero", "error")
 
 
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -89,8 +85,8 @@ class Given(Links):
     Attributes
     ----------
     links
-        An array (n, n), or one for each head, of weights or booleans, which hold where i may attend j; or a `CSR`, which
-        `window_graph`, `nearest_graph` and `sparse_graph` make. Given as they are they are links over tokens.
+        An array (n, n), or one for each head, of weights or booleans, which hold where i may attend j; or a `CSR`,
+        which `window_graph`, `nearest_graph` and `sparse_graph` make. Given as they are they are links over tokens.
     """
 
     links: Any = None
@@ -127,6 +123,35 @@ class CSR:
         """Return the sums (n, k) of what edges (e, k) carry, by the row."""
         count = arange(0, edges.shape[0], self.indices)
         return backend(edges).sparse_product(self.indptr, count, namespace(edges).ones_like(self.data), edges)
+
+    def check(self, q: Array, n: int, causal: bool) -> None:
+        """Raise where this is no graph of n tokens that goes with queries q."""
+        arrays = {f"graph.{name}": getattr(self, name) for name in ("indptr", "indices", "data")}
+        for name, x in arrays.items():
+            if not is_array(x):
+                raise TypeError(f"{name}: got {type(x).__name__}, needs an array")
+        check_arrays(q=q, **arrays)
+        check_is("graph.shape", self.shape, tuple)
+        edges = self.data.shape[0]
+        xp = namespace(self.data)
+        for name, size in (("indptr", n + 1), ("indices", edges), ("data", edges)):
+            x = arrays[f"graph.{name}"]
+            if name != "data" and not xp.isdtype(x.dtype, "integral"):
+                raise TypeError(f"graph.{name}: got dtype {dtype_name(x)}, needs an integer one")
+            if tuple(x.shape) != (size,):
+                raise ValueError(f"graph.{name}: got shape {tuple(x.shape)}, needs {(size,)}")
+        if self.data.dtype != q.dtype:
+            raise TypeError(f"graph.data: got dtype {dtype_name(self.data)}, needs that of q, {dtype_name(q)}")
+        if tuple(self.shape) != (n, n):
+            raise ValueError(f"graph.shape: got {tuple(self.shape)}, needs {(n, n)}")
+        indptr, indices = self.indptr, self.indices
+        rises = xp.all(indptr[1:] >= indptr[:-1]) & (indptr[0] == 0) & (indptr[-1] == edges)
+        if concrete(rises) is False:
+            raise ValueError(f"graph.indptr: needs numbers that rise from 0 to the number of edges, {edges}")
+        if edges and concrete(xp.all((indices >= 0) & (indices < n))) is False:
+            raise ValueError(f"graph.indices: got one that is no token, needs numbers from 0 to {n - 1}")
+        if causal and edges and concrete(xp.all(indices <= self.ends()[0])) is False:
+            raise ValueError("graph.indices: got a later token than that of its row, with causal scores")
 
 
 @dataclass(frozen=True)
@@ -182,6 +207,11 @@ class Integrator:
                 check_number(name, value)
                 if name != "stop_level" and value < 0.0:
                     raise ValueError(f"{name}: got {value}, needs a number at least 0")
+
+    @property
+    def name(self) -> str:
+        """What the option `integrator` calls it."""
+        return next(name for name, kind in INTEGRATORS.items() if type(self) is kind)
 
     @property
     def stops(self) -> str | None:
@@ -273,7 +303,20 @@ class Threshold:
     def __post_init__(self) -> None:
         if self.signed is not None:
             check_is("signed", self.signed, bool)
-        choice("empty", self.empty, EMPTY)
+        choice("empty", self.empty, ("argmax", "dense", "zero", "error"))
+
+    def check_filled(self, filled: Array) -> None:
+        """Raise FloatingPointError where a row (b, h, i, 1) has been emptied, and name the first."""
+        xp = namespace(filled)
+        if concrete(xp.all(filled)) is not False:
+            return
+        first = int(xp.argmin(xp.astype(xp.reshape(filled, (-1,)), xp.int8)))
+        _, heads, queries, _ = filled.shape
+        place = (first // (heads * queries), first // queries % heads, first % queries)
+        raise FloatingPointError(
+            f"batch {place[0]}, head {place[1]}, token {place[2]}: no score is above tau; lower tau, or choose empty="
+            '"argmax", "dense" or "zero"'
+        )
 
 
 @dataclass(frozen=True)
@@ -382,9 +425,9 @@ class Options:
 def step_of(options: Options, graph: Array | CSR, visible: Array | None) -> Number:
     """Return h: 1/L where none is given, a constant of the backward, with which an Euler step lowers the energy.
 
-    L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, per channel where nodes are hidden. Scores of tokens and queries
-    start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that depends on
-    no score, and so on no later token.
+    L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, per channel where nodes are hidden. Scores of tokens and
+    queries start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that
+    depends on no score, and so on no later token.
 
     Raises
     ------

@@ -1,83 +1,66 @@
-"""The definition: every difference of two scores at once.
+"""Every difference of two scores at once, as in the definition: the sums over pairs that other ways of stepping take.
 
-Reads the graph w (b, h, i, j), the scores x (b, h, j, c), and where a node exists in some channels only, visible
-(b, h, j, c), 1 or 0. With `after` c and its derivatives are means on the way from x to `after`, another state.
+They read the links w (b, h, i, j), where a node exists in some channels only, visible (b, h, j, c), 1 or 0, and a state
+x (b, h, j, c). A coupling between several states, such as `refattn.mechanisms.graph_energy.solvers.discrete_gradient`
+has, is a function of the differences of each.
 """
 
 from __future__ import annotations
 
-from refattn.mechanisms.graph_energy.couplings import Coupling
-from refattn.mechanisms.graph_energy.means import mean_force, mean_slope
+from typing import Any
+
 from refattn.xp import Array, namespace
 
 
-def couple_forward(
-    coupling: Coupling, graph: Array, visible: Array | None, x: Array, after: Array | None = None
-) -> Array:
+def couple_forward(coupling: Any, links: Array, visible: Array | None, *states: Array) -> Array:
     """Return c_ic = m_ic sum_j w_ij m_jc g(x_jc - x_ic) as (b, h, i, c)."""
-    return rows_forward(coupling, graph, visible, x, after, slice(None))
+    return rows_forward(coupling, links, visible, slice(None), *states)
 
 
 def couple_backward(
-    coupling: Coupling, graph: Array, visible: Array | None, x: Array, after: Array | None, d_coupled: Array
+    coupling: Any, links: Array, visible: Array | None, d_coupled: Array, *states: Array
 ) -> tuple[Array, Array]:
-    """Return the gradients of x (and of `after` together) and of the graph, for a given gradient of c."""
-    toward, own, d_graph = rows_backward(coupling, graph, visible, x, after, d_coupled, slice(None))
-    return toward - own, d_graph
+    """Return the gradients of x (of several states the sum) and of the links, for a given gradient of c."""
+    toward, own, d_links = rows_backward(coupling, links, visible, slice(None), d_coupled, *states)
+    return toward - own, d_links
 
 
 def gathered(edges: Array | None, more: Array) -> Array:
-    """Return the sum over stages of the gradients of the graph."""
+    """Return the sum over stages of the gradients of the links."""
     return more if edges is None else edges + more
 
 
-def graph_gradient(edges: Array | None, graph: Array) -> Array:
-    """Return the gradient of the graph."""
-    return namespace(graph).zeros_like(graph) if edges is None else edges
+def links_gradient(edges: Array | None, links: Array) -> Array:
+    """Return the gradient of the links."""
+    return namespace(links).zeros_like(links) if edges is None else edges
 
 
-def rows_forward(
-    coupling: Coupling, graph: Array, visible: Array | None, x: Array, after: Array | None, rows: slice
-) -> Array:
-    """Return c_ic for some i; `graph` has these rows alone."""
-    xp = namespace(graph, x)
-    pulls = graph[..., None] * mean_force(coupling, _between(x, rows), _ends(after, rows))
-    if visible is not None:
-        pulls = pulls * _both(visible, rows)
-    return xp.sum(pulls, axis=3)
+def rows_forward(coupling: Any, links: Array, visible: Array | None, rows: slice, *states: Array) -> Array:
+    """Return c_ic for some i; `links` has these rows alone."""
+    pulls = links[..., None] * coupling.force(*(between(x, rows) for x in states))
+    return namespace(links).sum(pulls if visible is None else pulls * _both(visible, rows), axis=3)
 
 
 def rows_backward(
-    coupling: Coupling,
-    graph: Array,
-    visible: Array | None,
-    x: Array,
-    after: Array | None,
-    d_coupled: Array,
-    rows: slice,
+    coupling: Any, links: Array, visible: Array | None, rows: slice, d_coupled: Array, *states: Array
 ) -> tuple[Array, Array, Array]:
-    """Return what the gradient of x_j gains (b, h, j, c), what that of x_i loses (b, h, i, c), and that of the graph.
+    """Return what the gradient of x_j gains (b, h, j, c), what that of x_i loses (b, h, i, c), and that of the links.
 
     dx_jc gains g'(x_jc - x_ic) w_ij dc_ic from every i, and dx_ic loses the same; dw_ij = sum_c dc_ic g(x_jc - x_ic).
     """
-    xp = namespace(graph, x)
-    between, ends = _between(x, rows), _ends(after, rows)
+    xp, differences = namespace(links), [between(x, rows) for x in states]
     received = d_coupled[:, :, :, None, :]
     if visible is not None:
         received = received * _both(visible, rows)
-    # forward: coupled = sum_j graph * force(x_j - x_i)
-    d_between = received * graph[..., None] * mean_slope(coupling, between, ends)
-    d_graph = xp.sum(received * mean_force(coupling, between, ends), axis=4)
-    return xp.sum(d_between, axis=2), xp.sum(d_between, axis=3), d_graph
+    # forward: coupled = sum_j links * force(x_j - x_i)
+    d_between = received * links[..., None] * coupling.slope(*differences)
+    d_links = xp.sum(received * coupling.force(*differences), axis=4)
+    return xp.sum(d_between, axis=2), xp.sum(d_between, axis=3), d_links
 
 
-def _between(x: Array, rows: slice) -> Array:
+def between(x: Array, rows: slice = slice(None)) -> Array:  # noqa: B008 (a slice does not change)
     """Return x_j - x_i as (b, h, i, j, c)."""
     return x[:, :, None, :, :] - x[:, :, rows, None, :]
-
-
-def _ends(after: Array | None, rows: slice) -> Array | None:
-    return None if after is None else _between(after, rows)
 
 
 def _both(visible: Array, rows: slice) -> Array:

@@ -9,39 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refattn.mechanisms.graph_energy.couplings import Coupling, Terms
-from refattn.mechanisms.graph_energy.tableaus import seen
+from refattn.mechanisms.graph_energy.forces import Coupling, Terms
 from refattn.mechanisms.record import Unsupported
 from refattn.xp import Array, namespace, product
 
 Factors = tuple[tuple[Array, ...], tuple[Array, ...]]
 
 
-def couple_forward(
-    coupling: Coupling, graph: Array, visible: Array | None, x: Array, after: Array | None = None
-) -> Array:
+def couple_forward(coupling: Coupling, links: Array, visible: Array | None, x: Array) -> Array:
     """Return c_ic = m_ic sum_t alpha_t(x_ic) (W (m beta_t(x)))_ic."""
-    _check_point(after)
     terms = terms_of(coupling, x)
     total = None
     for (alpha, _, _, _), pulled in zip(
-        terms, _at_once(graph, [seen(visible, term[1]) for term in terms]), strict=True
+        terms, _at_once(links, [seen(visible, term[1]) for term in terms]), strict=True
     ):
         total = alpha * pulled if total is None else total + alpha * pulled
     return seen(visible, total)
 
 
 def couple_backward(
-    coupling: Coupling, graph: Array, visible: Array | None, x: Array, after: Array | None, d_coupled: Array
+    coupling: Coupling, links: Array, visible: Array | None, d_coupled: Array, x: Array
 ) -> tuple[Array, Factors]:
     """Return the gradient of x for a given gradient of c, and factors (b, h, i, t*c), (b, h, j, t*c) of the graph's."""
-    _check_point(after)
-    xp = namespace(graph, x)
+    xp = namespace(links, x)
     received, terms = seen(visible, d_coupled), terms_of(coupling, x)
-    # forward: coupled = m sum_t alpha_t * (graph @ (m beta_t))
+    # forward: coupled = m sum_t alpha_t * (links @ (m beta_t))
     left = tuple(received * alpha for alpha, _, _, _ in terms)
     right = tuple(seen(visible, beta) for _, beta, _, _ in terms)
-    there, back = _at_once(graph, right), _at_once(xp.matrix_transpose(graph), left)
+    there, back = _at_once(links, right), _at_once(xp.matrix_transpose(links), left)
     d_x = None
     for (_, _, d_alpha, d_beta), pulled, pushed in zip(terms, there, back, strict=True):
         part = received * d_alpha * pulled + seen(visible, d_beta) * pushed
@@ -57,15 +52,15 @@ def _at_once(matrix: Array, parts: Sequence[Array]) -> list[Array]:
 
 
 def gathered(edges: Factors | None, more: Factors) -> Factors:
-    """Return the factors of a sum over stages: the gradient of the graph is one product in the end, not one each."""
+    """Return the factors of a sum over stages: the gradient of the links is one product in the end, not one each."""
     return more if edges is None else (edges[0] + more[0], edges[1] + more[1])
 
 
-def graph_gradient(edges: Factors | None, graph: Array) -> Array:
-    """Return the gradient of the graph."""
-    xp = namespace(graph)
+def links_gradient(edges: Factors | None, links: Array) -> Array:
+    """Return the gradient of the links."""
+    xp = namespace(links)
     if edges is None:
-        return xp.zeros_like(graph)
+        return xp.zeros_like(links)
     left, right = (xp.concat(factors, axis=-1) for factors in edges)
     return product(left, xp.matrix_transpose(right))
 
@@ -77,6 +72,6 @@ def terms_of(coupling: Coupling, x: Array) -> Terms:
     return coupling.terms(x)
 
 
-def _check_point(after: Array | None) -> None:
-    if after is not None:
-        raise Unsupported('form: got "products" with integrator="discrete_gradient", needs "tiled" or "dense"')
+def seen(visible: Array | None, x: Array) -> Array:
+    """Return m x."""
+    return x if visible is None else visible * x

@@ -1,33 +1,17 @@
 """Graphs with few edges, and sums over them: time and memory grow with the number of edges, not with its square.
 
-A coupling that is a finite sum of products (`refattn.mechanisms.graph_energy.products`) is a few products with the
-sparse matrix W; any other is evaluated at each edge and summed by row. What multiplies is a function of each array
+A coupling that is a finite sum of products (`refattn.mechanisms.graph_energy.forms.products`) is a few products with
+the sparse matrix W; any other is evaluated at each edge and summed by row. What multiplies is a function of each array
 library (`Backend.sparse_product`). One graph is shared by all heads of a batch. It is a constant: no gradient goes to
 its weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from refattn.mechanisms.graph_energy.couplings import Coupling
-from refattn.mechanisms.graph_energy.means import mean_force, mean_slope
-from refattn.mechanisms.graph_energy.tableaus import seen
+from refattn.mechanisms.graph_energy.forces import Coupling
+from refattn.mechanisms.graph_energy.forms.products import seen
+from refattn.mechanisms.graph_energy.options import CSR
 from refattn.xp import Array, arange, backend, namespace, zeros
-
-
-@dataclass(frozen=True)
-class CSR:
-    """A sparse matrix by rows: row i has the columns `indices[indptr[i]:indptr[i + 1]]`, with the values `data` there.
-
-    The arrays are of the library, and `data` of the dtype, of the queries that it is used with; `indptr` and `indices`
-    are of an integer dtype.
-    """
-
-    indptr: Array
-    indices: Array
-    data: Array
-    shape: tuple[int, int]
 
 
 def sparse_graph(weights: Array) -> CSR:
@@ -66,30 +50,28 @@ def nearest_graph(points: Array, count: int) -> CSR:
     return sparse_graph(xp.astype(near | xp.matrix_transpose(near), points.dtype) / float(count))
 
 
-def couple_forward(
-    coupling: Coupling, graph: CSR, visible: Array | None, x: Array, after: Array | None = None
-) -> Array:
+def couple_forward(coupling: Coupling, graph: CSR, visible: Array | None, x: Array) -> Array:
     """Return c_ic = m_ic sum_j w_ij m_jc g(x_jc - x_ic) as (b, h, i, c)."""
-    if coupling.terms is not None and after is None:
+    if coupling.terms is not None:
         total = None
         for alpha, beta, _, _ in coupling.terms(x):
             part = alpha * product(graph, seen(visible, beta))
             total = part if total is None else total + part
         return seen(visible, total)
-    rows, columns = ends_of(graph)
-    pulls = graph.data[:, None] * mean_force(coupling, *_between(graph, rows, columns, x, after))
+    rows, columns = graph.ends()
+    pulls = graph.data[:, None] * coupling.force(_take(x, columns) - _take(x, rows))
     if visible is not None:
         pulls = pulls * _take(namespace(x).broadcast_to(visible, x.shape), columns)
-    return seen(visible, _spread(_by_row(graph, pulls), x))
+    return seen(visible, _spread(graph.by_row(pulls), x))
 
 
 def couple_backward(
-    coupling: Coupling, graph: CSR, visible: Array | None, x: Array, after: Array | None, d_coupled: Array
+    coupling: Coupling, graph: CSR, visible: Array | None, d_coupled: Array, x: Array
 ) -> tuple[Array, Array]:
-    """Return the gradient of x (and of `after` together), and 0 for the graph, which is a constant."""
+    """Return the gradient of x, and 0 for the graph, which is a constant."""
     received, turned = seen(visible, d_coupled), transposed(graph)
     none = zeros((), x)
-    if coupling.terms is not None and after is None:
+    if coupling.terms is not None:
         d_x = None
         # forward: coupled = m sum_t alpha_t * (graph @ (m beta_t))
         for alpha, beta, d_alpha, d_beta in coupling.terms(x):
@@ -97,22 +79,22 @@ def couple_backward(
             part = received * d_alpha * product(graph, seen(visible, beta)) + seen(visible, d_beta) * pulled
             d_x = part if d_x is None else d_x + part
         return d_x, none
-    rows, columns = ends_of(graph)
-    slopes = mean_slope(coupling, *_between(graph, rows, columns, x, after))
+    rows, columns = graph.ends()
+    slopes = coupling.slope(_take(x, columns) - _take(x, rows))
     d_between = graph.data[:, None] * slopes * _take(received, rows)
     if visible is not None:
         d_between = d_between * _take(namespace(x).broadcast_to(visible, x.shape), columns)
     # forward: coupled_i = sum over its edges of w g(x_j - x_i)
     order = namespace(x).argsort(graph.indices, stable=True)
-    toward = _by_row(turned, namespace(x).take(d_between, order, axis=0))
-    return _spread(toward - _by_row(graph, d_between), x), none
+    toward = turned.by_row(namespace(x).take(d_between, order, axis=0))
+    return _spread(toward - graph.by_row(d_between), x), none
 
 
 def gathered(edges: Array | None, more: Array) -> Array:
     return more
 
 
-def graph_gradient(edges: Array | None, graph: CSR) -> Array:
+def links_gradient(edges: Array | None, graph: CSR) -> Array:
     """Return 0: the graph is a constant."""
     return zeros((), graph.data)
 
@@ -122,24 +104,13 @@ def product(graph: CSR, x: Array) -> Array:
     return _spread(backend(x).sparse_product(graph.indptr, graph.indices, graph.data, _flat(x)), x)
 
 
-def ends_of(graph: CSR) -> tuple[Array, Array]:
-    """Return the row and the column of every edge."""
-    return backend(graph.indptr).sparse_rows(graph.indptr, graph.indices.shape[0]), graph.indices
-
-
 def transposed(graph: CSR) -> CSR:
     xp = namespace(graph.indices)
-    rows, columns = ends_of(graph)
+    rows, columns = graph.ends()
     order = xp.argsort(columns, stable=True)
     after = arange(0, graph.shape[1] + 1, graph.indptr)
     indptr = xp.searchsorted(xp.take(columns, order), xp.astype(after, columns.dtype))
     return CSR(indptr, xp.take(rows, order), xp.take(graph.data, order), graph.shape[::-1])
-
-
-def degrees(graph: CSR) -> Array:
-    """Return the sums (n) of the sizes of the links of each token."""
-    xp = namespace(graph.data)
-    return _by_row(graph, xp.abs(graph.data)[:, None])[:, 0]
 
 
 def dense_graph(graph: CSR) -> Array:
@@ -148,18 +119,6 @@ def dense_graph(graph: CSR) -> Array:
     columns = arange(0, graph.shape[1], graph.data)
     one = xp.astype(columns[:, None] == columns, graph.data.dtype)
     return backend(graph.data).sparse_product(graph.indptr, graph.indices, graph.data, one)
-
-
-def _by_row(graph: CSR, edges: Array) -> Array:
-    """Return the sums (n, k) of what edges (e, k) carry, by the row of the graph."""
-    count = arange(0, edges.shape[0], graph.indices)
-    return backend(edges).sparse_product(graph.indptr, count, namespace(edges).ones_like(graph.data), edges)
-
-
-def _between(graph: CSR, rows: Array, columns: Array, x: Array, after: Array | None) -> tuple[Array, Array | None]:
-    """Return x_j - x_i of every edge as (e, b*h*c), and the same of `after`."""
-    ends = None if after is None else _take(after, columns) - _take(after, rows)
-    return _take(x, columns) - _take(x, rows), ends
 
 
 def _take(x: Array, nodes: Array) -> Array:

@@ -1,40 +1,40 @@
-"""Differences of scores a few rows at a time: the definition, in memory linear in the number of tokens."""
+"""Differences of scores a few rows at a time: the same sums, in memory linear in the number of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from refattn.mechanisms.graph_energy.couplings import Coupling
-from refattn.mechanisms.graph_energy.pairs import gathered, graph_gradient, rows_backward, rows_forward
+from refattn.mechanisms.graph_energy.forms.pairs import gathered, links_gradient, rows_backward, rows_forward
 from refattn.xp import Array, namespace
 
-__all__ = ["couple_backward", "couple_forward", "gathered", "graph_gradient"]
+__all__ = ["couple_backward", "couple_forward", "gathered", "links_gradient"]
 
 ELEMENTS = 2**16
 """Differences of one head that a tile has at most, unless a single row has more."""
 
 
-def couple_forward(
-    coupling: Coupling, graph: Array, visible: Array | None, x: Array, after: Array | None = None
-) -> Array:
-    """Return c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic) as (b, h, i, c)."""
-    parts = [rows_forward(coupling, graph[:, :, rows, :], visible, x, after, rows) for rows in _tiles(x)]
+def couple_forward(coupling: Any, links: Array, visible: Array | None, *states: Array) -> Array:
+    """Return c_ic = m_ic sum_j w_ij m_jc g(x_jc - x_ic) as (b, h, i, c)."""
+    x = states[0]
+    parts = [rows_forward(coupling, links[:, :, rows, :], visible, rows, *states) for rows in _tiles(x)]
     return namespace(x).concat(parts, axis=2)
 
 
 def couple_backward(
-    coupling: Coupling, graph: Array, visible: Array | None, x: Array, after: Array | None, d_coupled: Array
+    coupling: Any, links: Array, visible: Array | None, d_coupled: Array, *states: Array
 ) -> tuple[Array, Array]:
-    """Return the gradients of x (and of `after` together) and of the graph, for a given gradient of c."""
+    """Return the gradients of x (of several states the sum) and of the links, for a given gradient of c."""
+    x = states[0]
     xp = namespace(x)
     gained, own, edges = None, [], []
     for rows in _tiles(x):
-        toward, lost, d_graph = rows_backward(
-            coupling, graph[:, :, rows, :], visible, x, after, d_coupled[:, :, rows, :], rows
+        toward, lost, d_links = rows_backward(
+            coupling, links[:, :, rows, :], visible, rows, d_coupled[:, :, rows, :], *states
         )
         gained = toward if gained is None else gained + toward
         own.append(lost)
-        edges.append(d_graph)
+        edges.append(d_links)
     return gained - xp.concat(own, axis=2), xp.concat(edges, axis=2)
 
 

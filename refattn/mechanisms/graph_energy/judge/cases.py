@@ -44,14 +44,14 @@ def _case(
         inputs["bias"] = bias
     if start is not None:
         inputs["start"] = start
-    if options.get("coupling") == "polynomial":
-        inputs["coefficients"] = Input((3,))
     return Case(name, group, inputs, options, purpose)
 
 
 def _mask(*shape: int, keep: float = 0.7) -> Input:
     return Input(shape, "mask", {"keep": keep})
 
+
+COEFFICIENTS = (-0.3346099853515625, 2.1985321044921875, -1.3866119384765625)
 
 CASES = (
     _case("tiny", "plain", "small enough to read", b=1, h=2, n=4, d=2, steps=2),
@@ -64,14 +64,30 @@ CASES = (
     _case("grouped", "grouped", "two query heads share one key/value head", h=6, g=3, e=12),
     _case("grouped-one", "grouped", "all query heads share one", h=5, g=1, causal=True),
     _case("empty-rows", "empty-row", "most rows may attend nothing", mask=_mask(2, 4, 21, 21, keep=0.03)),
-    _case("emptied", "emptied", "rows that the threshold empties", tau=0.55, mask=_mask(2, 4, 21, 21, keep=0.2)),
     _case(
-        "emptied-dense", "emptied", "they keep their attention", tau=0.55, mask=_mask(21, 21, keep=0.2), empty="dense"
+        "emptied",
+        "emptied",
+        "rows that the threshold empties",
+        threshold="hard(tau=0.55)",
+        mask=_mask(2, 4, 21, 21, keep=0.2),
     ),
-    _case("emptied-zero", "emptied", "they become 0", tau=0.55, mask=_mask(21, 21, keep=0.2), empty="zero"),
+    _case(
+        "emptied-dense",
+        "emptied",
+        "they keep their attention",
+        threshold="hard(tau=0.55, empty='dense')",
+        mask=_mask(21, 21, keep=0.2),
+    ),
+    _case(
+        "emptied-zero",
+        "emptied",
+        "they become 0",
+        threshold="hard(tau=0.55, empty='zero')",
+        mask=_mask(21, 21, keep=0.2),
+    ),
     _case("bias", "plain", "scores of heads have a bias", bias=Input((4, 21, 21))),
-    _case("soft", "threshold", "tau is subtracted", kind="soft", tau=0.3, step=0.25),
-    _case("proximal", "threshold", "tau is subtracted after every step", kind="proximal", tau=0.3, n=11),
+    _case("soft", "threshold", "tau is subtracted", threshold="soft(tau=0.3)", step=0.25),
+    _case("proximal", "threshold", "tau is subtracted after every step", threshold="proximal(tau=0.3)", n=11),
     _case(
         "cross",
         "cross",
@@ -80,12 +96,14 @@ CASES = (
         rows=7,
         start=Input((13,)),
         mask=_mask(1, 1, 7, 13, keep=0.3),
-        graph_scores="kk",
+        graph="kernel(over='keys')",
     ),
-    _case("cross-query", "cross", "a distribution for each query", n=11, rows=5, state="query", graph_scores="kk"),
-    _case("mean", "graph", "symmetric, with large degrees", symmetrise="mean", step=0.1),
-    _case("min", "graph", "symmetric, with small degrees", symmetrise="min"),
-    _case("directed", "graph", "no symmetry at all", symmetrise="none", mu=0.5, kappa=2.0, step=0.2),
+    _case(
+        "cross-query", "cross", "a distribution for each query", n=11, rows=5, state="query", graph="min(over='keys')"
+    ),
+    _case("mean", "graph", "symmetric, with large degrees", graph="mean", step=0.1),
+    _case("min", "graph", "symmetric, with small degrees", graph="min"),
+    _case("directed", "graph", "no symmetry at all", graph="none", mu=0.5, kappa=2.0, step=0.2),
     _case("heun", "integrator", "two stages", integrator="heun", steps=4, mu=1.5, kappa=3.0, step=0.3),
     _case("rk4", "integrator", "four stages", integrator="rk4", steps=3, step=0.4, kappa=2.0, mu=0.5),
     _case(
@@ -116,7 +134,15 @@ CASES = (
     _case("arctan", "coupling", "another coupling", coupling="arctan", kappa=4.0, mu=0.5, step=0.1),
     _case("sinh", "coupling", "another coupling", coupling="sinh", kappa=4.0, mu=0.5, step=0.1),
     _case("cubic", "coupling", "another coupling", coupling="cubic", kappa=4.0, mu=0.5, step=0.1),
-    _case("polynomial", "coupling", "coefficients of both signs", coupling="polynomial", kappa=2.0, mu=0.5, step=0.1),
+    _case(
+        "polynomial",
+        "coupling",
+        "coefficients of both signs",
+        coupling=f"polynomial(coefficients={COEFFICIENTS})",
+        kappa=2.0,
+        mu=0.5,
+        step=0.1,
+    ),
     _case("consensus", "intrinsic", "nothing but coupling", intrinsic="none", steps=6),
     _case("wells", "intrinsic", "two wells", intrinsic="double_well", kappa=0.3, mu=0.8, step=0.05),
     _case("query", "query", "a distribution for each query", state="query", n=13),
@@ -128,9 +154,8 @@ CASES = (
         "symmetric by the mean",
         state="query",
         n=11,
-        symmetrise="mean",
-        kind="soft",
-        tau=0.05,
+        graph="mean",
+        threshold="soft(tau=0.05)",
         step=0.1,
     ),
     _case("feature", "feature", "values flow", b=1, h=2, n=11, d=8, state="feature"),
@@ -155,8 +180,7 @@ CASES = (
         n=11,
         d=8,
         state="feature",
-        kind="soft",
-        tau=0.3,
+        threshold="soft(tau=0.3)",
         mask=_mask(11, 11),
         steps=4,
     ),

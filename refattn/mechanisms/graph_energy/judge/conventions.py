@@ -6,9 +6,12 @@ Each has the signature of the core without `form` and returns (out,). Verificati
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.judge.given import graph_of, threshold_of
+from refattn.mechanisms.graph_energy.options import Directed, Soft
 from refattn.xp import Array, namespace
 
 Wrong = Callable[..., tuple[Array]]
@@ -33,12 +36,14 @@ def one_step_less(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
 
 def soft_threshold(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     """Subtract tau where scores below it should be dropped."""
-    return _with(kind="soft", straight_through=False)(q, k, v, **options)
+    known = threshold_of(options)
+    return _with(threshold=Soft(tau=known.tau, signed=known.signed, empty=known.empty))(q, k, v, **options)
 
 
 def directed_graph(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     """Take attention itself for the graph."""
-    return _with(symmetrise="none")(q, k, v, **options)
+    over = graph_of(options)
+    return _with(graph=Directed() if over is None else Directed(over=over.over))(q, k, v, **options)
 
 
 def edges_twice(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
@@ -53,7 +58,7 @@ def no_anchor(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
 
 def dropped_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     """Give 0 for a row that the threshold has emptied."""
-    return _with(empty="zero")(q, k, v, **options)
+    return _with(threshold=replace(threshold_of(options), empty="zero"))(q, k, v, **options)
 
 
 def ignored_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> tuple[Array]:

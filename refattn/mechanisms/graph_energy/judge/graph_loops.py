@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from refattn.mechanisms.graph_energy.flow_loops import Flow, Values
+from refattn.mechanisms.graph_energy.judge.flow_loops import Flow, Values
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from refattn.mechanisms.graph_energy.links import summed_to
-from refattn.mechanisms.graph_energy.sizes import (
+from refattn.mechanisms.graph_energy.judge.given import graph_of, is_over_keys, start_of
+from refattn.mechanisms.graph_energy.judge.sizes import (
     Given,
     absolute,
     heads_of,
@@ -15,13 +15,11 @@ from refattn.mechanisms.graph_energy.sizes import (
     squares,
     transposed,
 )
+from refattn.mechanisms.graph_energy.options import Kernel
 from refattn.mechanisms.record import Magnitude
 from refattn.ops.heads import sum_heads
+from refattn.ops.sums import summed_to
 from refattn.xp import Array, namespace
-
-
-def _over_keys(inputs: Given) -> bool:
-    return inputs.get("graph_scores") == "kk"
 
 
 def _scores(inputs: Given, values: Given) -> Array:
@@ -56,7 +54,7 @@ def _d_softmax(weights_id: str, given_id: str) -> Magnitude:
 def _mutual(inputs: Given, values: Given) -> Array:
     xp, mutual = namespace(inputs["q"]), values["GE.4"]
     finite = xp.where(xp.isfinite(mutual), mutual, 0.0)
-    if not _over_keys(inputs):
+    if not is_over_keys(inputs):
         return absolute(finite)
     keys = heads_of(inputs, "k")
     return size_of_sum(keys.shape[-1], finite, squares(keys, keys) * scale_of(inputs) ** 2)
@@ -72,17 +70,17 @@ def _start(inputs: Given, values: Given) -> Array:
 def _d_links(inputs: Given, values: Given) -> Array:
     # A sum of two links of a graph that is made from the kernel; else a copy.
     d = absolute(values["dGE.5"])
-    return d + absolute(values["dGE.6"]) + absolute(transposed(values["dGE.6"])) if _over_keys(inputs) else 0.0 * d
+    return d + absolute(values["dGE.6"]) + absolute(transposed(values["dGE.6"])) if is_over_keys(inputs) else 0.0 * d
 
 
 def _d_attention(inputs: Given, values: Given) -> Array:
-    if inputs.get("symmetrise") == "kernel" or _over_keys(inputs):
+    if isinstance(graph_of(inputs), Kernel) or is_over_keys(inputs):
         return absolute(values["dGE.3"])
     return absolute(values["dGE.3"]) + absolute(values["dGE.6"]) + absolute(transposed(values["dGE.6"]))
 
 
 def _d_scores(inputs: Given, values: Given) -> Array:
-    own = "dGE.4" in values and not _over_keys(inputs)
+    own = "dGE.4" in values and not is_over_keys(inputs)
     more = absolute(values["dGE.4"]) + absolute(transposed(values["dGE.4"])) if own else 0.0
     return absolute(values["dGE.1"]) + absolute(values["dGE.2"]) + more
 
@@ -100,7 +98,7 @@ def per_key(inputs: Given, value: Array, pairs: Array, rows: Array, factor: Any)
 
 def _d_k(inputs: Given, values: Given) -> Array:
     size = per_key(inputs, values["dGE.k"], values["dGE.1"], inputs["q"], scale_of(inputs))
-    if not _over_keys(inputs) or "dGE.4" not in values:
+    if not is_over_keys(inputs) or "dGE.4" not in values:
         return size
     both = absolute(values["dGE.4"]) + absolute(transposed(values["dGE.4"]))
     return size + per_key(inputs, values["dGE.k"], both, heads_of(inputs, "k"), scale_of(inputs))
@@ -108,7 +106,7 @@ def _d_k(inputs: Given, values: Given) -> Array:
 
 def _d_scale(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    pairs = [("dGE.1", "GE.1"), *([("dGE.4", "GE.4")] if _over_keys(inputs) and "dGE.4" in values else [])]
+    pairs = [("dGE.1", "GE.1"), *([("dGE.4", "GE.4")] if is_over_keys(inputs) and "dGE.4" in values else [])]
     terms = [values[d] * xp.where(xp.isfinite(values[s]), values[s], 0.0) / scale_of(inputs) for d, s in pairs]
     of_squares = sum(xp.sum(term * term) for term in terms)
     return size_of_sum(sum(math.prod(term.shape) for term in terms), values["dGE.scale"], of_squares)
@@ -120,7 +118,7 @@ def _d_bias(inputs: Given, values: Given) -> Array:
 
 
 def _d_begin(inputs: Given, values: Given) -> Array:
-    shape, d = inputs["start"].shape, values["dGE.7"][..., 0]
+    shape, d = start_of(inputs).at.shape, values["dGE.7"][..., 0]
     return size_of_sum(math.prod(d.shape) // max(math.prod(shape), 1), values["dGE.start"], summed_to(d * d, shape))
 
 

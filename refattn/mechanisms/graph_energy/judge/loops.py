@@ -15,8 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.graph_energy.flow_loops import Values
-from refattn.mechanisms.graph_energy.graph_loops import Graph
+from refattn.mechanisms.graph_energy.judge.flow_loops import Values
+from refattn.mechanisms.graph_energy.judge.given import coupling_of, graph_of, integrator_of, start_of, threshold_of
+from refattn.mechanisms.graph_energy.judge.graph_loops import Graph
+
+SYMMETRISE = {
+    "Kernel": "kernel",
+    "Mean": "mean",
+    "Min": "min",
+    "Directed": "none",
+    "CausalMirror": "causal_mirror",
+}
+"""The links by the names of their classes."""
 
 
 class _Head(Graph):
@@ -28,15 +38,20 @@ class _Head(Graph):
         self.bias, self.start = bias, start
         self.q, self.k, self.v, self.allowed, self.masked = q, k, v, allowed, masked
         self.rows, self.n = len(q), len(k)
-        known = {"state": "token", "coupling": None, "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "tau": None}
-        known |= {"step": None, "steps": 10, "integrator": "euler", "symmetrise": None, "scale": None, "kind": "hard"}
-        known |= {"signed": None, "straight_through": False, "empty": "argmax", "causal": False, "coefficients": None}
-        known |= {"graph_scores": "qk", "jitter": None}
-        self.o = {**known, **options}
+        known = {"state": "token", "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "step": None, "steps": 10}
+        known |= {"scale": None, "causal": False, "jitter": None}
+        threshold, coupling, links = threshold_of(options), coupling_of(options), graph_of(options)
+        known |= {name: getattr(threshold, name) for name in ("tau", "signed", "empty")}
+        known |= {"kind": type(threshold).__name__.lower(), "integrator": integrator_of(options)}
+        known |= {"straight_through": getattr(threshold, "straight_through", False)}
+        known |= {"symmetrise": None if links is None else SYMMETRISE[type(links).__name__]}
+        known |= {"graph_scores": "kk" if getattr(links, "over", "tokens") == "keys" else "qk"}
+        taken = ("threshold", "coupling", "graph", "integrator")
+        self.o = {**known, **{name: x for name, x in options.items() if name not in taken}}
+        self.o["coupling"] = coupling if isinstance(coupling, str) else "polynomial"
+        self.o["coefficients"] = getattr(coupling, "coefficients", None)
         feature, query = self.o["state"] == "feature", self.o["state"] == "query"
         self.feature, self.query = feature, query
-        if self.o["coupling"] is None:
-            self.o["coupling"] = "tanh" if feature else "sin"
         if self.o["symmetrise"] is None:
             causal = self.o["causal"] is not False
             self.o["symmetrise"] = ("causal_mirror" if causal else "min") if query else ("none" if causal else "kernel")
@@ -151,7 +166,8 @@ def _heads(q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any]) -> list[l
     masked = mask is not None or (causal and n > 1)
     given = options.get("bias")
     bias = np.broadcast_to(np.zeros((1, 1)) if given is None else given, plane)
-    begins = options.get("start")
+    started = start_of(options)
+    begins, moved = started.at, started.jitter
     starts: Any = None if begins is None else np.broadcast_to(begins, (batch, heads, n))
     found = []
     for b in range(batch):
@@ -161,9 +177,8 @@ def _heads(q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any]) -> list[l
             start = None if starts is None else starts[b, h]
             mu = options.get("mu", 1.0)
             of_head = options if np.ndim(mu) < 2 else {**options, "mu": mu[h]}
-            if options.get("jitter") is not None:
-                moved = np.asarray(options["jitter"])
-                of_head = {**of_head, "jitter": np.broadcast_to(moved, (batch, heads, n, moved.shape[-1]))[b, h]}
+            if moved is not None:
+                of_head = {**of_head, "jitter": np.broadcast_to(moved, (batch, heads, n, np.shape(moved)[-1]))[b, h]}
             row.append(_Head(*own, start, allowed[b, h], masked, of_head))
         for head in row:
             head.run()
@@ -191,9 +206,9 @@ def backward(
             batch, count, n, width = grad[id].shape
             groups = k.shape[1]
             grad[id] = grad[id].reshape(batch, groups, count // groups, n, width).sum(axis=2)
-    for name, id in (("bias", "dGE.1"), ("start", "dGE.start")):
-        if options.get(name) is not None:
-            shape = np.shape(options[name])
+    for name, id, given in (("bias", "dGE.1", options.get("bias")), ("start", "dGE.start", start_of(options).at)):
+        if given is not None:
+            shape = np.shape(given)
             whole = grad[id].sum(axis=tuple(range(grad[id].ndim - len(shape))))
             grad[f"dGE.{name}"] = whole.sum(axis=tuple(n for n, m in enumerate(shape) if m == 1), keepdims=True)
     if "dGE.coefficients" in grad:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from refattn.mechanisms.graph_energy.graph_magnitudes import GRAPH, per_key
-from refattn.mechanisms.graph_energy.sizes import (
+from refattn.mechanisms.graph_energy.judge.given import integrator_of, threshold_of
+from refattn.mechanisms.graph_energy.judge.graph_magnitudes import GRAPH, per_key
+from refattn.mechanisms.graph_energy.judge.sizes import (
     Given,
     absolute,
     coupling_of,
@@ -21,15 +22,17 @@ from refattn.mechanisms.graph_energy.sizes import (
     size_of_sum,
     squares,
     stages_of,
+    tau_of,
     transposed,
 )
+from refattn.mechanisms.graph_energy.options import Proximal, Soft
 from refattn.mechanisms.record import Magnitude
 from refattn.xp import Array, namespace
 
 
 def _stage(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    euler = inputs.get("integrator", "euler") == "euler"
+    euler = integrator_of(inputs) == "euler"
     return xp.zeros_like(values["GE.8"]) if euler else xp.abs(values["GE.8"])
 
 
@@ -66,15 +69,15 @@ def _rate(inputs: Given, values: Given) -> Array:
 def _next(inputs: Given, values: Given) -> Array:
     # A threshold after the step subtracts; otherwise a sum that is rounded once.
     x = values["GE.11"]
-    proximal = inputs.get("kind") == "proximal"
-    return absolute(x) + (2.0 * number_of(inputs, "tau", 0.5) * number_of(inputs, "step", 1.0) if proximal else 0.0)
+    proximal = isinstance(threshold_of(inputs), Proximal)
+    return absolute(x) + (2.0 * tau_of(inputs) * number_of(inputs, "step", 1.0) if proximal else 0.0)
 
 
 def _kept(inputs: Given, values: Given) -> Array:
     y = values["GE.12"]
-    if inputs.get("kind", "hard") != "soft":
+    if not isinstance(threshold_of(inputs), Soft):
         return 0.0 * y
-    return namespace(y).where(y == 0.0, 0.0, absolute(y) + 2.0 * number_of(inputs, "tau", 0.5))
+    return namespace(y).where(y == 0.0, 0.0, absolute(y) + 2.0 * tau_of(inputs))
 
 
 def _total(inputs: Given, values: Given) -> Array:

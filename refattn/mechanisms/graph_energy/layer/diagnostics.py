@@ -5,8 +5,9 @@ Where the graph has an energy E, the rate of the scores is minus its gradient; w
 
 from __future__ import annotations
 
-from refattn.mechanisms.graph_energy.block import Saved
-from refattn.mechanisms.graph_energy.tableaus import rate_at, shrink
+from refattn.mechanisms.graph_energy.dense import dropped
+from refattn.mechanisms.graph_energy.layer.block import Saved
+from refattn.mechanisms.graph_energy.options import Proximal
 from refattn.xp import Array, sum_wide
 
 
@@ -16,9 +17,9 @@ def force(saved: Saved) -> tuple[Array, int]:
     With a threshold after every step the rate is that of such a step: 0 where neither the flow nor the threshold moves
     a score.
     """
-    inner = saved.core.inner.flow
-    law, x = inner.law, inner.states[-1]
-    rate = rate_at(law, inner.graph, inner.start, inner.visible, x)
-    if law.shrinks:
-        rate = (shrink(law.threshold, law.step, x + law.step * rate) - x) / law.step
+    flow, options = saved.core.inner.flow, saved.core.options
+    x = flow.states[-1]
+    rate = saved.core.system.rate(x)
+    if isinstance(options.threshold, Proximal):
+        rate = (dropped(x + flow.step * rate, flow.step * flow.tau, options.signed) - x) / flow.step
     return sum_wide(rate * rate), x.shape[0] * x.shape[1]

@@ -10,7 +10,11 @@ to a level without a token, or with as many as the one below. With stage(R, K, o
 
 A token reads no later one where scores are causal, and with a `window` of the earlier ones the last so many of a level.
 All levels share their numbers. What a query reads does not depend on other queries: o_{l+1} are rows of what all tokens
-read of L_l, so that one stage a level is enough. The adjoint quotes each line below, from the last level to the first.
+read of L_l, so that one stage a level is enough.
+
+A stage is made of the core and its parts: the core on the tokens of the level gives their scores, with which all tokens
+read them as in the readout of the definition. The adjoint quotes each line below, from the last level to the first; the
+gradient of scores comes to the core as that of what a loss reads.
 
 Axes: b batch, h query head, g key/value head, i tokens, j tokens of a level, d and e widths of a head.
 
@@ -26,22 +30,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.arguments import check_arrays, check_gradient, check_qkv
-from refattn.mechanisms.graph_energy import flow, graph, readout
-from refattn.mechanisms.graph_energy.attend import balance_of
-from refattn.mechanisms.graph_energy.derived import law_of, threshold_of
-from refattn.mechanisms.graph_energy.forms import form_of, module_of
-from refattn.mechanisms.graph_energy.links import summed_to
-from refattn.mechanisms.graph_energy.options import NUMBERS, USUAL, Options, check_options
-from refattn.mechanisms.graph_energy.rows import softmax_backward, softmax_forward
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.graph_energy import core, dense
+from refattn.mechanisms.graph_energy.options import FAMILIES, tau_of, whole
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.xp import Array, arange, device, dtype_name, namespace, raised, sum_wide, zeros
+from refattn.ops.softmax import softmax_backward, softmax_forward
+from refattn.ops.sums import summed_for, summed_to
+from refattn.xp import Array, arange, device, dtype_name, is_array, namespace, raised, sum_wide, zeros
 
-NOT_TAKEN = ("state", "graph", "graph_scores", "start", "jitter", "adjoint") + (
-    "stop_force",
-    "stop_plateau",
-    "stop_level",
-)
-"""Options of the core that a hierarchy does not take."""
+TAKEN = tuple(name for name in defaults_of(core.forward) if name not in ("state", "start", "mask", "causal", "form"))
+"""Options of the core that a hierarchy takes."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,8 @@ class Level:
 
     tokens: tuple[int, ...]
     attention: Array  # (b, h, i, j)
-    graph: graph.Saved
-    flow: flow.Saved
-    readout: readout.Saved
+    core: core.Saved
+    readout: dense.Readout
     out: Array  # (b, h, i, e)
 
 
@@ -65,7 +62,7 @@ class Saved:
     q: Array
     k: Array
     v: Array
-    options: Options
+    options: dict[str, Any]
     given: dict[str, tuple[int, ...]]
 
 
@@ -92,8 +89,6 @@ def forward(
     levels: int = 3,
     window: int | None = None,
     level_logits: Array | None = None,
-    causal: bool = False,
-    form: str = "auto",
     **options: Any,
 ) -> tuple[Array, Saved]:
     """Return the output (b, h, n, e) and what `backward` reads.
@@ -108,8 +103,8 @@ def forward(
         How many earlier tokens of a level a token reads; needs causal scores.
     level_logits
         (levels,): None means that all levels count alike. Those of levels that are not there count for nothing.
-    causal, form, options
-        As of the core in state "token", with a bias (b, h, n, n) and a mu of each node, too.
+    options
+        `causal`, `form` and others of the core in state "token", with a bias (b, h, n, n) and a mu of each node, too.
 
     Raises
     ------
@@ -120,16 +115,15 @@ def forward(
     check_qkv(q, k, v)
     if raised(q).dtype != q.dtype:
         raise TypeError(f"q: got dtype {dtype_name(q)}, needs float32 or float64")
-    n = q.shape[2]
-    for name, number, least in (("stride", stride, 2), ("levels", levels, 1), ("window", window, 1)):
-        whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
-        if not whole and not (name == "window" and number is None):
-            raise ValueError(f"{name}: got {number!r}, needs a whole number of at least {least}")
-    if window is not None and not causal:
-        raise ValueError(f"window: got {window} without causal scores, needs causal=True")
-    if wrong := [name for name in options if name not in USUAL or name in NOT_TAKEN]:
+    n, causal = q.shape[2], options.get("causal", False) is not False
+    whole("stride", stride, 2)
+    whole("levels", levels, 1)
+    if window is not None:
+        whole("window", window, 1)
+        if not causal:
+            raise ValueError(f"window: got {window} without causal scores, needs causal=True")
+    if wrong := [name for name in options if name not in (*TAKEN, "causal", "form")]:
         raise ValueError(f"{wrong[0]}: got an option that a hierarchy does not take")
-    chosen = check_options(q, n, causal=causal, **(USUAL | options))
     known = tokens_of(n, stride, levels, causal)
     if level_logits is None:
         omega = xp.full((len(known),), 1.0 / len(known), dtype=q.dtype, device=device(q))
@@ -141,14 +135,14 @@ def forward(
     values, out = repeat_heads(v, q.shape[1]), 0.0 * repeat_heads(v, q.shape[1])
     found: list[Level] = []
     for at, tokens in enumerate(known):
-        level = _stage(q, k, values, tokens, chosen, causal, window, form)
+        level = _stage(q, k, v, values, tokens, options, window)
         out = out + omega[at] * level.out
         found.append(level)
         if at + 1 < len(known):
             values = _take(level.out, known[at + 1], 2)
-    numbers = {**(USUAL | options), "level_logits": level_logits}
-    shapes = {x: tuple(getattr(numbers[x], "shape", ())) for x in (*NUMBERS, "level_logits") if numbers[x] is not None}
-    return out, Saved(tuple(found), omega, q, k, v, chosen, shapes)
+    given = found[0].core.options.numbers
+    given |= {} if level_logits is None else {"level_logits": tuple(level_logits.shape)}
+    return out, Saved(tuple(found), omega, q, k, v, options, given)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -175,72 +169,72 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_logits = softmax_backward(saved.omega, xp.stack(d_omega))
         unused = zeros((saved.given["level_logits"][0] - len(saved.levels),), d_logits)
         gradients["level_logits"] = xp.concat([d_logits, unused])
-    return {name: xp.reshape(x, saved.given.get(name, x.shape)) for name, x in gradients.items()}
+    return {name: xp.reshape(gradients[name], saved.given.get(name, gradients[name].shape)) for name in gradients}
 
 
 def _stage(
     q: Array,
     k: Array,
+    v: Array,
     values: Array,
     tokens: tuple[int, ...],
-    options: Options,
-    causal: bool,
+    options: dict[str, Any],
     window: int | None,
-    form: str,
 ) -> Level:
     """Return what all tokens read of a level, whose values are (b, h, j, e)."""
-    xp, scale = namespace(q), options.scale
+    xp, mu, bias = namespace(q), options.get("mu"), options.get("bias")
     own_q, own_k = _take(q, tokens, 2), _take(k, tokens, 2)
-    own = replace(options, mu=options.mu if _is_plain(options.mu) else _take(options.mu, tokens, 1))
-    allowed = _readable(tokens, tokens, q, None) if causal else None
-    bias = None if options.bias is None else _take(_whole(options.bias, q), tokens, 3)
-    inner = None if bias is None else _take(bias, tokens, 2)
-    links = graph.forward(
-        own_q, own_k, values, allowed=allowed, scale=scale, symmetrise=own.symmetrise, state="token", bias=inner
-    )
-    scores = q @ xp.matrix_transpose(repeat_heads(own_k, q.shape[1])) * scale
+    own = dict(options)
+    if _of_nodes(mu):
+        own["mu"] = _take(mu, tokens, 1)
+    if bias is not None:
+        bias = _take(xp.broadcast_to(bias, (*q.shape[:3], q.shape[2])), tokens, 3)
+        own["bias"] = _take(bias, tokens, 2)
+    # What the level's own tokens would read is not wanted: a row that is emptied there is no error.
+    threshold = FAMILIES["threshold"](options.get("threshold", defaults_of(core.forward)["threshold"]))
+    own_v = _take(v, tokens, 2)
+    _, flowed = core.forward(own_q, own_k, own_v, **{**own, "threshold": replace(threshold, empty="zero")})
+    scores = q @ xp.matrix_transpose(repeat_heads(own_k, q.shape[1])) * flowed.options.scale
     scores = scores if bias is None else scores + bias
-    read = _readable(range(q.shape[2]), tokens, q, window) if causal else None
+    read = _readable(range(q.shape[2]), tokens, q, window) if options.get("causal", False) is not False else None
     attention = softmax_forward(scores if read is None else xp.where(read, scores, -math.inf))
-    threshold = threshold_of(own, read, attention)
-    module = module_of(form_of(form, own, own_q, values))
-    law = law_of(own, links.graph, None, balance_of(links), module, threshold)
-    x, flowed = flow.forward(law, links.graph, links.start, None)
-    out, reading = readout.forward(x, attention, values, allowed=read, state="token", threshold=threshold)
-    return Level(tokens, attention, links, flowed, reading, out)
+    chosen = replace(flowed.options, threshold=replace(flowed.options.threshold, empty=threshold.empty))
+    tau = tau_of(chosen, None, flowed.scores)
+    out, readout = dense.readout_forward(flowed.scores, attention, values, allowed=read, options=chosen, tau=tau)
+    return Level(tokens, attention, flowed, readout, out)
 
 
 def _stage_backward(saved: Saved, level: Level, d_out: Array) -> tuple[Array, dict[str, Array]]:
     """Return the gradients of a level's values, and those of q, k and the numbers."""
     xp, (q, k) = namespace(d_out), (saved.q, saved.k)
-    n, tokens, scale = q.shape[2], level.tokens, saved.options.scale
-    d_x, d_attention, d_values, tau_terms = readout.backward(level.readout, d_out, None)
-    assert d_values is not None
-    d_start, d_graph, numbers = flow.backward(level.flow, d_x, tau_terms)
-    d = graph.backward(level.graph, 0.0 * d_graph, d_graph, d_start)
+    n, tokens, scale = q.shape[2], level.tokens, level.core.options.scale
+    d_x, d_attention, d_values, tau_terms = dense.readout_backward(level.readout, d_out, None)
+    assert d_values is not None and d_attention is not None
+    # forward: scores of the level = those of the core
+    none = zeros(level.core.shape, d_out)
+    d = core.backward(level.core, none, d_scores=d_x)
     # forward: attention = softmax(q @ own_k^T * scale + bias)
     d_scores = softmax_backward(level.attention, d_attention)
     d_product = d_scores @ repeat_heads(_take(k, tokens, 2), q.shape[1])
     d_own_k = sum_heads(xp.matrix_transpose(d_scores) @ q, k.shape[1]) * scale
     d["q"] = d_product * scale + _spread(d["q"], tokens, n, 2)
     d["k"] = _spread(d_own_k + d["k"], tokens, n, 2)
-    d["scale"] = d["scale"] + sum_wide(d_product * q)
+    if "scale" in d:
+        d["scale"] = d["scale"] + sum_wide(d_product * q)
+    if "tau" in d:
+        tau = level.core.options.tau
+        d["tau"] = d["tau"] + xp.reshape(summed_for(tau_terms, tau), d["tau"].shape)
     if "bias" in d:
-        whole = _spread(d_scores + _spread(d["bias"], tokens, n, 2), tokens, n, 3)
-        d["bias"] = summed_to(whole, saved.given["bias"])
-    if not _is_plain(saved.options.mu):
-        numbers["mu"] = _spread(xp.reshape(numbers["mu"], (q.shape[1], len(tokens))), tokens, n, 1)
-    return d_values, {name: x for name, x in {**d, **numbers}.items() if name in ("q", "k", *saved.given)}
+        whole_bias = _spread(d_scores + _spread(d["bias"], tokens, n, 2), tokens, n, 3)
+        d["bias"] = summed_to(whole_bias, saved.given["bias"])
+    if _of_nodes(saved.options.get("mu")):
+        d["mu"] = _spread(d["mu"], tokens, n, 1)
+    return d_values, {name: x for name, x in d.items() if name != "v"}
 
 
-def _is_plain(mu: Any) -> bool:
-    """Tell whether mu is the same for all nodes of a head."""
-    return isinstance(mu, float) or len(mu.shape) == 0 or mu.shape[1] == 1
-
-
-def _whole(bias: Array, q: Array) -> Array:
-    """Return a bias with all its axes."""
-    return namespace(q).broadcast_to(bias, (*q.shape[:3], q.shape[2]))
+def _of_nodes(mu: Any) -> bool:
+    """Tell whether mu is (h, n), one for each node."""
+    return is_array(mu) and len(mu.shape) == 2
 
 
 def _readable(rows: Sequence[int], tokens: Sequence[int], like: Array, window: int | None) -> Array:

@@ -34,8 +34,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.graph_energy.config import Config, Params, is_bounded
-from refattn.mechanisms.graph_energy.sharing import nodes_backward, nodes_forward
+from refattn.mechanisms.graph_energy.layer.config import Config, Params, is_bounded
+from refattn.mechanisms.graph_energy.layer.sharing import nodes_backward, nodes_forward
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, namespace
 

@@ -10,7 +10,7 @@
     level(saved)     sum over heads of E(x)           d_energy = 1
 
 E is the energy after the last step, which also reads where scores start, mu and kappa; its gradient is that of
-`refattn.mechanisms.graph_energy.total_energy`. p are the weights, x the scores and w the links of `saved`. The
+`refattn.mechanisms.graph_energy.system`. p are the weights, x the scores and w the links of `saved`. The
 gradients go into `backward` by these names, times what the sum is weighted with. A sum of the sizes of weights would be
 constant, for those of a row add up to 1.
 
@@ -21,8 +21,8 @@ saying how.
 from __future__ import annotations
 
 from refattn.mechanisms.graph_energy.core import Saved
-from refattn.mechanisms.graph_energy.energies import energy
-from refattn.mechanisms.graph_energy.sparse import CSR
+from refattn.mechanisms.graph_energy.options import CSR
+from refattn.mechanisms.graph_energy.system import energy
 from refattn.xp import Array, namespace, sum_wide
 
 NAMES = ("entropy", "gini", "size", "roughness", "level")

@@ -18,13 +18,15 @@ from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.graph_energy import block, core, learned, pairs, readout
-from refattn.mechanisms.graph_energy.derived import threshold_of
-from refattn.mechanisms.graph_energy.options import USUAL, check_options
-from refattn.mechanisms.graph_energy.rows import softmax_forward
-from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, moved, shrink, weighted
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.graph_energy import core, dense
+from refattn.mechanisms.graph_energy.forms import pairs
+from refattn.mechanisms.graph_energy.layer import block, learned
+from refattn.mechanisms.graph_energy.layer.config import Params, core_options
+from refattn.mechanisms.graph_energy.options import Proximal, tau_of
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
+from refattn.ops.softmax import softmax_forward
 from refattn.xp import Array, namespace, raised, zeros
 
 
@@ -38,19 +40,19 @@ class Cache:
     points: Array | None  # (b, h, j, p, c): where each stage was evaluated, and the end; else
 
 
-def start(params: block.Params, batch: int) -> Cache:
+def start(params: Params, batch: int) -> Cache:
     """Return the cache before the first token."""
     h, g, d, e = params.config.sizes
     like = params.w_q
     keys, values = zeros((batch, g, 0, d), like), zeros((batch, g, 0, e), like)
     if params.config.state == "query":
         return Cache(keys, values, zeros((batch, h, 0, d), like), None)
-    stages = len(TABLEAUS[params.config.integrator].stages) * params.config.steps + 1
+    stages = len(_tableau(params)[1]) * params.config.steps + 1
     channels = e if params.config.state == "feature" else 1
     return Cache(keys, values, None, zeros((batch, h, 0, stages, channels), raised(like)))
 
 
-def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
+def prefill(params: Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
     _check(params, cache, state, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
@@ -72,12 +74,12 @@ def prefill(params: block.Params, cache: Cache, state: block.State, context: Con
     result = _result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :])
     if cache.points is None:
         return replace(state, x=result), Cache(k, v, all_q, None)
-    ways = [point for taken in saved.inner.flow.steps for point in taken.points]
-    points = xp.stack([*ways, saved.inner.readout.x], axis=3)  # (b, h, j, p, c)
+    ways = [point for taken in saved.inner.flow.steps for point, _, _ in taken.stages]
+    points = xp.stack([*ways, saved.scores], axis=3)  # (b, h, j, p, c)
     return replace(state, x=result), Cache(k, v, None, points)
 
 
-def step(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
+def step(params: Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of one new token (b, 1, m), and the cache with it."""
     if cache.points is None or not cache.k.shape[2]:
         return prefill(params, cache, state, context)
@@ -88,7 +90,9 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     chosen = _options(params, context)
     if params.config.classes is not None:
         chosen["mu"] = chosen["mu"][:, -1:]  # of the new token
-    options = check_options(q, q.shape[2], causal=True, **(USUAL | chosen))
+    rows = dict(zip("qkv", (raised(q), raised(k[:, :, -1:, :]), raised(v[:, :, -1:, :])), strict=True))
+    usual = {name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "form")}
+    options = core.checked(**rows, masked=False, causal=True, **(usual | chosen))
     heads, tokens = q.shape[1], k.shape[2]
     allowed = None
     if context.key_mask is not None:
@@ -97,40 +101,47 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     scores = raised(q) @ xp.matrix_transpose(repeat_heads(raised(k), heads)) * options.scale  # (b, h, 1, j)
     attention = softmax_forward(scores if allowed is None else xp.where(allowed, scores, -math.inf))  # (b, h, 1, j)
     last = xp.concat([zeros((tokens - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the new token
-    graph = attention * (1.0 - last)  # (b, h, 1, j)
+    links = attention * (1.0 - last)  # (b, h, 1, j)
     if options.state == "feature":
         begin = repeat_heads(raised(v[:, :, tokens - 1 :, :]), heads)  # (b, h, 1, c)
     else:
         begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, tokens - 1 :])  # (b, h, 1, c)
-    threshold = threshold_of(options, None, attention)
+    tau, h = tau_of(options, None, begin), dense.step_of(options, links, None)
     points: list[Array] = []
-    at, tableau = begin, TABLEAUS[options.integrator]
+    at, (alphas, beta) = begin, _tableau(params)
     for _ in range(options.steps):
         rates: list[Array] = []
-        for row in tableau.stages:
-            point = moved(at, options.step, weighted(row, rates))  # (b, h, 1, c)
+        for alpha in alphas:
+            point = dense.moved(at, h, alpha, rates)  # (b, h, 1, c)
             every = xp.concat([cache.points[:, :, :, len(points), :], point], axis=2)  # (b, h, j, c)
-            pull = pairs.rows_forward(options.coupling, graph, None, every, None, slice(tokens - 1, tokens))
+            pull = pairs.rows_forward(options.coupling, links, None, slice(tokens - 1, tokens), every)
             rates.append(options.intrinsic.force(point, begin, options.mu) + options.kappa * pull)
             points.append(point)
-        at = shrink(threshold, options.step, moved(at, options.step, weighted(tableau.weights, rates)))  # (b, h, 1, c)
+        at = dense.moved(at, h, beta, rates)  # (b, h, 1, c)
+        if isinstance(options.threshold, Proximal):
+            at = dense.dropped(at, h * tau, options.signed)  # (b, h, 1, c)
     way = xp.stack([*points, at], axis=3)  # (b, h, 1, p, c)
     kept = xp.concat([cache.points, way], axis=2)
     ends = at if options.state == "feature" else kept[:, :, :, -1, :]
-    out, _ = readout.forward(ends, attention, raised(v), allowed=allowed, state=options.state, threshold=threshold)
+    out, _ = dense.readout_forward(ends, attention, raised(v), allowed=allowed, options=options, tau=tau)
     return replace(state, x=_result(params, x, xp.astype(out, x.dtype))), Cache(k, v, None, kept)
 
 
-def _options(params: block.Params, context: Context) -> dict[str, Any]:
-    return block.core_options(params.config, equations.active(learned).numbers(params, context))
+def _tableau(params: Params) -> Any:
+    """Return alpha and beta of the integrator, which is explicit."""
+    return dense.TABLEAUS[type(params.config.chosen("integrator"))]
 
 
-def _result(params: block.Params, x: Array, attended: Array) -> Array:
+def _options(params: Params, context: Context) -> dict[str, Any]:
+    return core_options(params.config, equations.active(learned).numbers(params, context))
+
+
+def _result(params: Params, x: Array, attended: Array) -> Array:
     out = linear_forward(merge_heads(attended), params.w_o, params.b_o)
     return x + out if params.config.residual else out
 
 
-def _check(params: block.Params, cache: Cache, state: block.State, context: Context) -> None:
+def _check(params: Params, cache: Cache, state: block.State, context: Context) -> None:
     if params.config.jitter or context.draws is not None:
         raise ValueError(
             "jitter: got a block with one, or draws, with a stream, whose scores start where they are; needs 0"

@@ -12,9 +12,11 @@ tends to as their number grows, and the two differ by what is left of the flow.
 
 from __future__ import annotations
 
-from refattn.mechanisms.graph_energy.flow import Saved
-from refattn.mechanisms.graph_energy.implicit import between, jacobian
-from refattn.mechanisms.graph_energy.tableaus import seen, summed
+from refattn.mechanisms.graph_energy.solvers import steps
+from refattn.mechanisms.graph_energy.solvers.newton import between, jacobian_of
+from refattn.mechanisms.graph_energy.solvers.steps import Flow
+from refattn.mechanisms.graph_energy.system import System
+from refattn.ops.sums import summed_for
 from refattn.xp import Array, concrete, namespace, sum_wide, zeros
 
 REST = 1e-6
@@ -24,8 +26,11 @@ SMALLEST = 1e-6
 """Smallest singular value of J, relative to the largest or 1, for which a gradient, about its inverse, is told."""
 
 
-def backward(saved: Saved, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """Return the gradients of the start (as the anchor b) and of the graph, and those of the numbers.
+forward = steps.forward
+
+
+def backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
+    """Return the gradients of the start (as the anchor b) and of the links, and those of the numbers.
 
     `tau_terms` are those of the readout, which alone has a threshold.
 
@@ -34,13 +39,14 @@ def backward(saved: Saved, d_x: Array, tau_terms: Array) -> tuple[Array, Array, 
     ArithmeticError
         Where the scores are not at rest, or J has no inverse that could be told from rounding.
     """
-    xp, law, visible = namespace(d_x), saved.law, saved.visible
-    x, f = saved.states[-1], law.intrinsic
-    coupled = law.form.couple_forward(law.coupling, saved.graph, visible, x)
-    rate = seen(visible, f.force(x, saved.start, law.mu)) + law.kappa * coupled
-    if concrete(xp.max(xp.abs(rate)) > REST * (1.0 + xp.max(xp.abs(x)))):
+    if 0 in d_x.shape:
+        return steps.backward(saved, d_x, tau_terms)
+    xp, system, options = namespace(d_x), saved.system, saved.graph.options
+    x, f, start, mu, form = saved.states[-1], system.intrinsic, system.start, system.mu, system.form
+    coupled = system.coupled(x)
+    if concrete(xp.max(xp.abs(system.rate(x, coupled=coupled))) > REST * (1.0 + xp.max(xp.abs(x)))):
         raise ArithmeticError('adjoint: the scores are not at rest: take more steps, or adjoint="unroll"')
-    transposed = xp.matrix_transpose(_jacobian(saved, x))
+    transposed = xp.matrix_transpose(_jacobian(system, x))
     values = xp.linalg.svdvals(transposed)
     if concrete(xp.any(values[..., -1] <= SMALLEST * (1.0 + values[..., 0]))):
         raise ArithmeticError(
@@ -48,27 +54,26 @@ def backward(saved: Saved, d_x: Array, tau_terms: Array) -> tuple[Array, Array, 
         )
     right = -xp.permute_dims(d_x, (0, 1, 3, 2))[..., None]
     u = xp.permute_dims(xp.linalg.solve(transposed, right)[..., 0], (0, 1, 3, 2))
-    inside = seen(visible, u)
-    _, edges = law.form.couple_backward(law.coupling, saved.graph, visible, x, None, law.kappa * u)
-    d_graph = law.form.graph_gradient(law.form.gathered(None, edges), saved.graph)
+    inside = system.seen(u)
+    _, edges = form.couple_backward(system.coupling, system.links, system.visible, system.kappa * u, x)
+    d_links = form.links_gradient(form.gathered(None, edges), system.links)
     # A node that does not exist stays where it is.
-    d_start = inside * f.d_b(x, saved.start, law.mu) + (0.0 if visible is None else (1.0 - visible) * d_x)
+    d_start = inside * f.d_b(x, start, mu) + (0.0 if system.visible is None else (1.0 - system.visible) * d_x)
     numbers = {
-        "mu": summed(inside * f.d_mu(x, saved.start, law.mu), law.mu),
-        "kappa": summed(u * coupled, law.kappa),
-        "step": summed(zeros(x.shape, x), law.step),
+        "mu": summed_for(inside * f.d_mu(x, start, mu), mu),
+        "kappa": summed_for(u * coupled, system.kappa),
+        "step": summed_for(zeros(x.shape, x), saved.step),
     }
-    if law.threshold is not None and law.threshold.given:
-        numbers["tau"] = summed(tau_terms, law.threshold.tau)
-    if law.coupling.powers:
-        pulls = (law.form.couple_forward(power, saved.graph, visible, x) for power in law.coupling.powers)
-        numbers["coefficients"] = xp.stack([sum_wide(law.kappa * u * pull) for pull in pulls])
-    return d_start, d_graph, numbers
+    if options.tau is not None:
+        numbers["tau"] = summed_for(tau_terms, saved.tau)
+    if system.coupling.powers:
+        pulls = (form.couple_forward(power, system.links, system.visible, x) for power in system.coupling.powers)
+        numbers["coefficients"] = xp.stack([sum_wide(system.kappa * u * pull) for pull in pulls])
+    return d_start, d_links, numbers
 
 
-def _jacobian(saved: Saved, x: Array) -> Array:
+def _jacobian(system: System, x: Array) -> Array:
     """Return dv_i / dx_j of each channel as (b, h, c, i, j); -1 on the diagonal of a node that does not exist."""
-    law, visible = saved.law, saved.visible
-    own = seen(visible, law.intrinsic.d_x(x, saved.start, law.mu))
-    own = own if visible is None else own + visible - 1.0
-    return jacobian(law, saved.graph, visible, law.coupling.slope(between(x)), own)
+    own = system.seen(system.intrinsic.d_x(x, system.start, system.mu))
+    own = own if system.visible is None else own + system.visible - 1.0
+    return jacobian_of(system, system.coupling.slope(between(x)), own)

@@ -10,10 +10,22 @@ Solving Ordinary Differential Equations I, section II.4, for the control of the 
 
 from __future__ import annotations
 
-from refattn.mechanisms.graph_energy.law import Law
-from refattn.mechanisms.graph_energy.tableaus import TABLEAUS, first, moved, rate_at, weighted
+from refattn.mechanisms.graph_energy.dense import moved
+from refattn.mechanisms.graph_energy.forces import Number
+from refattn.mechanisms.graph_energy.options import RK45
+from refattn.mechanisms.graph_energy.system import System
+from refattn.ops.sums import sum_of
 from refattn.xp import Array, concrete, namespace
 
+ALPHAS = (
+    (),
+    (1.0 / 5.0,),
+    (3.0 / 40.0, 9.0 / 40.0),
+    (44.0 / 45.0, -56.0 / 15.0, 32.0 / 9.0),
+    (19372.0 / 6561.0, -25360.0 / 2187.0, 64448.0 / 6561.0, -212.0 / 729.0),
+    (9017.0 / 3168.0, -355.0 / 33.0, 46732.0 / 5247.0, 49.0 / 176.0, -5103.0 / 18656.0),
+)
+BETA = (35.0 / 384.0, 0.0, 500.0 / 1113.0, 125.0 / 192.0, -2187.0 / 6784.0, 11.0 / 84.0)
 ERRORS = (
     71.0 / 57600.0,
     0.0,
@@ -26,49 +38,49 @@ ERRORS = (
 """Weights of the difference of the two methods, the rate at the new point last."""
 
 
-def plan(law: Law, graph: Array, start: Array, visible: Array | None) -> list[Array]:
-    """Return by step the factors of `law.step`, (b, h, 1, c).
+def plan(method: RK45, system: System, x: Array, step: Number, steps: int) -> list[Array]:
+    """Return by step the factors of `step`, (b, h, 1, c), from scores x on.
 
     Raises
     ------
     ArithmeticError
-        Where the flow would take more than `law.max_nfe` evaluations of its rate.
+        Where the flow would take more than `method.max_nfe` evaluations of its rate.
     ValueError
         Where the values cannot be looked at, as under `jax.jit`.
     """
-    xp, tableau = namespace(start), TABLEAUS["rk45"]
-    done = xp.zeros_like(start[:, :, :1, :])
-    factor, x = xp.ones_like(done), first(law, start, visible)
+    xp = namespace(x)
+    done = xp.zeros_like(x[:, :, :1, :])
+    factor = xp.ones_like(done)
     factors: list[Array] = []
-    if 0 in start.shape or not law.steps:
+    if 0 in x.shape or not steps:
         return factors
     evaluations = 0
     while True:
-        rest = law.steps - done
+        rest = steps - done
         if (arrived := concrete(xp.all(rest <= 0.0))) is None:
             raise ValueError('integrator: got "rk45" where values cannot be looked at; needs one with fixed steps')
         if arrived:
             return factors
         evaluations += len(ERRORS)
-        if evaluations > law.max_nfe:
+        if evaluations > method.max_nfe:
             raise ArithmeticError(
-                f"integrator: rk45 took more than {law.max_nfe} evaluations of the rate (max_nfe): the flow is stiff, "
-                "take another one"
+                f"integrator: rk45 took more than {method.max_nfe} evaluations of the rate (max_nfe): the flow is "
+                "stiff, take another one"
             )
         factor = xp.where(factor < rest, factor, rest)
         rates: list[Array] = []
-        for row in tableau.stages:
-            rates.append(rate_at(law, graph, start, visible, moved(x, law.step * factor, weighted(row, rates))))
-        after = moved(x, law.step * factor, weighted(tableau.weights, rates))
-        rates.append(rate_at(law, graph, start, visible, after))
-        error = law.step * factor * weighted(ERRORS, rates)
+        for alpha in ALPHAS:
+            rates.append(system.rate(moved(x, step * factor, alpha, rates)))
+        after = moved(x, step * factor, BETA, rates)
+        rates.append(system.rate(after))
+        error = step * factor * sum_of(*(e * rate for e, rate in zip(ERRORS, rates, strict=True) if e != 0.0))
         larger = xp.where(xp.abs(x) > xp.abs(after), xp.abs(x), xp.abs(after))
-        share = error / (law.accuracy * (1.0 + larger))
+        share = error / (method.accuracy * (1.0 + larger))
         size = xp.sqrt(xp.mean(share * share, axis=2, keepdims=True))
         taken = size <= 1.0
         factors.append(xp.where(taken, factor, 0.0))
         x = xp.where(taken, after, x)
         # The last step ends where the flow does, whatever is lost to rounding.
-        done = xp.where(taken & (factor >= rest), float(law.steps), done + factors[-1])
+        done = xp.where(taken & (factor >= rest), float(steps), done + factors[-1])
         growth = 0.9 * xp.where(size > 1e-10, size, 1e-10) ** -0.2
         factor = factor * xp.where(growth < 0.2, 0.2, xp.where(growth > 5.0, 5.0, growth))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refattn.mechanisms.graph_energy.law import Law
-from refattn.mechanisms.graph_energy.tableaus import rate_at
-from refattn.mechanisms.graph_energy.total_energy import energy_of
+from refattn.mechanisms.graph_energy.options import Integrator
+from refattn.mechanisms.graph_energy.system import System
 from refattn.xp import Array, namespace
 
 PATIENCE = 3
@@ -14,10 +13,9 @@ PATIENCE = 3
 
 
 def still_flowing(
-    law: Law,
-    graph: Array,
-    start: Array,
-    visible: Array | None,
+    integrator: Integrator,
+    system: System,
+    balance: Array | float,
     x: Array,
     energies: list[Array],
     before: Array | None,
@@ -26,18 +24,16 @@ def still_flowing(
 
     `before` says the same of the step before; a channel that has stopped never starts again.
     """
-    xp, stop = namespace(x), law.stop
-    assert stop is not None
+    xp, plateau, level = namespace(x), integrator.stop_plateau, integrator.stop_level
     flows = xp.ones_like(x[:, :, :1, :], dtype=xp.bool)
-    if stop.force is not None and x.shape[2]:
-        rate = rate_at(law, graph, start, visible, x)
-        flows = flows & (xp.max(xp.abs(rate), axis=2, keepdims=True) > stop.force)
-    if stop.balance is not None:
-        energies.append(energy_of(law, graph, start, visible, stop.balance, x))
-        if stop.level is not None:
-            flows = flows & (energies[-1] > stop.level)
-        if stop.plateau is not None and len(energies) > PATIENCE:
-            flows = flows & ~_rests(energies[-PATIENCE - 1 :], stop.plateau)
+    if integrator.stop_force is not None and x.shape[2]:
+        flows = flows & (xp.max(xp.abs(system.rate(x)), axis=2, keepdims=True) > integrator.stop_force)
+    if plateau is not None or level is not None:
+        energies.append(system.energy(balance, x))
+        if level is not None:
+            flows = flows & (energies[-1] > level)
+        if plateau is not None and len(energies) > PATIENCE:
+            flows = flows & ~_rests(energies[-PATIENCE - 1 :], plateau)
     if before is not None:
         flows = flows & (before > 0.0)
     return xp.astype(flows, x.dtype)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS, Coupling
-from refattn.mechanisms.graph_energy.polynomial import polynomial
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, Coupling, Polynomial, polynomial
+from refattn.mechanisms.graph_energy.judge import given
 from refattn.ops.heads import repeat_heads
 from refattn.xp import Array, namespace
 
@@ -47,12 +47,17 @@ def scale_of(inputs: Given) -> Any:
 
 
 def stages_of(inputs: Given) -> int:
-    return int(inputs.get("steps", 10)) * {"heun": 2, "rk4": 4}.get(inputs.get("integrator", "euler"), 1)
+    return int(inputs.get("steps", 10)) * {"heun": 2, "rk4": 4}.get(given.integrator_of(inputs), 1)
 
 
 def coupling_of(inputs: Given) -> Coupling:
-    usual = "tanh" if inputs.get("state") == "feature" else "sin"
-    known = inputs.get("coupling") or usual
-    if known == "polynomial":
-        return polynomial([float(a) for a in inputs["coefficients"]])
+    known = given.coupling_of(inputs)
+    if isinstance(known, Polynomial):
+        return polynomial([float(a) for a in known.coefficients])
     return known if isinstance(known, Coupling) else COUPLINGS[known]
+
+
+def tau_of(inputs: Given) -> Any:
+    """Return the threshold of a call, 0.5 where it is not given."""
+    tau = given.threshold_of(inputs).tau
+    return 0.5 if tau is None else abs(tau)
