@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from refattn.ops.tiles import run
 from refattn.xp import Array, backend, namespace, sum_wide
 
@@ -15,6 +17,12 @@ def sum_of(*parts: Array | None) -> Array:
     for other in others:
         first = first + other
     return first
+
+
+def moved_by(x: Array, step: float | Array, weights: Sequence[float], rates: Sequence[Array]) -> Array:
+    """Return x + step sum_l weights_l rates_l."""
+    parts = [weight * rate for weight, rate in zip(weights, rates, strict=True) if weight != 0.0]
+    return x + step * sum_of(*parts) if parts else x
 
 
 def with_transposed(x: Array) -> Array:

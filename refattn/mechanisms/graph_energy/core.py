@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from refattn import equations
@@ -72,8 +72,6 @@ class Saved:
         (b, h, j, j): the links w on which scores flowed.
     scores
         (b, h, j, c): the scores after the last step, before the threshold.
-    system
-        The flow as a system of its own, x' = v(x).
     """
 
     form: str
@@ -83,8 +81,12 @@ class Saved:
     shape: tuple[int, ...]  # of the output
     like: Array  # an input, for its dtype
     options: Options
-    system: System
     inner: dense.Saved
+
+    @property
+    def system(self) -> System:
+        """The flow as a system of its own, x' = v(x)."""
+        return system_of(self.inner.graph, _sums(self.form))
 
 
 def forward(
@@ -215,13 +217,12 @@ def forward(
         attends=chosen == "dense",
         flow=flow_of(options, chosen),
     )
+    if options.threshold.empty == "error" and (filled := inner.readout.filled) is not None:
+        dead = False if allowed is None else ~namespace(q).any(allowed, axis=-1, keepdims=True)
+        options.threshold.check_filled(filled | dead)
     _check_scores(inner)
-    visible = inner.flow.visible
-    system = system_of(
-        options, inner.graph.links, inner.graph.start, visible, sparse if chosen == "sparse" else FORMS[chosen]
-    )
     readout = inner.readout
-    saved = Saved(chosen, readout.weights, inner.graph.links, readout.x, tuple(out.shape), q, options, system, inner)
+    saved = Saved(chosen, readout.weights, inner.graph.links, readout.x, tuple(out.shape), q, options, inner)
     return call.back(out), saved
 
 
@@ -318,8 +319,12 @@ def flow_of(options: Options, form: str) -> Any:
     if form == "dense" and plain:
         return None
     way = equations.active(equilibrium if how.adjoint == "implicit" else steps)
-    sums = sparse if form == "sparse" else FORMS[form]
-    return SimpleNamespace(forward=partial(way.forward, form=sums), backward=way.backward)
+    return SimpleNamespace(forward=partial(way.forward, form=_sums(form)), backward=way.backward)
+
+
+def _sums(form: str) -> ModuleType:
+    """Return the module that sums over pairs."""
+    return sparse if form == "sparse" else FORMS[form]
 
 
 def _energy_backward(saved: Saved, d_energy: Array) -> tuple[dict[str, Array], dict[str, Array]]:

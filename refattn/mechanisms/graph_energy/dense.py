@@ -10,22 +10,22 @@ Equations of the graph (A(i) is the set of tokens that token i may attend)::
     [GE.6]  w_ij = link of i and j                      0 for i = j: an edge to itself does nothing, for g(0) = 0
     [GE.7]  b_jc = sigmoid(s_jj), or what is given, for "token"; a_cj for "query"; v_jc for "feature"
 
-Links: "kernel" n_ij; "none" a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji; "causal_mirror" a_ij for
-j < i and a_ji for j > i. A graph that is given has the links that it says, where i may attend j. Over keys the nodes are
-the keys, and queries are any number of others: r_jl = scale k_j . k_l, -inf unless some query may attend j and some
+Links: "kernel" n_ij; "none" a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji; "causal_mirror" a_ij
+for j < i and a_ji for j > i. A graph that is given has the links that it says, where i may attend j. Over keys nodes
+are the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may attend j and some
 query l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
 
-Equations of the flow (x starts at b, with a jitter at b + m jitter; m_jc is 1 where node j exists in channel c, that is
-where query c of "query" may attend j, else 0). Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11.
-alpha, beta are those of the method; Euler has one stage and beta = 1; h is the step, in default 1/L::
+Equations of the flow (x starts at b, with a jitter at b + m jitter; m_jc is 1 where node j exists in channel c, for
+"query" where query c may attend j, else 0). Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11;
+alpha and beta are those of the method (Euler has one stage, and beta = 1), h is the step, in default 1/L::
 
     [GE.8]  y = x + h sum_l alpha_nl v_l                stage n; the first: y = x
     [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
-    [GE.10]  v = m f(y; b) + kappa c                    f(y; b) = mu (b - y) in default
+    [GE.10]  v = m f(y; b) + kappa c                    in default g = sin and f(y; b) = mu (b - y)
     [GE.11]  x' = x + h sum_n beta_n v_n                "proximal": of that z, z - h tau if z > h tau, else 0
 
-Equations of the readout (x is the last state; with `signed` |x| stands for x in comparisons, and its sign stays; y_ij is
-y_j1 for "token" and y_ji for "query"; phi(y) = max(y, 0))::
+Equations of the readout (x is the last state; with `signed` |x| is compared, and the sign stays; y_ij is y_j1 for
+"token" and y_ji for "query"; phi(y) = max(y, 0))::
 
     [GE.12]  y_jc = x_jc if x_jc >= tau, else 0         "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
     [GE.13]  u_ij = a_ij phi(y_ij)                      "query": phi(y_ij) for j in A(i), else 0
@@ -33,8 +33,8 @@ y_j1 for "token" and y_ji for "query"; phi(y) = max(y, 0))::
     [GE.15]  p_ij = u_ij / z_i                          where every u_ij is 0: what the option empty says
     [GE.16]  o_i = sum_j p_ij v_j                       "feature" has none of GE.13 to GE.16: o_i = y_i
 
-Adjoints for given do, from the last equation to the first (dGE.n is the gradient with respect to the value of GE.n).
-Where a loss reads p, x or w beside o, that gradient is added in dGE.15, to dx, in dGE.6::
+Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n; where a loss reads p, x or w beside o,
+that gradient is added to dp, dx, dw)::
 
     [dGE.v]  dv_j = sum_i p_ij do_i                     "feature": dv = db
     [dGE.15]  dp_ij = do_i . v_j
@@ -42,23 +42,22 @@ Where a loss reads p, x or w beside o, that gradient is added in dGE.15, to dx, 
     [dGE.13]  du_ij = dp_ij / z_i + dz_i                0 where every u_ij is 0
     [dGE.12]  dy_jc = sum_i du_ij a_ij where y_jc > 0   "query": du_ij; "feature": do
 
-dx of the last step is dy where the threshold keeps a score, else 0. With `straight_through` the backward passes the
-threshold by: y > 0 reads x > 0, and dx is dy. The jump of a hard threshold has no part in any gradient. Then from the
-last step to the first, and in each from the last stage::
+dx of the last step is dy where the threshold keeps a score, else 0; with `straight_through` y > 0 reads x > 0, and dx
+is dy. The jump of a hard threshold has no part in any gradient. From the last step, and in each the last stage, on::
 
-    [dGE.11]  dx' = dz + sum_n dy_n                     of the step after; of the last step as it came
+    [dGE.11]  dx' = dz + sum_n dy_n                     of the step after; of the last step as above
     [dGE.10]  dv_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)    dz = dx', "proximal": 0 where x' = 0
     [dGE.9]  dc = kappa dv
     [dGE.8]  dy_jc = m_jc f'(y_jc) dv_jc + m_jc sum_i m_ic g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
     [dGE.6]  dw_ij = sum over stages and channels of m_ic m_jc dc_ic g(y_jc - y_ic)
-    [dGE.7]  db = dx + sum over stages of m (df/db) dv  dx of the first step
+    [dGE.7]  db = dz + sum_n dy_n of the first step + sum over stages of m (df/db) dv
     [dGE.mu]  dmu = sum over stages of m (df/dmu) dv
     [dGE.kappa]  dkappa = sum over stages of c dv
     [dGE.step]  dh = sum over stages of v dv / h        "proximal": - tau sum over steps of dz sign(x')
     [dGE.tau]  dtau = -sum dy sign(x) where |x| > tau   of GE.12, "soft"; "proximal": -h sum over steps of dz sign(x')
     [dGE.coefficients]  da_m = sum over stages of dc_ic m_ic sum_j w_ij m_jc (y_jc - y_ic)^(2m+1)     of a polynomial g
-    [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over keys: Q_ij, below
-    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il + dl_i)    "kernel" alone; l_i = log sum_l exp(r_il), if that is read
+    [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over keys: Q_ij
+    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il + dl_i)    "kernel" alone; dl_i: of log sum_l exp(r_il), if read
     [dGE.3]  da_ij = du_ij phi(y_ij) + Q_ij + db_ji     the first for "token", the last for "query"; Q: not for "kernel"
     [dGE.2]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
     [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2        and db_j b_j (1 - b_j) where i = j for "token"; not dr over keys
@@ -69,43 +68,44 @@ last step to the first, and in each from the last stage::
     [dGE.bias]  dbias_ij = ds_ij                        summed over what the bias was broadcast to
 
 With P_ij = dw_ij for i != j, Q is by links: "none" P_ij; "mean" (P_ij + P_ji) / 2; "min" P_ij + P_ji where a_ij < a_ji,
-half of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 0; of a graph that is given: 0.
-Where a row is empty and `empty` is "dense", da_ij has dp_ij, too. This is the adjoint of the steps that were taken, not
-that of the differential equation.
+half of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 0; of a graph that is given 0.
+Where every u_ij of a row is 0 and `empty` is "dense", da_ij has dp_ij, too.
 
-Why: where w is symmetric v = -grad E with E(x) = sum_ic F(x_ic; b_ic) + kappa/2 sum_ijc w_ij G(x_jc - x_ic), F' = -f and
-G' = g. The links of "kernel" have detailed balance, pi_i w_ij = pi_j w_ji with pi_i = sum_l exp(r_il): there the same
-holds in the inner product with the weights pi. "mean", "min" and "causal_mirror" are symmetric, "none" neither. A step
-of Euler lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij. "proximal" is the iterative
-shrinkage-thresholding algorithm, which lowers E + tau sum |x| where h <= 1/L.
-
-Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended, and node of the graph,
-c channel of the state (1 for "token", one for each query for "query", the width e for "feature"), d width of queries and
-keys, e width of values.
+Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended and node of the graph, c
+channel of x ("token": 1; "query": a query; "feature": e), d width of queries and keys, e width of values.
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): a graph of tokens with attention
 scores on its edges, the equation of a node, the gradient flow, the threshold; D. Sclosa (arXiv:2308.08311), equation 1.
 
-How the source differs: it says nothing of symmetry, without which there is no energy (the ways to make a graph symmetric
-are this library's), of how scores of tokens become weights of pairs, nor of rows that are emptied. It uses f and g for
-forces and for energies; here f and g are forces, F and G their potentials. The graph stays as it is while scores flow.
+How the source differs: it says nothing of symmetry (the ways to make a graph symmetric are this library's), of how
+scores of tokens become weights of pairs, nor of rows that are emptied. It uses f and g for forces and for energies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.graph_energy.options import CSR, RK4, Euler, Hard, Heun, Options, Proximal, step_of, tau_of
+from refattn.mechanisms.graph_energy.forces import Number
+from refattn.mechanisms.graph_energy.options import (
+    CSR,
+    RK4,
+    Euler,
+    Hard,
+    Heun,
+    Options,
+    Proximal,
+    Soft,
+    step_of,
+    tau_of,
+)
+from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.masks import earlier_pairs, own_pairs
+from refattn.ops.masks import earlier_pairs, own_pairs, where_allowed
 from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
-from refattn.ops.sums import sum_of, summed_for, summed_to, with_transposed
+from refattn.ops.sums import moved_by, sum_of, summed_for, summed_to, with_transposed
 from refattn.xp import Array, arange, namespace, product, sum_wide, zeros
-
-Number = float | Array
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class Graph:
     kernel: Array | None  # (b, h, j, j)
     links: Array | CSR  # (b, h, j, j)
     start: Array  # (b, h, j, c)
+    visible: Array | None  # (..., j, c): m, as numbers; None where every node exists
     rows: tuple[Array, Array] | None  # (b, h, j, 1): of "kernel", the largest r_il of a row, and pi_i relative to it
 
 
@@ -136,7 +137,6 @@ class Flow:
     """What the backward of the flow reads."""
 
     graph: Graph
-    visible: Array | None
     step: Number
     tau: Number
     steps: tuple[Step, ...]
@@ -176,13 +176,10 @@ def forward(
     `allowed` (..., i, j) tells whether j is in A(i), None that every token is; `attends` whether GE.3 is computed where
     nobody reads it; `flow` has a `forward` and a `backward` that take the steps another way than those below.
     """
-    visible = None
-    if options.state == "query" and allowed is not None:
-        visible = namespace(q).astype(namespace(q).matrix_transpose(allowed), q.dtype)  # m_jc, (..., j, c)
     graph = graph_forward(q, k, v, allowed=allowed, options=options, attends=attends)
-    numbers = {"step": step_of(options, graph.links, visible), "tau": tau_of(options, allowed, graph.start)}
+    numbers = {"step": step_of(options, graph.links, graph.visible), "tau": tau_of(options, allowed, graph.start)}
     take_steps = flow_forward if flow is None else flow.forward
-    x, flowed = take_steps(graph, visible, **numbers)  # (b, h, j, c)
+    x, flowed = take_steps(graph, **numbers)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=numbers["tau"])
     return out, Saved(graph, flowed, readout)
 
@@ -196,17 +193,12 @@ def backward(saved: Saved, d_out: Array, *, flow: Any = None, **read: Array | No
     d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))
     take_back = flow_backward if flow is None else flow.backward
     d_b, d_w, numbers = take_back(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)
-    d_start, d_graph = (
-        sum_of(d_b, read.get("start")),
-        sum_of(d_w, read.get("graph")),
-    )  # (b, h, j, c), (b, h, j, j) [dGE.6]
+    d_start = sum_of(d_b, read.get("start"))  # (b, h, j, c)
+    d_graph = sum_of(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
     d = graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
     if d_v is None:
         d_v = sum_heads(d_start, saved.readout.v.shape[1])  # (b, g, j, e): "feature" starts at v
     return {**d, **numbers, "v": d_v}
-
-
-# --- the graph
 
 
 def graph_forward(
@@ -233,9 +225,8 @@ def graph_forward(
             both = seen & xp.matrix_transpose(seen)  # (..., j, j)
     if links != "given" and (links == "kernel" or options.over_keys):
         mean = pairs if options.over_keys else 0.5 * with_transposed(pairs)  # (b, h, j, j)
-        mutual = (
-            mean if both is None else xp.where(both & xp.matrix_transpose(both), mean, -math.inf)
-        )  # (b, h, j, j) [GE.4]
+        each = None if both is None else both & xp.matrix_transpose(both)  # (..., j, j)
+        mutual = where_allowed(each, mean, -math.inf)  # (b, h, j, j) [GE.4]
         kernel, top, total = softmax_and_sums(mutual)  # (b, h, j, j) [GE.5], (b, h, j, 1), (b, h, j, 1)
         rows = (top, total) if links == "kernel" else None
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
@@ -253,7 +244,10 @@ def graph_forward(
         start = xp.matrix_transpose(attention)  # (b, h, j, c) [GE.7]
     else:
         start = repeat_heads(v, q.shape[1])  # (b, h, j, c) [GE.7]
-    return Graph(options, q, k, attention, kernel, graph, start, rows)
+    visible = None
+    if options.state == "query" and allowed is not None:
+        visible = xp.astype(xp.matrix_transpose(allowed), q.dtype)  # (..., j, c)
+    return Graph(options, q, k, attention, kernel, graph, start, visible, rows)
 
 
 def _links_forward(a: Any, options: Options, both: Array | None, pairs: Array) -> Array:
@@ -261,7 +255,7 @@ def _links_forward(a: Any, options: Options, both: Array | None, pairs: Array) -
     xp = namespace(pairs)
     if options.links == "given":
         given = xp.astype(options.graph, pairs.dtype) + zeros(pairs.shape, pairs)  # (b, h, j, j)
-        return given if both is None else xp.where(both, given, 0.0)
+        return where_allowed(both, given, 0.0)
     if options.links in ("kernel", "none"):
         return a
     if options.links == "mean":
@@ -340,8 +334,6 @@ def graph_backward(
     return gradients
 
 
-# --- the flow
-
 TABLEAUS: dict[type, tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]] = {
     Euler: (((),), (1.0,)),
     Heun: (((), (1.0,)), (0.5, 0.5)),
@@ -350,10 +342,10 @@ TABLEAUS: dict[type, tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]] = 
 """Of explicit methods alpha, a row for each stage, and beta."""
 
 
-def flow_forward(graph: Graph, visible: Array | None, *, step: Number, tau: Number) -> tuple[Array, Flow]:
+def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flow]:
     """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
-    xp, options, start = namespace(graph.start), graph.options, graph.start
-    g, f = options.coupling, options.intrinsic
+    xp, options, start, visible = namespace(graph.start), graph.options, graph.start, graph.visible
+    g, f, proximal = options.coupling, options.intrinsic, isinstance(options.threshold, Proximal)
     alphas, beta = TABLEAUS[type(options.integrator)]
     edges = _seen_pairs(visible, graph.links[..., None])  # (b, h, j, j, ...): m_ic w_ij m_jc
     x = start if options.jitter is None else start + _seen(visible, options.jitter)  # (b, h, j, c)
@@ -361,39 +353,35 @@ def flow_forward(graph: Graph, visible: Array | None, *, step: Number, tau: Numb
     for _ in range(options.steps):
         stages: list[tuple[Array, Array, Array]] = []
         for alpha in alphas:
-            point = moved(x, step, alpha, [v for _, _, v in stages])  # (b, h, j, c) [GE.8]
+            point = moved_by(x, step, alpha, [v for _, _, v in stages])  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
             own = _seen(visible, f.force(point, start, options.mu))  # (b, h, j, c)
             rate = own + options.kappa * coupled  # (b, h, j, c) [GE.10]
             stages.append((point, coupled, rate))
-        if isinstance(options.threshold, Proximal):
-            there = moved(x, step, beta, [v for _, _, v in stages])  # (b, h, j, c): z
-            x = dropped(there, step * tau, options.signed)  # (b, h, j, c) [GE.11]
-        else:
-            x = moved(x, step, beta, [v for _, _, v in stages])  # (b, h, j, c) [GE.11]
-        steps.append(Step(tuple(stages), x if isinstance(options.threshold, Proximal) else None))
+        there = moved_by(x, step, beta, [v for _, _, v in stages])  # (b, h, j, c): z
+        x = soft_threshold(there, step * tau, signed=options.signed) if proximal else there  # (b, h, j, c) [GE.11]
+        steps.append(Step(tuple(stages), x if proximal else None))
         states.append(x)
-    return x, Flow(graph, visible, step, tau, tuple(steps), tuple(states))
+    return x, Flow(graph, step, tau, tuple(steps), tuple(states))
 
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the start, of the links and of the numbers; `tau_terms` are of the readout."""
-    options, start, visible, h, tau = saved.graph.options, saved.graph.start, saved.visible, saved.step, saved.tau
+    graph, h, tau = saved.graph, saved.step, saved.tau
+    options, start, visible = graph.options, graph.start, graph.visible
     xp, g, f, mu, kappa = namespace(d_x), options.coupling, options.intrinsic, options.mu, options.kappa
     alphas, beta = TABLEAUS[type(options.integrator)]
-    edges = _seen_pairs(visible, saved.graph.links[..., None])  # (b, h, j, j, ...): m_ic w_ij m_jc
+    edges = _seen_pairs(visible, graph.links[..., None])  # (b, h, j, j, ...): m_ic w_ij m_jc
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
-    d_graph = zeros(saved.graph.links.shape, start)  # (b, h, j, j): dGE.6
+    d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
     d_end, d_points = d_x, []  # (b, h, j, c), -: of the step after
     for step in reversed(saved.steps):
         d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
-        if step.shrunk is None:
-            d_end = d_next  # (b, h, j, c): dz
-        else:
-            # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_end = xp.where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c): dz
+        # forward: x = there, or sign(there) (|there| - h tau) where that is positive
+        d_end = d_next if step.shrunk is None else xp.where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c): dz
+        if step.shrunk is not None:
             pushed = d_end * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
@@ -402,7 +390,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             point, coupled, rate = step.stages[n]
             # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
             later = [alphas[m][n] for m in reversed(range(n + 1, len(beta)))]
-            inner = moved(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): dv / h
+            inner = moved_by(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): dv / h
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
             step_terms = step_terms + inner * rate  # (b, h, j, c)
             # forward: rate = m f(point; start) + kappa coupled
@@ -423,8 +411,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             d_points.append(d_point)
     # forward: x = start, and start is b
     d_start = sum_of(d_end, *d_points, d_anchor)  # (b, h, j, c) [dGE.7]
-    d_mu = summed_for(mu_terms, mu)  # [dGE.mu]
-    d_kappa = summed_for(kappa_terms, kappa)  # [dGE.kappa]
+    d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
         d_step = summed_for(step_terms, h)  # [dGE.step]
@@ -438,9 +425,6 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     return d_start, d_graph, numbers
 
 
-# --- the readout
-
-
 def readout_forward(
     x: Array, attention: Array | None, v: Array, *, allowed: Array | None, options: Options, tau: Number
 ) -> tuple[Array, Readout]:
@@ -448,17 +432,17 @@ def readout_forward(
     xp = namespace(x)
     kept = _above(x, options, tau)  # (b, h, j, c) [GE.12]
     if options.state == "feature":
-        out = kept if allowed is None else xp.where(_alive(allowed), kept, 0.0)  # (b, h, i, e)
+        out = where_allowed(_alive(allowed), kept, 0.0)  # (b, h, i, e)
         return out, Readout(options, tau, attention, allowed, v, x, kept)
     rows = xp.matrix_transpose(xp.maximum(kept, zeros((), x)))  # (b, h, c, j): phi(y)
     if options.state == "token":
         parts = attention * rows  # (b, h, i, j) [GE.13]
     else:
-        parts = rows if allowed is None else xp.where(allowed, rows, 0.0)  # (b, h, i, j) [GE.13]
+        parts = where_allowed(allowed, rows, 0.0)  # (b, h, i, j) [GE.13]
     sums = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1)
     filled = sums > 0.0  # (b, h, i, 1): whether the threshold left something
     total = xp.where(filled, sums, 1.0)  # (b, h, i, 1) [GE.14]
-    instead = _emptied(x, attention, allowed, filled, options)  # (b, h, i, j)
+    instead = _emptied(x, attention, allowed, options)  # (b, h, i, j)
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]
     v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v
     out = weights @ v_heads  # (b, h, i, e) [GE.16]
@@ -470,13 +454,11 @@ def readout_backward(
 ) -> tuple[Array, Array | None, Array | None, Array]:
     """Return d_x, a part of d_attention, d_v (None where v is the start), and the terms of d_tau by score."""
     xp, options, threshold = namespace(d_out), saved.options, saved.options.threshold
-    attention, d_v = saved.attention, None
+    attention, d_v, through = saved.attention, None, isinstance(threshold, Hard) and threshold.straight_through
     d_attention = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
     if saved.weights is None or saved.total is None or saved.filled is None:
         # forward: out = kept
-        d_kept = (
-            d_out if saved.allowed is None else xp.where(_alive(saved.allowed), d_out, 0.0)
-        )  # (b, h, j, c) [dGE.12]
+        d_kept = where_allowed(_alive(saved.allowed), d_out, 0.0)  # (b, h, j, c) [dGE.12]
     else:
         # forward: out = weights @ v_heads
         v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
@@ -493,22 +475,18 @@ def readout_backward(
             d_attention = d_parts * rows  # (b, h, i, j)
             d_rows = xp.sum(d_parts * attention, axis=2)[..., None]  # (b, h, j, c)
         else:
-            d_allowed = d_parts if saved.allowed is None else xp.where(saved.allowed, d_parts, 0.0)  # (b, h, i, j)
-            d_rows = xp.matrix_transpose(d_allowed)  # (b, h, j, c)
+            d_rows = xp.matrix_transpose(where_allowed(saved.allowed, d_parts, 0.0))  # (b, h, j, c)
         if threshold.empty == "dense":
             d_attention = d_attention + xp.where(saved.filled, 0.0, d_weights)  # (b, h, i, j)
-        through = isinstance(threshold, Hard) and threshold.straight_through
         d_kept = xp.where((saved.x if through else saved.kept) <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
     # forward: kept = threshold(x)
-    none = zeros(d_kept.shape, d_kept)  # (b, h, j, c)
-    if isinstance(threshold, Proximal):
-        return d_kept, d_attention, d_v, none
     size = xp.abs(saved.x) if options.signed else saved.x  # (b, h, j, c)
-    if isinstance(threshold, Hard):
-        d_x = d_kept if threshold.straight_through else xp.where(size < saved.tau, 0.0, d_kept)  # (b, h, j, c)
-        return d_x, d_attention, d_v, none
-    d_x = xp.where(size <= saved.tau, 0.0, d_kept)  # (b, h, j, c)
-    return d_x, d_attention, d_v, -d_x * xp.sign(saved.x) if options.signed else -d_x
+    if isinstance(threshold, Soft):
+        d_x = xp.where(size <= saved.tau, 0.0, d_kept)  # (b, h, j, c)
+        return d_x, d_attention, d_v, -d_x * xp.sign(saved.x) if options.signed else -d_x
+    through = isinstance(threshold, Proximal) or through
+    d_x = d_kept if through else xp.where(size < saved.tau, 0.0, d_kept)  # (b, h, j, c)
+    return d_x, d_attention, d_v, zeros(d_x.shape, d_x)
 
 
 def _above(x: Array, options: Options, tau: Number) -> Array:
@@ -517,33 +495,27 @@ def _above(x: Array, options: Options, tau: Number) -> Array:
         return x
     if isinstance(options.threshold, Hard):
         return namespace(x).where((namespace(x).abs(x) if options.signed else x) < tau, 0.0, x)
-    return dropped(x, tau, options.signed)
+    return soft_threshold(x, tau, signed=options.signed)
 
 
-def _emptied(x: Array, attention: Any, allowed: Array | None, filled: Array, options: Options) -> Array:
+def _emptied(x: Array, attention: Any, allowed: Array | None, options: Options) -> Array:
     """Return the weights (b, h, i, j) of rows that the threshold has emptied, as the option empty says."""
     xp, empty = namespace(x), options.threshold.empty
     if empty == "dense":
         return attention
-    if empty == "error":
-        options.threshold.check_filled(filled if allowed is None else filled | ~_alive(allowed))
     if empty in ("zero", "error") or attention.shape[-1] == 0:
         return zeros(attention.shape, x)
     rank = attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)  # (b, h, i, j)
     if isinstance(options.threshold, Proximal):
         rank = attention  # (b, h, i, j): every x is 0
-    if allowed is not None:
-        rank = xp.where(allowed, rank, -math.inf)  # (b, h, i, j)
-    chosen = arange(0, attention.shape[-1], x) == xp.argmax(rank, axis=-1, keepdims=True)  # (b, h, i, j)
+    best = xp.argmax(where_allowed(allowed, rank, -math.inf), axis=-1, keepdims=True)  # (b, h, i, 1)
+    chosen = arange(0, attention.shape[-1], x) == best  # (b, h, i, j)
     return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)
 
 
-# --- small pieces
-
-
-def _alive(allowed: Array) -> Array:
-    """Tell which tokens may attend something, (..., i, 1)."""
-    return namespace(allowed).any(allowed, axis=-1, keepdims=True)
+def _alive(allowed: Array | None) -> Array | None:
+    """Tell which tokens may attend something, (..., i, 1); None where all may attend all."""
+    return None if allowed is None else namespace(allowed).any(allowed, axis=-1, keepdims=True)
 
 
 def _seen(visible: Array | None, x: Array) -> Array:
@@ -554,17 +526,3 @@ def _seen(visible: Array | None, x: Array) -> Array:
 def _seen_pairs(visible: Array | None, x: Array) -> Array:
     """Return m_ic x_ijc m_jc."""
     return x if visible is None else x * (visible[:, :, None, :, :] * visible[:, :, :, None, :])
-
-
-def moved(x: Array, step: Number, weights: Sequence[float], rates: Sequence[Array]) -> Array:
-    """Return x + step sum_l weights_l rates_l."""
-    parts = [weight * rate for weight, rate in zip(weights, rates, strict=True) if weight != 0.0]
-    return x + step * sum_of(*parts) if parts else x
-
-
-def dropped(x: Array, least: Number, signed: bool) -> Array:
-    """Return x - least where x is larger, else 0; with `signed` that of its size, and its sign."""
-    xp = namespace(x)
-    if signed:
-        return xp.where(xp.abs(x) <= least, 0.0, xp.sign(x) * (xp.abs(x) - least))
-    return xp.where(x <= least, 0.0, x - least)

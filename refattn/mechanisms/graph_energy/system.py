@@ -10,8 +10,13 @@
     dw_ij = kappa/2 sum_c pi_i m_ic m_jc G(x_jc - x_ic) dE_c
     dpi_i = sum_c of what stands behind pi_i in E_c, times dE_c
 
-and those of mu, kappa and of the coefficients of a polynomial alike: dF/dmu, and what they multiply. pi is 1 where the
-links are symmetric, and for "kernel" the weights of its detailed balance, which add up to 1.
+Where w is symmetric v = -grad E, E(x) = sum_ic F(x_ic; b_ic) + kappa/2 sum_ijc w_ij G(x_jc - x_ic), with F' = -f
+and G' = g. "mean", "min" and "causal_mirror" are symmetric; "kernel" has detailed balance, pi_i w_ij = pi_j w_ji with
+pi_i = sum_l exp(r_il), where the same holds in the inner product with the weights pi; "none" has no energy. A step of
+Euler lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij, "proximal" E + tau sum |x| up to 1/L.
+
+Gradients are those above, and those of mu, kappa and of the coefficients of a polynomial alike: dF/dmu, and what they
+multiply. pi is 1 where the links are symmetric, and for "kernel" the weights of its detailed balance, which add up to 1.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from typing import Any
 
 from refattn.mechanisms.graph_energy.dense import Graph
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
-from refattn.mechanisms.graph_energy.options import CSR, Options
+from refattn.mechanisms.graph_energy.options import CSR
 from refattn.ops.sums import summed_for
 from refattn.xp import Array, concrete, namespace, sum_wide
 
@@ -111,9 +116,11 @@ class System:
         return found * self.visible[:, :, None, :, :] * self.visible[:, :, :, None, :]
 
 
-def system_of(options: Options, links: Any, start: Array, visible: Array | None, form: ModuleType) -> System:
-    """Return the system of a call."""
-    return System(options.coupling, options.intrinsic, options.mu, options.kappa, links, start, visible, form)
+def system_of(graph: Graph, form: ModuleType) -> System:
+    """Return the system of a call, with the module that sums over pairs."""
+    known = graph.options
+    numbers = (known.mu, known.kappa)
+    return System(known.coupling, known.intrinsic, *numbers, graph.links, graph.start, graph.visible, form)
 
 
 def balance_of(graph: Graph) -> Array | None:

@@ -15,8 +15,9 @@ Adjoints, for given dx'::
     [dGE.18]  dk = dk of the core + dl u
     [dGE.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'      the parts for k and v go to the memory where there is one
 
-with dq, dk and dv of the core, and those of numbers there and in `.learned`, which says what u, dl and the numbers are. The gradients of weights and biases are those of the affine map. Where the configuration
-has a regulariser R and the call belongs to training, these are the gradients of the loss plus strength times R.
+with dq, dk and dv of the core, and those of numbers there and in `.learned`, which says what u, dl and the numbers are.
+The gradients of weights and biases are those of the affine map. Where the configuration has a regulariser R and the
+call belongs to training, these are the gradients of the loss plus strength times R.
 
 Axes: b batch, i token, j token of y, m width of the model, h head, g key/value head, d and e widths of a head.
 

@@ -5,9 +5,9 @@ Where the graph has an energy E, the rate of the scores is minus its gradient; w
 
 from __future__ import annotations
 
-from refattn.mechanisms.graph_energy.dense import dropped
 from refattn.mechanisms.graph_energy.layer.block import Saved
 from refattn.mechanisms.graph_energy.options import Proximal
+from refattn.ops.activations import soft_threshold
 from refattn.xp import Array, sum_wide
 
 
@@ -21,5 +21,5 @@ def force(saved: Saved) -> tuple[Array, int]:
     x = flow.states[-1]
     rate = saved.core.system.rate(x)
     if isinstance(options.threshold, Proximal):
-        rate = (dropped(x + flow.step * rate, flow.step * flow.tau, options.signed) - x) / flow.step
+        rate = (soft_threshold(x + flow.step * rate, flow.step * flow.tau, signed=options.signed) - x) / flow.step
     return sum_wide(rate * rate), x.shape[0] * x.shape[1]

@@ -24,9 +24,11 @@ from refattn.mechanisms.graph_energy.forms import pairs
 from refattn.mechanisms.graph_energy.layer import block, learned
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
 from refattn.mechanisms.graph_energy.options import Proximal, tau_of
+from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
 from refattn.ops.softmax import softmax_forward
+from refattn.ops.sums import moved_by
 from refattn.xp import Array, namespace, raised, zeros
 
 
@@ -112,14 +114,14 @@ def step(params: Params, cache: Cache, state: block.State, context: Context) -> 
     for _ in range(options.steps):
         rates: list[Array] = []
         for alpha in alphas:
-            point = dense.moved(at, h, alpha, rates)  # (b, h, 1, c)
+            point = moved_by(at, h, alpha, rates)  # (b, h, 1, c)
             every = xp.concat([cache.points[:, :, :, len(points), :], point], axis=2)  # (b, h, j, c)
             pull = pairs.rows_forward(options.coupling, links, None, slice(tokens - 1, tokens), every)
             rates.append(options.intrinsic.force(point, begin, options.mu) + options.kappa * pull)
             points.append(point)
-        at = dense.moved(at, h, beta, rates)  # (b, h, 1, c)
+        at = moved_by(at, h, beta, rates)  # (b, h, 1, c)
         if isinstance(options.threshold, Proximal):
-            at = dense.dropped(at, h * tau, options.signed)  # (b, h, 1, c)
+            at = soft_threshold(at, h * tau, signed=options.signed)  # (b, h, 1, c)
     way = xp.stack([*points, at], axis=3)  # (b, h, 1, p, c)
     kept = xp.concat([cache.points, way], axis=2)
     ends = at if options.state == "feature" else kept[:, :, :, -1, :]

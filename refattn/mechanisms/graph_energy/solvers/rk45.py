@@ -10,11 +10,10 @@ Solving Ordinary Differential Equations I, section II.4, for the control of the 
 
 from __future__ import annotations
 
-from refattn.mechanisms.graph_energy.dense import moved
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.options import RK45
 from refattn.mechanisms.graph_energy.system import System
-from refattn.ops.sums import sum_of
+from refattn.ops.sums import moved_by, sum_of
 from refattn.xp import Array, concrete, namespace
 
 ALPHAS = (
@@ -70,8 +69,8 @@ def plan(method: RK45, system: System, x: Array, step: Number, steps: int) -> li
         factor = xp.where(factor < rest, factor, rest)
         rates: list[Array] = []
         for alpha in ALPHAS:
-            rates.append(system.rate(moved(x, step * factor, alpha, rates)))
-        after = moved(x, step * factor, BETA, rates)
+            rates.append(system.rate(moved_by(x, step * factor, alpha, rates)))
+        after = moved_by(x, step * factor, BETA, rates)
         rates.append(system.rate(after))
         error = step * factor * sum_of(*(e * rate for e, rate in zip(ERRORS, rates, strict=True) if e != 0.0))
         larger = xp.where(xp.abs(x) > xp.abs(after), xp.abs(x), xp.abs(after))

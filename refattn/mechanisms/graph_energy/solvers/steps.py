@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from refattn.mechanisms.graph_energy.dense import TABLEAUS, Graph, Step, dropped, moved
+from refattn.mechanisms.graph_energy.dense import TABLEAUS, Graph, Step
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.options import RK45, DiscreteGradient, ImplicitMidpoint, Proximal
 from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
 from refattn.mechanisms.graph_energy.solvers.newton import end_of_step, pulled_back
 from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
 from refattn.mechanisms.graph_energy.system import System, balance_of, system_of
-from refattn.ops.sums import sum_of, summed_for
+from refattn.ops.activations import soft_threshold
+from refattn.ops.sums import moved_by, sum_of, summed_for
 from refattn.xp import Array, concrete, namespace, sum_wide, zeros
 
 SOLVED: dict[type, Any] = {ImplicitMidpoint: implicit_midpoint, DiscreteGradient: discrete_gradient}
@@ -55,16 +56,11 @@ class Flow:
     steps: tuple[Taken, ...]
     states: tuple[Array, ...]
 
-    @property
-    def visible(self) -> Array | None:
-        """1 where a node exists in a channel, else 0."""
-        return self.system.visible
 
-
-def forward(graph: Graph, visible: Array | None, *, step: Number, tau: Number, form: ModuleType) -> tuple[Array, Flow]:
+def forward(graph: Graph, *, step: Number, tau: Number, form: ModuleType) -> tuple[Array, Flow]:
     """Return the scores after the last step, and what `backward` reads; `form` sums over pairs."""
     options = graph.options
-    system, method = system_of(options, graph.links, graph.start, visible, form), options.integrator
+    system, method = system_of(graph, form), options.integrator
     x = graph.start if options.jitter is None else graph.start + system.seen(options.jitter)  # (b, h, j, c)
     known = Flow(graph, system, step, tau, (), ())
     states, flows = [x], None
@@ -100,15 +96,15 @@ def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
     stages: list[tuple[Array, Array, Array]] = []
     for alpha in alphas:
         points = (x,) if ends is None else solved.stage(*ends)
-        point = moved(points[0], h, alpha, [v for _, _, v in stages])  # (b, h, j, c) [GE.8]
+        point = moved_by(points[0], h, alpha, [v for _, _, v in stages])  # (b, h, j, c) [GE.8]
         coupled = system.coupled(point, *points[1:])  # (b, h, j, c) [GE.9]
         rate = system.rate(point, *points[1:], coupled=coupled)  # (b, h, j, c) [GE.10]
         stages.append((point, coupled, rate))
     if isinstance(options.threshold, Proximal):
-        there = moved(x, h, beta, [v for _, _, v in stages])  # (b, h, j, c)
-        x_next = dropped(there, h * flow.tau, options.signed)  # (b, h, j, c) [GE.11]
+        there = moved_by(x, h, beta, [v for _, _, v in stages])  # (b, h, j, c)
+        x_next = soft_threshold(there, h * flow.tau, signed=options.signed)  # (b, h, j, c) [GE.11]
         return x_next, Taken(tuple(stages), x_next, factor)
-    x_next = moved(x, h, beta, [v for _, _, v in stages])  # (b, h, j, c) [GE.11]
+    x_next = moved_by(x, h, beta, [v for _, _, v in stages])  # (b, h, j, c) [GE.11]
     return x_next, Taken(tuple(stages), None, factor, ends)
 
 
@@ -153,7 +149,7 @@ def backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, d
             points = (point,) if step.ends is None else (point, *solved.stage(*step.ends)[1:])
             # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
             later = [alphas[m][n] for m in reversed(range(n + 1, len(beta)))]
-            inner = moved(beta[n] * d_end, 1.0, later, d_points)
+            inner = moved_by(beta[n] * d_end, 1.0, later, d_points)
             if step.ends is not None:
                 inner = pulled_back(solved, saved.system, *step.ends, h, inner)
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
