@@ -440,7 +440,7 @@ def readout_forward(
     else:
         parts = where_allowed(allowed, rows, 0.0)  # (b, h, i, j) [GE.13]
     sums = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1)
-    filled = sums > 0.0  # (b, h, i, 1): whether the threshold left something
+    filled = sums != 0.0  # (b, h, i, 1): whether something is left; NaN propagates
     total = xp.where(filled, sums, 1.0)  # (b, h, i, 1) [GE.14]
     instead = _emptied(x, attention, allowed, options)  # (b, h, i, j)
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]

@@ -361,7 +361,7 @@ FAMILIES: dict[str, Callable[[Any], Any]] = {
     "coupling": lambda given: _coupling(given),
     "integrator": lambda given: choose("integrator", given, INTEGRATORS),
     "threshold": lambda given: choose("threshold", given, THRESHOLDS),
-    "graph": lambda given: choose("graph", given, LINKS) if isinstance(given, (str, Links)) else given,
+    "graph": lambda given: choose("graph", given, LINKS) if isinstance(given, str) else given,
     "start": lambda given: given if isinstance(given, Start) else Start(at=given),
 }
 """What makes an object of an option that is given as a name or as text."""

@@ -140,7 +140,7 @@ def forward(
         found.append(level)
         if at + 1 < len(known):
             values = _take(level.out, known[at + 1], 2)
-    given = found[0].core.options.numbers
+    given = dict(found[0].core.options.numbers)
     given |= {} if level_logits is None else {"level_logits": tuple(level_logits.shape)}
     return out, Saved(tuple(found), omega, q, k, v, options, given)
 
@@ -161,7 +161,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
             # forward: values = level.out at the tokens of the next level
             d_level = d_level + _spread(d_values, saved.levels[at + 1].tokens, n, 2)
         d_values, own = _stage_backward(saved, level, d_level)
-        gradients = own if not gradients else {name: x + own[name] for name, x in gradients.items()}
+        gradients = {name: x if name not in gradients else gradients[name] + x for name, x in own.items()}
     assert d_values is not None
     gradients["v"] = sum_heads(d_values, saved.v.shape[1])
     if "level_logits" in saved.given:
