@@ -5,7 +5,8 @@ What to read, in this order:
 - `dense`: the definition, GE.1 to GE.16 and their adjoints: graph, flow and readout, with every pair at once.
 - `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
 - `options`: what each option means: integrators, thresholds, links, and what is taken where nothing is given.
-- `core`: the public map of q, k and v: checks, and which form and solver runs. `analytic`: the check of your couplings.
+- `core`: the public map of q, k and v: checks, and which form and solver runs; `csr` and `analytic` hold sparse graphs
+  and the check of couplings of your own.
 - `system`: the flow as a system of its own, x' = v(x), with its energy.
 - `layer.block`: projections around the core, GE.17 to GE.24; `layer.learned`: the numbers of a block, GE.20 to GE.28;
   `layer.stream`: token by token; `layer.hierarchy`, `layer.sharing`, `layer.regularisers`: levels of tokens, parameters
@@ -22,6 +23,7 @@ from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import dense as _dense
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
+from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling, Polynomial
 from refattn.mechanisms.graph_energy.forms.sparse import nearest_graph, sparse_graph, window_graph
 from refattn.mechanisms.graph_energy.judge import loops as _loops
@@ -34,7 +36,6 @@ from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
 from refattn.mechanisms.graph_energy.layer import learned as _learned
 from refattn.mechanisms.graph_energy.layer import stream as _stream
 from refattn.mechanisms.graph_energy.options import (
-    CSR,
     FAMILIES,
     RK4,
     RK45,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,36 +18,14 @@ from refattn import equations
 from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, fits
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import dense
+from refattn.mechanisms.graph_energy import options as kinds
 from refattn.mechanisms.graph_energy.analytic import check_coupling
+from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Polynomial, polynomial
 from refattn.mechanisms.graph_energy.forms import pairs, products, sparse, tiled
-from refattn.mechanisms.graph_energy.options import (
-    CSR,
-    FAMILIES,
-    LINKS,
-    RENAMED,
-    RK45,
-    STATES,
-    CausalMirror,
-    Directed,
-    DiscreteGradient,
-    Euler,
-    Given,
-    ImplicitMidpoint,
-    Integrator,
-    Kernel,
-    Links,
-    Min,
-    Options,
-    Proximal,
-    Start,
-    Threshold,
-    any_of,
-    choice,
-    whole,
-)
+from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
 from refattn.mechanisms.graph_energy.solvers import equilibrium, steps
-from refattn.mechanisms.graph_energy.system import System, balance_of, system_of, weights_of
+from refattn.mechanisms.graph_energy.system import System, energy_backward, system_of
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
@@ -198,7 +176,7 @@ def forward(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    renamed(old, RENAMED)
+    renamed(old, kinds.RENAMED)
     given = {"state": state, "coupling": coupling, "intrinsic": intrinsic, "mu": mu, "kappa": kappa, "step": step}
     given |= {"steps": steps, "integrator": integrator, "threshold": threshold, "graph": graph, "start": start}
     call = enter(q, k, v, mask=mask, causal=causal)
@@ -208,13 +186,13 @@ def forward(
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     chosen = _form(form, options, call.plane, v.shape[3])
+    options = replace(options, attends=chosen == "dense")
     out, inner = equations.active(dense).forward(
         call.q,
         call.k,
         call.v,
         allowed=allowed,
         options=options,
-        attends=chosen == "dense",
         flow=flow_of(options, chosen),
     )
     if options.threshold.empty == "error" and (filled := inner.readout.filled) is not None:
@@ -284,7 +262,7 @@ def backward(
     )
     read, more = {"weights": d_weights, "scores": d_scores, "graph": d_graph}, {}
     if d_energy is not None:
-        by_energy, more = _energy_backward(saved, d_energy)
+        by_energy, more = energy_backward(saved, d_energy)
         read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
     flow = flow_of(saved.options, saved.form)
     gradients = equations.active(dense).backward(saved.inner, d_out, flow=flow, **read)
@@ -304,7 +282,7 @@ def _form(form: str, options: Options, plane: tuple[int, ...], width: int) -> st
             raise ValueError(f'form: got "{form}" with a sparse graph, needs "auto"')
         return "sparse"
     n, channels = plane[3], {"token": 1, "query": plane[2], "feature": width}[options.state]
-    solves = isinstance(options.integrator, DiscreteGradient)
+    solves = isinstance(options.integrator, kinds.DiscreteGradient)
     usual = "tiled" if options.coupling.terms is None or solves else "products"
     chosen = form_of(form, FORMS, usual="dense" if n * n * channels <= DENSE_UP_TO else usual)
     if chosen == "products" and solves:
@@ -315,7 +293,12 @@ def _form(form: str, options: Options, plane: tuple[int, ...], width: int) -> st
 def flow_of(options: Options, form: str) -> Any:
     """Return what takes the steps in place of the definition; None where that does."""
     how = options.integrator
-    plain = type(how) in dense.TABLEAUS and how.adjoint == "unroll" and how.checkpoint is None and how.stops is None
+    plain = (
+        isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4))
+        and how.adjoint == "unroll"
+        and how.checkpoint is None
+        and how.stops is None
+    )
     if form == "dense" and plain:
         return None
     way = equations.active(equilibrium if how.adjoint == "implicit" else steps)
@@ -325,16 +308,6 @@ def flow_of(options: Options, form: str) -> Any:
 def _sums(form: str) -> ModuleType:
     """Return the module that sums over pairs."""
     return sparse if form == "sparse" else FORMS[form]
-
-
-def _energy_backward(saved: Saved, d_energy: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return gradients of what the definition has, and those of numbers, for that of the energy after the last step."""
-    graph, xp = saved.inner.graph, namespace(d_energy)
-    read, d_balance, numbers = saved.system.energy_backward(weights_of(graph), saved.inner.flow.states[-1], d_energy)
-    if (pi := balance_of(graph)) is not None:
-        # forward: pi = exp(l) / sum of exp(l)
-        read["sums"] = pi * (d_balance - xp.sum(pi * d_balance, axis=-2, keepdims=True))
-    return read, numbers
 
 
 def _check_scores(inner: dense.Saved) -> None:
@@ -353,21 +326,24 @@ def _check_scores(inner: dense.Saved) -> None:
 
 def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
     """Return the options of a call; raise where one does not fit."""
-    nodes, state = k.shape[2], choice("state", given["state"], STATES)
-    kinds = {name: None if given[name] is None else make(given[name]) for name, make in FAMILIES.items()}
-    integrator, threshold, start = kinds["integrator"], kinds["threshold"], kinds["start"] or Start()
-    if (graph := kinds["graph"]) is None:
-        usual: dict[bool, tuple[Links, Links]] = {True: (Directed(), CausalMirror()), False: (Kernel(), Min())}
+    nodes, state = k.shape[2], kinds.choice("state", given["state"], kinds.STATES)
+    made = {name: None if given[name] is None else make(given[name]) for name, make in kinds.FAMILIES.items()}
+    integrator, threshold, start = made["integrator"], made["threshold"], made["start"] or Start()
+    if (graph := made["graph"]) is None:
+        usual: dict[bool, tuple[Links, Links]] = {
+            True: (kinds.Directed(), kinds.CausalMirror()),
+            False: (kinds.Kernel(), kinds.Min()),
+        }
         graph = usual[causal][state == "query"]
     elif not isinstance(graph, Links):
-        graph = Given(links=graph)
-    links = next((name for name, kind in LINKS.items() if type(graph) is kind), "given")
+        graph = kinds.Given(links=graph)
+    links = next((name for name, kind in kinds.LINKS.items() if type(graph) is kind), "given")
     if graph.over == "tokens" and q.shape[2] != nodes:
         raise ValueError(
             f"k: got {nodes} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph, unless its "
             "links are over keys: graph=\"kernel(over='keys')\""
         )
-    if isinstance(graph, Given):
+    if isinstance(graph, kinds.Given):
         _check_given(graph.links, q, nodes, causal, integrator)
         if causal and given["step"] is None:
             raise ValueError(
@@ -384,10 +360,10 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
             'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
             "another graph"
         )
-    if isinstance(threshold, Proximal):
+    if isinstance(threshold, kinds.Proximal):
         _check_proximal(integrator)
     coupling, numbers = given["coupling"], {}
-    coupling = ("tanh" if state == "feature" else "sin") if coupling is None else kinds["coupling"]
+    coupling = ("tanh" if state == "feature" else "sin") if coupling is None else made["coupling"]
     if isinstance(coupling, Polynomial):
         a = coupling.array(q)
         numbers["coefficients"] = tuple(a.shape)
@@ -415,11 +391,11 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     shown = {**{name: given[name] for name in ("mu", "kappa", "step", "scale", "bias")}, "tau": threshold.tau}
     shown["start"] = start.at
     numbers |= {name: tuple(getattr(x, "shape", ())) for name, x in shown.items() if x is not None}
-    whole("steps", given["steps"], 0)
+    kinds.whole("steps", given["steps"], 0)
     return Options(
         state=state,
         coupling=coupling,
-        intrinsic=INTRINSICS[choice("intrinsic", given["intrinsic"], tuple(INTRINSICS))],
+        intrinsic=INTRINSICS[kinds.choice("intrinsic", given["intrinsic"], tuple(INTRINSICS))],
         mu=found["mu"],
         kappa=found["kappa"],
         step=found["step"],
@@ -430,22 +406,23 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         signed=state == "feature" if threshold.signed is None else threshold.signed,
         links=links,
         over_keys=graph.over == "keys",
-        graph=graph.links if isinstance(graph, Given) else None,
+        graph=graph.links if isinstance(graph, kinds.Given) else None,
         start=check_broadcasts("start", start.at, q, (*q.shape[:2], nodes)),
         jitter=jitter,
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
         bias=check_broadcasts("bias", given["bias"], q, (*q.shape[:3], nodes)),
         numbers=numbers,
+        attends=True,
     )
 
 
 def _check_signs(numbers: Mapping[str, Any]) -> None:
     for name, needs in (("tau", "at least 0"), ("step", "above 0")):
         value = numbers[name]
-        if value is not None and concrete(any_of(value < 0.0 if name == "tau" else value <= 0.0)):
+        if value is not None and concrete(kinds.any_of(value < 0.0 if name == "tau" else value <= 0.0)):
             raise ValueError(f"{name}: got {value}, needs a number {needs}")
     for name, effect in (("mu", "scores are driven away from where they start"), ("kappa", "scores repel each other")):
-        if concrete(any_of(numbers[name] < 0.0)):
+        if concrete(kinds.any_of(numbers[name] < 0.0)):
             warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=4)
 
 
@@ -464,7 +441,9 @@ def _check_causal(state: str, links: str, over: str, integrator: Integrator) -> 
             f'graph: got "{links}" with causal scores, where no two tokens may attend each other; needs '
             '"causal_mirror", "mean" or "none"'
         )
-    if state != "query" and (integrator.stops or isinstance(integrator, (RK45, ImplicitMidpoint, DiscreteGradient))):
+    if state != "query" and (
+        integrator.stops or isinstance(integrator, (kinds.RK45, kinds.ImplicitMidpoint, kinds.DiscreteGradient))
+    ):
         name = integrator.stops or "integrator"
         got = "a number" if integrator.stops else f'"{integrator.name}"'
         raise ValueError(
@@ -483,7 +462,7 @@ def _check_over_keys(state: str, links: str, start: Start) -> None:
 
 
 def _check_proximal(integrator: Integrator) -> None:
-    if not isinstance(integrator, Euler):
+    if not isinstance(integrator, kinds.Euler):
         raise ValueError(f'integrator: got "{integrator.name}" with threshold="proximal", needs "euler"')
     if integrator.adjoint == "implicit":
         raise ValueError(
@@ -495,7 +474,9 @@ def _check_proximal(integrator: Integrator) -> None:
 
 def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Integrator) -> None:
     """Raise where a graph is neither an array of links nor a sparse one, or does not fit the integrator."""
-    solves = isinstance(integrator, (ImplicitMidpoint, DiscreteGradient)) or integrator.adjoint == "implicit"
+    solves = (
+        isinstance(integrator, (kinds.ImplicitMidpoint, kinds.DiscreteGradient)) or integrator.adjoint == "implicit"
+    )
     if isinstance(graph, CSR):
         graph.check(q, nodes, causal)
         if solves or integrator.reads_energy:

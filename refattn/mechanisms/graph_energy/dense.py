@@ -74,11 +74,9 @@ Where every u_ij of a row is 0 and `empty` is "dense", da_ij has dp_ij, too.
 Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended and node of the graph, c
 channel of x ("token": 1; "query": a query; "feature": e), d width of queries and keys, e width of values.
 
-Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): a graph of tokens with attention
-scores on its edges, the equation of a node, the gradient flow, the threshold; D. Sclosa (arXiv:2308.08311), equation 1.
-
-How the source differs: it says nothing of symmetry (the ways to make a graph symmetric are this library's), of how
-scores of tokens become weights of pairs, nor of rows that are emptied. It uses f and g for forces and for energies.
+Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): a graph of tokens, the equation of
+a node, the gradient flow, the threshold; D. Sclosa (arXiv:2308.08311), equation 1. The article says nothing of symmetry
+(the ways to it are this library's), of how scores of tokens become weights of pairs, nor of rows that are emptied.
 """
 
 from __future__ import annotations
@@ -88,24 +86,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options import (
-    CSR,
-    RK4,
-    Euler,
-    Hard,
-    Heun,
-    Options,
-    Proximal,
-    Soft,
-    step_of,
-    tau_of,
-)
+from refattn.mechanisms.graph_energy.options import Hard, Options, Proximal, Soft, step_of, tau_of
 from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import earlier_pairs, own_pairs, where_allowed
 from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
 from refattn.ops.sums import moved_by, sum_of, summed_for, summed_to, with_transposed
-from refattn.xp import Array, arange, namespace, product, sum_wide, zeros
+from refattn.xp import Array, arange, is_array, namespace, product, sum_wide, zeros
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,7 @@ class Graph:
     k: Array  # (b, g, j, d)
     attention: Array | None  # (b, h, i, j); None where nobody reads it
     kernel: Array | None  # (b, h, j, j)
-    links: Array | CSR  # (b, h, j, j)
+    links: Any  # (b, h, j, j), or a sparse graph
     start: Array  # (b, h, j, c)
     visible: Array | None  # (..., j, c): m, as numbers; None where every node exists
     rows: tuple[Array, Array] | None  # (b, h, j, 1): of "kernel", the largest r_il of a row, and pi_i relative to it
@@ -125,11 +112,10 @@ class Graph:
 
 @dataclass(frozen=True)
 class Step:
-    """What the backward of a step reads: y, c and v of each stage, and x' where the threshold has acted."""
+    """What the backward of a step reads: y, c and v of each stage, (b, h, j, c) each."""
 
-    stages: tuple[tuple[Array, Array, Array], ...]  # (b, h, j, c) each
-    shrunk: Array | None = None  # (b, h, j, c)
-    factor: Number = 1.0  # of the step, for other ways to take it
+    stages: tuple[tuple[Array, Array, Array], ...]
+    factor: Number = 1.0  # of the length of the step, for other ways to take it
 
 
 @dataclass(frozen=True)
@@ -169,30 +155,26 @@ class Saved:
 
 
 def forward(
-    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, attends: bool = True, flow: Any = None
+    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, flow: Any = None
 ) -> tuple[Array, Saved]:
     """Return the output (b, h, i, e) and what `backward` reads.
 
-    `allowed` (..., i, j) tells whether j is in A(i), None that every token is; `attends` whether GE.3 is computed where
-    nobody reads it; `flow` has a `forward` and a `backward` that take the steps another way than those below.
+    `allowed` (..., i, j) tells whether j is in A(i), None that every token is; `flow` has a `forward` and a `backward`
+    that take the steps another way than those below.
     """
-    graph = graph_forward(q, k, v, allowed=allowed, options=options, attends=attends)
-    numbers = {"step": step_of(options, graph.links, graph.visible), "tau": tau_of(options, allowed, graph.start)}
+    graph = graph_forward(q, k, v, allowed=allowed, options=options)
+    step, tau = step_of(options, graph.links, graph.visible), tau_of(options, allowed, graph.start)  # broadcast to x
     take_steps = flow_forward if flow is None else flow.forward
-    x, flowed = take_steps(graph, **numbers)  # (b, h, j, c)
-    out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=numbers["tau"])
+    x, flowed = take_steps(graph, step=step, tau=tau)  # (b, h, j, c)
+    out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
     return out, Saved(graph, flowed, readout)
 
 
 def backward(saved: Saved, d_out: Array, *, flow: Any = None, **read: Array | None) -> dict[str, Array]:
-    """Return the gradients of q, k, v and of all numbers.
-
-    `read` are gradients of what else a loss reads, by name: "weights" p, "scores" x, "graph" w, "start" b, and "sums",
-    log sum_l exp(r_il) (b, h, j, 1).
-    """
-    d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))
+    """Return the gradients of q, k, v and of all numbers; `read` are those of p, x, w, b, l where a loss reads them."""
+    d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
     take_back = flow_backward if flow is None else flow.backward
-    d_b, d_w, numbers = take_back(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)
+    d_b, d_w, numbers = take_back(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)  # (b, h, j, c)
     d_start = sum_of(d_b, read.get("start"))  # (b, h, j, c)
     d_graph = sum_of(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
     d = graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
@@ -201,9 +183,7 @@ def backward(saved: Saved, d_out: Array, *, flow: Any = None, **read: Array | No
     return {**d, **numbers, "v": d_v}
 
 
-def graph_forward(
-    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, attends: bool = True
-) -> Graph:
+def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> Graph:
     """Return attention, the links and where scores start."""
     xp, links = namespace(q, k), options.links
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
@@ -214,7 +194,7 @@ def graph_forward(
     else:
         masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [GE.2]
     attention = kernel = rows = None
-    if attends or options.state != "feature" or links != "kernel" or options.over_keys:
+    if options.attends or options.state != "feature" or links != "kernel" or options.over_keys:
         attention = softmax_forward(masked)  # (b, h, i, j) [GE.3]
     # Which nodes may be linked, and how similar they are.
     both, pairs = allowed, scores
@@ -230,9 +210,8 @@ def graph_forward(
         kernel, top, total = softmax_and_sums(mutual)  # (b, h, j, j) [GE.5], (b, h, j, 1), (b, h, j, 1)
         rows = (top, total) if links == "kernel" else None
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
-    if isinstance(options.graph, CSR):
-        graph: Any = options.graph
-    else:
+    graph: Any = options.graph  # one that is given, sparse or not
+    if graph is None or is_array(graph):
         linked = _links_forward(attention if kernel is None else kernel, options, both, pairs)  # (b, h, j, j)
         graph = xp.where(own, 0.0, linked)  # (b, h, j, j) [GE.6]
     if options.start is not None:
@@ -244,9 +223,8 @@ def graph_forward(
         start = xp.matrix_transpose(attention)  # (b, h, j, c) [GE.7]
     else:
         start = repeat_heads(v, q.shape[1])  # (b, h, j, c) [GE.7]
-    visible = None
-    if options.state == "query" and allowed is not None:
-        visible = xp.astype(xp.matrix_transpose(allowed), q.dtype)  # (..., j, c)
+    hides = options.state == "query" and allowed is not None
+    visible = xp.astype(xp.matrix_transpose(allowed), q.dtype) if hides else None  # (..., j, c)
     return Graph(options, q, k, attention, kernel, graph, start, visible, rows)
 
 
@@ -334,67 +312,61 @@ def graph_backward(
     return gradients
 
 
-TABLEAUS: dict[type, tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]] = {
-    Euler: (((),), (1.0,)),
-    Heun: (((), (1.0,)), (0.5, 0.5)),
-    RK4: (((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1.0 / 6.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 6.0)),
-}
-"""Of explicit methods alpha, a row for each stage, and beta."""
-
-
 def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flow]:
     """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
-    xp, options, start, visible = namespace(graph.start), graph.options, graph.start, graph.visible
+    xp, options, start = namespace(graph.start), graph.options, graph.start  # -, -, (b, h, j, c)
     g, f, proximal = options.coupling, options.intrinsic, isinstance(options.threshold, Proximal)
-    alphas, beta = TABLEAUS[type(options.integrator)]
-    edges = _seen_pairs(visible, graph.links[..., None])  # (b, h, j, j, ...): m_ic w_ij m_jc
-    x = start if options.jitter is None else start + _seen(visible, options.jitter)  # (b, h, j, c)
-    states, steps = [x], []
+    alphas, beta = options.integrator.alphas, options.integrator.beta
+    m, both = _visible(graph)  # (..., j, c), (..., j, j, c)
+    edges = graph.links[..., None] * both  # (b, h, j, j, c), or 1 for c: m_ic w_ij m_jc
+    x = start if options.jitter is None else start + m * options.jitter  # (b, h, j, c)
+    steps: list[Step] = []
+    states = [x]
     for _ in range(options.steps):
         stages: list[tuple[Array, Array, Array]] = []
         for alpha in alphas:
             point = moved_by(x, step, alpha, [v for _, _, v in stages])  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
-            own = _seen(visible, f.force(point, start, options.mu))  # (b, h, j, c)
-            rate = own + options.kappa * coupled  # (b, h, j, c) [GE.10]
+            rate = m * f.force(point, start, options.mu) + options.kappa * coupled  # (b, h, j, c) [GE.10]
             stages.append((point, coupled, rate))
         there = moved_by(x, step, beta, [v for _, _, v in stages])  # (b, h, j, c): z
         x = soft_threshold(there, step * tau, signed=options.signed) if proximal else there  # (b, h, j, c) [GE.11]
-        steps.append(Step(tuple(stages), x if proximal else None))
-        states.append(x)
+        steps, states = [*steps, Step(tuple(stages))], [*states, x]
     return x, Flow(graph, step, tau, tuple(steps), tuple(states))
 
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the start, of the links and of the numbers; `tau_terms` are of the readout."""
     graph, h, tau = saved.graph, saved.step, saved.tau
-    options, start, visible = graph.options, graph.start, graph.visible
-    xp, g, f, mu, kappa = namespace(d_x), options.coupling, options.intrinsic, options.mu, options.kappa
-    alphas, beta = TABLEAUS[type(options.integrator)]
-    edges = _seen_pairs(visible, graph.links[..., None])  # (b, h, j, j, ...): m_ic w_ij m_jc
+    options, start = graph.options, graph.start  # -, (b, h, j, c)
+    xp, proximal = namespace(d_x), isinstance(options.threshold, Proximal)
+    g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # the last two broadcast to x
+    alphas, beta = options.integrator.alphas, options.integrator.beta
+    m, both = _visible(graph)  # (..., j, c), (..., j, j, c)
+    edges = graph.links[..., None] * both  # (b, h, j, j, c), or 1 for c: m_ic w_ij m_jc
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
     d_end, d_points = d_x, []  # (b, h, j, c), -: of the step after
-    for step in reversed(saved.steps):
+    for step, end in zip(reversed(saved.steps), reversed(saved.states), strict=False):
         d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
         # forward: x = there, or sign(there) (|there| - h tau) where that is positive
-        d_end = d_next if step.shrunk is None else xp.where(step.shrunk == 0.0, 0.0, d_next)  # (b, h, j, c): dz
-        if step.shrunk is not None:
-            pushed = d_end * xp.sign(step.shrunk)  # (b, h, j, c)
+        d_end = xp.where(end == 0.0, 0.0, d_next) if proximal else d_next  # (b, h, j, c): dz
+        if proximal:
+            pushed = d_end * xp.sign(end)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
         d_points = []  # of later stages, the last one first
         for n in reversed(range(len(beta))):
-            point, coupled, rate = step.stages[n]
+            point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
             # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
-            later = [alphas[m][n] for m in reversed(range(n + 1, len(beta)))]
+            later = [alphas[l][n] for l in reversed(range(n + 1, len(beta)))]
             inner = moved_by(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): dv / h
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
             step_terms = step_terms + inner * rate  # (b, h, j, c)
             # forward: rate = m f(point; start) + kappa coupled
-            d_own = _seen(visible, d_rate)  # (b, h, j, c)
+            d_own = m * d_rate  # (b, h, j, c)
             d_anchor = d_anchor + d_own * f.d_b(point, start, mu)  # (b, h, j, c)
             mu_terms = mu_terms + d_own * f.d_mu(point, start, mu)  # (b, h, j, c)
             kappa_terms = kappa_terms + d_rate * coupled  # (b, h, j, c)
@@ -403,9 +375,9 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             received = d_coupled[:, :, :, None, :]  # (b, h, j, 1, c): dc_i
             d_between = received * edges * g.slope(between)  # (b, h, j, j, c)
-            d_graph = d_graph + xp.sum(_seen_pairs(visible, received * g.force(between)), axis=4)  # (b, h, j, j)
-            for m, power in enumerate(g.powers):
-                powers[m] = powers[m] + sum_wide(d_coupled * xp.sum(edges * power.force(between), axis=3))  # ()
+            d_graph = d_graph + xp.sum(received * both * g.force(between), axis=4)  # (b, h, j, j)
+            for a, power in enumerate(g.powers):
+                powers[a] = powers[a] + sum_wide(d_coupled * xp.sum(edges * power.force(between), axis=3))  # ()
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
             d_points.append(d_point)
@@ -454,7 +426,8 @@ def readout_backward(
 ) -> tuple[Array, Array | None, Array | None, Array]:
     """Return d_x, a part of d_attention, d_v (None where v is the start), and the terms of d_tau by score."""
     xp, options, threshold = namespace(d_out), saved.options, saved.options.threshold
-    attention, d_v, through = saved.attention, None, isinstance(threshold, Hard) and threshold.straight_through
+    attention, d_v = saved.attention, None  # (b, h, i, j)
+    through = isinstance(threshold, Hard) and threshold.straight_through
     d_attention = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
     if saved.weights is None or saved.total is None or saved.filled is None:
         # forward: out = kept
@@ -506,8 +479,7 @@ def _emptied(x: Array, attention: Any, allowed: Array | None, options: Options) 
     if empty in ("zero", "error") or attention.shape[-1] == 0:
         return zeros(attention.shape, x)
     rank = attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)  # (b, h, i, j)
-    if isinstance(options.threshold, Proximal):
-        rank = attention  # (b, h, i, j): every x is 0
+    rank = attention if isinstance(options.threshold, Proximal) else rank  # (b, h, i, j): for then every x is 0
     best = xp.argmax(where_allowed(allowed, rank, -math.inf), axis=-1, keepdims=True)  # (b, h, i, 1)
     chosen = arange(0, attention.shape[-1], x) == best  # (b, h, i, j)
     return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)
@@ -518,11 +490,7 @@ def _alive(allowed: Array | None) -> Array | None:
     return None if allowed is None else namespace(allowed).any(allowed, axis=-1, keepdims=True)
 
 
-def _seen(visible: Array | None, x: Array) -> Array:
-    """Return m_jc x_jc."""
-    return x if visible is None else visible * x
-
-
-def _seen_pairs(visible: Array | None, x: Array) -> Array:
-    """Return m_ic x_ijc m_jc."""
-    return x if visible is None else x * (visible[:, :, None, :, :] * visible[:, :, :, None, :])
+def _visible(graph: Graph) -> tuple[Any, Any]:
+    """Return m_jc, and m_ic m_jc; 1 where every node exists."""
+    m: Any = graph.visible  # (..., j, c)
+    return (1.0, 1.0) if m is None else (m, m[:, :, None, :, :] * m[:, :, :, None, :])

@@ -11,10 +11,11 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_arrays, check_is, check_number
+from refattn.mechanisms.arguments import check_is, check_number
 from refattn.mechanisms.families import choose
+from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import (
     COUPLINGS,
     Coupling,
@@ -22,7 +23,7 @@ from refattn.mechanisms.graph_energy.forces import (
     Number,
     Polynomial,
 )
-from refattn.xp import Array, arange, backend, concrete, dtype_name, is_array, namespace
+from refattn.xp import Array, concrete, namespace
 
 STATES = ("token", "query", "feature")
 
@@ -103,58 +104,6 @@ LINKS: dict[str, type[Links]] = {
 
 
 @dataclass(frozen=True)
-class CSR:
-    """A sparse matrix by rows: row i has the columns `indices[indptr[i]:indptr[i + 1]]`, with the values `data` there.
-
-    The arrays are of the library, and `data` of the dtype, of the queries that it is used with; `indptr` and `indices`
-    are of an integer dtype.
-    """
-
-    indptr: Array
-    indices: Array
-    data: Array
-    shape: tuple[int, int]
-
-    def ends(self) -> tuple[Array, Array]:
-        """Return the row and the column of every edge."""
-        return backend(self.indptr).sparse_rows(self.indptr, self.indices.shape[0]), self.indices
-
-    def by_row(self, edges: Array) -> Array:
-        """Return the sums (n, k) of what edges (e, k) carry, by the row."""
-        count = arange(0, edges.shape[0], self.indices)
-        return backend(edges).sparse_product(self.indptr, count, namespace(edges).ones_like(self.data), edges)
-
-    def check(self, q: Array, n: int, causal: bool) -> None:
-        """Raise where this is no graph of n tokens that goes with queries q."""
-        arrays = {f"graph.{name}": getattr(self, name) for name in ("indptr", "indices", "data")}
-        for name, x in arrays.items():
-            if not is_array(x):
-                raise TypeError(f"{name}: got {type(x).__name__}, needs an array")
-        check_arrays(q=q, **arrays)
-        check_is("graph.shape", self.shape, tuple)
-        edges = self.data.shape[0]
-        xp = namespace(self.data)
-        for name, size in (("indptr", n + 1), ("indices", edges), ("data", edges)):
-            x = arrays[f"graph.{name}"]
-            if name != "data" and not xp.isdtype(x.dtype, "integral"):
-                raise TypeError(f"graph.{name}: got dtype {dtype_name(x)}, needs an integer one")
-            if tuple(x.shape) != (size,):
-                raise ValueError(f"graph.{name}: got shape {tuple(x.shape)}, needs {(size,)}")
-        if self.data.dtype != q.dtype:
-            raise TypeError(f"graph.data: got dtype {dtype_name(self.data)}, needs that of q, {dtype_name(q)}")
-        if tuple(self.shape) != (n, n):
-            raise ValueError(f"graph.shape: got {tuple(self.shape)}, needs {(n, n)}")
-        indptr, indices = self.indptr, self.indices
-        rises = xp.all(indptr[1:] >= indptr[:-1]) & (indptr[0] == 0) & (indptr[-1] == edges)
-        if concrete(rises) is False:
-            raise ValueError(f"graph.indptr: needs numbers that rise from 0 to the number of edges, {edges}")
-        if edges and concrete(xp.all((indices >= 0) & (indices < n))) is False:
-            raise ValueError(f"graph.indices: got one that is no token, needs numbers from 0 to {n - 1}")
-        if causal and edges and concrete(xp.all(indices <= self.ends()[0])) is False:
-            raise ValueError("graph.indices: got a later token than that of its row, with causal scores")
-
-
-@dataclass(frozen=True)
 class Start:
     """Where scores start.
 
@@ -176,7 +125,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Integrator:
-    """How the flow is followed.
+    """How the flow is followed; an explicit method has alpha, a row for each stage, and beta of GE.8 and GE.11.
 
     Attributes
     ----------
@@ -196,6 +145,9 @@ class Integrator:
     stop_force: float | None = None
     stop_plateau: float | None = None
     stop_level: float | None = None
+
+    alphas: ClassVar[tuple[tuple[float, ...], ...]] = ((),)
+    beta: ClassVar[tuple[float, ...]] = (1.0,)
 
     def __post_init__(self) -> None:
         choice("adjoint", self.adjoint, ("unroll", "implicit"))
@@ -232,9 +184,14 @@ class Euler(Integrator):
 class Heun(Integrator):
     """The mean of the rates at x and at where Euler's step ends: of order 2."""
 
+    alphas, beta = ((), (1.0,)), (0.5, 0.5)
+
 
 class RK4(Integrator):
     """The classical method of Runge and Kutta: of order 4."""
+
+    alphas = ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0))
+    beta = (1.0 / 6.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 6.0)
 
 
 @dataclass(frozen=True)
@@ -366,10 +323,10 @@ FAMILIES: dict[str, Callable[[Any], Any]] = {
 }
 """What makes an object of an option that is given as a name or as text."""
 
-_SOFT, _RK45, _KEYS = 'threshold="soft(%s=...)"', 'integrator="rk45(%s=...)"', "graph=\"kernel(over='keys')\""
+_HARD, _RK45, _KEYS = 'threshold="hard(%s=...)"', 'integrator="rk45(%s=...)"', "graph=\"kernel(over='keys')\""
 _EULER = 'integrator="euler(%s=...)"'
 RENAMED = {
-    **{name: _SOFT % name for name in ("tau", "signed", "empty")},
+    **{name: _HARD % name for name in ("tau", "signed", "empty")},
     "kind": 'threshold="hard", "soft" or "proximal"',
     "straight_through": 'threshold="hard(straight_through=True)"',
     **{name: _RK45 % name for name in ("accuracy", "max_nfe")},
@@ -399,6 +356,8 @@ class Options:
         Whether links come from the scores of keys with keys.
     numbers
         The shapes of the numbers that have a gradient, by name.
+    attends
+        Whether GE.3 is computed even where nobody reads it.
     """
 
     state: str
@@ -420,6 +379,7 @@ class Options:
     scale: Number
     bias: Array | None
     numbers: dict[str, tuple[int, ...]]
+    attends: bool
 
 
 def step_of(options: Options, graph: Array | CSR, visible: Array | None) -> Number:

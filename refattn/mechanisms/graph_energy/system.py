@@ -16,7 +16,7 @@ pi_i = sum_l exp(r_il), where the same holds in the inner product with the weigh
 Euler lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij, "proximal" E + tau sum |x| up to 1/L.
 
 Gradients are those above, and those of mu, kappa and of the coefficients of a polynomial alike: dF/dmu, and what they
-multiply. pi is 1 where the links are symmetric, and for "kernel" the weights of its detailed balance, which add up to 1.
+multiply. pi is 1 where the links are symmetric, for "kernel" the weights of its detailed balance, which add up to 1.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.dense import Graph
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
-from refattn.mechanisms.graph_energy.options import CSR
 from refattn.ops.sums import summed_for
 from refattn.xp import Array, concrete, namespace, sum_wide
 
@@ -186,3 +186,13 @@ def steps_taken(saved: Any) -> Array:
     for step in saved.inner.flow.steps:
         count = count + xp.astype(step.factor + 0.0 * count > 0.0, count.dtype)
     return xp.astype(count[:, :, 0, :], xp.int64)
+
+
+def energy_backward(saved: Any, d_energy: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return gradients of what the definition has, and those of numbers, for that of the energy after the last step."""
+    graph, xp = saved.inner.graph, namespace(d_energy)
+    read, d_balance, numbers = saved.system.energy_backward(weights_of(graph), saved.inner.flow.states[-1], d_energy)
+    if (pi := balance_of(graph)) is not None:
+        # forward: pi = exp(l) / sum of exp(l)
+        read["sums"] = pi * (d_balance - xp.sum(pi * d_balance, axis=-2, keepdims=True))
+    return read, numbers

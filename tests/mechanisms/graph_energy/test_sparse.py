@@ -10,8 +10,8 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forms.sparse import dense_graph, transposed
-from refattn.mechanisms.graph_energy.options import CSR
 from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run
 
 

@@ -8,9 +8,9 @@ its weights.
 
 from __future__ import annotations
 
+from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling
 from refattn.mechanisms.graph_energy.forms.products import seen
-from refattn.mechanisms.graph_energy.options import CSR
 from refattn.xp import Array, arange, backend, namespace, zeros
 
 

@@ -141,6 +141,8 @@ def forward(
         if at + 1 < len(known):
             values = _take(level.out, known[at + 1], 2)
     given = dict(found[0].core.options.numbers)
+    if options.get("bias") is not None:
+        given["bias"] = tuple(options["bias"].shape)
     given |= {} if level_logits is None else {"level_logits": tuple(level_logits.shape)}
     return out, Saved(tuple(found), omega, q, k, v, options, given)
 

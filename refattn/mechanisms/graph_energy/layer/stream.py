@@ -131,7 +131,8 @@ def step(params: Params, cache: Cache, state: block.State, context: Context) -> 
 
 def _tableau(params: Params) -> Any:
     """Return alpha and beta of the integrator, which is explicit."""
-    return dense.TABLEAUS[type(params.config.chosen("integrator"))]
+    integrator = params.config.chosen("integrator")
+    return integrator.alphas, integrator.beta
 
 
 def _options(params: Params, context: Context) -> dict[str, Any]:

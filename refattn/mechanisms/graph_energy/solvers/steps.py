@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from refattn.mechanisms.graph_energy.dense import TABLEAUS, Graph, Step
+from refattn.mechanisms.graph_energy.dense import Graph, Step
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options import RK45, DiscreteGradient, ImplicitMidpoint, Proximal
+from refattn.mechanisms.graph_energy.options import RK45, DiscreteGradient, ImplicitMidpoint, Options, Proximal
 from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
 from refattn.mechanisms.graph_energy.solvers.newton import end_of_step, pulled_back
 from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
@@ -34,14 +34,12 @@ from refattn.xp import Array, concrete, namespace, sum_wide, zeros
 SOLVED: dict[type, Any] = {ImplicitMidpoint: implicit_midpoint, DiscreteGradient: discrete_gradient}
 """The methods whose steps are equations."""
 
-METHODS: dict[type, Any] = {**TABLEAUS, RK45: (rk45.ALPHAS, rk45.BETA), **dict.fromkeys(SOLVED, (((),), (1.0,)))}
-"""alpha and beta of all methods."""
-
 
 @dataclass(frozen=True)
 class Taken(Step):
-    """A step, with x and x' of an implicit one."""
+    """A step, with x' where the threshold has acted, and x and x' of an implicit one."""
 
+    shrunk: Array | None = None
     ends: tuple[Array, Array] | None = None
 
 
@@ -85,9 +83,15 @@ def forward(graph: Graph, *, step: Number, tau: Number, form: ModuleType) -> tup
     return x, replace(known, steps=tuple(steps), states=tuple(states))
 
 
+def _method(options: Options) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
+    """Return alpha and beta; a step that is an equation has one stage."""
+    how = options.integrator
+    return (rk45.ALPHAS, rk45.BETA) if isinstance(how, RK45) else (how.alphas, how.beta)
+
+
 def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
     options, system = flow.graph.options, flow.system
-    alphas, beta = METHODS[type(options.integrator)]
+    alphas, beta = _method(options)
     solved, ends = SOLVED.get(type(options.integrator)), None
     if solved is not None:
         end, factor = end_of_step(solved, system, x, flow.step, factor)  # (b, h, j, c)
@@ -103,9 +107,9 @@ def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
     if isinstance(options.threshold, Proximal):
         there = moved_by(x, h, beta, [v for _, _, v in stages])  # (b, h, j, c)
         x_next = soft_threshold(there, h * flow.tau, signed=options.signed)  # (b, h, j, c) [GE.11]
-        return x_next, Taken(tuple(stages), x_next, factor)
+        return x_next, Taken(tuple(stages), factor, x_next)
     x_next = moved_by(x, h, beta, [v for _, _, v in stages])  # (b, h, j, c) [GE.11]
-    return x_next, Taken(tuple(stages), None, factor, ends)
+    return x_next, Taken(tuple(stages), factor, None, ends)
 
 
 def _last_first(flow: Flow) -> Iterator[Taken]:
@@ -125,7 +129,7 @@ def _last_first(flow: Flow) -> Iterator[Taken]:
 def backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the start and of the links, and those of the numbers; `tau_terms` are of the readout."""
     options, tau, start, visible = saved.graph.options, saved.tau, saved.graph.start, saved.system.visible
-    xp, alphas, beta = namespace(d_x), *METHODS[type(options.integrator)]
+    xp, (alphas, beta) = namespace(d_x), _method(options)
     solved = SOLVED.get(type(options.integrator))
     system = saved.system if solved is None else solved.forces(saved.system)
     g, f, form, mu = system.coupling, system.intrinsic, system.form, system.mu
