@@ -192,7 +192,7 @@ def test_only_the_registry_names_a_mechanism() -> None:
         ("mechanisms/softmax/core.py", "from refattn.mechanisms.growing import core", "by its record"),
         ("mechanisms/koopman/core.py", "from refattn.mechanisms.softmax import core", "by its record"),
         ("mechanisms/softmax/judge/loops.py", "import numpy as np", None),
-        ("mechanisms/graph_energy/flow_loops.py", "import numpy as np", None),
+        ("mechanisms/graph_energy/judge/flow_loops.py", "import numpy as np", None),
         ("mechanisms/softmax/dense.py", "import numpy as np", "not in backends/"),
         ("mechanisms/softmax/dense.py", "def f():\n    import torch", "not in backends/torch.py"),
         ("mechanisms/softmax/layer/block.py", "from refattn.verify import budget", "mechanisms may import"),
