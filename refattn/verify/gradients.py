@@ -236,8 +236,8 @@ def with_numbers(mechanism: Mechanism, options: Mapping[str, Any], numbers: Mapp
             found[option] = x
             continue
         given = found.get(option, mechanism.defaults[option])
-        kind = None if given is None else mechanism.families[option](given)
-        if hasattr(kind, field):
+        kind: Any = None if given is None else mechanism.families[option](given)
+        if kind is not None and hasattr(kind, field):
             found[option] = replace(kind, **{field: x})
     return found
 
