@@ -260,7 +260,8 @@ def backward(
         d_graph=(d_graph, shapes["graph"]),
         d_energy=(d_energy, tuple(saved.like.shape[:2])),
     )
-    read, more = {"weights": d_weights, "scores": d_scores, "graph": d_graph}, {}
+    read: dict[str, Any] = {"weights": d_weights, "scores": d_scores, "graph": d_graph}
+    more: dict[str, Array] = {}
     if d_energy is not None:
         by_energy, more = energy_backward(saved, d_energy)
         read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
@@ -327,15 +328,15 @@ def _check_scores(inner: dense.Saved) -> None:
 def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
     """Return the options of a call; raise where one does not fit."""
     nodes, state = k.shape[2], kinds.choice("state", given["state"], kinds.STATES)
-    made = {name: None if given[name] is None else make(given[name]) for name, make in kinds.FAMILIES.items()}
-    integrator, threshold, start = made["integrator"], made["threshold"], made["start"] or Start()
-    if (graph := made["graph"]) is None:
+    integrator, threshold, start = (kinds.FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
+    graph: Any = given["graph"]
+    if graph is None:
         usual: dict[bool, tuple[Links, Links]] = {
             True: (kinds.Directed(), kinds.CausalMirror()),
             False: (kinds.Kernel(), kinds.Min()),
         }
         graph = usual[causal][state == "query"]
-    elif not isinstance(graph, Links):
+    elif not isinstance(graph := kinds.FAMILIES["graph"](graph), Links):
         graph = kinds.Given(links=graph)
     links = next((name for name, kind in kinds.LINKS.items() if type(graph) is kind), "given")
     if graph.over == "tokens" and q.shape[2] != nodes:
@@ -362,8 +363,8 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         )
     if isinstance(threshold, kinds.Proximal):
         _check_proximal(integrator)
-    coupling, numbers = given["coupling"], {}
-    coupling = ("tanh" if state == "feature" else "sin") if coupling is None else made["coupling"]
+    usual_coupling, numbers = "tanh" if state == "feature" else "sin", dict[str, tuple[int, ...]]()
+    coupling = kinds.FAMILIES["coupling"](usual_coupling if given["coupling"] is None else given["coupling"])
     if isinstance(coupling, Polynomial):
         a = coupling.array(q)
         numbers["coefficients"] = tuple(a.shape)

@@ -348,7 +348,8 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
-    d_end, d_points = d_x, []  # (b, h, j, c), -: of the step after
+    d_points: list[Array] = []  # of the step after, as d_end
+    d_end = d_x  # (b, h, j, c)
     for step, end in zip(reversed(saved.steps), reversed(saved.states), strict=False):
         d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
         # forward: x = there, or sign(there) (|there| - h tau) where that is positive

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from refattn.mechanisms.arguments import check_arrays, check_floating
 from refattn.xp import Array, concrete, device, is_array, namespace, raised
@@ -185,7 +186,8 @@ class Polynomial:
         TypeError, ValueError
             Where the shape, the dtype or a number does not fit.
         """
-        xp, a = namespace(q), self.coefficients
+        a: Any = self.coefficients
+        xp = namespace(q)
         if not is_array(a):
             a = xp.asarray([float(c) for c in a], dtype=raised(q).dtype, device=device(q))
         check_arrays(q=q, coefficients=a)

@@ -66,7 +66,8 @@ class System:
 
     def rate(self, *states: Array, coupled: Array | None = None) -> Array:
         """Return v at x, for c where it is known; at two states that of forces of both."""
-        own = self.seen(self.intrinsic.force(*states, self.start, self.mu))
+        f: Any = self.intrinsic
+        own = self.seen(f.force(*states, self.start, self.mu))
         return own + self.kappa * (self.coupled(*states) if coupled is None else coupled)
 
     def seen(self, x: Array) -> Array:

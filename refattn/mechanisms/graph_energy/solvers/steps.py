@@ -92,7 +92,8 @@ def _method(options: Options) -> tuple[tuple[tuple[float, ...], ...], tuple[floa
 def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
     options, system = flow.graph.options, flow.system
     alphas, beta = _method(options)
-    solved, ends = SOLVED.get(type(options.integrator)), None
+    solved: Any = SOLVED.get(type(options.integrator))
+    ends = None
     if solved is not None:
         end, factor = end_of_step(solved, system, x, flow.step, factor)  # (b, h, j, c)
         ends, system = (x, end), solved.forces(system)
@@ -130,13 +131,15 @@ def backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, d
     """Return the gradients of the start and of the links, and those of the numbers; `tau_terms` are of the readout."""
     options, tau, start, visible = saved.graph.options, saved.tau, saved.graph.start, saved.system.visible
     xp, (alphas, beta) = namespace(d_x), _method(options)
-    solved = SOLVED.get(type(options.integrator))
+    solved: Any = SOLVED.get(type(options.integrator))
     system = saved.system if solved is None else solved.forces(saved.system)
-    g, f, form, mu = system.coupling, system.intrinsic, system.form, system.mu
+    g, form, mu = system.coupling, system.form, system.mu
+    f: Any = system.intrinsic  # of a point, or between two
     edges = None
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     powers = [zeros((), start)] * len(g.powers)
-    d_end, d_points = d_x, []  # (b, h, j, c), -: of the step after
+    d_points: list[Array] = []  # of the step after, as d_end
+    d_end = d_x  # (b, h, j, c)
     for step in _last_first(saved):
         h = saved.step * step.factor
         d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
