@@ -66,11 +66,14 @@ x_{l+1}, N^T dc at q', N^T dw at q^r). Sums over r are over updates::
     [dKOOP.epsilon]  depsilon = db                         perturbation "shift": da
     [dKOOP.mix]  dmix = da                                 perturbation "pencil"
     [dKOOP.bandwidth]  dbandwidth = sum_r sum_x sum_j dg_j(x) dk(x, k_j)/dl + sum_jj' dE_jj' dk(k_j, k_j')/dl
-    [dKOOP.weight]  dweight = the same by the weight c     causal: + jitter sum_i tr(dG)
+    [dKOOP.weight]  dweight = sum_r sum_x sum_j dg_j(x) k2(x, k_j) + sum_jj' dE_jj' k2(k_j, k_j')
 
 with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T w) + <dH, 2 tau D + R D>; of KOOP.5 is
-sum_j' (dE_jj' D1 k(k_j, k_j') + dE_j'j D2 k(k_j', k_j)). In the full space kappa and Z are sections at the points, so
-that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> + <dw, kappa(q^r)>.
+sum_j' (dE_jj' D1 k(k_j, k_j') + dE_j'j D2 k(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. A ridge of
+scale "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has D1 k(x_i, k_j) and D2 k(x_i, k_j) for
+k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. In the full space kappa and Z
+are sections at the points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> +
+<dw, kappa(q^r)>.
 
 The root moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. No
 eigenvector is differentiated anywhere.
@@ -314,6 +317,7 @@ def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array
     With Z and G transposed, which are symmetric but for rounding, it is its own adjoint.
     """
     xp = namespace(inner, gram, targets)
+    targets = targets + 0.0 * ridge  # (..., l, o): with the axis in front that ridges by coordinate have
     if fit == "separable":
         left = solve(inner + ridge * identity(inner.shape[-1], inner), targets)  # (..., l, o)
         return xp.matrix_transpose(solve(xp.matrix_transpose(gram), xp.matrix_transpose(left)))
@@ -347,9 +351,7 @@ def update(
     else:
         dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
-    found = coefficients(
-        options.fit, inner, gram, ridge, targets if own is None else targets[None, ...]
-    )  # (b, h, i, l, o) [KOOP.11]
+    found = coefficients(options.fit, inner, gram, ridge, targets)  # (b, h, i, l, o) [KOOP.11]
     modes = summed(each(found @ g.coordinates(), own), own)  # (b, h, i, l, d) [KOOP.12]
     koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
     turned = summed(each(koopman @ modes, own), own)  # (b, h, i, l, d): R D
@@ -378,7 +380,7 @@ def update(
 
 def update_backward(step: Step, g: Observables, gram: Any, options: Options, d_root: Array) -> dict[str, Array]:
     """Return the gradients of the path, q', the keys, G, the kernel's numbers, ridge, a, b and 1 / n."""
-    xp, transpose, separable = namespace(d_root), namespace(d_root).matrix_transpose, options.fit == "separable"
+    xp, transpose, fit = namespace(d_root), namespace(d_root).matrix_transpose, options.fit
     tau, a, b, own, dual, modes = options.tau, step.a, step.b, step.own, step.dual, step.modes
     root, attended, inner, found = step.root, step.attended, step.inner, step.found  # (b, h, i, d), (b, h, i, d)
     first, last = step.path[..., :-1, :], step.path[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
@@ -403,15 +405,13 @@ def update_backward(step: Step, g: Observables, gram: Any, options: Options, d_r
     d_found = g.seen_alone(d_all)  # (b, h, i, l, o) [dKOOP.11]
     d_coordinates = xp.sum(summed(transpose(found) @ each(d_modes, own), own), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
-    d_targets = coefficients(
-        options.fit, transpose(inner), transpose(gram), step.ridge, d_found
-    )  # (b, h, i, l, o) [dKOOP.8]
+    d_targets = coefficients(fit, transpose(inner), transpose(gram), step.ridge, d_found)  # (b, h, i, l, o) [dKOOP.8]
     d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), own)  # (b, h, i, l, l) [dKOOP.10]
-    left = inner @ found + (step.ridge * found if separable else 0.0)  # (b, h, i, l, o)
+    left = inner @ found + (step.ridge * found if fit == "separable" else 0.0)  # (b, h, i, l, o)
     d_gram = -summed(transpose(left) @ d_targets, own)  # (b, h, i, o, o): but for what N passes
-    lost = -d_targets * (found @ gram if separable else found)  # (b, h, i, l, o)
-    each_lost = xp.sum(lost, axis=(-2, -1), keepdims=True) * factor_of(g, first, options)  # (b, h, i, 1, 1)
-    d_ridge = xp.sum(each_lost, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
+    of_ridge = -d_targets * (found @ gram if fit == "separable" else found)  # (b, h, i, l, o)
+    by_query = xp.sum(of_ridge, axis=(-2, -1), keepdims=True) * factor_of(g, first, options)  # (b, h, i, 1, 1)
+    d_ridge = xp.sum(by_query, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
     # forward: starts = g(first); targets = g(last) - tau starts
     d_last = summed(d_targets, own)  # (b, h, i, l, o): of g at the ends
     of_koopman = summed(transpose(d_koopman) @ found, own)  # (b, h, i, l, o): dR^T A
@@ -442,7 +442,7 @@ def update_backward(step: Step, g: Observables, gram: Any, options: Options, d_r
         add(total, {"first": d_first, "bandwidth": d_bandwidth, "weight": d_weight})
         add(total, {name: d_x})
     zero = xp.zeros_like(first[..., :1, :])  # (b, h, i, 1, d): the last point starts nothing, the first ends nothing
-    total["path"] = xp.concat([total["first"], zero], axis=-2) + xp.concat([zero, total["last"]], axis=-2)  # as it
+    total["path"] = xp.concat([total["first"], zero], axis=-2) + xp.concat([zero, total["last"]], axis=-2)  # as path
     total["attended"] = (a + b) * tau * d_image + total["attended"][..., 0, :]  # (b, h, i, d)
     # forward: a and b in psi, in image and in lifted
     d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da

@@ -313,7 +313,7 @@ class Step:
         xp, transpose = namespace(attended), namespace(attended).matrix_transpose
         chunk, options, at = way.chunk, way.chunk.options, way.chunk.options.start_of(number)
         way.to(number)
-        tau, full, own = options.tau, options.space == "full", None
+        tau, full = options.tau, options.space == "full"
         self.chunk, self.attended, self.tau = chunk, attended, tau
         self.first = xp.stack(way.points[at : number - 1], axis=-2)  # (b, h, i, l, d)
         self.a, self.b = a_and_b(options.perturbation, picked(options.epsilon, candidate, number), options.mix)
@@ -326,8 +326,7 @@ class Step:
         self.inner = (
             chunk.g.kernel.values(self.first, self.first) if full else self.starts @ transpose(self.starts)
         )  # (b, h, i, l, l): Z
-        targets = self.targets if own is None else self.targets[None, ...]
-        self.found = fit(self.inner, chunk.whitening.gains, self.ridge, targets)  # (b, h, i, l, o): A'
+        self.found = fit(self.inner, chunk.whitening.gains, self.ridge, self.targets)  # (b, h, i, l, o): A'
         self.modes = summed(each(flat_product(self.found, chunk.coordinates), own), own)  # (b, h, i, l, d): D
         self.koopman = self.found @ transpose(self.starts)  # (b, h, i, l, l): R
         self.turned = summed(each(self.koopman @ self.modes, own), own)  # (b, h, i, l, d): R D
@@ -434,8 +433,8 @@ class Step:
         d_inner = -summed(d_targets @ transpose(self.found), own)  # (b, h, i, l, l)
         left = self.targets if gains is None else self.inner @ self.found  # (b, h, i, l, o)
         d_gram = summed(flat_outer(left, d_targets), own)  # (b, h, o, o)
-        lost = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
-        each_lost = xp.sum(lost, axis=(-2, -1), keepdims=True) * factor_of(chunk.g, self.first, chunk.options)
+        of_ridge = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
+        by_query = xp.sum(of_ridge, axis=(-2, -1), keepdims=True) * factor_of(chunk.g, self.first, chunk.options)
         # forward: inner = starts @ starts^T; kappa(x) = starts @ features(x), with a root that is given
         d_last = summed(d_targets, own)  # (b, h, i, l, o)
         d_starts = summed(transpose(d_koopman) @ self.found, own) - tau * d_last
@@ -457,7 +456,7 @@ class Step:
             "b": d_b,
         }
         found |= {"inner": d_inner, "section": d_section, "at_root": d_at_root}
-        found |= {"ridge": xp.sum(each_lost, axis=(-5, -4, -3, -2, -1))}
+        found |= {"ridge": xp.sum(by_query, axis=(-5, -4, -3, -2, -1))}
         return found | {"attended": (a + b) * tau * d_image}
 
 
