@@ -113,9 +113,7 @@ RENAMED = {
     "retention": 'integrator="plain_euler(retention=...)"',
     "connection": 'integrator="lie_trotter(connection=...)"',
     "xi": 'integrator="presymplectic(xi=...)", and so for strang',
-    **dict.fromkeys(
-        ("rotation", "angle"), 'integrator="presymplectic(angle=...)", and so for strang'
-    ),
+    **dict.fromkeys(("rotation", "angle"), 'integrator="presymplectic(angle=...)", and so for strang'),
     "mlp_ratio": 'mlp="attention_velocity(ratio=...)", and so for the others',
     "gelu": 'mlp="attention_velocity(gelu=...)", and so for the others',
 }
