@@ -24,8 +24,8 @@ Adjoints, for given dx' and later, the gradient of p' where a later layer reads 
     [dSYMP.t]  dt = -da c_log h_y / (t (t + h_y))
     [dSYMP.17]  dg = h_y dp*
     [dSYMP.h_y]  dh_y = sum dp* g + da (c_log / (t + h_y) + c_lin)
-    [dSYMP.x]  dx = dx' + d_ahead                       what the oracle asks for its dg and dz = -sum_m df f / z: there
-    [dSYMP.p]  dp = dp* + dSYMP.momentum                not at rest; the same
+    [dSYMP.x]  dx = dx' + X                             X the adjoint of norm at dSYMP.11, in `oracles.softmax`
+    [dSYMP.p]  dp = dp* + dSYMP.momentum                not at rest; the same page
 
 Axes: b batch, i token, m width. Numbers are arrays of one element.
 

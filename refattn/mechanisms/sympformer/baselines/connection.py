@@ -19,9 +19,9 @@ Adjoints, for a given dc::
     [dSYMP.55]  dg = -dc / 2
     [dSYMP.54]  dr = sum_m dc u
     [dSYMP.53]  (da, db, dc) = (heads(dg w_o^T), dr uq / (h sqrt(d)), dr q / (h sqrt(d)))
-    [dSYMP.52]  duk = the gradient of the third value
+    [dSYMP.52]  duk = V3                                (V1, V2, V3) the adjoint of attention by its three values
     [dSYMP.51]  duq = dr b / (h sqrt(d))
-    [dSYMP.50]  ds = -sum_m dc f / 2 + sum_h,e v (the gradient of the first value)
+    [dSYMP.50]  ds = sum_h,e v V1 - sum_m dc f / 2
 
 and du = r dc + 2 ds u + merge(duq) w_q^T + merge(duk) w_k^T.
 
@@ -79,14 +79,14 @@ def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> t
 
 def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
     """Return the gradients of u, q, k, v and f, and add those of the parameters."""
-    xp, heads, u, d = namespace(d_turn), layer.params.config.heads, saved.u, saved.q.shape[-1]  # it came in
+    xp, heads, u, d = namespace(d_turn), layer.params.config.heads, saved.u, saved.q.shape[-1]  # (b, i, m)
     factor = 1.0 / (heads * math.sqrt(d))
     # forward: turn = rate * u - (square * f + pull) / 2
     d_f = -0.5 * saved.s * d_turn  # (b, i, m) [dSYMP.56]
     d_pull = -0.5 * d_turn  # (b, i, m) [dSYMP.55]
     d_rate = xp.sum(d_turn * u, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.54]
     # forward: pull = merge(a) @ w_o
-    d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_pull)  # part of dSYMP.53
+    d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_pull)  # (b, i, m), (m, m)
     add("w_o", d_w_o)
     # forward: rate = factor * sum(uq * b + q * c)
     shared = factor * d_rate[:, None, ...]  # of every head
@@ -99,12 +99,12 @@ def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array
     d_uq = shared * saved.b  # (b, h, i, d) [dSYMP.51]
     # forward: values = (square * v, k, uk)
     d_v = saved.s[:, None, ...] * d_scaled  # (b, h, i, e): the gradient of v
-    own = xp.sum(d_scaled * saved.v, axis=(1, 3))[..., None]  # (b, i, 1): part of dSYMP.50
+    own = xp.sum(d_scaled * saved.v, axis=(1, 3))[..., None]  # (b, i, 1)
     d_square = own - 0.5 * xp.sum(d_turn * saved.f, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.50]
-    d_u = saved.r * d_turn + 2.0 * d_square * u  # (b, i, m): part of the gradient of u
+    d_u = saved.r * d_turn + 2.0 * d_square * u  # (b, i, m)
     # forward: uq = split(u @ w_q), uk = split(u @ w_k)
     for name, value in (("w_q", d_uq), ("w_k", d_uk)):
-        d_from, d_w, _ = linear_backward(u, getattr(layer.params, name), merge_heads(value))  # part of the same
+        d_from, d_w, _ = linear_backward(u, getattr(layer.params, name), merge_heads(value))  # (b, i, m), (m, m)
         add(name, d_w)
-        d_u = d_u + d_from  # (b, i, m): the gradient of u
+        d_u = d_u + d_from  # (b, i, m)
     return d_u, d_q, d_k + d_key, d_v, d_f

@@ -113,7 +113,7 @@ def backward(
     layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
 ) -> tuple[Array, Array | None, None]:
     """Return the gradients of x and p, none of the time, and add those of the parameters and the numbers."""
-    p, kind = saved.p, layer.params.config.integrator.connection  # (b, i, m): it came in
+    p, kind = saved.p, layer.params.config.integrator.connection  # (b, i, m)
     # forward: result = x + push
     d_moved = d_result if saved.norm_half is None else 0.0 * d_result  # (b, i, m): where tokens move by p'
     d_momentum = d_moved if d_later is None else d_moved + d_later  # (b, i, m) [dSYMP.48]

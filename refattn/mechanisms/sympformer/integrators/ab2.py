@@ -1,6 +1,6 @@
 """Adams and Bashforth's method of two steps: of second order, with one call of the layer.oracle.
 
-Equations (g is the force at (x, p), alpha SYMP.72, x' SYMP.83; R is SYMP.82 for r, in a first layer r)::
+Equations (g is the force at (x, p), alpha SYMP.72, x' SYMP.83; R is SYMP.82 for r)::
 
     [SYMP.23]  r = g - alpha p                          at rest: g
     [SYMP.84]  p' = p + h_y R
@@ -9,7 +9,7 @@ A layer hands r, f, its time and its steps to the next one.
 
 Adjoints, for given dp' and later, the gradient of r where the next layer reads it; those of x' are in `two_steps`::
 
-    [dSYMP.23]  dr = (1 + h_y/2h_0) dR + later          in a first layer: dR + later; h_0 the h_y of the layer before
+    [dSYMP.23]  dr = (1 + h_y/2h_0) dR + later          h_0 the h_y of the layer before; in a first layer: dR + later
 
 and dR = h_y dp', dh_y = sum dp' R, dg = dr, dp = dp' - alpha dr, dalpha = -sum dr p.
 
@@ -41,13 +41,14 @@ class AB2(ExplicitEuler):
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward reads; the last three are None where nobody reads the momentum."""
+    """What the backward reads; what follows `drifted` is None where nobody reads the momentum."""
 
     p: Array | None
     t: Array
     history: History | None
     drifted: Drifted
     alpha: Array | None = None
+    past: History | None = None
     rate: Array | None = None  # r
     ahead: Array | None = None  # R
 
@@ -67,10 +68,11 @@ def forward(
         return result, None, None, Saved(p, t, history, drifted)
     alpha = equations.active(explicit_euler).rate_of_damping(layer, t)  # (1): SYMP.72
     rate = force - alpha * before  # (b, i, m) [SYMP.23]
-    ahead = rate if history is None else own.ahead(rate, history.g, h_y, history.h_y)  # (b, i, m): SYMP.82
-    momentum = before + h_y * ahead  # (b, i, m) [SYMP.84]
     following = History(drifted.asked.speed, rate, t, layer.numbers["h_x"], h_y)
-    return result, momentum, following, Saved(p, t, history, drifted, alpha, rate, ahead)
+    past = following if history is None else history  # a first layer is its own
+    ahead = own.ahead(rate, past.g, h_y, past.h_y)  # (b, i, m): SYMP.82
+    momentum = before + h_y * ahead  # (b, i, m) [SYMP.84]
+    return result, momentum, following, Saved(p, t, history, drifted, alpha, past, rate, ahead)
 
 
 def backward(
@@ -85,16 +87,17 @@ def backward(
     own, history, h_y = equations.active(two_steps), saved.history, layer.numbers["h_y"]  # -, -, (1)
     d_rate, d_before, d_t = None, None, 0.0 * saved.t  # -, -, (1)
     d_g_before = d_h_before = None
-    if d_momentum is not None and saved.rate is not None:
+    if d_momentum is not None and saved.past is not None:
         # forward: momentum = p + h_y * ahead
         d_ahead = h_y * d_momentum  # (b, i, m): dSYMP.82
         add("h_y", inner(d_momentum, saved.ahead))
         # forward: ahead = rate + h_y / 2 h_0 * (rate - g_0)
-        d_turned = d_ahead  # (b, i, m): in a first layer
-        if history is not None:
-            turned = own.ahead_backward(saved.rate, history.g, h_y, history.h_y, d_ahead)
-            d_turned, d_g_before, d_h, d_h_before = turned  # (b, i, m), (b, i, m), (1), (1)
-            add("h_y", d_h)
+        turned = own.ahead_backward(saved.rate, saved.past.g, h_y, saved.past.h_y, d_ahead)
+        d_turned, d_g_before, d_h, d_h_before = turned  # (b, i, m), (b, i, m), (1), (1)
+        add("h_y", d_h)
+        if history is None:
+            d_turned = d_turned + d_g_before  # (b, i, m): its own past
+            add("h_y", d_h_before)
         d_rate = d_turned if d_following is None else d_turned + d_following.g  # (b, i, m) [dSYMP.23]
         # forward: rate = force - alpha * p
         d_before = d_momentum - saved.alpha * d_rate  # (b, i, m)

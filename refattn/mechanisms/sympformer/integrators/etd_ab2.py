@@ -1,17 +1,17 @@
 """Exponential differences of two steps: the damping is exact, and the damped force follows Adams and Bashforth.
 
 Equations (a is SYMP.66, b the same from t_0, the time of the layer before, to t + h_y; g the force at (x, p); x'
-SYMP.83; G is SYMP.82 for SYMP.85 and SYMP.86, in a first layer SYMP.85)::
+SYMP.83; G is SYMP.82 for y and y_0; a first layer is its own past)::
 
     [SYMP.85]  y = exp(-a) g
-    [SYMP.86]  y_0 = exp(-b) g_0                        not in a first layer
+    [SYMP.86]  y_0 = exp(-b) g_0
     [SYMP.87]  p' = exp(-a) p + h_y G
 
 A layer hands g, f, its time and its steps to the next one.
 
 Adjoints, for given dp' and later, the gradient of g where the next layer reads it; those of x' are in `two_steps`::
 
-    [dSYMP.85]  dy = (1 + h_y/2h_0) dG                  in a first layer: dG; h_0 the h_y of the layer before
+    [dSYMP.85]  dy = (1 + h_y/2h_0) dG                  h_0 the h_y of the layer before
     [dSYMP.86]  dy_0 = -h_y/2h_0 dG
 
 and dG = h_y dp', dh_y = sum dp' G, dg = exp(-a) dy + later, dg_0 = exp(-b) dy_0, dp = exp(-a) dp', da = -sum dy y -
@@ -54,6 +54,7 @@ class Saved:
     t: Array
     history: History | None
     drifted: Drifted
+    past: History | None = None
     a: Array | None = None
     b: Array | None = None
     damped: Array | None = None  # y
@@ -77,14 +78,13 @@ def forward(
     clock = equations.active(presymplectic_euler)
     a = clock.damping(layer, t, h_y)  # (1): SYMP.66
     damped = xp.exp(-a) * force  # (b, i, m) [SYMP.85]
-    ahead, b, before = damped, None, None  # (b, i, m): in a first layer
-    if history is not None:
-        b = clock.damping(layer, history.t, (t - history.t) + h_y)  # (1): SYMP.66 over both steps
-        before = xp.exp(-b) * history.g  # (b, i, m) [SYMP.86]
-        ahead = own.ahead(damped, before, h_y, history.h_y)  # (b, i, m): SYMP.82
-    momentum = xp.exp(-a) * at_rest(p, x) + h_y * ahead  # (b, i, m) [SYMP.87]
     following = History(drifted.asked.speed, force, t, layer.numbers["h_x"], h_y)
-    return result, momentum, following, Saved(p, t, history, drifted, a, b, damped, before, ahead)
+    past = following if history is None else history  # a first layer is its own
+    b = clock.damping(layer, past.t, (t - past.t) + h_y)  # (1): SYMP.66 over both steps
+    before = xp.exp(-b) * past.g  # (b, i, m) [SYMP.86]
+    ahead = own.ahead(damped, before, h_y, past.h_y)  # (b, i, m): SYMP.82
+    momentum = xp.exp(-a) * at_rest(p, x) + h_y * ahead  # (b, i, m) [SYMP.87]
+    return result, momentum, following, Saved(p, t, history, drifted, past, a, b, damped, before, ahead)
 
 
 def backward(
@@ -96,39 +96,34 @@ def backward(
     add: Add,
 ) -> tuple[Array, Array | None, History | None, Array]:
     """Return the gradients of x, p, the history and t, and add those of the parameters and the numbers."""
-    xp, own, history, h_y = (
-        namespace(d_result),
-        equations.active(two_steps),
-        saved.history,
-        layer.numbers["h_y"],
-    )  # -, -, -, (1)
-    clock = equations.active(presymplectic_euler)
+    xp, history, past, h_y = namespace(d_result), saved.history, saved.past, layer.numbers["h_y"]  # -, -, -, (1)
+    own, clock = equations.active(two_steps), equations.active(presymplectic_euler)
     d_force, d_before, d_t = None, None, 0.0 * saved.t  # -, -, (1)
     d_g_before = d_h_before = d_t_before = None
-    if d_momentum is not None and saved.a is not None:
+    if d_momentum is not None and past is not None and saved.a is not None and saved.b is not None:
         # forward: momentum = exp(-a) * p + h_y * ahead
         decayed = xp.exp(-saved.a)  # (1)
         d_before = decayed * d_momentum  # (b, i, m)
         d_ahead = h_y * d_momentum  # (b, i, m): dSYMP.82
         add("h_y", inner(d_momentum, saved.ahead))
         # forward: ahead = damped + h_y / 2 h_0 * (damped - before)
-        d_damped = d_ahead  # (b, i, m): dSYMP.85 in a first layer
-        if history is not None and saved.b is not None:
-            d_damped, d_late, d_h, d_h_before = own.ahead_backward(
-                saved.damped, saved.before, h_y, history.h_y, d_ahead
-            )  # (b, i, m) [dSYMP.85], (b, i, m) [dSYMP.86], (1), (1)
-            add("h_y", d_h)
-            # forward: before = exp(-b) * g_0
-            d_g_before = xp.exp(-saved.b) * d_late  # (b, i, m)
-            d_b = -inner(d_late, saved.before)  # (1): dSYMP.66
-            length = (saved.t - history.t) + h_y  # (1)
-            d_start, d_length = clock.damping_backward(layer, history.t, length, d_b, add)  # (1), (1)
-            d_t_before, d_t = d_start - d_length, d_length  # (1), (1)
-            add("h_y", d_length)
+        d_damped, d_late, d_h, d_h_before = own.ahead_backward(
+            saved.damped, saved.before, h_y, past.h_y, d_ahead
+        )  # (b, i, m) [dSYMP.85], (b, i, m) [dSYMP.86], (1), (1)
+        add("h_y", d_h)
+        # forward: before = exp(-b) * g_0
+        d_g_before = xp.exp(-saved.b) * d_late  # (b, i, m)
+        d_b = -inner(d_late, saved.before)  # (1): dSYMP.66
+        d_start, d_length = clock.damping_backward(layer, past.t, (saved.t - past.t) + h_y, d_b, add)  # (1), (1)
+        d_t_before, d_t = d_start - d_length, d_length  # (1), (1)
+        add("h_y", d_length)
         # forward: damped = exp(-a) * force
         d_force = decayed * d_damped  # (b, i, m)
         if d_following is not None:
             d_force = d_force + d_following.g  # (b, i, m)
+        if history is None:
+            d_force, d_t = d_force + d_g_before, d_t + d_t_before  # (b, i, m), (1): its own past
+            add("h_y", d_h_before)
         d_a = -inner(d_damped, saved.damped) - inner(d_before, at_rest(saved.p, d_result))  # (1): dSYMP.66
         d_now, d_h = clock.damping_backward(layer, saved.t, h_y, d_a, add)  # (1), (1)
         d_t = d_t + d_now  # (1)

@@ -32,8 +32,8 @@ Copies = tuple[Array, Array, Array, Array]
 def forward(one: Array, two: Array, first: Array, second: Array, angle: Array) -> tuple[Array, Array, Array, Array]:
     """Return X, Y, P, Q with the differences of the copies turned by an angle; minus the angle is its adjoint."""
     xp = namespace(one)
-    cos, sin = xp.cos(angle), xp.sin(angle)  # of the angle
-    d_x, d_p = one - two, first - second  # the differences
+    cos, sin = xp.cos(angle), xp.sin(angle)  # (1), (1)
+    d_x, d_p = one - two, first - second  # (b, i, m), (b, i, m)
     x = 0.5 * (one + two + cos * d_x + sin * d_p)  # (b, i, m) [SYMP.28]
     y = one + two - x  # (b, i, m) [SYMP.29]
     p = 0.5 * (first + second - sin * d_x + cos * d_p)  # (b, i, m) [SYMP.30]
@@ -46,9 +46,9 @@ def backward(before: Copies, angle: Array, d: Copies) -> tuple[Copies, Array]:
     one, two, first, second = before
     d_one, d_two, d_first, d_second = d
     xp = namespace(one)
-    cos, sin = xp.cos(angle), xp.sin(angle)  # of the angle
-    turned_x, turned_p = d_one - d_two, d_first - d_second  # the differences of the gradients
-    d_x, d_p = one - two, first - second  # the differences
+    cos, sin = xp.cos(angle), xp.sin(angle)  # (1), (1)
+    turned_x, turned_p = d_one - d_two, d_first - d_second  # (b, i, m), (b, i, m)
+    d_x, d_p = one - two, first - second  # (b, i, m), (b, i, m)
     # forward: x = (... + cos d_x + sin d_p) / 2; p = (... - sin d_x + cos d_p) / 2; y and q with the other signs
     quarter_x = cos * d_p - sin * d_x  # (b, i, m): the pair turned by a quarter
     quarter_p = -cos * d_x - sin * d_p  # (b, i, m): the pair turned by a quarter

@@ -3,10 +3,11 @@
 A value y that was y_0 a step ago is carried half a step ahead. Equations (f is SYMP.18 for the momentum that came in,
 r the ratio of a step to the one before it, in the drift that of h_x)::
 
-    [SYMP.82]  Y = y + r/2 (y - y_0)                    r = h / h_0; in a first layer, and without a history: y
-    [SYMP.83]  x' = x + h_x F                           F that of f; at rest: x
+    [SYMP.82]  Y = y + r/2 (y - y_0)                    r = h / h_0
+    [SYMP.83]  x' = x + h_x F                           F is Y of f; at rest: x
 
-With a step that stays the same these are the weights 3/2 and -1/2 of Adams and Bashforth.
+With a step that stays the same these are the weights 3/2 and -1/2 of Adams and Bashforth. A first layer is its own
+past, y_0 = y, and takes a step of Euler's.
 
 Adjoints, for given dx' and dY: dF = h_x dx' and dh_x = sum dx' F; dy = (1 + r/2) dY, dy_0 = -r/2 dY, and with dr = sum
 dY (y - y_0) / 2 also dh = dr / h_0 and dh_0 = -dr r / h_0.
@@ -65,14 +66,12 @@ def ahead_backward(y: Array, before: Array, h: Array, h_before: Array, d: Array)
 
 def forward(layer: Layer, x: Array, p: Array | None, history: History | None) -> tuple[Array, Drifted]:
     """Return the next tokens, and what was saved: the force among it."""
-    asked = drift.ask(layer, x, p)
-    speed, before = asked.speed, None  # (b, i, m), -
-    if speed is None:
+    asked, h_x = drift.ask(layer, x, p), layer.numbers["h_x"]  # -, (1)
+    if asked.speed is None:
         return x, Drifted(asked, None, None)
-    if history is not None:
-        before = at_rest(history.f, x)  # (b, i, m)
-        speed = ahead(speed, before, layer.numbers["h_x"], history.h_x)  # (b, i, m): F
-    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.83]
+    before = asked.speed if history is None else at_rest(history.f, x)  # (b, i, m): f_0
+    speed = ahead(asked.speed, before, h_x, h_x if history is None else history.h_x)  # (b, i, m): F
+    result = x + h_x * speed  # (b, i, m) [SYMP.83]
     return result, Drifted(asked, speed, before)
 
 
@@ -86,15 +85,19 @@ def backward(
     add: Add,
 ) -> tuple[Array, Array | None, Array | None, Array]:
     """Return the gradients of x, p, and of f_0 and h_x of the layer before."""
-    d_speed, d_before, d_h_before = None, None, 0.0 * layer.numbers["h_x"]  # -, -, (1)
+    h_x = layer.numbers["h_x"]  # (1)
+    d_speed, d_before, d_h_before = None, None, 0.0 * h_x  # -, -, (1)
     if saved.ahead is not None:
         # forward: result = x + h_x * ahead
-        d_speed = layer.numbers["h_x"] * d_result  # (b, i, m): dSYMP.82
+        d_ahead = h_x * d_result  # (b, i, m): dSYMP.82
         add("h_x", inner(d_result, saved.ahead))
-        if history is not None:
-            turned = ahead_backward(saved.asked.speed, saved.before, layer.numbers["h_x"], history.h_x, d_speed)
-            d_speed, d_before, d_h, d_h_before = turned  # (b, i, m), (b, i, m), (1), (1)
-            add("h_x", d_h)
+        h_before = h_x if history is None else history.h_x  # (1)
+        turned = ahead_backward(saved.asked.speed, saved.before, h_x, h_before, d_ahead)
+        d_speed, d_before, d_h, d_h_before = turned  # (b, i, m), (b, i, m), (1), (1)
+        add("h_x", d_h)
+        if history is None:
+            d_speed = d_speed + d_before  # (b, i, m): its own past
+            add("h_x", d_h_before)
         if d_following is not None and d_following.f is not None:
             # forward: following = History(speed, ...)
             d_speed = d_speed + d_following.f  # (b, i, m)

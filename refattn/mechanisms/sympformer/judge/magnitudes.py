@@ -1,8 +1,8 @@
 """How large a rounding error each equation makes, in units of the unit roundoff: what error budgets are made from.
 
 A result that is rounded once errs relative to its own value; that is the rule for every equation that is absent here.
-For a sum of n terms t the size is ``sqrt(n) (|sum t| + sqrt(sum t^2))``, whatever the order of the terms: see
-docs/tolerances.md. `inputs` holds the arguments of the call and d_out; `values` the traced equations.
+What sizes are made from stands in `refattn.mechanisms.sizes`. `inputs` holds the arguments of the call and d_out;
+`values` the traced equations.
 """
 
 from __future__ import annotations
@@ -12,33 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from refattn.mechanisms.record import Magnitude
-from refattn.ops.heads import repeat_heads, sum_heads
+from refattn.mechanisms.sizes import heads_of, of_sum, scale_of, scores, squares_of
+from refattn.ops.heads import sum_heads
 from refattn.xp import Array, namespace
 
 Given = Mapping[str, Any]
 
 
-def _size(terms: int, value: Array, squares: Array) -> Array:
-    """Return the size of the error of a sum, from its value and the sum of the squares of its terms."""
-    xp = namespace(value)
-    return math.sqrt(max(terms, 1)) * (xp.abs(value) + xp.sqrt(squares))
-
-
-def _squares(a: Array, b: Array) -> Array:
-    """Return the sum of the squares of the terms of the matrix product a b^T."""
-    return (a * a) @ _transposed(b * b)
-
-
 def _transposed(x: Array) -> Array:
     return namespace(x).matrix_transpose(x)
-
-
-def _heads(inputs: Given, name: str) -> Array:
-    return repeat_heads(inputs[name], inputs["q"].shape[1])
-
-
-def _scale(inputs: Given) -> float:
-    return abs(inputs["scale"] if "scale" in inputs else 1.0 / math.sqrt(inputs["q"].shape[-1]))
 
 
 def _tokens(inputs: Given) -> int:
@@ -50,8 +32,7 @@ def _z(values: Given) -> Array:
 
 
 def _scores(inputs: Given, values: Given) -> Array:
-    squares = _squares(inputs["q"], _heads(inputs, "k")) * _scale(inputs) ** 2
-    return _size(inputs["q"].shape[-1], values["SYMP.1"], squares)
+    return scores(inputs, values["SYMP.1"])
 
 
 def _total(inputs: Given, values: Given) -> Array:
@@ -91,20 +72,20 @@ def _pairs(inputs: Given, values: Given) -> Array:
 
 def _out(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["v"])
-    squares = _squares(values["SYMP.9"], _transposed(_heads(inputs, "v"))) * _z(values) ** 2
-    return _size(_tokens(inputs), values["SYMP.10"], squares) + xp.abs(values["SYMP.7"] * values["SYMP.10"])
+    squares = squares_of(values["SYMP.9"], _transposed(heads_of(inputs, "v"))) * _z(values) ** 2
+    return of_sum(_tokens(inputs), values["SYMP.10"], squares) + xp.abs(values["SYMP.7"] * values["SYMP.10"])
 
 
 def _d_pairs(inputs: Given, values: Given) -> Array:
-    squares = _squares(inputs["d_out"], _heads(inputs, "v")) * _z(values) ** 2
-    return _size(inputs["v"].shape[-1], values["dSYMP.9"], squares)
+    squares = squares_of(inputs["d_out"], heads_of(inputs, "v")) * _z(values) ** 2
+    return of_sum(inputs["v"].shape[-1], values["dSYMP.9"], squares)
 
 
 def _d_push(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     terms = 0.5 * values["dSYMP.9"] * values["SYMP.6"]
     rows, columns = (xp.sum(terms * terms, axis=axis, keepdims=True) for axis in (-1, -2))
-    return _size(2 * _tokens(inputs), values["dSYMP.8"], rows + _transposed(columns))
+    return of_sum(2 * _tokens(inputs), values["dSYMP.8"], rows + _transposed(columns))
 
 
 def _d_kinetic(inputs: Given, values: Given) -> Array:
@@ -118,7 +99,7 @@ def _along(inputs: Given, values: Given) -> Array:
     terms = inputs["d_out"] * values["SYMP.10"]
     inherited = inputs["d_out"] * _out(inputs, values)
     squares = xp.sum(terms * terms, axis=-1, keepdims=True)
-    over_width = _size(inputs["v"].shape[-1], xp.sum(terms, axis=-1, keepdims=True), squares)
+    over_width = of_sum(inputs["v"].shape[-1], xp.sum(terms, axis=-1, keepdims=True), squares)
     return over_width + xp.sqrt(xp.sum(inherited * inherited, axis=-1, keepdims=True))
 
 
@@ -135,7 +116,7 @@ def _d_total(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     terms = values["dSYMP.6"] * values["SYMP.6"]
     inner = xp.sum(terms, axis=-1, keepdims=True)
-    over_keys = _size(_tokens(inputs), inner, xp.sum(terms * terms, axis=-1, keepdims=True))
+    over_keys = of_sum(_tokens(inputs), inner, xp.sum(terms * terms, axis=-1, keepdims=True))
     # Kernels take the inner product from the output.
     return (over_keys + _along(inputs, values) + xp.abs(values["dSYMP.7"])) / values["SYMP.5"]
 
@@ -146,12 +127,12 @@ def _d_exponentials(inputs: Given, values: Given) -> Array:
 
 
 def _d_q(inputs: Given, values: Given) -> Array:
-    squares = _squares(values["dSYMP.2"], _transposed(_heads(inputs, "k"))) * _scale(inputs) ** 2
-    return _size(_tokens(inputs), values["dSYMP.q"], squares)
+    squares = squares_of(values["dSYMP.2"], _transposed(heads_of(inputs, "k"))) * scale_of(inputs) ** 2
+    return of_sum(_tokens(inputs), values["dSYMP.q"], squares)
 
 
 def _d_k(inputs: Given, values: Given) -> Array:
-    return _per_key(inputs, values["dSYMP.k"], values["dSYMP.2"], _scale(inputs) * inputs["q"])
+    return _per_key(inputs, values["dSYMP.k"], values["dSYMP.2"], scale_of(inputs) * inputs["q"])
 
 
 def _d_v(inputs: Given, values: Given) -> Array:
@@ -160,8 +141,8 @@ def _d_v(inputs: Given, values: Given) -> Array:
 
 def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array) -> Array:
     """Return the size for a sum over the queries of all heads that share a key/value head."""
-    squares = sum_heads(_squares(_transposed(pairs), _transposed(rows)), inputs["k"].shape[1])
-    return _size(_tokens(inputs) * rows.shape[1] // max(inputs["k"].shape[1], 1), value, squares)
+    squares = sum_heads(squares_of(_transposed(pairs), _transposed(rows)), inputs["k"].shape[1])
+    return of_sum(_tokens(inputs) * rows.shape[1] // max(inputs["k"].shape[1], 1), value, squares)
 
 
 MAGNITUDES: dict[str, Magnitude] = {

@@ -158,7 +158,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_moved, d_before, d_momentum, d_v = d_state.x, None, d_state.p, None
     if saved.mlp is not None:
         carries = isinstance(config.mlp, substep.Momentum)
-        d_later = d_state.p if carries else d_state.v  # (b, i, m): it came in
+        d_later = d_state.p if carries else d_state.v  # (b, i, m)
         own = equations.active(substep)
         turned = own.backward(layer, saved.mlp, d_state.x, d_later, add)
         d_before, d_moved, d_carried = turned  # (b, i, m), (b, i, m), (b, i, m)

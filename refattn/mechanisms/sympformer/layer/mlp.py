@@ -12,9 +12,9 @@ Equations (u is what it looks ahead along: the velocity of the attention step, t
 Adjoints, for given dx'' and, where r is read later, dr::
 
     [dSYMP.38]  dr = dx'' + later
-    [dSYMP.35]  dd = gamma dr, or gamma times the adjoint of the norm at dr
-    [dSYMP.34]  dn = adjoint of norm and MLP at dd
-    [dSYMP.33]  du = mu dn + beta times the adjoint of the norm at dr
+    [dSYMP.35]  dd = gamma dw                           dw = dr, with SYMP.37 the adjoint of its norm at dr
+    [dSYMP.34]  dn = adjoint of norm at dy              dy = (gelu' (dd w_out^T)) w_in^T; n is what is normalised
+    [dSYMP.33]  du = mu dn + beta dw                    "attention_velocity": mu dn
 
 Axes: b batch, i token, m width of the model; the MLP is a whole number of times as wide.
 
@@ -128,13 +128,13 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
     """Return the next tokens, what moved them, and what `backward` reads."""
     kind, mlp = layer.params.config.mlp, layer.params.mlp
     assert mlp is not None
-    ahead = carried  # it came in
+    ahead = carried  # (b, i, m)
     if isinstance(kind, AttentionVelocity) and "mu" in layer.numbers:
         ahead = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.33]
-    point = x if ahead is None else x + layer.numbers["mu"] * ahead  # (b, i, m): what is normalised
+    point = x if ahead is None else x + layer.numbers["mu"] * ahead  # (b, i, m)
     seen, norm = layer_norm.layer_norm_forward(point, mlp.gain)  # (b, i, m) [SYMP.34]
-    hidden = linear_forward(seen, mlp.w_in, None)  # part of SYMP.35
-    active, gate = GELU[kind.gelu][0](hidden)  # part of SYMP.35
+    hidden = linear_forward(seen, mlp.w_in, None)  # as wide as the MLP
+    active, gate = GELU[kind.gelu][0](hidden)  # as wide as the MLP
     added = linear_forward(active, mlp.w_out, None)  # (b, i, m) [SYMP.35]
     norm_v = None
     if isinstance(kind, Plain):
@@ -142,9 +142,9 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
     elif isinstance(kind, AttentionVelocity):
         push = layer.numbers["gamma"] * added  # (b, i, m) [SYMP.36]
     else:
-        total = added  # (b, i, m): what is normalised
+        total = added  # (b, i, m)
         if ahead is not None:
-            total = layer.numbers["beta"] * ahead + layer.numbers["gamma"] * added  # (b, i, m): what is normalised
+            total = layer.numbers["beta"] * ahead + layer.numbers["gamma"] * added  # (b, i, m)
         push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v)  # (b, i, m) [SYMP.37]
     result = x + push  # (b, i, m) [SYMP.38]
     return result, push, Saved(ahead, norm, seen, hidden, gate, active, added, norm_v)
@@ -161,21 +161,21 @@ def backward(
     d_total = d_push  # (b, i, m): the gradient of what is multiplied by gamma
     if saved.norm_v is not None:
         # forward: push = norm(beta * ahead + gamma * added)
-        d_total, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_v, d_push)  # part of dSYMP.35
+        d_total, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_v, d_push)  # (b, i, m), (m)
         add("mlp.gain_v", d_gain)
     d_added = d_total  # (b, i, m): where gamma is 1
     if "gamma" in layer.numbers:
         d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
         add("gamma", inner(d_total, saved.added))
     # forward: added = gelu(seen @ w_in) @ w_out
-    d_active, d_w_out, _ = linear_backward(saved.active, mlp.w_out, d_added)  # part of dSYMP.34
-    d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # part of dSYMP.34
-    d_seen, d_w_in, _ = linear_backward(saved.y, mlp.w_in, d_hidden)  # part of dSYMP.34
+    d_active, d_w_out, _ = linear_backward(saved.active, mlp.w_out, d_added)  # as wide as the MLP
+    d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # as wide as the MLP
+    d_seen, d_w_in, _ = linear_backward(saved.y, mlp.w_in, d_hidden)  # (b, i, m)
     # forward: seen = norm(x + mu * ahead)
     d_point, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # (b, i, m) [dSYMP.34], (m)
     for name, value in (("mlp.w_out", d_w_out), ("mlp.w_in", d_w_in), ("mlp.gain", d_gain)):
         add(name, value)
-    d_x = d_result + d_point  # (b, i, m): the gradient of x
+    d_x = d_result + d_point  # (b, i, m)
     if ahead is None:
         return None, d_x, None
     add("mu", inner(d_point, ahead))

@@ -19,10 +19,13 @@ Adjoints, for given dg and what else asks for a gradient of B p and c::
 
     [dSYMP.62]  dr = scale/2 dg w_q
     [dSYMP.63]  dt = scale/2 dg w_k
-    [dSYMP.61]  ds = sum_m dr o(q, k, k) + sum_m q (the gradient of the values s q)
-    [dSYMP.60]  dk = its parts in both calls
-    [dSYMP.59]  dq = its parts in both calls
+    [dSYMP.61]  ds = sum_m dr o(q, k, k) + sum_m q V2
+    [dSYMP.60]  dk = K1 + V1 + Q2
+    [dSYMP.59]  dq = Q1 + K2 + s V2
     [dSYMP.58]  dy = dq w_q^T + dk w_k^T
+
+where (Q1, K1, V1) is the core's adjoint of o(q, k, k) at do = s dr and dlog_z = dc, (Q2, K2, V2) that of o(k, q, s q)
+at do = dt; dc = further - 2 (s - 1) ds, de = exp(-2 c) ds, and e = <p, B p> asks of p as SYMP.16 does.
 
 Axes: b batch, i token, m width.
 
@@ -96,16 +99,16 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
             "later, which attend it; oracle='softmax' does not"
         )
     xp, kicks, scale = namespace(x), layer.params.config.kicks, layer.params.config.scale
-    look = layer.numbers.get("look") if p is not None else None  # (1): a number
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
+    look = layer.numbers.get("look") if p is not None else None  # (1)
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
     y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.58]
     q = linear_forward(y, layer.params.w_q, None)  # (b, i, m) [SYMP.59]
     k = linear_forward(y, layer.params.w_k, None)  # (b, i, m) [SYMP.60]
-    moved = None if p is None else mobilised(layer, p)  # (b, i, m): tagged in the function
+    moved = None if p is None else mobilised(layer, p)  # (b, i, m): SYMP.15
     values = k if kicks else k[..., :0]  # no value where only z is asked for
     three = (each[:, None, ...] for each in (q, k, values))
-    out, as_query = core.forward(*three, scale=scale)  # in the core
-    attended = out[:, 0, ...]  # SYMP.10 without the head
+    out, as_query = core.forward(*three, scale=scale)  # (b, 1, i, e)
+    attended = out[:, 0, ...]  # (b, i, e): SYMP.10 without the head
     log_z = as_query.log_z[:, 0, :, None]  # (b, i, 1): SYMP.7 without the head
     inverse = xp.exp(-2.0 * log_z)  # (b, i, 1): part of SYMP.61
     share = query = key = as_key = force = None
@@ -116,9 +119,9 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         query = share * attended  # (b, i, m) [SYMP.62]
         shared = share * q  # (b, i, m): the values of SYMP.63
         three = (each[:, None, ...] for each in (k, q, shared))
-        turned, as_key = core.forward(*three, scale=scale)  # in the core
+        turned, as_key = core.forward(*three, scale=scale)  # (b, 1, i, m)
         key = turned[:, 0, ...]  # (b, i, m) [SYMP.63]
-        back_q, back_k = xp.matrix_transpose(layer.params.w_q), xp.matrix_transpose(layer.params.w_k)  # w_q^T and w_k^T
+        back_q, back_k = xp.matrix_transpose(layer.params.w_q), xp.matrix_transpose(layer.params.w_k)  # (m, m), (m, m)
         force = 0.5 * scale * (query @ back_q + key @ back_k)  # (b, i, m) [SYMP.64]
     saved = Saved(p, moved, y, norm, look, q, share, inverse, attended, query, key, as_query, as_key)
     return Answer(force, moved, log_z), saved
@@ -148,13 +151,13 @@ def backward(
     layer: Layer, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
 ) -> tuple[Array, Array | None]:
     """Return the gradients of x and p, and add those of the parameters."""
-    p = saved.p  # (b, i, m): it came in
+    p = saved.p  # (b, i, m)
     xp, scale = namespace(saved.y), layer.params.config.scale
     d_bounded = xp.zeros_like(saved.inverse) if d_log_z is None else d_log_z  # (b, i, 1): of SYMP.7
-    d_attended = xp.zeros_like(saved.attended)  # nobody asked for the force
+    d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
     d_ask = d_moved  # (b, i, m): of B p
     d_pull = None
-    d_q, d_k = xp.zeros_like(saved.q), xp.zeros_like(saved.q)  # no gradient
+    d_q, d_k = xp.zeros_like(saved.q), xp.zeros_like(saved.q)  # (b, i, m), (b, i, m)
     if d_force is not None and saved.as_key is not None and saved.s is not None:
         # forward: force = scale / 2 * (query @ w_q^T + key @ w_k^T)
         asked = 0.5 * scale * d_force  # (b, i, m): without the matrices
@@ -164,9 +167,9 @@ def backward(
             add(name, linear_backward(asked, layer.params.w_q, value)[1])
         # forward: key = core(k, q, share * q); query = share * core(q, k, k)
         d = core.backward(saved.as_key, d_key[:, None, ...])
-        d_k = d["q"][:, 0, ...]  # (b, i, m): part of dSYMP.60
+        d_k = d["q"][:, 0, ...]  # (b, i, m)
         d_value = d["v"][:, 0, ...]  # (b, i, m): of s q
-        d_q = d["k"][:, 0, ...] + saved.s * d_value  # (b, i, m): part of dSYMP.59
+        d_q = d["k"][:, 0, ...] + saved.s * d_value  # (b, i, m)
         d_attended = saved.s * d_query  # (b, i, m): of SYMP.10
         d_share = xp.sum(d_query * saved.attended + d_value * saved.q, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.61]
         if p is not None:
@@ -177,24 +180,24 @@ def backward(
             d_ask = d_kinetic * p if d_ask is None else d_ask + d_kinetic * p  # (b, i, m): of B p
     d_p = None
     if p is not None:
-        d_p = xp.zeros_like(p) if d_ask is None else mobilised_backward(layer, p, d_ask, add)  # of p
-        d_p = d_p if d_pull is None else d_p + d_pull  # (b, i, m): of p
+        d_p = xp.zeros_like(p) if d_ask is None else mobilised_backward(layer, p, d_ask, add)  # (b, i, m)
+        d_p = d_p if d_pull is None else d_p + d_pull  # (b, i, m)
     # forward: attended, log_z = core(q, k, k)
     d = core.backward(saved.as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
     d_queries = d_q + d["q"][:, 0, ...]  # (b, i, m) [dSYMP.59]
-    d_own = d["k"][:, 0, ...]  # (b, i, m): part of dSYMP.60
+    d_own = d["k"][:, 0, ...]  # (b, i, m)
     if saved.as_key is not None:
-        d_own = d_own + d["v"][:, 0, ...]  # (b, i, m): part of dSYMP.60
+        d_own = d_own + d["v"][:, 0, ...]  # (b, i, m)
     d_keys = d_k + d_own  # (b, i, m) [dSYMP.60]
-    d_y_q, d_w_q, _ = linear_backward(saved.y, layer.params.w_q, d_queries)  # part of dSYMP.58
-    d_y_k, d_w_k, _ = linear_backward(saved.y, layer.params.w_k, d_keys)  # part of dSYMP.58
+    d_y_q, d_w_q, _ = linear_backward(saved.y, layer.params.w_q, d_queries)  # (b, i, m), (m, m)
+    d_y_k, d_w_k, _ = linear_backward(saved.y, layer.params.w_k, d_keys)  # (b, i, m), (m, m)
     add("w_q", d_w_q)
     add("w_k", d_w_k)
     d_y = d_y_q + d_y_k  # (b, i, m) [dSYMP.58]
     # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # the gradient of x
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
     add("gain", d_gain)
     if saved.look is not None and p is not None and d_p is not None:
-        d_p = d_p + saved.look * d_ahead  # (b, i, m): the gradient of p
+        d_p = d_p + saved.look * d_ahead  # (b, i, m)
         add("look", inner(d_ahead, p))
     return d_ahead, d_p

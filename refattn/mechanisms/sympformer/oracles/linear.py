@@ -90,8 +90,8 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
-    look = layer.numbers.get("look") if p is not None else None  # (1): a number
-    ahead = x if look is None or p is None else x + look * p  # (b, i, m): what is normalised
+    look = layer.numbers.get("look") if p is not None else None  # (1)
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
     y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.41]
     a = None
     if layer.params.w_a is not None:
@@ -139,7 +139,7 @@ def velocity_backward(p: Array, speed: Array, kernel: Kernel, d_speed: Array) ->
     """Return the gradients of p, and of y and a."""
     # forward: speed = mix(a, y, p) / n
     d_sum = d_speed / kernel.n  # (b, i, m) [dSYMP.43]
-    d_a, d_y, d_p = mix_backward(kernel.a, kernel.y, p, kernel.side, kernel.form, d_sum)  # in `mixing`
+    d_a, d_y, d_p = mix_backward(kernel.a, kernel.y, p, kernel.side, kernel.form, d_sum)  # (b, i, m), (b, i, m)
     return d_p, (d_y, d_a)
 
 
