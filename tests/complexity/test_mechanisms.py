@@ -88,7 +88,7 @@ FORMS = [
     Stated("higher_order.tiled", 256, ("2*d+1", 2), ("5*d+2", 2), 2, 1, "256*256", CAUSAL),
     Stated("higher_order.linear", 512, ("4*f*(d+1)", 1), ("8*f*(d+1)", 1), 1, 1, "n*(d+1)"),
     Stated("higher_order.chunked", 256, ("4*f*(d+1)+c*(4*d+2)", 1), ("10*f*(d+1)+c*(10*d+4)", 1), 1, 1, "c*c", CAUSAL),
-    Stated("higher_order.recurrent", 12, ("4*f*(d+1)", 1), ("10*f*(d+1)", 1), 1, 1, "n*(d+1)", CAUSAL),
+    Stated("higher_order.recurrent", 48, ("4*f*(d+1)", 1), ("10*f*(d+1)", 1), 1, 1, "n*(d+1)", CAUSAL),
     Stated("sympformer.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
     Stated("sympformer.tiled", 512, ("6*d", 2), ("14*d", 2), 2, 1, "256*n"),
     Stated("sympformer.tiled", 512, ("2*d", 2), ("5*d", 2), 2, 1, "256*n", CAUSAL),

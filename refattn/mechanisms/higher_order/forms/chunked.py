@@ -38,6 +38,7 @@ from refattn.mechanisms.higher_order.forms.schedule import Chunk, Schedule, caus
 from refattn.mechanisms.higher_order.forms.state import (
     Running,
     State,
+    about_adjoint,
     centred_gradient,
     fold_backward,
     of_heads,
@@ -202,8 +203,8 @@ def _forward_in_time(heads: _Heads, start: State | None, d_sums: Array) -> tuple
         centres.append(running.centre)
         if running.state is not None:
             # forward: sums = read(state, queries) + pairs(queries, keys, values)
-            d_some = merge_rows(d_sums[..., slice(*rows), :])
-            d_part = read_backward(heads.kernel, running.state, merge_rows(queries), d_some, running.centre)
+            d_some = about_adjoint(merge_rows(d_sums[..., slice(*rows), :]), -running.centre)
+            d_part = read_backward(heads.kernel, running.state, merge_rows(queries), d_some)
             d_part = split_rows(d_part, queries.shape[2])
         d_read.append(d_part)
         if keys.shape[2] and n + 1 < len(heads.schedule.chunks):
@@ -238,7 +239,8 @@ def _back_in_time(
         if d_part is not None:
             d_query_part = d_query_part + d_part
             d_state = recentred(d_state, centre, centres[-1])
-            d_state = read_adjoint(kernel, d_state, merge_rows(queries), merge_rows(d_some), centres[-1])
+            d_centred = about_adjoint(merge_rows(d_some), -centres[-1])
+            d_state = read_adjoint(kernel, d_state, merge_rows(queries), d_centred)
         centre = centres.pop()
         d_queries.append(d_query_part)
     for chunk in heads.schedule.before[::-1]:

@@ -30,6 +30,7 @@ from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.schedule import chunks, join, plan
 from refattn.mechanisms.higher_order.forms.state import (
     State,
+    about_adjoint,
     empty,
     fold,
     fold_backward,
@@ -109,10 +110,10 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_state = empty(kernel, (*keys.shape[:2], v.shape[3]), keys)
         d_rows, d_keys, d_values = [], [], []
         for a, b in chunks(q.shape[2], size):
-            some, d_some = merge_rows(rows[..., a:b, :]), merge_rows(d_sums[..., a:b, :])
+            some, d_some = merge_rows(rows[..., a:b, :]), about_adjoint(merge_rows(d_sums[..., a:b, :]), -centre)
             # forward: sums = read(state, rows)
-            d_rows.append(split_rows(read_backward(kernel, state, some, d_some, centre), rows.shape[2]))
-            d_state = read_adjoint(kernel, d_state, some, d_some, centre)
+            d_rows.append(split_rows(read_backward(kernel, state, some, d_some), rows.shape[2]))
+            d_state = read_adjoint(kernel, d_state, some, d_some)
         for a, b in chunks(k.shape[2], size):
             # forward: state = fold(state, keys, values)
             d_part, d_value_part = fold_backward(kernel, keys[..., a:b, :], values[..., a:b, :], d_state, centre)

@@ -26,6 +26,7 @@ from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.state import (
     Running,
     State,
+    about_adjoint,
     centred_gradient,
     empty,
     fold_backward,
@@ -109,8 +110,8 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
             running.fold(*_token(keys, values, seen))
             seen += 1
         # forward: sums = read(state, query)
-        d_query = read_backward(kernel, running.begun(), queries[..., i, :], d_sums[..., i, :], running.centre)
-        d_queries.append(d_query)
+        d_some = about_adjoint(d_sums[..., i, :], -running.centre)
+        d_queries.append(read_backward(kernel, running.begun(), queries[..., i, :], d_some))
         centres.append(running.centre)
     # Back in time: the gradient with respect to the state.
     d_current = None
@@ -120,7 +121,8 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     d_values = [zeros((*v.shape[:2], k.shape[2] - seen, v.shape[3] + 1), v)]
     for i in range(q.shape[2] - 1, -1, -1):
         centre = centres[i + 1]
-        d_current = read_adjoint(kernel, d_current, queries[..., i, :], d_sums[..., i, :], centre)
+        d_some = about_adjoint(d_sums[..., i, :], -centre)
+        d_current = read_adjoint(kernel, d_current, queries[..., i, :], d_some)
         while seen > _sees(i - 1, saved.offset, k.shape[2]) if i else seen > 0:
             seen = seen - 1
             # forward: state = fold(state, key, value)

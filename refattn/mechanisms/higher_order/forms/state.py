@@ -110,7 +110,7 @@ def about(x: Array, m: Array) -> Array:
 def about_adjoint(d_x: Array, m: Array) -> Array:
     """Return the gradient of x for that of `about`: dv, and in the last column d1 - dv . m."""
     xp = namespace(d_x)
-    return xp.concat([d_x[..., :-1], d_x[..., -1:] - d_x @ xp.matrix_transpose(m)], axis=-1)
+    return xp.concat([d_x[..., :-1], d_x[..., -1:] - xp.vecdot(d_x, m)[..., None]], axis=-1)
 
 
 def fold(kernel: Kernel, state: State | None, keys: Array, values: Array, centre: Array) -> State:
@@ -171,17 +171,15 @@ def read(kernel: Kernel, state: State, queries: Array, centre: Array) -> Array:
     return sums + kernel.constant * state.values if kernel.constant else sums
 
 
-def read_backward(kernel: Kernel, state: State, queries: Array, d_sums: Array, centre: Array) -> Array:
-    """Return the gradient of the queries for that of what they read."""
+def read_backward(kernel: Kernel, state: State, queries: Array, d_centred: Array) -> Array:
+    """Return the gradient of the queries for that of what they read: `about_adjoint(d_sums, -centre)`."""
     # forward: sums = about(phi^T @ products, -centre) + constant * values
-    d_centred = about_adjoint(d_sums, -centre)
     return kernel.phi_backward(queries, state.products @ namespace(queries).matrix_transpose(d_centred))
 
 
-def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_sums: Array, centre: Array) -> State:
-    """Return the gradient of a state about `centre`, `d_state` or None for 0, with that of one more reading added."""
+def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_centred: Array) -> State:
+    """Return the gradient of a state about a centre, `d_state` or None for 0, with that of one more reading added."""
     xp = namespace(queries)
-    d_centred = about_adjoint(d_sums, -centre)
     d_products = xp.concat([piece @ d_centred for piece in kernel.phi(queries)], axis=-2)
     d_values = kernel.constant * xp.sum(d_centred, axis=-2, keepdims=True)
     if d_state is None:

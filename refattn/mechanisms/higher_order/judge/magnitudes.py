@@ -18,23 +18,13 @@ from typing import Any
 from refattn.mechanisms.higher_order.dense import taylor
 from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.record import Magnitude
+from refattn.mechanisms.sizes import of_sum, squares_of
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, namespace
 
 Given = Mapping[str, Any]
 
 FEATURES = 4096
-
-
-def _size(terms: int, value: Array, squares: Array) -> Array:
-    """Return the size of the error of a sum, from its value and the sum of the squares of its terms."""
-    xp = namespace(value)
-    return math.sqrt(max(terms, 1)) * (xp.abs(value) + xp.sqrt(squares))
-
-
-def _squares(a: Array, b: Array) -> Array:
-    """Return the sum of the squares of the terms of the matrix product a b^T."""
-    return (a * a) @ namespace(a).matrix_transpose(b * b)
 
 
 def _heads(inputs: Given, x: Array) -> Array:
@@ -73,14 +63,14 @@ def _normal(name: str, id: str) -> Magnitude:
         centred = squares - d * mean * mean
         inverse = 1.0 / xp.sqrt(xp.maximum(centred, 0.0 * centred) / d + Options.of(inputs).norm_eps)
         # The mean is subtracted from numbers of the size of x; r has the rounding of a sum of d squares.
-        return (_size(d, mean, squares / d**2) + xp.abs(x - mean)) * inverse + math.sqrt(d) * xp.abs(values[id])
+        return (of_sum(d, mean, squares / d**2) + xp.abs(x - mean)) * inverse + math.sqrt(d) * xp.abs(values[id])
 
     return size
 
 
 def _scores(inputs: Given, values: Given) -> Array:
-    squares = _squares(values["HOL.1"], _heads(inputs, values["HOL.2"])) * _scale(inputs) ** 2
-    return _size(inputs["q"].shape[-1], values["HOL.3"], squares)
+    squares = squares_of(values["HOL.1"], _heads(inputs, values["HOL.2"])) * _scale(inputs) ** 2
+    return of_sum(inputs["q"].shape[-1], values["HOL.3"], squares)
 
 
 def _features(inputs: Given) -> int:
@@ -93,8 +83,8 @@ def _values(inputs: Given, values: Given) -> Array:
 
 
 def _numerator(inputs: Given, values: Given) -> Array:
-    squares = _squares(values["HOL.5"], _transposed(_masked_v(inputs)))
-    return _size(inputs["k"].shape[2] + _features(inputs), values["HOL.6"], squares)
+    squares = squares_of(values["HOL.5"], _transposed(_masked_v(inputs)))
+    return of_sum(inputs["k"].shape[2] + _features(inputs), values["HOL.6"], squares)
 
 
 def _total(inputs: Given, values: Given) -> Array:
@@ -102,7 +92,7 @@ def _total(inputs: Given, values: Given) -> Array:
     if normaliser.plain:
         terms = namespace(terms).where(terms == 0.0, 0.0, terms + normaliser.delta)
     squares = namespace(terms).sum(terms * terms, axis=-1, keepdims=True)
-    return _size(inputs["k"].shape[2] + _features(inputs), values["HOL.7"], squares)
+    return of_sum(inputs["k"].shape[2] + _features(inputs), values["HOL.7"], squares)
 
 
 def _d_divisor(inputs: Given, values: Given) -> Array:
@@ -111,7 +101,7 @@ def _d_divisor(inputs: Given, values: Given) -> Array:
     # Kernels take o with the errors that it has by then.
     inherited = inputs["d_out"] * _numerator(inputs, values) / values["HOL.8"]
     squares = xp.sum(terms * terms, axis=-1, keepdims=True)
-    inner = _size(inputs["v"].shape[-1], xp.sum(terms, axis=-1, keepdims=True), squares)
+    inner = of_sum(inputs["v"].shape[-1], xp.sum(terms, axis=-1, keepdims=True), squares)
     over_width = xp.sqrt(xp.sum(inherited * inherited, axis=-1, keepdims=True))
     return (inner + over_width) / xp.abs(values["HOL.8"])
 
@@ -119,8 +109,8 @@ def _d_divisor(inputs: Given, values: Given) -> Array:
 def _d_values(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     v = _masked_v(inputs)
-    squares = _squares(values["dHOL.6"], v) + values["dHOL.7"] ** 2
-    size = _size(inputs["v"].shape[-1] + 1, values["dHOL.4"], squares)
+    squares = squares_of(values["dHOL.6"], v) + values["dHOL.7"] ** 2
+    size = of_sum(inputs["v"].shape[-1] + 1, values["dHOL.4"], squares)
     return xp.where(values["dHOL.4"] == 0.0, 0.0, size)
 
 
@@ -131,8 +121,8 @@ def _d_scores(inputs: Given, values: Given) -> Array:
 
 
 def _d_q_hat(inputs: Given, values: Given) -> Array:
-    squares = _squares(values["dHOL.3"], _transposed(_heads(inputs, values["HOL.2"]))) * _scale(inputs) ** 2
-    return _size(inputs["k"].shape[2], values["dHOL.1"], squares)
+    squares = squares_of(values["dHOL.3"], _transposed(_heads(inputs, values["HOL.2"]))) * _scale(inputs) ** 2
+    return of_sum(inputs["k"].shape[2], values["dHOL.1"], squares)
 
 
 def _d_k_hat(inputs: Given, values: Given) -> Array:
@@ -145,9 +135,9 @@ def _d_v(inputs: Given, values: Given) -> Array:
 
 def _per_key(inputs: Given, value: Array, pairs: Array, rows: Array, factor: float, more: int = 0) -> Array:
     """Return the size for a sum over the queries of all heads that share a key/value head."""
-    squares = sum_heads(_squares(_transposed(pairs), _transposed(rows)), inputs["k"].shape[1])
+    squares = sum_heads(squares_of(_transposed(pairs), _transposed(rows)), inputs["k"].shape[1])
     terms = rows.shape[2] * rows.shape[1] // max(inputs["k"].shape[1], 1)
-    return _size(terms + more, value, squares * factor**2)
+    return of_sum(terms + more, value, squares * factor**2)
 
 
 def _d_normal(name: str, hat: str, d_hat: str) -> Magnitude:
