@@ -90,7 +90,7 @@ class _Watch:
             names = self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
             self.given, self._frame = {name: frame.f_locals[name] for name in names}, frame
         elif event == "return" and frame is self._frame:
-            self.returned = value
+            self.returned = dict(value) if isinstance(value, dict) else value  # the core may add to it
 
 
 def expression(values: Sequence[Any], queries: Sequence[Any], name: Callable[[Ref], str]) -> str:
