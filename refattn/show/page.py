@@ -82,7 +82,8 @@ class Shown:
         self.usual()
         self.given()
         for each in self.other_calls() if everything else ():
-            written(each.forward, self.name)
+            with contextlib.suppress(ValueError):  # of what has no text, such as a solver
+                written(each.forward, self.name)
         self.roots = [ref for name in ("forward", "backward") if isinstance(ref := resolve(module, name), Ref)]
         self.linked = Linked(dict.fromkeys((*self.roots, *found)), RESERVED)
         self.name = self.linked.names.__getitem__
