@@ -40,7 +40,7 @@ def prune(texts: Sequence[str], main: str, imports: str, samples: Iterable[Sampl
         shorter = _without_fields([_without_values(text) for text in found])
         shorter = without_functions(_without_arguments(shorter), roots)
         if shorter == found:
-            return [re.sub(r"\n\n\n+", "\n\n", text) for text in found]
+            return [re.sub(r"\n\n\n+", "\n\n", text).rstrip("\n") + "\n" if text else "" for text in found]
         found = shorter
 
 
