@@ -90,7 +90,7 @@ class _Watch:
             names = self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
             self.given, self._frame = {name: frame.f_locals[name] for name in names}, frame
         elif event == "return" and frame is self._frame:
-            self.returned = value
+            self.returned = dict(value) if isinstance(value, dict) else value  # the core may add to it
 
 
 def expression(values: Sequence[Any], queries: Sequence[Any], name: Callable[[Ref], str]) -> str:
@@ -176,7 +176,8 @@ def _literal(value: Any, name: Callable[[Ref], str]) -> str | None:
         numbers = f"np.array({value.tolist()!r})"
         return numbers if value.dtype in (np.float64, np.bool_) else f"{numbers}.astype(np.{value.dtype})"
     if isinstance(value, type) or callable(value):
-        return name(Ref(value.__module__, value.__qualname__)) if hasattr(value, "__qualname__") else None
+        known = getattr(value, "__qualname__", "<").isidentifier()  # not a function in a function
+        return name(Ref(value.__module__, value.__qualname__)) if known else None
     return None
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -80,7 +82,8 @@ class Shown:
         self.usual()
         self.given()
         for each in self.other_calls() if everything else ():
-            written(each.forward, self.name)
+            with contextlib.suppress(ValueError):  # of what has no text, such as a solver
+                written(each.forward, self.name)
         self.roots = [ref for name in ("forward", "backward") if isinstance(ref := resolve(module, name), Ref)]
         self.linked = Linked(dict.fromkeys((*self.roots, *found)), RESERVED)
         self.name = self.linked.names.__getitem__
@@ -99,7 +102,7 @@ class Shown:
         texts = [written_out(text, stand_ins) for text in texts]
         imports, main, roots = self.linked.imports, self.main(), [*map(self.name, self.roots)]
         if self.everything:
-            texts = without_functions(texts, roots)
+            texts = without_functions(texts, [*map(self.name, self.linked.roots)])
         else:
             *texts, main = prune(texts, main, _imports(imports, None), self.samples(), roots)
         for item, text in zip(items, texts, strict=True):
@@ -123,10 +126,27 @@ class Shown:
     def samples(self) -> Iterator[Sample]:
         """Yield calls with the choices of the library, and various numbers, masks and sizes."""
         yield Sample("q, k, v", "saved, np.ones_like(out)", self.calls[0].forward)
-        for each in (*self.calls, *self.other_calls()):
+        for each in (*self.calls, *self.masked(), *self.other_calls()):
             forward, arrays = written(each.forward, self.name)
             backward, more = written(each.backward, self.name)
             yield Sample(forward, backward, arrays | more)
+
+    def masked(self) -> Iterator[Call]:
+        """Yield calls of the defaults with every kind of mask that the core takes, alone and with others."""
+        q, k, v = (self.tiny[name] for name in ("q", "k", "v"))
+        masks = {
+            "mask": np.eye(q.shape[2], k.shape[2]) == 0.0,
+            "key_mask": np.arange(k.shape[2]) != np.zeros((len(k), 1)),
+        }
+        masks |= {"causal": True}
+        known = inspect.signature(self.record.core.forward).parameters  # type: ignore[union-attr]
+        names = [name for name in masks if name in known]
+        for chosen in itertools.product((False, True), repeat=len(names)):
+            options = {name: masks[name] for name, given in zip(names, chosen, strict=True) if given}
+            with contextlib.suppress(ValueError):  # that some exclude each other
+                each = watch(self.record, {"q": q, "k": k, "v": v}, options)
+                if choices(each.forward) == choices(self.calls[0].forward):
+                    yield each
 
     def other_calls(self) -> Iterator[Call]:
         """Yield the calls of designed cases, those alone whose choices are those of the library, or of all."""

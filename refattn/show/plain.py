@@ -50,6 +50,11 @@ def sum_wide(x: Array) -> Array:
     return np.sum(x, dtype=np.float64).astype(x.dtype)
 
 
+def run(like: Array, task: Callable[[Any], Any], tiles: Sequence[Any]) -> list[Any]:
+    """Return the results of `task` for all tiles."""
+    return [task(tile) for tile in tiles]
+
+
 def by_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> list[Array]:
     """Return the arrays that a function of each row gives; the library cuts the rows into blocks."""
     return list(function(*arrays))

@@ -40,7 +40,7 @@ def prune(texts: Sequence[str], main: str, imports: str, samples: Iterable[Sampl
         shorter = _without_fields([_without_values(text) for text in found])
         shorter = without_functions(_without_arguments(shorter), roots)
         if shorter == found:
-            return [re.sub(r"\n\n\n+", "\n\n", text) for text in found]
+            return [re.sub(r"\n\n\n+", "\n\n", text).rstrip("\n") + "\n" if text else "" for text in found]
         found = shorter
 
 
@@ -204,6 +204,9 @@ def _without_values(text: str) -> str:
                     if not isinstance(node, ast.Assign) or len(function.body) == 1:
                         continue
                     target = node.targets[0]
+                    if isinstance(target, ast.Tuple) and (shorter := _without_parts(lines, text, node, read)):
+                        text = shorter
+                        break
                     if isinstance(target, ast.Name) and target.id not in read:
                         start = _comments_above(lines, node.lineno - 1)
                         text = "\n".join([*lines[:start], *lines[int(node.end_lineno or 0) :], ""])
@@ -213,6 +216,20 @@ def _without_values(text: str) -> str:
                 break
         else:
             return text
+
+
+def _without_parts(lines: list[str], text: str, node: ast.Assign, read: Set[str]) -> str | None:
+    """Return the text with ``a, b = x, y`` for those names alone that are read, None where all are."""
+    targets, values = (part.elts if isinstance(part, ast.Tuple) else [] for part in (node.targets[0], node.value))
+    kept = [
+        pair for pair in zip(targets, values, strict=False) if not isinstance(pair[0], ast.Name) or pair[0].id in read
+    ]
+    if len(targets) != len(values) or len(kept) in (0, len(values)) or node.lineno != node.end_lineno:
+        return None
+    left, right = (", ".join(ast.get_source_segment(text, pair[n]) or "" for pair in kept) for n in (0, 1))
+    line = lines[node.lineno - 1].encode()
+    new = f"{' ' * node.col_offset}{left} = {right}{line[node.end_col_offset :].decode()}"
+    return "\n".join([*lines[: node.lineno - 1], new, *lines[node.lineno :], ""])
 
 
 def _without_fields(texts: Sequence[str]) -> list[str]:
@@ -249,9 +266,11 @@ def _without_keywords(text: str, lost: Set[tuple[str, str]]) -> str:
     tree, edits = ast.parse(text), list[tuple[int, int, str]]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            for each in node.body:
-                if isinstance(each, ast.AnnAssign) and (node.name, ast.unparse(each.target)) in lost:
-                    edits.append((_at(text, each.lineno, 0), _at(text, int(each.end_lineno or 0) + 1, 0), ""))
+            fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+            fields = [each for each in fields if (node.name, ast.unparse(each.target)) in lost]
+            for n, each in enumerate(fields):
+                new = f"{' ' * each.col_offset}pass\n" if len(fields) == len(node.body) and not n else ""
+                edits.append((_at(text, each.lineno, 0), _at(text, int(each.end_lineno or 0) + 1, 0), new))
         elif isinstance(node, ast.Call) and any((ast.unparse(node.func), each.arg) in lost for each in node.keywords):
             kept = [each for each in node.keywords if (ast.unparse(node.func), each.arg) not in lost]
             given = [f"{each.arg}={ast.get_source_segment(text, each.value)}" for each in kept]
