@@ -1,9 +1,9 @@
-"""Files that others may have changed: read with bounds, checked against a schema, written whole or not at all. Host side.
+"""Files that others may have changed: read with bounds and checked, written whole or not at all. Host side.
 
-Nothing waits and nothing is believed: what is read is a regular file of bounded size, JSON is UTF-8 without a name twice
-and of bounded depth, and every error names the file and the field. What is written gets a fresh name first,
-``.refattn-RANDOM.part`` in the same folder, which follows no link and overwrites nothing; that name is the mark by which
-a later process knows what an earlier one left behind.
+Nothing waits and nothing is believed: what is read is a regular file of bounded size, JSON is UTF-8 without a name
+twice and of bounded depth, and every error names the file and the field. What is written gets a fresh name first,
+``.refattn-RANDOM.part`` in the same folder, which follows no link and overwrites nothing; that name is the mark by
+which a later process knows what an earlier one left behind.
 """
 
 from __future__ import annotations
@@ -285,6 +285,10 @@ def remove_left_behind(folder: str | os.PathLike[str]) -> None:
 
 def check_own_folder(folder: str | os.PathLike[str], inside: str | os.PathLike[str]) -> None:
     """Raise OSError where a folder that is there is a link, or lies elsewhere than in the folder `inside`."""
-    folder = Path(folder)
-    if folder.is_symlink() or not folder.resolve().is_relative_to(Path(inside).resolve()):
-        raise OSError(errno.ELOOP, f"is a link, or lies outside of {os.fspath(inside)}", str(folder))
+    if os.path.islink(folder) or not lies_in(folder, inside):
+        raise OSError(errno.ELOOP, f"is a link, or lies outside of {os.fspath(inside)}", os.fspath(folder))
+
+
+def lies_in(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Tell whether a path lies in a folder when all links are resolved."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

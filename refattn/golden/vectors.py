@@ -18,7 +18,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from refattn.files import MIB, SHA256, Each, Matching, Real, Whole, check, fresh_name, parse_json, read_regular
+from refattn.files import MIB, SHA256, Each, Matching, Real, Whole, check, fresh_name, lies_in, parse_json, read_regular
 from refattn.golden.tensors import decode
 
 FORMAT = 1
@@ -110,7 +110,7 @@ class GoldenSet:
 def write(
     folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[str, Any], bytes]], *, replace: bool = False
 ) -> dict[str, Any]:
-    """Write a set into a folder that is new or empty, or with `replace` in the place of a whole set; return its manifest.
+    """Write a set into a folder that is new or empty, or in the place of a whole set; return its manifest.
 
     `about` is what the manifest says of all cases, `cases` gives of each its entry and the bytes of its file: the entry
     has at least ``mechanism`` and ``case``, and is given ``file``, ``bytes`` and ``sha256``.
@@ -181,7 +181,7 @@ def _vouched_for(folder: Path) -> list[str]:
 
 
 def _exchange(part: Path, place: Path, old: list[str]) -> None:
-    """Put a new set in the place of one whose files are `old`, and remove these and the folders that they leave empty."""
+    """Put a new set in the place of one of the files `old`; remove these, and the folders that they leave empty."""
     aside = place.with_name(fresh_name())
     os.rename(place, aside)
     try:
@@ -264,7 +264,7 @@ def _files(folder: Path) -> Iterator[str]:
 def _checked(folder: Path, entry: Mapping[str, Any]) -> bytes:
     """Return the bytes of a case's file, which are those that were written."""
     path = folder / entry["file"]
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not lies_in(path, folder):
         raise SetError(f"{folder / MANIFEST}: got the file {entry['file']!r}, needs one in the folder")
     try:
         data = read_regular(path, entry["bytes"])
