@@ -50,7 +50,7 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
         size = os.fstat(handle).st_size
         data = file.read(min(size, limit) + 1)
     if len(data) > limit or size > limit:
-        raise OSError(errno.EFBIG, f"has {max(size, len(data))} bytes, needs at most {limit}", os.fspath(path))
+        raise OSError(errno.EFBIG, f"got {max(size, len(data))} bytes, needs at most {limit}", os.fspath(path))
     return data
 
 
