@@ -7,6 +7,7 @@ them what most libraries share.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, TypedDict
 
 from refattn.backends.base import Backend, BaseBackend
@@ -66,6 +67,18 @@ def of(x: object) -> Backend:
     if kind not in _owners:
         _owners[kind] = _find_owner(x)
     return _owners[kind]
+
+
+def changes_meaning(kind: type) -> bool:
+    """Tell whether arrays of a class compute with another meaning than those of the library that it is derived from.
+
+    Of NumPy's subclasses only memory-mapped arrays are as plain as arrays are; a masked array would lose its mask on
+    the way, and a matrix multiplies where others take elements.
+    """
+    numpy, maps = sys.modules["numpy"].ndarray, sys.modules["numpy"].memmap
+    if issubclass(kind, numpy):
+        return kind not in (numpy, maps)
+    return kind.__name__ in ("MaskedTensor", "NestedTensor") and kind.__module__.startswith("torch")
 
 
 def describe() -> list[Description]:

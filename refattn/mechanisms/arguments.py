@@ -28,6 +28,8 @@ def check_arrays(**arrays: Array) -> Namespace:
     for name, x in arrays.items():
         if not is_array(x):
             raise TypeError(f"{name}: got {type(x).__name__}, needs an array of NumPy, CuPy, PyTorch, JAX, ...")
+        if any(getattr(x, kind, False) for kind in ("is_sparse", "is_sparse_csr", "is_nested")):
+            raise TypeError(f"{name}: got a sparse or nested tensor, needs a dense one")
     try:
         xp = namespace(*arrays.values())
     except TypeError:
