@@ -543,6 +543,6 @@ def test_a_trace_of_a_training_step_does_not_depend_on_the_workers(mechanism: st
     with backends.use_workers(4):
         plain, expected = step.loss_and_gradients(params, inputs, targets)
     assert list(found[0]) == list(found[1]) and found[0] == found[1]
-    exact = {"rtol": 0.0, "atol": 0.0} if mechanism == "softmax" else {"rtol": 1e-4, "atol": 1e-5}  # another form
-    assert np.isclose(plain, loss, **exact)
-    assert np.allclose(gradients.token_embedding, expected.token_embedding, **exact)
+    rtol = 0.0 if mechanism == "softmax" else 1e-3  # another form
+    np.testing.assert_allclose(plain, loss, rtol=rtol)
+    np.testing.assert_allclose(gradients.token_embedding, expected.token_embedding, rtol=rtol, atol=1e-2 * rtol)
