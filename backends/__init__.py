@@ -13,7 +13,18 @@ from typing import Any, TypedDict
 from refattn.backends.base import Backend, BaseBackend
 from refattn.backends.pool import use_workers, workers
 
-__all__ = ["Backend", "BaseBackend", "Description", "describe", "get", "names", "of", "use_workers", "workers"]
+__all__ = [
+    "Backend",
+    "BaseBackend",
+    "Description",
+    "check_precision",
+    "describe",
+    "get",
+    "names",
+    "of",
+    "use_workers",
+    "workers",
+]
 
 GROUP = "refattn.backends"
 BUILT_IN = ("numpy", "cupy", "torch", "jax", "strict")
@@ -79,6 +90,19 @@ def changes_meaning(kind: type) -> bool:
     if issubclass(kind, numpy):
         return kind not in (numpy, maps)
     return kind.__name__ in ("MaskedTensor", "NestedTensor") and kind.__module__.startswith("torch")
+
+
+def check_precision(x: object) -> None:
+    """Raise RuntimeError where the library of an array is set to compute with fewer digits than the array has.
+
+    A reference that rounds products to bfloat16 or TF32 is none.
+    """
+    backend = of(x)
+    lost = getattr(backend, "precision_lost", None)
+    if lost is not None and (why := lost(x)) is not None:
+        raise RuntimeError(
+            f'{why}, needs all digits: with refattn.backends.get("{backend.name}").full_precision(): ...'
+        )
 
 
 def describe() -> list[Description]:

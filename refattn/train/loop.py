@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,9 +90,16 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False,
     OSError
         Where something cannot be read or written; what was saved before is untouched.
     """
+    owner: Any = backends.get(settings.backend)
+    with ExitStack() as stack:
+        if settings.dtype == "float64" or settings.growing is not None:
+            stack.enter_context(owner.with_float64())
+        stack.enter_context(owner.full_precision())
+        return _run(settings, path, report, resume, exact)
+
+
+def _run(settings: Settings, path: Path, report: Report, resume: bool, exact: bool) -> Result:
     owner = backends.get(settings.backend)
-    if settings.dtype == "float64" or settings.growing is not None:
-        owner.enable_float64()
     if settings.growing is not None and not owner.float64():
         raise ValueError(f"grow: got {settings.grow!r} with {owner.name}, which has no float64 here; growth needs it")
     owner.keep_memory()
