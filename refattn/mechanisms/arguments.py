@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from refattn import backends
 from refattn.ops.masks import Causal
 from refattn.xp import (
     FLOATING,
@@ -25,15 +26,21 @@ from refattn.xp import (
 
 
 def check_arrays(**arrays: Array) -> Namespace:
-    """Return the namespace of the arrays; raise where they are no arrays, or of several libraries or devices."""
+    """Return the namespace of the arrays; raise where they are no arrays, or of several libraries or devices.
+
+    RuntimeError where the library is set to compute with fewer digits than they have.
+    """
     for name, x in arrays.items():
         if not is_array(x):
             raise TypeError(f"{name}: got {type(x).__name__}, needs an array of NumPy, CuPy, PyTorch, JAX, ...")
+        if any(getattr(x, kind, False) for kind in ("is_sparse", "is_sparse_csr", "is_nested")):
+            raise TypeError(f"{name}: got a sparse or nested tensor, needs a dense one")
     try:
         xp = namespace(*arrays.values())
     except TypeError:
         libraries = {name: type(x).__module__.partition(".")[0] for name, x in arrays.items()}
         raise TypeError(f"got arrays of several libraries ({_listed(libraries)}), needs one library") from None
+    backends.check_precision(next(iter(arrays.values())))
     if has_one_device(xp):
         return xp
     # What JAX traces has no device yet.
