@@ -12,8 +12,8 @@ What differs from refattn:
 - `sympformer` takes exponentials of scores as they come, where refattn takes the largest score of a row out: those
   above 88 overflow in float32. It gives no `log_z`.
 - `graph_energy` has the state "token", a fixed step that is given, and explicit integrators; it declines the rest.
-- `growing` is PyTorch's own attention: growth is in the block, and the core differs from softmax attention by nothing
-  but what it saves.
+- `growing` is PyTorch's own attention: growth is in the block, and the core is that of softmax attention. It declines a
+  soft-cap and gives no `lse`.
 - `koopman` has the kernels "linear" and "rbf"; it declines the others, and what its signature leaves out.
 """
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
     import refattn
 
 COUPLINGS = {"sin": torch.sin, "tanh": torch.tanh, "identity": lambda x: x, "arctan": torch.arctan, "sinh": torch.sinh}
+
+# What links tokens, from their scores and their attention.
+LINKS = {
+    "kernel": lambda scores, weights: torch.softmax((scores + scores.mT) / 2.0, dim=-1),
+    "mean": lambda scores, weights: (weights + weights.mT) / 2.0,
+    "none": lambda scores, weights: weights,
+}
 
 JITTER = {torch.float64: 1e-8, torch.float32: 1e-4}
 
@@ -89,24 +97,19 @@ def graph_energy(
     steps: int = 10,
     integrator: str = "euler",
     coupling: str = "sin",
-    symmetrise: str = "kernel",
-    tau: float = 0.4,
-    kind: str = "hard",
+    graph: str = "kernel",
+    threshold: str = "hard",
     **options: Any,
 ) -> torch.Tensor | refattn.Decline:
     """q, k (b, h, n, d), v (b, h, n, e) -> out (b, h, n, e): scores of tokens flow, and weigh attention."""
-    if options or kind == "proximal" or integrator not in TABLEAUS or symmetrise == "min" or coupling not in COUPLINGS:
+    known = re.fullmatch(r"(hard|soft)(?:\(tau=([\d.]+)\))?", threshold)
+    if options or known is None or integrator not in TABLEAUS or coupling not in COUPLINGS or graph not in LINKS:
         return decline("state token without a mask, explicit integrators, simple couplings")
     if step is None and steps:
         return decline("the step has to be given")
     scores = q @ k.mT / math.sqrt(q.shape[3])
     weights = torch.softmax(scores, dim=-1)
-    graphs = {
-        "kernel": lambda: torch.softmax((scores + scores.mT) / 2.0, dim=-1),
-        "mean": lambda: (weights + weights.mT) / 2.0,
-        "none": lambda: weights,
-    }
-    graph = graphs[symmetrise]() * (1.0 - torch.eye(q.shape[2], dtype=q.dtype))
+    links = LINKS[graph](scores, weights) * (1.0 - torch.eye(q.shape[2], dtype=q.dtype))
     start = torch.sigmoid(scores.diagonal(dim1=-2, dim2=-1))
     x = start
     for _ in range(steps):
@@ -114,9 +117,10 @@ def graph_energy(
         stages, shares = TABLEAUS[integrator]
         for stage in stages:
             y = x + step * sum((a * rate for a, rate in zip(stage, rates, strict=True)), torch.zeros_like(x))
-            pull = (graph * COUPLINGS[coupling](y[..., None, :] - y[..., :, None])).sum(-1)
+            pull = (links * COUPLINGS[coupling](y[..., None, :] - y[..., :, None])).sum(-1)
             rates.append(mu * (start - y) + kappa * pull)
         x = x + step * sum((share * rate for share, rate in zip(shares, rates, strict=True)), torch.zeros_like(x))
+    kind, tau = known[1], float(known[2] or 0.4)
     kept = torch.where(x >= tau, x, 0.0) if kind == "hard" else torch.where(x > tau, x - tau, 0.0)
     shares_of = weights * kept[..., None, :]
     total = shares_of.sum(-1, keepdim=True)
@@ -133,8 +137,11 @@ def growing(
     mask: torch.Tensor | None = None,
     causal: bool | str = False,
     scale: float | None = None,
-) -> torch.Tensor:
+    softcap: float | None = None,
+) -> torch.Tensor | refattn.Decline:
     """q (b, h, n_q, d), k (b, h, n_k, d), v (b, h, n_k, e), mask like (b, h, n_q, n_k) -> out (b, h, n_q, e)."""
+    if softcap is not None:
+        return decline("scaled_dot_product_attention has no soft-cap")
     n_q, n_k = q.shape[2], k.shape[2]
     if causal:
         past = torch.ones(n_q, n_k, dtype=torch.bool).tril(0 if causal == "top_left" else n_k - n_q)

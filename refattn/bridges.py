@@ -12,6 +12,7 @@ from dataclasses import is_dataclass, replace
 from types import ModuleType
 from typing import Any
 
+from refattn import backends
 from refattn.mechanisms import registry
 
 
@@ -41,18 +42,21 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
         Where there is no such mechanism, or it is no map of q, k and v.
     """
     core, further = _core(name)
+    owner: Any = backends.get("torch")
     import torch
     from torch.autograd.function import once_differentiable
 
     def forward(ctx: Any, names: tuple[str, ...], fixed: dict[str, Any], *tensors: Any) -> tuple[Any, ...]:
-        out, ctx.saved = core.forward(**_arguments(dict(zip(names, tensors, strict=True)), fixed))
+        with owner.full_precision():  # whatever torch.autocast says outside
+            out, ctx.saved = core.forward(**_arguments(dict(zip(names, tensors, strict=True)), fixed))
         ctx.names, ctx.out = names, {"size": out.shape, "dtype": out.dtype, "device": out.device}
         ctx.set_materialize_grads(False)
         return (out, *(getattr(ctx.saved, each) for each in further))
 
     def backward(ctx: Any, d_out: Any, *d_further: Any) -> tuple[Any, ...]:
         upstream = {f"d_{each}": d for each, d in zip(further, d_further, strict=True) if d is not None}
-        gradients = core.backward(ctx.saved, torch.zeros(**ctx.out) if d_out is None else d_out, **upstream)
+        with owner.full_precision():
+            gradients = core.backward(ctx.saved, torch.zeros(**ctx.out) if d_out is None else d_out, **upstream)
         return (None, None, *(gradients.get(each) for each in ctx.names))
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(backward))}
@@ -76,6 +80,7 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
     forward-mode derivatives.
     """
     core, further = _core(name)
+    owner: Any = backends.get("jax")
     import jax
     import jax.numpy as jnp
 
@@ -88,14 +93,16 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
         fixed = {each: x for each, x in options.items() if each not in learned and each not in masks}
 
         def forward(learned: dict[str, Any], masks: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-            out, saved = core.forward(**_arguments(learned, fixed), **masks)
+            with owner.full_precision():
+                out, saved = core.forward(**_arguments(learned, fixed), **masks)
             return (out, *(getattr(saved, each) for each in further)), saved
 
         def backward(kept: tuple[Any, Any], upstream: tuple[Any, ...]) -> tuple[Any, None]:
             learned, masks = kept
             _, saved = forward(learned, masks)
             rest = {f"d_{each}": d for each, d in zip(further, upstream[1:], strict=True)}
-            gradients = core.backward(saved, upstream[0], **rest)
+            with owner.full_precision():
+                gradients = core.backward(saved, upstream[0], **rest)
             return {
                 each: gradients[each] if each in gradients else jnp.zeros_like(x) for each, x in learned.items()
             }, None

@@ -9,7 +9,7 @@ import pytest
 
 import refattn as ra
 from refattn.golden.inputs import make, make_upstream
-from refattn.verify.gradients import shrunk
+from refattn.verify.itself.samples import shrunk
 
 NAMES = [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ def golden() -> None:
 @click.argument("folder", metavar="DIR")
 @click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
 @click.option("--size", default="small", metavar="NAME", help="small (default), or full: the cases as designed.")
-@click.option("--replace", is_flag=True, help="Put it in the place of the set that is there.")
+@click.option("--replace", is_flag=True, help="Put it in the place of the whole set that is there.")
 def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) -> None:
     """Write the designed cases of all mechanisms, or of those that are named, into DIR, a new or empty folder.
 
@@ -44,20 +43,15 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise Problem(f"DIR: got {folder!r}, a file, needs a folder")
-    old = path.exists() and any(path.iterdir())
-    if old and not (replace and (path / vectors.MANIFEST).exists()):
-        raise Problem(f"DIR: got {folder!r} with something in it, needs a new folder, or a set and --replace")
-    part = path.with_name(f"{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
     todo = list(freeze.frozen_cases(records, size))
-    with progress("golden", "cases") as wrap:
-        frozen = (freeze.freeze(record, case) for record, case in wrap(todo))
-        manifest = vectors.write(part, freeze.about(records, size, refattn.__version__), frozen)
-    if old:
-        shutil.rmtree(path)
-    elif path.exists():
-        path.rmdir()
-    part.replace(path)
+    try:
+        with progress("golden", "cases") as wrap:
+            frozen = (freeze.freeze(record, case) for record, case in wrap(todo))
+            manifest = vectors.write(path, freeze.about(records, size, refattn.__version__), frozen, replace=replace)
+    except vectors.SetError as error:
+        raise Problem(f"DIR: {error}") from error
+    except OSError as error:
+        raise Problem(f"DIR: {folder!r} cannot be written: {error.strerror} ({error.filename})") from error
     total = sum(entry["bytes"] for entry in manifest["cases"])
     click.echo(f"{folder}: {manifest['count']} cases, {total} bytes, sha256 {manifest['sha256']}")
 
@@ -73,7 +67,8 @@ def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
     """
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify import freeze, golden_text
+    from refattn.verify import freeze
+    from refattn.verify.show import golden as golden_text
 
     rows: list[dict[str, Any]] = []
     with progress("golden", "cases") as wrap:
@@ -95,7 +90,7 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
     """Show the cases of the set in DIR, or the arrays of one of them."""
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify import golden_text
+    from refattn.verify.show import golden as golden_text
 
     if case is None:
         deliver(lambda **form: golden_text.cases(found.manifest, **form), found.manifest, file)

@@ -70,7 +70,7 @@ def numbers_of(options: Mapping[str, Any], families: Mapping[str, Callable[[Any]
     """
     found: dict[str, Any] = {}
     for option, value in options.items():
-        made = families[option](value) if option in families else value
+        made = families[option](value) if option in families and value is not None else value
         if dataclasses.is_dataclass(made):
             found |= {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
         else:
@@ -84,7 +84,7 @@ def with_numbers(
     """Return options with other numbers, given by their own names; one that no family has becomes an option."""
     found, left = dict(options), dict(numbers)
     for option, make in families.items():
-        made = make(options[option]) if option in options else None
+        made = make(options[option]) if options.get(option) is not None else None
         if dataclasses.is_dataclass(made) and not isinstance(made, type):
             own = {field.name: left.pop(field.name) for field in dataclasses.fields(made) if field.name in left}
             found[option] = dataclasses.replace(made, **own) if own else options[option]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from refattn import tree
-from refattn.mechanisms.arguments import check_arrays, check_is, check_mask
+from refattn.mechanisms.arguments import check_arrays, check_is, check_mask, check_whole
 from refattn.mechanisms.context import Context
 from refattn.ops.heads import merge_heads
 from refattn.ops.linear import linear_backward
@@ -192,13 +192,12 @@ def mask_of(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
 
 
 def check_sizes(config: Any, *names: str) -> None:
-    """Raise where a size is no whole number of at least 1; only the width and the heads have to be given."""
+    """Make the sizes ints; raise where one is no whole number of at least 1, or the width or the heads are None."""
     for name in names:
         value = getattr(config, name)
         if value is None and name not in ("width", "heads"):
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
+        object.__setattr__(config, name, check_whole(name, value, 1))
 
 
 def check_tokens(name: str, x: Array, width: int) -> None:

@@ -100,7 +100,7 @@ class Mechanism:
     cases
         Designed calls of the core.
     laws
-        Names of the laws of `refattn.verify.laws` that hold.
+        Names of the laws of `refattn.verify.itself.laws` that hold.
     magnitudes
         By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
         as a function of the inputs and the traced values.
@@ -140,7 +140,8 @@ class Mechanism:
         gathers statistics at the block's backward, ``merge(a, b)`` of two of them, ``plan(params, statistics, options,
         columns=, halves=)`` with ``columns``, ``slope``, ``gain`` and ``facts``, ``apply(plan, amplitude)`` which gives
         parameters whose arrays grew at the end of their axes, ``search(loss, before, slope, options)``,
-        ``facts_of(found)`` and ``width(params)``.
+        ``facts_of(found)`` and ``width(params)``; it may have ``TAGGED``, the modules whose lines carry the equations
+        of all this.
     diagnostics
         How far a block is from rest, None where there is no such thing: a module with ``force(saved)`` for what the
         block's forward saved, which returns the sum of the squared norms of the gradient of an energy over batch and

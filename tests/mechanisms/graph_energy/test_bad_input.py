@@ -10,7 +10,7 @@ import pytest
 import refattn as ra
 from refattn import Context
 from refattn.mechanisms.graph_energy import core
-from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
+from tests.mechanisms.graph_energy.calls import H, draw, forward, qkv, run
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
         ({"coupling": "relu"}, ValueError, "coupling: got 'relu', needs one of sin, tanh, identity"),
         ({"intrinsic": None}, ValueError, "intrinsic: got None, needs one of anchor, none, double_well"),
         ({"integrator": "leapfrog"}, ValueError, "integrator: got 'leapfrog', needs one of euler, heun, rk4"),
-        ({"symmetrise": "max"}, ValueError, "symmetrise: got 'max', needs one of kernel, mean, min, none"),
-        ({"kind": "firm"}, ValueError, "kind: got 'firm', needs one of hard, soft"),
+        ({"graph": "max"}, ValueError, "graph: got 'max', needs one of kernel, mean, min, none"),
+        ({"threshold": "firm"}, ValueError, "threshold: got 'firm', needs one of hard, soft"),
         ({"empty": "nan"}, ValueError, "empty: got 'nan', needs one of argmax, dense, zero, error"),
         ({"adjoint": "exact"}, ValueError, "adjoint: got 'exact', needs one of unroll, implicit"),
         ({"form": "sparse"}, ValueError, "form: got 'sparse', needs one of auto, dense, products, tiled"),
@@ -37,7 +37,11 @@ from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
         ({"mu": float("inf")}, ValueError, "mu: got inf, needs a finite number"),
         ({"mu": "strong"}, TypeError, "mu: got str, needs a finite number"),
         ({"signed": 1}, TypeError, "signed: got int, needs a bool"),
-        ({"kind": "soft", "straight_through": True}, ValueError, 'straight_through: got True with kind="soft"'),
+        (
+            {"threshold": "soft(straight_through=True)"},
+            ValueError,
+            "threshold: got 'straight_through' in .* but soft has",
+        ),
         ({"mask": np.ones((7, 7))}, TypeError, "mask: got dtype float64, needs bool"),
         ({"mask": np.ones((3, 7), bool)}, ValueError, r"mask: got shape \(3, 7\)"),
         ({"causal": "left"}, ValueError, "causal: got 'left', needs True, False"),
@@ -47,7 +51,7 @@ from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
         (
             {"state": "query", "causal": True, "symmetrise": "min"},
             ValueError,
-            'symmetrise: got "min" with causal scores',
+            'graph: got "min" with causal scores',
         ),
     ],
 )
@@ -59,7 +63,7 @@ def test_wrong_options(options: dict[str, Any], error: type[Exception], message:
 def test_queries_and_keys_of_different_lengths() -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match="k: got 7 tokens and 5 in q, needs as many"):
-        core.forward(q[:, :, :5], k, v)
+        forward(q[:, :, :5], k, v)
 
 
 @pytest.mark.parametrize(("name", "value"), [("mu", -1.0), ("kappa", np.array([1.0, 1.0, -0.1, 1.0]))])
@@ -78,7 +82,7 @@ def test_inputs_that_are_not_finite_propagate() -> None:
     q, k, v = (x.copy() for x in qkv())
     q[0, 0, 1, 0] = np.nan
     with np.errstate(all="ignore"):
-        out, _ = core.forward(q, k, v)
+        out, _ = forward(q, k, v)
     assert np.any(np.isnan(out[0, 0])) and np.all(np.isfinite(out[1]))
 
 
@@ -88,7 +92,7 @@ def test_wrong_gradients() -> None:
         core.backward(saved, out[..., 0])
     with pytest.raises(ValueError, match=r"d_weights: got shape"):
         core.backward(saved, out, out)
-    with pytest.raises(TypeError, match="saved: got NoneType, needs a Saved"):
+    with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
         core.backward(None, out)  # type: ignore[arg-type]
     _, feature = run(state="feature")
     with pytest.raises(ValueError, match='d_weights was given, but state="feature" has no weights'):

@@ -18,7 +18,7 @@ from refattn.mechanisms.koopman.kernel import KERNELS, Observables, Rbf
 from refattn.mechanisms.koopman.layer import decode
 from refattn.mechanisms.koopman.layer.draws import draw as draw_numbers
 from refattn.mechanisms.koopman.perturbation import OneStep, invert
-from refattn.verify.gradients import STENCIL
+from refattn.verify.itself.gradients import STENCIL
 from tests.mechanisms.koopman.calls import forward
 
 
