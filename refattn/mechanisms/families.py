@@ -36,7 +36,7 @@ def choose(option: str, value: Any, kinds: Mapping[str, type[T]]) -> T:
     if not isinstance(value, str):
         homes = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds.values()))
         raise TypeError(f"{option}: got {type(value).__name__}, needs {needs}, or a {homes}")
-    name, numbers = _read(option, value)
+    name, numbers = (value, {}) if value in kinds else _read(option, value)
     if name not in kinds:
         raise ValueError(f"{option}: got {value!r}, needs {needs}")
     known = [field.name for field in dataclasses.fields(kinds[name]) if field.init]  # type: ignore[arg-type]

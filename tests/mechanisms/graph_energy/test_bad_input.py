@@ -9,7 +9,8 @@ import pytest
 
 import refattn as ra
 from refattn import Context
-from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy import Heun, Min, Soft, core
+from refattn.mechanisms.graph_energy.options import RENAMED
 from tests.mechanisms.graph_energy.calls import H, draw, forward, qkv, run
 
 
@@ -127,3 +128,23 @@ def test_a_wrong_context_and_wrong_params_of_the_block() -> None:
         block.forward(params, state, Context(memory=x))
     with pytest.raises(ValueError, match=r"x: got shape \(2, 5, 7\), needs \(batch, tokens, 8\)"):
         block.start(params, x[..., :7], Context())
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_an_old_option_says_what_it_is_called_now(name: str) -> None:
+    with pytest.raises(
+        TypeError, match=f"{name}: got an option that is called otherwise now, needs (thr|int|coup|gra|sta)"
+    ):
+        core.forward(*qkv(), **{name: None})
+
+
+def test_kinds_are_objects_names_or_text() -> None:
+    """The same call, three ways; and numbers of a kind that it does not have."""
+    texts: dict[str, Any] = {"threshold": "soft(tau=0.1, empty='zero')", "integrator": "heun(checkpoint=2)"}
+    kinds: dict[str, Any] = {"threshold": Soft(tau=0.1, empty="zero"), "integrator": Heun(checkpoint=2), "graph": Min()}
+    assert np.array_equal(core.forward(*qkv(), **texts, graph="min")[0], core.forward(*qkv(), **kinds)[0])
+    for wrong in ({"threshold": None}, {"integrator": 3}, {"graph": "kernel(over=1)"}, {"threshold": "soft(by=1)"}):
+        with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}: got|over: got"):
+            core.forward(*qkv(), **wrong)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tables'"):
+        core.forward(*qkv(), tables=1)  # type: ignore[arg-type]
