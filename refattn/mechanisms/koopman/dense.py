@@ -3,7 +3,9 @@
 Every query attends (update 1). From update 2 on, the points x_0 ... x_L of its trajectory so far say how it moves, l to
 l + 1. An operator K on functions is fitted to these transitions, in the span of the observables g_o(x) = k(k_o, x), the
 kernel's sections at the keys that the query sees; phi = K pi, with the coordinates pi, is its one-step map. It predicts
-from what the query attends, q': through psi = a pi + b phi, the query goes to where psi takes the value (K psi)(q').
+from what the query attends, q': through psi = a pi + b phi, the query goes to where psi takes the value (K psi)(q'). An
+operator moves functions, not points: a point can be read off its value of psi because psi is one to one, as pi is, of
+which it is a perturbation. For a true operator of a map f, (K psi)(q') = psi(f(q')), and the query goes to f(q').
 
 Equations (J(i) are the keys that query i sees; each update repeats KOOP.1 to KOOP.4 with the newest query x = q^{r-1},
 and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
@@ -18,7 +20,7 @@ and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
     [KOOP.8]  Y_lo = g_o(x_{l+1}) - tau B_lo
     [KOOP.9]  N = B G^-1                                   not in the full space
     [KOOP.10]  Z = N B^T                                   full space: Z_lm = k(x_l, x_m)
-    [KOOP.11]  A: Z A G + ridge A = Y                      separable: (Z + ridge) A G = Y
+    [KOOP.11]  A: Z A G + ridge A = Y                      one system of l o unknowns; separable: (Z + ridge) A G = Y
     [KOOP.12]  D = A P                                     phi(x) = tau x + D^T kappa(x) = (K pi)(x)
     [KOOP.13]  R = A B^T                                   (K phi)(x) = tau x + (2 tau D + R D)^T kappa(x)
     [KOOP.14]  H = (a + 2 tau b) D + b R D
@@ -26,11 +28,12 @@ and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
     [KOOP.16]  z = (K psi)(q') = (a + b) tau q' + H^T c
     [KOOP.17]  q^r = x: psi(x) = (a + b tau) x + b D^T kappa(x) = z
 
-With delta_i = jitter (c + 1) where the call is causal and c is the kernel's weight, else the jitter times the mean of
-E_jj over J(i). The operator is (K f)(x) = tau f(x) + kappa(x)^T A f(P), with f(P) the values that identify f (at the
-keys). Its error over the observables and its Hilbert-Schmidt norm are those of A alone, with Z and G symmetric and
-positive; |Z A G - Y|^2 + ridge tr(A^T Z A G) is least where KOOP.11 holds. "separable" measures the error in the norm
-of the kernel's space instead. Both are unique for ridge > 0, and linear maps from Y to A that are their own adjoints.
+With delta_i = jitter (weight + 1) where the call is causal, with the kernel's weight, else the jitter times the mean of
+E_jj over J(i). The operator is (K f)(x) = tau f(x) + kappa(x)^T A f(keys), with f(keys) the column of the values of f
+at the keys; for the coordinates that is P itself. Its error over the observables and its Hilbert-Schmidt norm are those
+of A alone, with Z and G symmetric and positive; |Z A G - Y|^2 + ridge tr(A^T Z A G) is least where KOOP.11 holds.
+"separable" measures the error in the norm of the kernel's space instead. Both are unique for ridge > 0, and linear maps
+from Y to A that are their own adjoints.
 
 The perturbation has a = 1, b = epsilon ("identity"; the update tends to phi(q') as epsilon -> 0), a = epsilon, b = 1
 ("shift") or a = mix, b = epsilon ("pencil"): only a / b matters. `perturbation` inverts it.
@@ -39,41 +42,41 @@ Augmented, the coordinates are observables too, behind the keys: g(x) = (k(k_j, 
 blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial). Where coordinates have ridges of
 their own, A and R have an axis of them in front, and column p of D and R D is that of the operator with ridge_p.
 
-Adjoints, for given d_o (w = kappa(q^r), J the Jacobian of psi there, D1 and D2 the derivatives of k by its first and
-second argument, <., .> sums of products of elements; dg(x) is the gradient of g at a point x: dB_l at x_l, dY_l at
-x_{l+1}, N^T dc at q', N^T dw at q^r). Sums over r are over updates::
+Adjoints, for given d_o (u = kappa(q^r), J the Jacobian of psi there, k_x and k_y the derivatives of k(x, y) by its two
+arguments, k_h that by the bandwidth, k2 that by the weight, <., .> sums of products of elements; dg(x) is the gradient
+of g at a point x: dB_l at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over updates::
 
-    [dKOOP.17]  dq^s = sum_j ds_j k_j / sqrt(d) + sum_r sum_o dg_o(q^s) D1 k(q^s, k_o)      of the last: + d_o
+    [dKOOP.17]  dq^s = sum_j ds_j k_j / sqrt(d) + sum_r sum_o dg_o(q^s) k_x(q^s, k_o)      of the last: + d_o
     [dKOOP.16]  dz = J^-T dq^r
     [dKOOP.15]  dc = H dz
     [dKOOP.14]  dH = c dz^T
-    [dKOOP.12]  dD = (a + 2 tau b) dH + b R^T dH - b w dz^T
+    [dKOOP.12]  dD = (a + 2 tau b) dH + b R^T dH - b u dz^T
     [dKOOP.13]  dR = b dH D^T
     [dKOOP.11]  dA = dD P^T + dR B                         0 for observables that are not seen
     [dKOOP.8]  dY: Z dY G + ridge dY = dA                  separable: (Z + ridge) dY G = dA
     [dKOOP.10]  dZ = -dY G A^T
-    [dKOOP.9]  dN = dZ B + dw g(q^r)^T + dc g(q')^T, dw = -b D dz
+    [dKOOP.9]  dN = dZ B + du g(q^r)^T + dc g(q')^T, du = -b D dz
     [dKOOP.7]  dB = dR^T A + dZ^T N + dN G^-1 - tau dY     full space: dB = dR^T A - tau dY
     [dKOOP.6]  dG = -sum_r (A^T Z dY + N^T dN G^-1)        separable: Z A + ridge A in place of Z A
     [dKOOP.5]  dE_jj' = sum_i dG_jj' over j, j' in J(i)    not causal: + jitter sum_i tr(dG) / |J(i)| for j = j' in J(i)
-    [dKOOP.4]  dq'_i = (a + b) tau dz + sum_o (N^T dc)_o D1 k(q', k_o)          update 1: dq'_i = dq^1_i
+    [dKOOP.4]  dq'_i = (a + b) tau dz + sum_o (N^T dc)_o k_x(q', k_o)          update 1: dq'_i = dq^1_i
     [dKOOP.3]  dw_ij = dq'_i . v_j
     [dKOOP.1]  ds_ij = w_ij (dw_ij - sum_j w_ij dw_ij)
     [dKOOP.q]  dq = dq^0 of dKOOP.17
-    [dKOOP.k]  dk_j = sum_r sum_i (ds_ij x_i / sqrt(d) + (A^T dD)_j + sum_x dg_j(x) D2 k(x, k_j)) + of KOOP.5
+    [dKOOP.k]  dk_j = sum_r sum_i (ds_ij x_i / sqrt(d) + (A^T dD)_j + sum_x dg_j(x) k_y(x, k_j)) + of KOOP.5
     [dKOOP.v]  dv_j = sum_r sum_i w_ij dq'_i
     [dKOOP.ridge]  dridge = -<dY, A>                       separable: -<dY, A G>
     [dKOOP.epsilon]  depsilon = db                         perturbation "shift": da
     [dKOOP.mix]  dmix = da                                 perturbation "pencil"
-    [dKOOP.bandwidth]  dbandwidth = sum_r sum_x sum_j dg_j(x) dk(x, k_j)/dl + sum_jj' dE_jj' dk(k_j, k_j')/dl
+    [dKOOP.bandwidth]  dbandwidth = sum_r sum_x sum_j dg_j(x) k_h(x, k_j) + sum_jj' dE_jj' k_h(k_j, k_j')
     [dKOOP.weight]  dweight = sum_r sum_x sum_j dg_j(x) k2(x, k_j) + sum_jj' dE_jj' k2(k_j, k_j')
 
-with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T w) + <dH, 2 tau D + R D>; of KOOP.5 is
-sum_j' (dE_jj' D1 k(k_j, k_j') + dE_j'j D2 k(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. A ridge of
-scale "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has D1 k(x_i, k_j) and D2 k(x_i, k_j) for
+with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T u) + <dH, 2 tau D + R D>; of KOOP.5 is
+sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. A ridge of
+scale "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for
 k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. In the full space kappa and Z
 are sections at the points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> +
-<dw, kappa(q^r)>.
+<du, kappa(q^r)>.
 
 The root moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. No
 eigenvector is differentiated anywhere.
@@ -169,10 +172,7 @@ class Saved:
 def forward(
     q: Array, k: Array, v: Array, *, mask: Array | None, offset: int | None, options: Options
 ) -> tuple[Array, Saved]:
-    """Return the last query (b, h, i, d) and what `backward` reads; `offset` is that of `causal_offset`.
-
-    It raises KoopmanInverseError where psi was not inverted by any candidate.
-    """
+    """Return the last query (b, h, i, d) and what `backward` reads; raise where no candidate of psi was inverted."""
     keys = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     values = repeat_heads(v, q.shape[1])  # (b, h, j, d): copies of v
     allowed = allowed_pairs(mask, offset, (0, q.shape[2]), (0, k.shape[2]), q)  # broadcasts to J
@@ -391,13 +391,13 @@ def update_backward(step: Step, g: Observables, gram: Any, options: Options, d_r
     alive = xp.any(g.seen, axis=-1)[..., None]  # (b, h, i, 1): whether there is a root
     regular = xp.where(alive[..., None], jacobian, eye)  # (b, h, i, d, d)
     d_image = solve(transpose(regular), xp.where(alive, d_root, 0.0)[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
-    d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): dw
+    d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): du
     # forward: image = (a + b) tau attended + lifted^T section
     d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
     d_lifted = step.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.14]
     # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
     d_turned = summed(transpose(step.koopman) @ each(d_lifted, own), own)  # (b, h, i, l, d): R^T dH
-    of_psi = phi.kappa(root)[..., None] * d_image[..., None, :]  # (b, h, i, l, d): w dz^T
+    of_psi = phi.kappa(root)[..., None] * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
     d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_turned - of_psi)  # (b, h, i, l, d) [dKOOP.12]
     d_koopman = b * each(d_lifted, own) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.13]
     # forward: modes = found @ P; koopman = found @ starts^T
@@ -433,7 +433,7 @@ def update_backward(step: Step, g: Observables, gram: Any, options: Options, d_r
         evaluations += [("attended", attended[..., None, :], d_section[..., None, :] @ dual)]
         evaluations += [("root", root[..., None, :], d_at_root[..., None, :] @ dual)]
         sections = []
-    total = {"k": d_coordinates[..., : g.keys.shape[2], :]}
+    total = {"k": d_coordinates[..., : g.keys.shape[2], :]}  # and by name what x is: of these, and of the kernel
     for name, x, d_values in (*evaluations, ("first", first, d_starts)):
         d_x, passed = g.backward(x, d_values)  # of one evaluation of g
         add(total, {name: d_x, **passed})

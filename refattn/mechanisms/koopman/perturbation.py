@@ -4,10 +4,12 @@
     shift      a = epsilon, b = 1         psi -> phi as epsilon -> 0
     pencil     a = mix, b = epsilon       any of both: only a / b matters
 
-psi(x) = z is solved by Newton's method, damped: a step that does not reduce |psi(x) - z| is halved. A position has
-converged where |psi(x) - z| is as small as `TOLERANCE` of the terms that it sums, or, where rounding lets it get no
-smaller, `STALLED` times as much. Positions do not see each other: one that has converged stays as it is. All take one
-full step in the end, which makes the error of the derivative as small as that of the value.
+psi(x) = z is solved by damped Newton from up to three starts, in `dense` phi(q'), q' and the last point: a step J^-1 r
+of the residual r = psi(x) - z is halved until |r| falls; where the first start leads to no root the next is tried. A
+position, which is a query (b, h, i), has converged where |psi(x) - z| is as small as `TOLERANCE` of the terms that it
+sums, or, where rounding lets it get no smaller, `STALLED` times as much. Positions do not see each other: one that has
+converged stays as it is. All take one full step in the end, which makes the error of the derivative as small as that of
+the value.
 
 A root with a singular Jacobian, one of many, counts as none.
 
@@ -206,10 +208,14 @@ def not_finite(keys: Array, *points: Array) -> Array:
 def invert(
     evaluate: Evaluate, starts: Sequence[Array], alive: Array, lost: Array, system: System = WHOLE
 ) -> tuple[Array, Array]:
-    """Return the roots x (..., d), and how far each is from convergence (...,), which `failure_of` tells more of.
+    """Return the roots x (..., d), and how far each is from convergence, `left` (...,).
 
-    Roots are NaN where `lost` (...,), and where none was found from any of the starts; positions that are not `alive`
-    (...,) keep their start.
+    By position (...,)::
+
+        alive   given     there is something to solve; elsewhere x is the first start, and left 0
+        lost    given     its numbers are not finite; x is NaN, and left 0
+        left    returned  |psi(x) - z| in units of the tolerance: converged to 1, as far as rounding allows to STALLED
+        failed  of left   above STALLED, or psi singular at x: no root from any start; x is NaN
     """
     xp = namespace(*starts)
     alive = alive & ~lost

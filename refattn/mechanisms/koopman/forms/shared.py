@@ -12,10 +12,10 @@ R = A' W^T, the observables appear in sections and features alone. The inverse h
 
     J = own + b D^T K,  K the Jacobian of kappa,        J^-1 r = (r - b D^T (own + b K D^T)^-1 K r) / own
 
-Adjoints, beside those of `dense` (u = dz, q' what was attended, q the root)::
+Adjoints, beside those of `dense` (q' what was attended, q the root)::
 
     dA' = dD P'^T + dR W,  dY' = the fit of dA',  dZ = -dY' A'^T
-    dN F^T = dW' = dZ W + dw w(q)^T + dc w(q')^T
+    dN F^T = dW' = dZ W + du w(q)^T + dc w(q')^T
     dB F^-1 = dR^T A' + dZ^T W + dW' - tau dY'          the gradient of F^-T g at the starts of transitions
     dG = -F^T ((Z A')^T dY' + W^T dW') F                separable: Y' in place of Z A'
 
