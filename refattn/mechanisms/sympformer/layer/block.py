@@ -111,7 +111,7 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
     check_tokens("state.x", like, config.width)
     check_shapes(params, config.shapes())
     _check_state(params, state)
-    params, state = _raised(params), _raised(state)
+    params, state = _raised(params, like), _raised(state, like)
     x, t, p = state.x, state.t, state.p
     numbers = {name: number.value(params.numbers.get(name), x) for name, number in config.numbers().items()}
     if params.w_start is not None:
@@ -146,7 +146,7 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); no field of the context has a gradient."""
     check_gradient("d_state.x", d_state.x, saved.like.shape, saved.like)
-    params, d_state = _raised(params), _raised(d_state)
+    params, d_state = _raised(params, saved.like), _raised(d_state, saved.like)
     config, x = params.config, saved.state.x
     oracle = equations.active(MODULES[type(config.oracle)])
     layer = Layer(oracle, params, saved.numbers, None)
@@ -209,14 +209,16 @@ def _gradients(params: Params, found: dict[str, Array]) -> Params:
     return tree.unflatten(params, leaves)
 
 
-def _raised(given: T) -> T:
-    """Return a tree in the dtype that is computed in."""
-    return tree.map_leaves(raised, given)
+def _raised(given: T, like: Array) -> T:
+    """Return a tree of the dtype of `like` in the one that is computed in."""
+    return given if raised(like).dtype == like.dtype else tree.map_leaves(raised, given)
 
 
 def _cast(given: T, like: Array) -> T:
     """Return a tree in the dtype of the tokens that came in."""
-    return tree.map_leaves(lambda leaf: namespace(leaf).astype(leaf, like.dtype, copy=False), given)
+    if raised(like).dtype == like.dtype:
+        return given
+    return tree.map_leaves(lambda leaf: namespace(leaf).astype(leaf, like.dtype), given)
 
 
 def _check_state(params: Params, state: State) -> None:
