@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
 @json_option
 @click.pass_context
 def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
-    """Check that the set in DIR is whole and unchanged, and compute every case of it again.
+    """Check that the set in DIR is whole, and compute every case of it again: inputs, values and budgets.
 
     Exit codes: 0 all cases agree; 1 some do not; 2 the set is incomplete or was changed; 3 there are none.
     """
@@ -70,15 +71,33 @@ def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
     from refattn.verify import freeze
     from refattn.verify.show import golden as golden_text
 
+    if found.manifest["limits"] != (limits := freeze.about([], "small", "")["limits"]):
+        raise Problem(f"{found.folder}: limits: got {found.manifest['limits']}, needs {limits}")
     rows: list[dict[str, Any]] = []
     with progress("golden", "cases") as wrap:
         for entry in wrap(found.cases):
-            share, where = freeze.recompute(record_of(entry["mechanism"]), found, entry)
+            share, where = _recomputed(found, entry)
             rows.append({"mechanism": entry["mechanism"], "case": entry["case"], "share": share, "where": where})
     failed = [row for row in rows if not row["share"] <= 1.0]
-    data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": failed}
+    told = [row | {"share": row["share"] if math.isfinite(row["share"]) else None} for row in failed]
+    data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": told}
     deliver(lambda **form: golden_text.agreement(rows, **form), data, file)
     ctx.exit(1 if failed else 0)
+
+
+def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
+    """Return the largest used share of an allowed error of a stored case, and where; infinity where facts differ."""
+    from refattn.golden import agreement, tensors
+    from refattn.verify import freeze
+    from refattn.verify.gradients import shrunk
+
+    record = record_of(entry["mechanism"])
+    if entry["case"] not in [case.name for case in record.cases]:
+        return math.inf, "there is no such case now"
+    case = record.case(entry["case"])
+    now, data = freeze.freeze(record, shrunk(case) if found.manifest["size"] == "small" else case)
+    difference = agreement.first_difference(entry, found.arrays(entry), now, tensors.decode(data))
+    return (math.inf, difference) if difference is not None else freeze.recompute(record, found, entry)
 
 
 @golden.command(short_help="Show what a set holds.")

@@ -71,8 +71,13 @@ def test_sparse_and_nested_tensors_are_refused(layout: str) -> None:
 # --- settings that cost digits
 
 
-def error_of(library: Any, forward: Callable[..., Any]) -> float:
-    out, _ = forward(*(library.asarray(X.astype(np.float32)) for _ in range(3)))
+def library(name: str) -> Any:
+    """A backend of the package, which has more than the protocol asks for."""
+    return backends.get(name)
+
+
+def error_of(arrays: Any, forward: Callable[..., Any]) -> float:
+    out, _ = forward(*(arrays.asarray(X.astype(np.float32)) for _ in range(3)))
     return float(np.max(np.abs(np.asarray(out, np.float64) - ra.softmax.forward(X, X, X)[0])))
 
 
@@ -89,7 +94,7 @@ def test_autocast_is_refused_and_a_bridge_computes_with_all_digits() -> None:
             ra.softmax.forward(x, x, x)
         with pytest.raises(RuntimeError, match="torch.autocast"):
             ra.softmax.backward(saved, out)
-        with backends.get("torch").full_precision():
+        with library("torch").full_precision():
             assert torch.equal(ra.softmax.forward(x, x, x)[0], out)
         assert torch.is_autocast_enabled("cpu")
         q.grad = None
@@ -109,7 +114,7 @@ def test_fewer_digits_of_products_are_refused_in_torch(precision: str) -> None:
     try:
         with pytest.raises(RuntimeError, match=f"products of float32 are set to '{precision}'"):
             ra.softmax.forward(x, x, x)
-        with backends.get("torch").full_precision():
+        with library("torch").full_precision():
             assert error_of(torch, ra.softmax.forward) < 1e-6
         assert torch.get_float32_matmul_precision() == precision
         ra.softmax.forward(*(torch.asarray(X) for _ in range(3)))  # float64 has no such setting
@@ -124,7 +129,7 @@ def test_fewer_digits_of_products_are_refused_in_jax(precision: str) -> None:
     with jax.default_matmul_precision(precision):
         with pytest.raises(RuntimeError, match=f"products of float32 are set to '{precision}'"):
             ra.softmax.forward(x, x, x)
-        with backends.get("jax").full_precision():
+        with library("jax").full_precision():
             assert error_of(jax.numpy, ra.softmax.forward) < 1e-6
         assert error_of(jax.numpy, lambda *given: (ra.bridges.jax("softmax")(*given), None)) < 1e-6
         gradient = jax.grad(lambda q: ra.bridges.jax("softmax")(q, x, x).sum())(x)
@@ -137,7 +142,7 @@ def test_fewer_digits_of_products_are_refused_in_jax(precision: str) -> None:
 
 def test_float64_of_jax_is_on_in_a_block_only() -> None:
     jax = pytest.importorskip("jax")
-    owner = backends.get("jax")
+    owner = library("jax")
     before = owner.float64()
     try:
         jax.config.update("jax_enable_x64", False)
@@ -149,5 +154,5 @@ def test_float64_of_jax_is_on_in_a_block_only() -> None:
         assert not owner.float64()
     finally:
         jax.config.update("jax_enable_x64", before)
-    with backends.get("numpy").with_float64(), backends.get("numpy").full_precision():
+    with library("numpy").with_float64(), library("numpy").full_precision():
         pass
