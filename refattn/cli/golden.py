@@ -89,7 +89,7 @@ def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
     """Return the largest used share of an allowed error of a stored case, and where; infinity where facts differ."""
     from refattn.golden import agreement, tensors
     from refattn.verify import freeze
-    from refattn.verify.gradients import shrunk
+    from refattn.verify.itself.samples import shrunk
 
     record = record_of(entry["mechanism"])
     if entry["case"] not in [case.name for case in record.cases]:
