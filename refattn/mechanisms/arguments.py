@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from refattn import backends
 from refattn.ops.masks import Causal
 from refattn.xp import (
     FLOATING,
@@ -25,15 +26,21 @@ from refattn.xp import (
 
 
 def check_arrays(**arrays: Array) -> Namespace:
-    """Return the namespace of the arrays; raise where they are no arrays, or of several libraries or devices."""
+    """Return the namespace of the arrays; raise where they are no arrays, or of several libraries or devices.
+
+    RuntimeError where the library is set to compute with fewer digits than they have.
+    """
     for name, x in arrays.items():
         if not is_array(x):
             raise TypeError(f"{name}: got {type(x).__name__}, needs an array of NumPy, CuPy, PyTorch, JAX, ...")
+        if any(getattr(x, kind, False) for kind in ("is_sparse", "is_sparse_csr", "is_nested")):
+            raise TypeError(f"{name}: got a sparse or nested tensor, needs a dense one")
     try:
         xp = namespace(*arrays.values())
     except TypeError:
         libraries = {name: type(x).__module__.partition(".")[0] for name, x in arrays.items()}
         raise TypeError(f"got arrays of several libraries ({_listed(libraries)}), needs one library") from None
+    backends.check_precision(next(iter(arrays.values())))
     if has_one_device(xp):
         return xp
     # What JAX traces has no device yet.
@@ -132,12 +139,26 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> float | Ar
     return number
 
 
+def check_whole(name: str, value: Any, least: int = 0) -> int:
+    """Return a whole number of at least `least`, Python's or NumPy's, as an int; raise where it is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
+    return int(value)
+
+
 def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:
     """Raise where an upstream gradient is not a floating array of the shape of what it is the gradient of."""
     check_arrays(**{name: gradient, "the output": like})
     check_floating(**{name: gradient})
     if tuple(gradient.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(gradient.shape)}, needs {tuple(shape)}")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise ValueError where a word is none of the choices."""
+    known = tuple(choices)
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(known)}")
 
 
 def check_per_head(name: str, value: Any, q: Array, nodes: int | None = None) -> Any:

@@ -166,12 +166,12 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
     return found
 
 
-def renamed(old: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """Raise TypeError for an option of before, or one that never was: `names` says what stands in its place."""
+def renamed(core: str, old: Mapping[str, Any], now: Mapping[str, str]) -> None:
+    """Raise TypeError for keywords that a core does not have, and name what those that it had are `now`."""
     for name in old:
-        if name in names:
-            raise TypeError(f"{name}: got an option that is called otherwise now, needs {names[name]}")
-        raise TypeError(f"forward() got an unexpected keyword argument {name!r}")
+        if name in now:
+            raise TypeError(f"{name}: is no option of {core} any more, needs {now[name]}")
+        raise TypeError(f"{core}.forward() got an unexpected keyword argument {name!r}")
 
 
 def defaults_of(forward: Callable[..., Any]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def forward(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    renamed(old, kinds.RENAMED)
+    renamed("graph_energy", old, kinds.RENAMED)
     given = {"state": state, "coupling": coupling, "intrinsic": intrinsic, "mu": mu, "kappa": kappa, "step": step}
     given |= {"steps": steps, "integrator": integrator, "threshold": threshold, "graph": graph, "start": start}
     call = enter(q, k, v, mask=mask, causal=causal)
