@@ -50,8 +50,7 @@ def numbers(params: Params, context: Context) -> dict[str, Array | None]:
         mu = nodes_forward(mu, _classes(context))  # (h, j) [GE.28]
     kappa = _softplus(params.raw_kappa)  # (h) [GE.21]
     if params.raw_step is not None:
-        given = _softplus(params.raw_step)  # (h) [GE.25]
-        step = given  # (h): GE.25
+        step = _softplus(params.raw_step)  # (h) [GE.25]
     elif config.step is None and is_bounded(config, context):
         step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.22]
     if params.raw_tau is not None:
@@ -82,7 +81,7 @@ def numbers_backward(
         d_mu = d_nodes - moved  # [dGE.20]
         d_raw_mu = d_mu * _sigmoid(params.raw_mu)  # [dGE.raw_mu]
         found["raw_mu"] = d_raw_mu
-    # forward: given = log(1 + exp(raw_step)), and so tau
+    # forward: step = log(1 + exp(raw_step)), and so tau
     if params.raw_step is not None:
         d_raw_step = d["step"] * _sigmoid(params.raw_step)  # (h) [dGE.raw_step]
         found["raw_step"] = d_raw_step
