@@ -24,6 +24,7 @@ from refattn.mechanisms.record import Case, Mechanism
 from refattn.ops import tiles
 from refattn.show import calls, link, page, plain
 from refattn.show.page import Shown
+from refattn.show.prune import Sample, prune
 
 MOST = 250
 
@@ -348,6 +349,68 @@ def test_what_is_no_part_of_a_definition_is_noted(house: Path, old: str, new: st
     linked = link.Linked([link.Ref(ROOM, "forward"), link.Ref(ROOM, "backward")])
     (found,) = {item.missing[name] for item in linked.items.values() if name in item.missing}
     assert message in found
+
+
+# What only other choices need
+
+CHOICES = """
+@dataclass(frozen=True)
+class Options:
+    kind: str
+    unread: int
+    factor: float
+"""
+
+FORWARD = """
+def forward(x, options=None, other=None):
+    if options is None:
+        options = Options(kind="plain", unread=1, factor=2.0)
+    if options.kind == "plain":
+        y = x * options.factor
+    elif options.kind == "square":
+        y = squared(x)
+    else:
+        raise ValueError(options.kind)
+    found = largest(x)
+    if found is None:
+        y = y + 1.0
+    if x.shape[0] == 0:
+        return y, x
+    y = y if other is None else y + other
+    return y, x
+"""
+
+BACKWARD = """
+def backward(saved, d_out):
+    unused = d_out + 1.0
+    return d_out
+"""
+
+SQUARED = """
+def squared(x):
+    return x * x
+"""
+
+LARGEST = """
+def largest(x):
+    return None if np.all(x < 9.0) else np.max(x)
+"""
+
+
+def test_what_only_other_choices_need_is_left_out() -> None:
+    texts = [text.lstrip() for text in (CHOICES, FORWARD, BACKWARD, SQUARED, LARGEST)]
+    imports = "import numpy as np\nfrom dataclasses import dataclass\n"
+    x = np.ones((2, 2))
+    given = Sample("x=x, options=Options(kind='plain', unread=1, factor=3.0)", "saved, out", {"x": x})
+    samples = [Sample("x=x", "saved, out", {"x": x}), given]
+    options, forward, backward, square, largest, _ = prune(texts, "", imports, samples, ["forward", "backward"])
+    assert "unread" not in options and "factor: float" in options
+    assert 'options = Options(kind="plain", factor=2.0)' in forward or "options = Options(factor=2.0)" in forward
+    assert "squared" not in forward and square == "" and "\n    y = x * options.factor\n" in forward
+    assert "other" not in forward
+    # What a call has found out, and what depends on sizes, is no choice.
+    assert "if found is None:" in forward and "if x.shape[0] == 0:" in forward and largest == texts[-1]
+    assert "unused" not in backward
 
 
 # The stand-ins
