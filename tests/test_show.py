@@ -34,11 +34,6 @@ LINES = {"koopman": 915, "graph_energy": 825, "higher_order": 291}
 SCORES = 64 * 64
 """Cases with more scores a head are left to other tests: here one script runs them all."""
 
-# Rooms whose definition cannot be printed yet.
-NOT_YET: dict[str, str] = {
-    "graph_energy": "its definition is on its way",
-    "koopman": "its definition is on its way",
-}
 
 SCRIPT = """
 import inspect, json, math, pathlib, sys
@@ -66,8 +61,6 @@ assert not [name for name in sys.modules if name.startswith(("refattn", "scipy",
 
 @pytest.fixture(params=ra.list_mechanisms())
 def record(request: pytest.FixtureRequest) -> Mechanism:
-    if request.param in NOT_YET:
-        pytest.skip(NOT_YET[request.param])
     return ra.mechanism(request.param)
 
 

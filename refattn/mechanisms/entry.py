@@ -170,7 +170,7 @@ def renamed(core: str, old: Mapping[str, Any], now: Mapping[str, str]) -> None:
     """Raise TypeError for keywords that a core does not have, and name what those that it had are `now`."""
     for name in old:
         if name in now:
-            raise TypeError(f"{name}: is no option of {core} any more, needs {now[name]}")
+            raise TypeError(f"{name}: got an option of before, needs {now[name]}")
         raise TypeError(f"{core}.forward() got an unexpected keyword argument {name!r}")
 
 

@@ -85,9 +85,9 @@ def test_shapes_that_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("old", "now"),
     [
-        ({"ridge": 0.2}, r"ridge: is no option of koopman any more, needs fit=Stein\(ridge=...\), or Separable"),
-        ({"augment": True}, r'augment: is no option of koopman any more, needs space="augmented"'),
-        ({"mix": 0.5, "tau": 1.0}, r"mix: is no option of koopman any more, needs perturbation=Pencil\(mix=...\)"),
+        ({"ridge": 0.2}, r"ridge: got an option of before, needs fit=Stein\(ridge=...\), or Separable"),
+        ({"augment": True}, r'augment: got an option of before, needs space="augmented"'),
+        ({"mix": 0.5, "tau": 1.0}, r"mix: got an option of before, needs perturbation=Pencil\(mix=...\)"),
         ({"steps": 3}, r"koopman.forward\(\) got an unexpected keyword argument 'steps'"),
     ],
 )

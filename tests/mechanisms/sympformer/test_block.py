@@ -395,7 +395,7 @@ def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", RENAMED)
 def test_an_old_name_is_told_the_new_one(name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name}: is now (oracle|integrator|damping|mlp)="):
+    with pytest.raises(TypeError, match=f"{name}: got an option of before, needs (oracle|integrator|damping|mlp)="):
         BLOCK.Config(width=6, heads=2, **{name: 1})
 
 
