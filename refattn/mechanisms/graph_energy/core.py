@@ -1,7 +1,7 @@
 """The public core of graph energy attention: arguments are checked once, cast once, and handed to the definition.
 
 The definition takes explicit steps with every pair at once. Other forms sum over pairs another way, and other
-integrators take the steps another way: `flow_of` says which files these are.
+integrators take the steps another way: `way_of` says which files these are.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from refattn import equations
@@ -24,7 +23,8 @@ from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Polynomial, polynomial
 from refattn.mechanisms.graph_energy.forms import pairs, products, sparse, tiled
 from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
-from refattn.mechanisms.graph_energy.solvers import equilibrium, steps
+from refattn.mechanisms.graph_energy.solvers import equilibrium
+from refattn.mechanisms.graph_energy.solvers import steps as general_steps
 from refattn.mechanisms.graph_energy.system import System, energy_backward, system_of
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
@@ -187,14 +187,9 @@ def forward(
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     chosen = _form(form, options, call.plane, v.shape[3])
     options = replace(options, attends=chosen == "dense")
-    out, inner = equations.active(dense).forward(
-        call.q,
-        call.k,
-        call.v,
-        allowed=allowed,
-        options=options,
-        flow=flow_of(options, chosen),
-    )
+    way = way_of(options, chosen)
+    more = {} if way is dense else {"form": _sums(chosen)}
+    out, inner = equations.active(way).forward(call.q, call.k, call.v, allowed=allowed, options=options, **more)
     if options.threshold.empty == "error" and (filled := inner.readout.filled) is not None:
         dead = False if allowed is None else ~namespace(q).any(allowed, axis=-1, keepdims=True)
         options.threshold.check_filled(filled | dead)
@@ -265,8 +260,8 @@ def backward(
     if d_energy is not None:
         by_energy, more = energy_backward(saved, d_energy)
         read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
-    flow = flow_of(saved.options, saved.form)
-    gradients = equations.active(dense).backward(saved.inner, d_out, flow=flow, **read)
+    way = equations.active(way_of(saved.options, saved.form))
+    gradients = way.backward(saved.inner, d_out, **read)
     gradients |= {name: gradients[name] + x for name, x in more.items()}
     xp, numbers = namespace(d_out), saved.options.numbers
     gradients |= {name: xp.reshape(gradients[name], shape) for name, shape in numbers.items()}
@@ -291,19 +286,13 @@ def _form(form: str, options: Options, plane: tuple[int, ...], width: int) -> st
     return chosen
 
 
-def flow_of(options: Options, form: str) -> Any:
-    """Return what takes the steps in place of the definition; None where that does."""
+def way_of(options: Options, form: str) -> ModuleType:
+    """Return the module that computes a call: the definition, where it can, or one that takes the steps another way."""
     how = options.integrator
-    plain = (
-        isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4))
-        and how.adjoint == "unroll"
-        and how.checkpoint is None
-        and how.stops is None
-    )
-    if form == "dense" and plain:
-        return None
-    way = equations.active(equilibrium if how.adjoint == "implicit" else steps)
-    return SimpleNamespace(forward=partial(way.forward, form=_sums(form)), backward=way.backward)
+    plain = isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4)) and how.checkpoint is None and how.stops is None
+    if how.adjoint == "implicit":
+        return equilibrium
+    return dense if form == "dense" and plain else general_steps
 
 
 def _sums(form: str) -> ModuleType:

@@ -17,15 +17,16 @@ query l; GE.5 is computed for every graph, and links have n in place of a ("none
 
 Equations of the flow (x starts at b, with a jitter at b + m jitter; m_jc is 1 where node j exists in channel c, for
 "query" where query c may attend j, else 0). Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11;
-alpha and beta are those of the method (Euler has one stage, and beta = 1), h is the step, in default 1/L::
+alpha and beta are those of the method (Euler has one stage, and beta = 1), h is the step. In default h = 1/L with
+L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, which is mu + 2 kappa for links that add up to 1::
 
-    [GE.8]  y = x + h sum_l alpha_nl v_l                stage n; the first: y = x
+    [GE.8]  y = x + h sum_l alpha_nl rate_l             stage n; the first: y = x
     [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
-    [GE.10]  v = m f(y; b) + kappa c                    in default g = sin and f(y; b) = mu (b - y)
-    [GE.11]  x' = x + h sum_n beta_n v_n                "proximal": of that z, z - h tau if z > h tau, else 0
+    [GE.10]  rate = m f(y; b) + kappa c                 in default g = sin and f(y; b) = mu (b - y)
+    [GE.11]  x' = x + h sum_n beta_n rate_n             "proximal": of that z, z - h tau if z > h tau, else 0
 
 Equations of the readout (x is the last state; with `signed` |x| is compared, and the sign stays; y_ij is y_j1 for
-"token" and y_ji for "query"; phi(y) = max(y, 0))::
+"token" and y_ji for "query"; phi(y) = max(y, 0), which matters where tau is 0; in default tau is 0.4, a choice)::
 
     [GE.12]  y_jc = x_jc if x_jc >= tau, else 0         "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
     [GE.13]  u_ij = a_ij phi(y_ij)                      "query": phi(y_ij) for j in A(i), else 0
@@ -46,18 +47,18 @@ dx of the last step is dy where the threshold keeps a score, else 0; with `strai
 is dy. The jump of a hard threshold has no part in any gradient. From the last step, and in each the last stage, on::
 
     [dGE.11]  dx' = dz + sum_n dy_n                     of the step after; of the last step as above
-    [dGE.10]  dv_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)    dz = dx', "proximal": 0 where x' = 0
-    [dGE.9]  dc = kappa dv
-    [dGE.8]  dy_jc = m_jc f'(y_jc) dv_jc + m_jc sum_i m_ic g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
+    [dGE.10]  drate_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)     dz = dx', "proximal": 0 where x' = 0
+    [dGE.9]  dc = kappa drate
+    [dGE.8]  dy_jc = m_jc f'(y_jc) drate_jc + m_jc sum_i m_ic g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
     [dGE.6]  dw_ij = sum over stages and channels of m_ic m_jc dc_ic g(y_jc - y_ic)
-    [dGE.7]  db = dz + sum_n dy_n of the first step + sum over stages of m (df/db) dv
-    [dGE.mu]  dmu = sum over stages of m (df/dmu) dv
-    [dGE.kappa]  dkappa = sum over stages of c dv
-    [dGE.step]  dh = sum over stages of v dv / h        "proximal": - tau sum over steps of dz sign(x')
+    [dGE.7]  db = dz + sum_n dy_n of the first step + sum over stages of m (df/db) drate
+    [dGE.mu]  dmu = sum over stages of m (df/dmu) drate
+    [dGE.kappa]  dkappa = sum over stages of c drate
+    [dGE.step]  dh = sum over stages of rate drate / h  "proximal": - tau sum over steps of dz sign(x')
     [dGE.tau]  dtau = -sum dy sign(x) where |x| > tau   of GE.12, "soft"; "proximal": -h sum over steps of dz sign(x')
     [dGE.coefficients]  da_m = sum over stages of dc_ic m_ic sum_j w_ij m_jc (y_jc - y_ic)^(2m+1)     of a polynomial g
     [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over keys: Q_ij
-    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il + dl_i)    "kernel" alone; dl_i: of log sum_l exp(r_il), if read
+    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone; and what reads log sum_l exp(r_il)
     [dGE.3]  da_ij = du_ij phi(y_ij) + Q_ij + db_ji     the first for "token", the last for "query"; Q: not for "kernel"
     [dGE.2]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
     [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2        and db_j b_j (1 - b_j) where i = j for "token"; not dr over keys
@@ -107,12 +108,12 @@ class Graph:
     links: Any  # (b, h, j, j), or a sparse graph
     start: Array  # (b, h, j, c)
     visible: Array | None  # (..., j, c): m, as numbers; None where every node exists
-    rows: tuple[Array, Array] | None  # (b, h, j, 1): of "kernel", the largest r_il of a row, and pi_i relative to it
+    rows: tuple[Array, Array] | None  # (b, h, j, 1): of "kernel", t_i = max_l r_il and sum_l exp(r_il - t_i)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the backward of a step reads: y, c and v of each stage, (b, h, j, c) each."""
+    """What the backward of a step reads: y, c and rate of each stage, (b, h, j, c) each."""
 
     stages: tuple[tuple[Array, Array, Array], ...]
     factor: Number = 1.0  # of the length of the step, for other ways to take it
@@ -154,27 +155,22 @@ class Saved:
     readout: Readout
 
 
-def forward(
-    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, flow: Any = None
-) -> tuple[Array, Saved]:
+def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> tuple[Array, Saved]:
     """Return the output (b, h, i, e) and what `backward` reads.
 
-    `allowed` (..., i, j) tells whether j is in A(i), None that every token is; `flow` has a `forward` and a `backward`
-    that take the steps another way than those below.
+    `allowed` (..., i, j) tells whether j is in A(i), None that every token is.
     """
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
     step, tau = step_of(options, graph.links, graph.visible), tau_of(options, allowed, graph.start)  # broadcast to x
-    take_steps = flow_forward if flow is None else flow.forward
-    x, flowed = take_steps(graph, step=step, tau=tau)  # (b, h, j, c)
+    x, flow = flow_forward(graph, step=step, tau=tau)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
-    return out, Saved(graph, flowed, readout)
+    return out, Saved(graph, flow, readout)
 
 
-def backward(saved: Saved, d_out: Array, *, flow: Any = None, **read: Array | None) -> dict[str, Array]:
-    """Return the gradients of q, k, v and of all numbers; `read` are those of p, x, w, b, l where a loss reads them."""
+def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Array]:
+    """Return the gradients of q, k, v and of all numbers; `read` are those of what else a loss reads."""
     d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
-    take_back = flow_backward if flow is None else flow.backward
-    d_b, d_w, numbers = take_back(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)  # (b, h, j, c)
+    d_b, d_w, numbers = flow_backward(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)  # (b, h, j, c)
     d_start = sum_of(d_b, read.get("start"))  # (b, h, j, c)
     d_graph = sum_of(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
     d = graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
@@ -218,7 +214,7 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
         start = options.start[..., None] + zeros((*k_heads.shape[:3], 1), k)  # (b, h, j, c) [GE.7]
     elif options.state == "token":
         to_itself = xp.sum(xp.where(own, scores, 0.0), axis=-1, keepdims=True)  # (b, h, j, 1): s_jj
-        start = 0.5 + 0.5 * xp.tanh(0.5 * to_itself)  # (b, h, j, c) [GE.7]
+        start = 0.5 + 0.5 * xp.tanh(0.5 * to_itself)  # (b, h, j, c) [GE.7]: the sigmoid
     elif options.state == "query":
         start = xp.matrix_transpose(attention)  # (b, h, j, c) [GE.7]
     else:
@@ -316,8 +312,9 @@ def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flo
     """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
     xp, options, start = namespace(graph.start), graph.options, graph.start  # -, -, (b, h, j, c)
     g, f, proximal = options.coupling, options.intrinsic, isinstance(options.threshold, Proximal)
-    alphas, beta = options.integrator.alphas, options.integrator.beta
-    m, both = _visible(graph)  # (..., j, c), (..., j, j, c)
+    alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
+    m: Any = 1.0 if graph.visible is None else graph.visible  # (..., j, c)
+    both = 1.0 if graph.visible is None else m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c): m_i m_j
     edges = graph.links[..., None] * both  # (b, h, j, j, c), or 1 for c: m_ic w_ij m_jc
     x = start if options.jitter is None else start + m * options.jitter  # (b, h, j, c)
     steps: list[Step] = []
@@ -325,12 +322,12 @@ def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flo
     for _ in range(options.steps):
         stages: list[tuple[Array, Array, Array]] = []
         for alpha in alphas:
-            point = moved_by(x, step, alpha, [v for _, _, v in stages])  # (b, h, j, c) [GE.8]
+            point = moved_by(x, step, alpha, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
             rate = m * f.force(point, start, options.mu) + options.kappa * coupled  # (b, h, j, c) [GE.10]
             stages.append((point, coupled, rate))
-        there = moved_by(x, step, beta, [v for _, _, v in stages])  # (b, h, j, c): z
+        there = moved_by(x, step, beta, [rate for _, _, rate in stages])  # (b, h, j, c): z
         x = soft_threshold(there, step * tau, signed=options.signed) if proximal else there  # (b, h, j, c) [GE.11]
         steps, states = [*steps, Step(tuple(stages))], [*states, x]
     return x, Flow(graph, step, tau, tuple(steps), tuple(states))
@@ -342,8 +339,9 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     options, start = graph.options, graph.start  # -, (b, h, j, c)
     xp, proximal = namespace(d_x), isinstance(options.threshold, Proximal)
     g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # the last two broadcast to x
-    alphas, beta = options.integrator.alphas, options.integrator.beta
-    m, both = _visible(graph)  # (..., j, c), (..., j, j, c)
+    alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
+    m: Any = 1.0 if graph.visible is None else graph.visible  # (..., j, c)
+    both = 1.0 if graph.visible is None else m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c): m_i m_j
     edges = graph.links[..., None] * both  # (b, h, j, j, c), or 1 for c: m_ic w_ij m_jc
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
@@ -361,9 +359,9 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
         d_points = []  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
-            # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
+            # forward: x = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
             later = [alphas[l][n] for l in reversed(range(n + 1, len(beta)))]
-            inner = moved_by(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): dv / h
+            inner = moved_by(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): drate / h
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
             step_terms = step_terms + inner * rate  # (b, h, j, c)
             # forward: rate = m f(point; start) + kappa coupled
@@ -403,9 +401,15 @@ def readout_forward(
 ) -> tuple[Array, Readout]:
     """Return the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
     xp = namespace(x)
-    kept = _above(x, options, tau)  # (b, h, j, c) [GE.12]
+    # Comparisons are false for NaN, which so propagates.
+    if isinstance(options.threshold, Hard):
+        kept = xp.where((xp.abs(x) if options.signed else x) < tau, 0.0, x)  # (b, h, j, c) [GE.12]
+    else:
+        soft = isinstance(options.threshold, Soft)
+        kept = soft_threshold(x, tau, signed=options.signed) if soft else x  # (b, h, j, c) [GE.12]
     if options.state == "feature":
-        out = where_allowed(_alive(allowed), kept, 0.0)  # (b, h, i, e)
+        alive = None if allowed is None else xp.any(allowed, axis=-1, keepdims=True)  # (..., i, 1)
+        out = where_allowed(alive, kept, 0.0)  # (b, h, i, e)
         return out, Readout(options, tau, attention, allowed, v, x, kept)
     rows = xp.matrix_transpose(xp.maximum(kept, zeros((), x)))  # (b, h, c, j): phi(y)
     if options.state == "token":
@@ -432,7 +436,8 @@ def readout_backward(
     d_attention = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
     if saved.weights is None or saved.total is None or saved.filled is None:
         # forward: out = kept
-        d_kept = where_allowed(_alive(saved.allowed), d_out, 0.0)  # (b, h, j, c) [dGE.12]
+        alive = None if saved.allowed is None else xp.any(saved.allowed, axis=-1, keepdims=True)  # (..., i, 1)
+        d_kept = where_allowed(alive, d_out, 0.0)  # (b, h, j, c) [dGE.12]
     else:
         # forward: out = weights @ v_heads
         v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
@@ -463,15 +468,6 @@ def readout_backward(
     return d_x, d_attention, d_v, zeros(d_x.shape, d_x)
 
 
-def _above(x: Array, options: Options, tau: Number) -> Array:
-    """Return y of GE.12; comparisons are false for NaN, which so propagates."""
-    if isinstance(options.threshold, Proximal):
-        return x
-    if isinstance(options.threshold, Hard):
-        return namespace(x).where((namespace(x).abs(x) if options.signed else x) < tau, 0.0, x)
-    return soft_threshold(x, tau, signed=options.signed)
-
-
 def _emptied(x: Array, attention: Any, allowed: Array | None, options: Options) -> Array:
     """Return the weights (b, h, i, j) of rows that the threshold has emptied, as the option empty says."""
     xp, empty = namespace(x), options.threshold.empty
@@ -484,14 +480,3 @@ def _emptied(x: Array, attention: Any, allowed: Array | None, options: Options) 
     best = xp.argmax(where_allowed(allowed, rank, -math.inf), axis=-1, keepdims=True)  # (b, h, i, 1)
     chosen = arange(0, attention.shape[-1], x) == best  # (b, h, i, j)
     return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)
-
-
-def _alive(allowed: Array | None) -> Array | None:
-    """Tell which tokens may attend something, (..., i, 1); None where all may attend all."""
-    return None if allowed is None else namespace(allowed).any(allowed, axis=-1, keepdims=True)
-
-
-def _visible(graph: Graph) -> tuple[Any, Any]:
-    """Return m_jc, and m_ic m_jc; 1 where every node exists."""
-    m: Any = graph.visible  # (..., j, c)
-    return (1.0, 1.0) if m is None else (m, m[:, :, None, :, :] * m[:, :, :, None, :])

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from refattn import counter
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense
+from refattn.mechanisms.graph_energy.forms import pairs
 from refattn.mechanisms.graph_energy.judge import loops
 from refattn.mechanisms.graph_energy.options import INTEGRATORS, LINKS, THRESHOLDS
+from refattn.mechanisms.graph_energy.solvers import steps
 
 Floats = NDArray[np.float64]
 
@@ -79,9 +81,10 @@ def flow_of(links: Any, start: Any, **options: Any) -> tuple[Any, Any]:
     given = {name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "form")}
     known = core.checked(q, q, q, masked=False, causal=False, **(given | flat(**options)))
     graph = dense.Graph(known, q, q, None, None, links, start, None, None)
-    way = core.flow_of(known, "dense")
-    take = dense.flow_forward if way is None else way.forward
-    return take(graph, step=known.step, tau=known.tau)
+    numbers: dict[str, Any] = {"step": known.step, "tau": known.tau}
+    if core.way_of(known, "dense") is dense:
+        return dense.flow_forward(graph, **numbers)
+    return steps.flow_forward(graph, **numbers, form=pairs)
 
 
 def loops_of(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> dict[str, Any]:

@@ -12,6 +12,10 @@ tends to as their number grows, and the two differ by what is left of the flow.
 
 from __future__ import annotations
 
+from typing import Any
+
+from refattn import equations
+from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy.solvers import steps
 from refattn.mechanisms.graph_energy.solvers.newton import between, jacobian_of
 from refattn.mechanisms.graph_energy.solvers.steps import Flow
@@ -26,10 +30,19 @@ SMALLEST = 1e-6
 """Smallest singular value of J, relative to the largest or 1, for which a gradient, about its inverse, is told."""
 
 
-forward = steps.forward
+def forward(*arrays: Array, **given: Any) -> tuple[Array, dense.Saved]:
+    """Return the output, and what `backward` reads: those of the steps."""
+    found: tuple[Array, dense.Saved] = equations.active(steps).forward(*arrays, **given)
+    return found
 
 
-def backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
+def backward(saved: dense.Saved, d_out: Array, **read: Array | None) -> dict[str, Array]:
+    """Return all gradients: those of the steps, with the adjoint of the equilibrium."""
+    found: dict[str, Array] = equations.active(steps).backward(saved, d_out, adjoint=flow_backward, **read)
+    return found
+
+
+def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the start (as the anchor b) and of the links, and those of the numbers.
 
     `tau_terms` are those of the readout, which alone has a threshold.
@@ -40,7 +53,7 @@ def backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, d
         Where the scores are not at rest, or J has no inverse that could be told from rounding.
     """
     if 0 in d_x.shape:
-        return steps.backward(saved, d_x, tau_terms)
+        return steps.flow_backward(saved, d_x, tau_terms)
     xp, system, options = namespace(d_x), saved.system, saved.graph.options
     x, f, start, mu, form = saved.states[-1], system.intrinsic, system.start, system.mu, system.form
     coupled = system.coupled(x)

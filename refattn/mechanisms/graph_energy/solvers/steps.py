@@ -20,14 +20,25 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
+from refattn import equations
+from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy.dense import Graph, Step
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options import RK45, DiscreteGradient, ImplicitMidpoint, Options, Proximal
+from refattn.mechanisms.graph_energy.options import (
+    RK45,
+    DiscreteGradient,
+    ImplicitMidpoint,
+    Options,
+    Proximal,
+    step_of,
+    tau_of,
+)
 from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
 from refattn.mechanisms.graph_energy.solvers.newton import end_of_step, pulled_back
 from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
 from refattn.mechanisms.graph_energy.system import System, balance_of, system_of
 from refattn.ops.activations import soft_threshold
+from refattn.ops.heads import sum_heads
 from refattn.ops.sums import moved_by, sum_of, summed_for
 from refattn.xp import Array, concrete, namespace, sum_wide, zeros
 
@@ -55,8 +66,31 @@ class Flow:
     states: tuple[Array, ...]
 
 
-def forward(graph: Graph, *, step: Number, tau: Number, form: ModuleType) -> tuple[Array, Flow]:
-    """Return the scores after the last step, and what `backward` reads; `form` sums over pairs."""
+def forward(
+    q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options, form: ModuleType
+) -> tuple[Array, dense.Saved]:
+    """Return the output and what `backward` reads: as the definition, with these steps; `form` sums over pairs."""
+    page = equations.active(dense)
+    graph = page.graph_forward(q, k, v, allowed=allowed, options=options)
+    step, tau = step_of(options, graph.links, graph.visible), tau_of(options, allowed, graph.start)
+    x, flow = flow_forward(graph, step=step, tau=tau, form=form)
+    out, readout = page.readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)
+    return out, dense.Saved(graph, flow, readout)
+
+
+def backward(saved: dense.Saved, d_out: Array, *, adjoint: Any = None, **read: Array | None) -> dict[str, Array]:
+    """Return all gradients: as the definition, with `flow_backward` or another adjoint of the flow."""
+    page, back = equations.active(dense), flow_backward if adjoint is None else adjoint
+    d_x, d_attention, d_v, tau_terms = page.readout_backward(saved.readout, d_out, read.get("weights"))
+    d_b, d_w, numbers = back(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)
+    d_start = sum_of(d_b, read.get("start"))
+    d_graph = sum_of(d_w, read.get("graph"))  # [dGE.6]
+    d = page.graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
+    return {**d, **numbers, "v": sum_heads(d_start, saved.readout.v.shape[1]) if d_v is None else d_v}
+
+
+def flow_forward(graph: Graph, *, step: Number, tau: Number, form: ModuleType) -> tuple[Array, Flow]:
+    """Return the scores after the last step, and what `flow_backward` reads; `form` sums over pairs."""
     options = graph.options
     system, method = system_of(graph, form), options.integrator
     x = graph.start if options.jitter is None else graph.start + system.seen(options.jitter)  # (b, h, j, c)
@@ -101,15 +135,15 @@ def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
     stages: list[tuple[Array, Array, Array]] = []
     for alpha in alphas:
         points = (x,) if ends is None else solved.stage(*ends)
-        point = moved_by(points[0], h, alpha, [v for _, _, v in stages])  # (b, h, j, c) [GE.8]
+        point = moved_by(points[0], h, alpha, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.8]
         coupled = system.coupled(point, *points[1:])  # (b, h, j, c) [GE.9]
         rate = system.rate(point, *points[1:], coupled=coupled)  # (b, h, j, c) [GE.10]
         stages.append((point, coupled, rate))
     if isinstance(options.threshold, Proximal):
-        there = moved_by(x, h, beta, [v for _, _, v in stages])  # (b, h, j, c)
+        there = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c)
         x_next = soft_threshold(there, h * flow.tau, signed=options.signed)  # (b, h, j, c) [GE.11]
         return x_next, Taken(tuple(stages), factor, x_next)
-    x_next = moved_by(x, h, beta, [v for _, _, v in stages])  # (b, h, j, c) [GE.11]
+    x_next = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.11]
     return x_next, Taken(tuple(stages), factor, None, ends)
 
 
@@ -127,7 +161,7 @@ def _last_first(flow: Flow) -> Iterator[Taken]:
         yield from reversed(again)
 
 
-def backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
+def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the start and of the links, and those of the numbers; `tau_terms` are of the readout."""
     options, tau, start, visible = saved.graph.options, saved.tau, saved.graph.start, saved.system.visible
     xp, (alphas, beta) = namespace(d_x), _method(options)
@@ -154,7 +188,7 @@ def backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, d
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]
             points = (point,) if step.ends is None else (point, *solved.stage(*step.ends)[1:])
-            # forward: x = x + h sum_n beta_n v_n; point = x + h sum_l alpha_nl v_l
+            # forward: x = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
             later = [alphas[m][n] for m in reversed(range(n + 1, len(beta)))]
             inner = moved_by(beta[n] * d_end, 1.0, later, d_points)
             if step.ends is not None:
