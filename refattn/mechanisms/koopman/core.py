@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_is, check_number
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_is, check_number, check_whole
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import dense
@@ -453,9 +453,3 @@ def check_among(name: str, value: Any, among: tuple[str, ...]) -> None:
     """Raise where a choice is none of these."""
     if not isinstance(value, str) or value not in among:
         raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(among)}")
-
-
-def check_whole(name: str, value: Any, least: int) -> None:
-    """Raise where a value is no whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")

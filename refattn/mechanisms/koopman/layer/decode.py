@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from refattn.mechanisms.arguments import check_arrays, check_causal, check_mask, check_qkv
+from refattn.mechanisms.arguments import check_arrays, check_causal, check_mask, check_qkv, check_whole
 from refattn.mechanisms.entry import defaults_of
-from refattn.mechanisms.koopman.core import check_whole, forward
+from refattn.mechanisms.koopman.core import forward
 from refattn.ops.masks import Causal, allowed_pairs, causal_offset
 from refattn.xp import Array, max_last, namespace, zeros
 

@@ -7,8 +7,8 @@ equivariant. The numbers are a pure function of the seed, the step and the layer
 from __future__ import annotations
 
 from refattn import counter
-from refattn.mechanisms.arguments import check_number
-from refattn.mechanisms.koopman.core import CANDIDATES, check_whole
+from refattn.mechanisms.arguments import check_number, check_whole
+from refattn.mechanisms.koopman.core import CANDIDATES
 from refattn.xp import Array, backend, device, namespace
 
 
