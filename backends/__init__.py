@@ -7,12 +7,24 @@ them what most libraries share.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, TypedDict
 
 from refattn.backends.base import Backend, BaseBackend
 from refattn.backends.pool import use_workers, workers
 
-__all__ = ["Backend", "BaseBackend", "Description", "describe", "get", "names", "of", "use_workers", "workers"]
+__all__ = [
+    "Backend",
+    "BaseBackend",
+    "Description",
+    "check_precision",
+    "describe",
+    "get",
+    "names",
+    "of",
+    "use_workers",
+    "workers",
+]
 
 GROUP = "refattn.backends"
 BUILT_IN = ("numpy", "cupy", "torch", "jax", "strict")
@@ -66,6 +78,31 @@ def of(x: object) -> Backend:
     if kind not in _owners:
         _owners[kind] = _find_owner(x)
     return _owners[kind]
+
+
+def changes_meaning(kind: type) -> bool:
+    """Tell whether arrays of a class compute with another meaning than those of the library that it is derived from.
+
+    Of NumPy's subclasses only memory-mapped arrays are as plain as arrays are; a masked array would lose its mask on
+    the way, and a matrix multiplies where others take elements.
+    """
+    numpy, maps = sys.modules["numpy"].ndarray, sys.modules["numpy"].memmap
+    if issubclass(kind, numpy):
+        return kind not in (numpy, maps)
+    return kind.__name__ in ("MaskedTensor", "NestedTensor") and kind.__module__.startswith("torch")
+
+
+def check_precision(x: object) -> None:
+    """Raise RuntimeError where the library of an array is set to compute with fewer digits than the array has.
+
+    A reference that rounds products to bfloat16 or TF32 is none.
+    """
+    backend = of(x)
+    lost = getattr(backend, "precision_lost", None)
+    if lost is not None and (why := lost(x)) is not None:
+        raise RuntimeError(
+            f'{why}, needs all digits: with refattn.backends.get("{backend.name}").full_precision(): ...'
+        )
 
 
 def describe() -> list[Description]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -141,6 +142,20 @@ class BaseBackend:
 
     def enable_float64(self) -> None:
         pass
+
+    @contextmanager
+    def with_float64(self) -> Iterator[None]:
+        """Compute in float64 in the ``with`` block, and afterwards as before."""
+        yield
+
+    def precision_lost(self, x: Array) -> str | None:
+        """Return why products of arrays like `x` lose digits as the library is set now, None where they do not."""
+        return None
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Compute with all digits of the arrays in the ``with`` block, however the library is set."""
+        yield
 
     def owns(self, x: object) -> bool:
         # A library that was never imported has no arrays; while it is being imported, it may lack the class.

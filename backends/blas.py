@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 
 class _Hold:
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count = 0
+        self.lock = threading.RLock()  # `one_thread.__del__` may come in the middle of what holds it
+        self.holders: set[int] = set()
         self.limiter: Any = None
 
-    def enter(self, shared: Any) -> None:
+    def enter(self, holder: int, shared: Any) -> None:
         with self.lock:
-            if self.count == 0:
+            self.holders.add(holder)
+            if self.limiter is None:
                 _take_control()
                 self.limiter = shared.limit(limits=1)
                 _take_control()
-            self.count += 1
 
-    def leave(self) -> None:
+    def leave(self, holder: int) -> None:
         with self.lock:
-            self.count -= 1
-            if self.count == 0:
+            self.holders.discard(holder)
+            if not self.holders:
                 self.restore()
 
     def restore(self) -> None:
@@ -46,18 +45,64 @@ class _Hold:
 _hold = _Hold()
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Hold the BLAS libraries of NumPy and SciPy to one thread for each thread that is in such a ``with`` block."""
-    shared, own = _controllers("scipy.linalg" in sys.modules)
-    hold = _hold
-    hold.enter(shared)
-    limiter = own.limit(limits=1)
-    try:
-        yield
-    finally:
-        limiter.restore_original_limits()
-        hold.leave()
+class one_thread:  # noqa: N801 (it is called as a function)
+    """Hold the BLAS libraries of NumPy and SciPy to one thread for each thread that is in such a ``with`` block.
+
+    An interrupt by the user, whenever it comes, leaves nothing held: what `__exit__` did not come to, `__del__` does.
+    """
+
+    hold: _Hold | None = None
+    limiter: Any = None
+
+    def __enter__(self) -> None:
+        with uninterrupted():
+            shared, own = _controllers("scipy.linalg" in sys.modules)
+            self.hold = _hold
+            try:
+                self.hold.enter(id(self), shared)
+                self.limiter = own.limit(limits=1)
+            except BaseException:
+                self._leave()
+                raise
+
+    def __exit__(self, *error: object) -> None:
+        with uninterrupted():
+            self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        hold, self.hold = self.hold, None
+        limiter, self.limiter = self.limiter, None
+        if limiter is not None:
+            limiter.restore_original_limits()
+        if hold is not None:
+            hold.leave(id(self))
+
+
+class uninterrupted:  # noqa: N801 (it is called as a function)
+    """Let Ctrl-C wait until the end of a short ``with`` block; a block within another one ends with the outer one."""
+
+    def __init__(self) -> None:
+        self.handler: Any = None
+        self.came: Any = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler) and not isinstance(getattr(handler, "__self__", None), uninterrupted):
+                self.handler = handler
+                signal.signal(signal.SIGINT, self.note)
+
+    def note(self, *came: Any) -> None:
+        self.came = came
+
+    def __exit__(self, *error: object) -> None:
+        if self.handler is not None:
+            signal.signal(signal.SIGINT, self.handler)
+            if self.came is not None:
+                self.handler(*self.came)
 
 
 @functools.cache

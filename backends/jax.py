@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +35,27 @@ class JaxBackend(BaseBackend):
 
     def enable_float64(self) -> None:
         self.library().config.update("jax_enable_x64", True)
+
+    @contextlib.contextmanager
+    def with_float64(self) -> Iterator[None]:
+        before = self.float64()
+        self.enable_float64()
+        try:
+            yield
+        finally:
+            self.library().config.update("jax_enable_x64", before)
+
+    def precision_lost(self, x: Array) -> str | None:
+        jax = self.library()
+        if x.dtype == np.float64:
+            return None
+        set_to = jax.config.jax_default_matmul_precision
+        if set_to in ("highest", "float32") or (set_to is None and jax.default_backend() == "cpu"):
+            return None
+        return f"JAX's products of float32 are set to {set_to!r} on {jax.default_backend()}"
+
+    def full_precision(self) -> Any:
+        return self.library().default_matmul_precision("highest")
 
     def from_numpy(self, x: NDArray[Any], device: Any = None) -> Array:
         if isinstance(device, str):

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token, copy_context
 from typing import Any
 
@@ -22,6 +23,7 @@ from refattn.backends import blas
 
 # A choice holds in the context that made it: two threads may choose different numbers.
 _chosen: ContextVar[int | None] = ContextVar("refattn.workers", default=None)
+_in_order: ContextVar[bool] = ContextVar("refattn.in_order", default=False)
 _inside: ContextVar[bool] = ContextVar("refattn.inside_a_task", default=False)
 
 
@@ -68,6 +70,16 @@ def workers() -> int:
     return os.cpu_count() or 1
 
 
+@contextmanager
+def in_order() -> Iterator[None]:
+    """Do the tasks of every `run` in the ``with`` block one after the other in its thread, whatever `workers` says."""
+    token = _in_order.set(True)
+    try:
+        yield
+    finally:
+        _in_order.reset(token)
+
+
 def inside() -> bool:
     """Tell whether this is a task of `run`."""
     return _inside.get()
@@ -81,7 +93,7 @@ def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
     waiting = list(tasks)
     if not waiting or inside():
         return [copy_context().run(function, task) for task in waiting]
-    return _Run(function, waiting).run(min(workers(), len(waiting)))
+    return _Run(function, waiting).run(1 if _in_order.get() else min(workers(), len(waiting)))
 
 
 class _Run:
@@ -96,8 +108,11 @@ class _Run:
         self.context.run(_inside.set, True)
 
     def run(self, lanes: int) -> list[Any]:
-        futures = _pool.submit(self.lane, lanes - 1) if lanes > 1 else []
+        futures: list[Any] = []
         try:
+            if lanes > 1:
+                with blas.uninterrupted():
+                    futures += _pool.submit(self.lane, lanes - 1)
             self.lane()
         finally:
             self.stopped = True  # also where an interrupt by the user ended this lane

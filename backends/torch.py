@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +44,32 @@ class TorchBackend(BaseBackend):
         torch = self.library()
         x = x.detach().cpu().resolve_conj().resolve_neg()
         return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+    def precision_lost(self, x: Array) -> str | None:
+        import torch  # torch.compile follows this, but not `library`
+
+        if torch.compiler.is_compiling() or x.dtype == torch.float64:
+            return None
+        if torch.is_autocast_enabled(x.device.type):
+            return "torch.autocast is on"
+        set_to = torch.get_float32_matmul_precision()
+        return None if set_to == "highest" else f"torch's products of float32 are set to {set_to!r}"
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        torch = self.library()
+        if torch.compiler.is_compiling():
+            yield
+            return
+        set_to = torch.get_float32_matmul_precision()
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        with ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if set_to != "highest":
+                torch.set_float32_matmul_precision("highest")
+                stack.callback(torch.set_float32_matmul_precision, set_to)
+            yield
 
     def concrete(self, value: Any) -> bool | None:
         import torch  # torch.compile follows this, but not `library`

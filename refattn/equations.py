@@ -21,7 +21,8 @@ hook records a copy), substitution (it returns another tensor), mutation (it per
 
 `apply` puts a hook in force for the code in its ``with`` block; public functions look for it through `active`. Hooks
 nest: the inner one acts first, so that an outer trace sees what the inner hook made. A hook is in force in the thread
-(more exactly, the context) that entered it.
+(more exactly, the context) that entered it. Under a hook work that a pool would share is done in order, so that passes
+are numbered as they stand in the code, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -29,17 +30,21 @@ import __future__
 
 import ast
 import functools
+import importlib
 import inspect
 import io
 import re
+import sys
 import tokenize
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from refattn.backends.pool import in_order
 from refattn.xp import Array, namespace
 
 Branch = tuple[tuple[int, int], ...]
@@ -236,6 +241,10 @@ def hooked(module: ModuleType, hook: Hook) -> SimpleNamespace:
     return SimpleNamespace(**scope)
 
 
+_HOOKED: weakref.WeakSet[ModuleType] = weakref.WeakSet()
+"""The modules of which copies were made."""
+
+
 class _Active:
     """A hook in force, with the copies made for it."""
 
@@ -244,6 +253,7 @@ class _Active:
         self.copies: dict[ModuleType, SimpleNamespace] = {}
 
     def copy_of(self, module: ModuleType) -> SimpleNamespace:
+        _HOOKED.add(module)
         if module not in self.copies:
             self.copies[module] = hooked(module, self.hook)
         return self.copies[module]
@@ -270,7 +280,8 @@ def apply(hook: Hook) -> Iterator[None]:
     combined = hook if outer is None else lambda id, name, value: outer.hook(id, name, hook(id, name, value))
     token = _in_force.set(_Active(combined))
     try:
-        yield
+        with in_order():
+            yield
     finally:
         _in_force.reset(token)
 
@@ -296,7 +307,9 @@ class Trace(Mapping[str, Array]):
         return value
 
     def passes(self, id: str) -> tuple[Array, ...]:
-        """Return the values of all passes of one equation."""
+        """Return the values of all passes of one equation; KeyError where there is none of this id."""
+        if id not in self._passes and not _is_declared(id):
+            raise KeyError(f"{id}: no such equation; these ran: {', '.join(self._passes) or 'none'}")
         return tuple(self[f"{id}[{n}]" if n else id] for n in range(self._passes.get(id, 0)))
 
     def __getitem__(self, key: str) -> Array:
@@ -335,7 +348,8 @@ def substitute(values: Mapping[str, Array]) -> AbstractContextManager[None]:
     Raises
     ------
     ValueError
-        When the equation runs, where the tensor has another shape than the value it replaces.
+        When the equation runs, where the tensor has another shape than the value it replaces; at the end of the block,
+        where there is no such equation.
     """
 
     def hook(id: str, name: str, value: Array) -> Array:
@@ -345,14 +359,50 @@ def substitute(values: Mapping[str, Array]) -> AbstractContextManager[None]:
             raise ValueError(f"{id} ({name}): got shape {tuple(values[id].shape)}, needs {tuple(value.shape)}")
         return values[id]
 
-    return apply(hook)
+    return _apply_to(values, hook)
 
 
 def mutate(id: str, change: Callable[[Array], Array]) -> AbstractContextManager[None]:
-    """Replace the value of one equation by ``change(value)``."""
-    return apply(lambda ran, name, value: change(value) if ran == id else value)
+    """Replace the value of one equation by ``change(value)``.
+
+    Raises ValueError at the end of the block where there is no such equation.
+    """
+    return _apply_to((id,), lambda ran, name, value: change(value) if ran == id else value)
 
 
 def rounding(points: Mapping[str, str], round_to: Callable[[Array, str], Array]) -> AbstractContextManager[None]:
-    """Round the values of the named equations: ``round_to(value, dtype)`` with the dtype that `points` gives."""
-    return apply(lambda id, name, value: round_to(value, points[id]) if id in points else value)
+    """Round the values of the named equations: ``round_to(value, dtype)`` with the dtype that `points` gives.
+
+    Raises ValueError at the end of the block where there is no such equation.
+    """
+    return _apply_to(points, lambda id, name, value: round_to(value, points[id]) if id in points else value)
+
+
+@contextmanager
+def _apply_to(ids: Iterable[str], hook: Hook) -> Iterator[None]:
+    """Put a hook for some equations in force; raise at the end where one is none that any module has."""
+    ran: set[str] = set()
+
+    def watched(id: str, name: str, value: Array) -> Array:
+        ran.add(id)
+        return hook(id, name, value)
+
+    with apply(watched):
+        yield
+    for id in ids:
+        if id.partition("[")[0] not in ran and not _is_declared(id.partition("[")[0]):
+            raise ValueError(
+                f"{id}: got no such equation, needs one that there is; these ran: {', '.join(ran) or 'none'}"
+            )
+
+
+def _is_declared(id: str) -> bool:
+    """Tell whether a mechanism or any module that was hooked declares an equation."""
+    from refattn.mechanisms import registry
+
+    for name in registry.list_mechanisms():
+        registry.room(name)
+    importlib.import_module("refattn.model")
+    home = __name__.partition(".")[0]
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == home]
+    return any(f"[{id}]" in (module.__doc__ or "") for module in (*modules, *_HOOKED))

@@ -47,6 +47,9 @@ def namespace(*arrays: Array | None) -> Namespace:
         return _KNOWN[type(arrays[0])]
     given = [a for a in arrays if a is not None]
     kinds = {type(a) for a in given}
+    for other in kinds:
+        if backends.changes_meaning(other):
+            raise TypeError(f"got {other.__name__}, needs a plain array: this class computes with another meaning")
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind in _KNOWN:
         return _KNOWN[kind]
@@ -59,10 +62,13 @@ def namespace(*arrays: Array | None) -> Namespace:
 
 
 def is_array(value: object) -> bool:
-    """Tell whether `value` is an array of a supported library; NumPy's scalars, which its reductions return, are."""
+    """Tell whether `value` is an array of a supported library; NumPy's scalars, which its reductions return, are.
+
+    Arrays whose class gives them another meaning, such as masked ones and matrices, are none.
+    """
     kind = type(value)
     if kind not in _ARRAYS:
-        _ARRAYS[kind] = array_api_compat.is_array_api_obj(value)
+        _ARRAYS[kind] = array_api_compat.is_array_api_obj(value) and not backends.changes_meaning(kind)
     return _ARRAYS[kind]
 
 
@@ -153,6 +159,15 @@ def all_finite(x: Array) -> bool | None:
     """Tell whether every element of `x` is finite; None where values are not known yet."""
     xp = namespace(x)
     return concrete(xp.all(xp.isfinite(x)))
+
+
+def any_outside(x: Array, count: int) -> bool | None:
+    """Tell whether an element of whole numbers `x` is outside of 0 to `count` - 1; None where values are not known."""
+    xp = namespace(x)
+    outside = x < 0
+    if xp.iinfo(x.dtype).max >= count:  # or else the library could not compare
+        outside = outside | (x >= count)
+    return concrete(xp.any(outside))
 
 
 def max_last(x: Array) -> Array:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import linecache
+import re
 import threading
 import time
 import traceback
@@ -486,3 +487,62 @@ def test_rounding_acts_on_the_named_equations_alone() -> None:
     for id, dtype in (("SM.7", "float32"), ("dSM.1", "float16")):
         assert np.array_equal(t[id], t[id].astype(dtype).astype("float64"))
     assert not np.array_equal(t["SM.5"], t["SM.5"].astype("float32").astype("float64"))
+
+
+# --- ids that there are not
+
+
+def nothing(*given: Any) -> Any:
+    return given[0]
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda id: equations.substitute({id: np.ones(1)}),
+        lambda id: equations.mutate(id, nothing),
+        lambda id: equations.rounding({"SM.1": "float64", id: "float32"}, nothing),
+    ],
+)
+@pytest.mark.parametrize("id", ["SM.99", "sm.1", "SM.1 ", "", "scores"])
+def test_an_equation_that_there_is_not_is_told(hook: Any, id: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(id)}: got no such equation, needs one .* SM.1, "), hook(id):
+        attend("dense", "none")
+    with hook("SM.2"), pytest.raises(ZeroDivisionError), hook(id):  # an error of the block's own comes first
+        raise ZeroDivisionError
+    for there in ("SM.2", "KOOP.1", "LM.1"):  # did not run, and yet there is one
+        with hook(there):
+            attend("dense", "none")
+
+
+def test_passes_of_an_equation_that_there_is_not() -> None:
+    with ra.trace() as t:
+        attend("dense", "none")
+    assert t.passes("SM.2") == () and len(t.passes("SM.1")) == 1
+    with pytest.raises(KeyError, match="SM.99: no such equation; these ran: SM.1, "):
+        t.passes("SM.99")
+
+
+# --- pooled work
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "koopman"])
+def test_a_trace_of_a_training_step_does_not_depend_on_the_workers(mechanism: str) -> None:
+    """Shards are traced one after the other: no pass holds another shard's value, and none is lost."""
+    from refattn import backends, model
+    from refattn.train import step
+
+    params = model.init(model.Config(mechanism, 16, 8, 8, 2, 2), like=np.zeros(1, np.float32))
+    draw = np.random.default_rng(0)
+    inputs, targets = draw.integers(0, 16, (2, 600, 8))
+    found = []
+    for workers in (1, 4):
+        with ra.trace() as t, backends.use_workers(workers):
+            loss, gradients = step.loss_and_gradients(params, inputs, targets)
+        found.append({id: x.tobytes() for id, x in t.items()})
+    with backends.use_workers(4):
+        plain, expected = step.loss_and_gradients(params, inputs, targets)
+    assert list(found[0]) == list(found[1]) and found[0] == found[1]
+    rtol = 0.0 if mechanism == "softmax" else 1e-3  # another form
+    np.testing.assert_allclose(plain, loss, rtol=rtol)
+    np.testing.assert_allclose(gradients.token_embedding, expected.token_embedding, rtol=rtol, atol=1e-2 * rtol)

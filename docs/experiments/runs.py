@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from docs.experiments.tasks import Task, Text, standard_library
 from docs.experiments.training import Plan, train
 from refattn import backends
-from refattn.train.checkpoint import write_atomically
+from refattn.files import write_atomically
 
 Line = dict[str, Any]
 """A line of the file: a run, what came of it, and with which versions."""

@@ -155,7 +155,7 @@ def page(results: Path) -> None:
 
     lines = found(grid(tuple(VARIANTS), SEEDS), results)
     by_name = {name: lines[n :: len(VARIANTS)] for n, name in enumerate(VARIANTS)}
-    put(PAGE, {"scores": sympformer_page.scores(by_name)})
+    put(PAGE, {"scores": sympformer_page.scores(by_name, TEXT, PLAN)})
     sympformer_page.draw(by_name, FIGURE)
     click.echo(f"{PAGE}\n{FIGURE}")
 

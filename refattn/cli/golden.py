@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ def golden() -> None:
 @click.argument("folder", metavar="DIR")
 @click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
 @click.option("--size", default="small", metavar="NAME", help="small (default), or full: the cases as designed.")
-@click.option("--replace", is_flag=True, help="Put it in the place of the set that is there.")
+@click.option("--replace", is_flag=True, help="Put it in the place of the whole set that is there.")
 def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) -> None:
     """Write the designed cases of all mechanisms, or of those that are named, into DIR, a new or empty folder.
 
@@ -44,20 +44,15 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise Problem(f"DIR: got {folder!r}, a file, needs a folder")
-    old = path.exists() and any(path.iterdir())
-    if old and not (replace and (path / vectors.MANIFEST).exists()):
-        raise Problem(f"DIR: got {folder!r} with something in it, needs a new folder, or a set and --replace")
-    part = path.with_name(f"{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
     todo = list(freeze.frozen_cases(records, size))
-    with progress("golden", "cases") as wrap:
-        frozen = (freeze.freeze(record, case) for record, case in wrap(todo))
-        manifest = vectors.write(part, freeze.about(records, size, refattn.__version__), frozen)
-    if old:
-        shutil.rmtree(path)
-    elif path.exists():
-        path.rmdir()
-    part.replace(path)
+    try:
+        with progress("golden", "cases") as wrap:
+            frozen = (freeze.freeze(record, case) for record, case in wrap(todo))
+            manifest = vectors.write(path, freeze.about(records, size, refattn.__version__), frozen, replace=replace)
+    except vectors.SetError as error:
+        raise Problem(f"DIR: {error}") from error
+    except OSError as error:
+        raise Problem(f"DIR: {folder!r} cannot be written: {error.strerror} ({error.filename})") from error
     total = sum(entry["bytes"] for entry in manifest["cases"])
     click.echo(f"{folder}: {manifest['count']} cases, {total} bytes, sha256 {manifest['sha256']}")
 
@@ -67,23 +62,42 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
 @json_option
 @click.pass_context
 def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
-    """Check that the set in DIR is whole and unchanged, and compute every case of it again.
+    """Check that the set in DIR is whole, and compute every case of it again: inputs, values and budgets.
 
     Exit codes: 0 all cases agree; 1 some do not; 2 the set is incomplete or was changed; 3 there are none.
     """
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify import freeze, golden_text
+    from refattn.verify import freeze
+    from refattn.verify.show import golden as golden_text
 
+    if found.manifest["limits"] != (limits := freeze.about([], "small", "")["limits"]):
+        raise Problem(f"{found.folder}: limits: got {found.manifest['limits']}, needs {limits}")
     rows: list[dict[str, Any]] = []
     with progress("golden", "cases") as wrap:
         for entry in wrap(found.cases):
-            share, where = freeze.recompute(record_of(entry["mechanism"]), found, entry)
+            share, where = _recomputed(found, entry)
             rows.append({"mechanism": entry["mechanism"], "case": entry["case"], "share": share, "where": where})
     failed = [row for row in rows if not row["share"] <= 1.0]
-    data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": failed}
+    told = [row | {"share": row["share"] if math.isfinite(row["share"]) else None} for row in failed]
+    data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": told}
     deliver(lambda **form: golden_text.agreement(rows, **form), data, file)
     ctx.exit(1 if failed else 0)
+
+
+def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
+    """Return the largest used share of an allowed error of a stored case, and where; infinity where facts differ."""
+    from refattn.golden import agreement, tensors
+    from refattn.verify import freeze
+    from refattn.verify.itself.samples import shrunk
+
+    record = record_of(entry["mechanism"])
+    if entry["case"] not in [case.name for case in record.cases]:
+        return math.inf, "there is no such case now"
+    case = record.case(entry["case"])
+    now, data = freeze.freeze(record, shrunk(case) if found.manifest["size"] == "small" else case)
+    difference = agreement.first_difference(entry, found.arrays(entry), now, tensors.decode(data))
+    return (math.inf, difference) if difference is not None else freeze.recompute(record, found, entry)
 
 
 @golden.command(short_help="Show what a set holds.")
@@ -95,7 +109,7 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
     """Show the cases of the set in DIR, or the arrays of one of them."""
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify import golden_text
+    from refattn.verify.show import golden as golden_text
 
     if case is None:
         deliver(lambda **form: golden_text.cases(found.manifest, **form), found.manifest, file)

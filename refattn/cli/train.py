@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--steps", type=int, metavar="N", help="Number of updates.")
 @click.option("--out", metavar="DIR", help="The folder of the run; runs/MECHANISM by default, or the next free name.")
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder, to the bit.")
+@click.option("--exact", is_flag=True, help="With --resume: only where versions, code and machine are the same.")
 @click.option(
     "--grow", metavar="auto|N,N,...", help="Make blocks wider: where it is worth while, or after these steps."
 )
@@ -43,6 +44,7 @@ def train(
     steps: int | None,
     out: str | None,
     resume: bool,
+    exact: bool,
     grow: str | None,
     backend: str | None,
     assignments: tuple[str, ...],
@@ -53,6 +55,7 @@ def train(
     defaults, stand in config.json of any run.
     """
     record_of(mechanism)
+    _hold_standard_streams()
     from refattn.train import folder, loop, settings
     from refattn.train.checkpoint import CheckpointError
     from refattn.train.diagnose import DivergedError
@@ -64,7 +67,7 @@ def train(
             raise ValueError(f"{twice[0]}: got --{twice[0]} and --set {twice[0]}=..., needs one of them")
         given = settings.parse(assignments) | given
         path = Path(out) if out is not None else _folder(mechanism, resume)
-        stored = folder.stored_config(path) if resume else None
+        stored = folder.stored_config(path, mechanism) if resume else None
         chosen = settings.build(mechanism, settings.merge(stored["settings"] if stored else {}, given))
     except (ValueError, TypeError, folder.RunError) as error:
         raise Problem(str(error)) from error
@@ -72,7 +75,7 @@ def train(
         raise Problem(_of_system(error, Path(out or "runs"))) from error
     try:
         with _report() as report:
-            found = loop.run(chosen, path, report, resume=resume)
+            found = loop.run(chosen, path, report, resume=resume, exact=exact)
     except (ImportError, ValueError, TypeError, folder.RunError, CheckpointError) as error:
         raise Problem(str(error)) from error
     except OSError as error:
@@ -85,7 +88,8 @@ def train(
     if not found.finished:
         click.echo(f"stopped after step {found.step} of {chosen.steps}; go on with --resume --out {path}", err=True)
         ctx.exit(INTERRUPTED)
-    print_text(_told(found))
+    if sys.stdout is not None:
+        print_text(_told(found))
 
 
 def _steps(grow: str | None) -> str | list[int] | None:
@@ -137,10 +141,17 @@ def _printable(sample: bytes) -> str:
     return "".join(x if x.isprintable() or x in "\n\t" else "\N{REPLACEMENT CHARACTER}" for x in text)
 
 
+def _hold_standard_streams() -> None:
+    """Open what was closed among the descriptors 0 to 2, so that no file of the run is taken for a standard stream."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(handle)
+
+
 @contextlib.contextmanager
 def _report() -> Iterator[Report]:
     """Return a bar on a terminal, elsewhere lines at times."""
-    if not is_terminal(sys.stderr):
+    if sys.stderr is None or not is_terminal(sys.stderr):
         yield _Lines()
         return
     from rich.console import Console
@@ -184,7 +195,9 @@ class _Lines:
         self.said, self.speed = time.monotonic(), _Speed()
 
     def say(self, text: str) -> None:
-        print_text(text, sys.stderr)
+        if sys.stderr is not None:  # closed
+            with contextlib.suppress(OSError, ValueError):  # full: a run does not depend on who reads
+                print_text(text, sys.stderr)
 
     def step(self, row: Mapping[str, Any], steps: int) -> None:
         """Say a line at the first and the last step, at each score, and every ten seconds."""

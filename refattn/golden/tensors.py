@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
+from refattn.files import check_tensor_names
 from refattn.golden.storage import TYPES, round_to
 
 KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "I64": "int64"}
@@ -48,8 +49,10 @@ def decode(data: bytes) -> dict[str, tuple[str, NDArray[Any]]]:
     Raises
     ------
     ValueError
-        Where the bytes are no safetensors file, a header that lies about sizes included, or hold an unknown type.
+        Where the bytes are no safetensors file, a header that lies about sizes or has a name twice included, or hold
+        an unknown type.
     """
+    check_tensor_names(data)
     try:
         found = deserialize(data)
     except SafetensorError as error:

@@ -8,6 +8,8 @@ specified in docs/vectors.md.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,12 +18,57 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from refattn.files import MIB, SHA256, Each, Matching, Real, Whole, check, fresh_name, lies_in, parse_json, read_regular
 from refattn.golden.tensors import decode
 
 FORMAT = 1
 """Version of the format: it goes up where a reader of the last one would misread."""
 
 MANIFEST = "manifest.json"
+
+LARGEST = {"manifest": 64 * MIB, "case": 1024 * MIB}
+"""The most bytes that a file of either kind may have."""
+
+_NAME = Matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name of letters, digits, '.', '_' and '-'")
+
+_CASE = {
+    "mechanism": _NAME,
+    "case": _NAME,
+    "kind": str,
+    "purpose": str,
+    "options": dict,
+    "inputs": Each(
+        {"shape": [Whole()], "design": str, "numbers": Each(Real()), "stream": str, "seed": Whole()},
+    ),
+    "dtypes": [str],
+    "equations": Each({"noise": Real(0.0, infinite=True), "differs": Real(0.0, infinite=True)}),
+    "results": Each(
+        {
+            "noise": Real(0.0, infinite=True),
+            "stored": Each(str),
+            "bias": Each(Real(0.0, infinite=True)),
+            "exact": [str],
+        }
+    ),
+    "file": str,
+    "bytes": Whole(0, LARGEST["case"]),
+    "sha256": SHA256,
+}
+
+_SCHEMA = {
+    "size": str,
+    "producer": Each(str),
+    "generator": str,
+    "inputs": str,
+    "truth": str,
+    "limits": Each(Real(0.0)),
+    "conventions": Each(str),
+    "mechanisms": Each({"title": str, "source": str, "defaults": dict, "outputs": [str], "equations": Each(dict)}),
+    "count": Whole(),
+    "sha256": SHA256,
+    "cases": [_CASE],
+    "manifest_sha256": SHA256,
+}
 
 SHIPPED = Path(__file__).with_name("frozen")
 """The set that comes with the package."""
@@ -60,33 +107,98 @@ class GoldenSet:
         return decode(_checked(self.folder, entry))
 
 
-def write(folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[str, Any], bytes]]) -> dict[str, Any]:
-    """Write a set into a folder that is new or empty; return its manifest.
+def write(
+    folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[str, Any], bytes]], *, replace: bool = False
+) -> dict[str, Any]:
+    """Write a set into a folder that is new or empty, or in the place of a whole set; return its manifest.
 
     `about` is what the manifest says of all cases, `cases` gives of each its entry and the bytes of its file: the entry
     has at least ``mechanism`` and ``case``, and is given ``file``, ``bytes`` and ``sha256``.
 
+    The set is made in a folder of its own beside that one, and comes to its place when it is whole. Of a set that is
+    replaced only files that its manifest vouches for are removed.
+
     Raises
     ------
     SetError
-        Where the folder holds something.
+        Where the folder is a link or holds something; with `replace`, something else than a whole set.
     """
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_symlink():
+        raise SetError(f"{folder}: is a link, needs the folder itself")
+    there = folder.is_dir() and any(folder.iterdir())
+    if there and not replace:
         raise SetError(f"{folder}: got a folder with something in it, needs a new or an empty one")
-    folder.mkdir(parents=True, exist_ok=True)
+    old = _vouched_for(folder) if there else []
+    place = folder.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(fresh_name())
+    part.mkdir()
+    try:
+        manifest = _write(part, about, cases)
+        if there:
+            _exchange(part, place, old)
+        else:
+            place.mkdir(exist_ok=True)
+            for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):
+                os.rename(path, place / path.name)
+            part.rmdir()
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # a fresh folder, in which nobody else wrote
+        raise
+    return manifest
+
+
+def _write(folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[str, Any], bytes]]) -> dict[str, Any]:
     entries = []
     for entry, data in cases:
+        for key in ("mechanism", "case"):
+            check(entry[key], _NAME, key)
         name = f"{entry['mechanism']}/{entry['case']}.safetensors"
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(data)
+        with open(path, "xb") as file:  # a case that is there twice is an error
+            file.write(data)
         entries.append({**entry, "file": name, "bytes": len(data), "sha256": sha256(data).hexdigest()})
     manifest = {"format": FORMAT, **about, "count": len(entries), "sha256": _of_all(entries), "cases": entries}
     manifest["manifest_sha256"] = _of_manifest(manifest)
-    part = folder / f"{MANIFEST}.part"
-    part.write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(folder / MANIFEST)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return manifest
+
+
+def _vouched_for(folder: Path) -> list[str]:
+    """Return the files of a whole set; SetError where it is none, or where anything else is in its folder."""
+    try:
+        files = [*(entry["file"] for entry in read(folder).cases), MANIFEST]
+    except SetError as error:
+        raise SetError(f"{error}; only a whole set is replaced, so remove the folder yourself") from error
+    folders = {os.path.dirname(name) for name in files}
+    for here, inner, found in os.walk(folder):
+        for path in (Path(here, name) for name in (*inner, *found)):
+            name = path.relative_to(folder).as_posix()
+            if path.is_symlink() or name not in (folders if path.is_dir() else files):
+                raise SetError(f"{folder}: holds {name}, which is no part of the set, so that the set is not replaced")
+    return files
+
+
+def _exchange(part: Path, place: Path, old: list[str]) -> None:
+    """Put a new set in the place of one of the files `old`; remove these, and the folders that they leave empty."""
+    aside = place.with_name(fresh_name())
+    os.rename(place, aside)
+    try:
+        os.rename(part, place)
+    except BaseException:
+        os.rename(aside, place)
+        raise
+    try:
+        for name in old:
+            (aside / name).unlink()
+        for name in sorted({os.path.dirname(name) for name in old} - {""}):
+            (aside / name).rmdir()
+        aside.rmdir()
+    except OSError as error:
+        raise SetError(
+            f"{place}: is written; what was there before could not be removed from {aside}: {error}"
+        ) from error
 
 
 def read(folder: Path) -> GoldenSet:
@@ -95,19 +207,25 @@ def read(folder: Path) -> GoldenSet:
     Raises
     ------
     SetError
-        Where there is no set, or where it is not whole; the message names the first file that is wrong.
+        Where there is no set, or where it is not whole; the message names the first file or field that is wrong.
     """
-    if not folder.is_dir() or not any(folder.iterdir()):
-        raise SetError(f"{folder}: got no vectors, needs the folder of a set", empty=True)
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if not folder.is_dir() or not any(folder.iterdir()):
+            raise SetError(f"{folder}: got no vectors, needs the folder of a set", empty=True)
+    except OSError as error:
+        raise SetError(f"{folder}: cannot be read: {error.strerror}") from error
+    path = folder / MANIFEST
+    try:
+        manifest = parse_json(read_regular(path, LARGEST["manifest"]))
     except FileNotFoundError:
         raise SetError(f"{folder}: got no {MANIFEST}, needs one: the set was not written to its end") from None
-    except (ValueError, RecursionError) as error:
-        raise SetError(f"{folder / MANIFEST}: is no JSON, or cut off: {error}") from error
+    except OSError as error:
+        raise SetError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise SetError(f"{path}: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         got = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise SetError(f"{folder / MANIFEST}: got format {got!r}, needs {FORMAT}")
+        raise SetError(f"{path}: got format {got!r}, needs {FORMAT}")
     _check(folder, manifest)
     return GoldenSet(folder, manifest)
 
@@ -116,14 +234,24 @@ def _check(folder: Path, manifest: dict[str, Any]) -> None:
     """Raise where the manifest was changed, or where files are missing, changed or unknown."""
     if manifest.get("manifest_sha256") != _of_manifest(manifest):
         raise SetError(f"{folder / MANIFEST}: was changed after it was written")
-    entries = manifest["cases"]
-    if not entries:
+    if manifest.get("cases") == []:
         raise SetError(f"{folder}: got a set of no cases, needs one at least", empty=True)
+    try:
+        check(manifest, _SCHEMA)
+    except ValueError as error:
+        raise SetError(f"{folder / MANIFEST}: {error}") from error
+    entries = manifest["cases"]
     if len(entries) != manifest["count"] or manifest["sha256"] != _of_all(entries):
         raise SetError(f"{folder / MANIFEST}: lists {len(entries)} cases, needs the {manifest['count']} of the set")
-    for entry in entries:
+    known: set[str] = set()
+    for n, entry in enumerate(entries):
+        if entry["file"] != f"{entry['mechanism']}/{entry['case']}.safetensors" or entry["file"] in known:
+            raise SetError(
+                f"{folder / MANIFEST}: cases[{n}].file: got {entry['file']!r}, needs MECHANISM/CASE.safetensors of the "
+                "entry, each once: a file in the folder"
+            )
+        known.add(entry["file"])
         _checked(folder, entry)
-    known = {entry["file"] for entry in entries}
     unknown = sorted(set(_files(folder)) - known)
     if unknown:
         raise SetError(f"{folder}: got {unknown[0]}, which {MANIFEST} does not know")
@@ -136,17 +264,16 @@ def _files(folder: Path) -> Iterator[str]:
 def _checked(folder: Path, entry: Mapping[str, Any]) -> bytes:
     """Return the bytes of a case's file, which are those that were written."""
     path = folder / entry["file"]
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not lies_in(path, folder):
         raise SetError(f"{folder / MANIFEST}: got the file {entry['file']!r}, needs one in the folder")
     try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size == entry["bytes"] else b""
+        data = read_regular(path, entry["bytes"])
     except OSError as error:
         raise SetError(
             f"{path}: cannot be read ({error.strerror}); the set has {entry['bytes']} bytes there"
         ) from error
-    if size != entry["bytes"]:
-        raise SetError(f"{path}: got {size} bytes, needs {entry['bytes']}")
+    if len(data) != entry["bytes"]:
+        raise SetError(f"{path}: got {len(data)} bytes, needs {entry['bytes']}")
     if sha256(data).hexdigest() != entry["sha256"]:
         raise SetError(f"{path}: was changed after it was written")
     return data

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from types import ModuleType
 from typing import Any
 
 from refattn import equations, tree
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.context import Context
-from refattn.xp import Array, all_finite, dtype_name, is_bool
+from refattn.xp import FLOATING, Array, all_finite, dtype_name, is_bool
 
 
 class Block:
@@ -54,6 +55,8 @@ class Block:
     def read_backward(self, params: Any, state: Any, d_x: Array) -> tuple[Any, Any]:
         """Return (d_state, d_params) of `read`."""
         self._check(params, state=state, d_x=d_x)
+        if tuple(d_x.shape) != tuple(state.x.shape):
+            raise ValueError(f"d_x: got shape {tuple(d_x.shape)}, needs {tuple(state.x.shape)}, that of the tokens")
         return equations.active(self.module).read_backward(params, state, d_x)
 
     def forward(self, params: Any, state: Any, context: Context) -> tuple[Any, Any]:
@@ -131,6 +134,7 @@ class Stream:
 
     def __init__(self, block: Block) -> None:
         self.block = block
+        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def start_cache(self, params: Any, batch: int) -> Any:
         """Return the cache before the first token."""
@@ -145,19 +149,24 @@ class Stream:
         check_is("params", params, self.block.module.Params)
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise ValueError(f"batch: got {batch!r}, needs a whole number of at least 1")
-        return self.start_cache(params, batch)
+        return self._remembered(self.start_cache(params, batch))
 
     def prefill(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
-        """Return the next state of some new tokens (b, n, width), and the cache with them."""
+        """Return the next state of some new tokens (b, n, width), and the cache with them.
+
+        A cache of another library, dtype or shape than `start` returns is refused, and one that is not finite.
+        """
         self._check(params, cache, state, context)
-        return self.advance(params, cache, state, context)
+        state, cache = self.advance(params, cache, state, context)
+        return state, self._remembered(cache)
 
     def step(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
         """Return the next state of one new token (b, 1, width), and the cache with it."""
         self._check(params, cache, state, context)
         if state.x.shape[1] != 1:
             raise ValueError(f"state.x: got {state.x.shape[1]} tokens, needs 1")
-        return self.advance(params, cache, state, context)
+        state, cache = self.advance(params, cache, state, context)
+        return state, self._remembered(cache)
 
     def _check(self, params: Any, cache: Any, state: Any, context: Context) -> None:
         check_is("cache", cache, self.Cache)
@@ -165,6 +174,31 @@ class Stream:
         if context.causal is not True:
             raise ValueError(f"context.causal: got {context.causal!r}, needs True: a stream cannot see the future")
         self.block.check_step(context, params, state)
+        if self._made.get(id(cache)) is not cache:  # one that came from elsewhere, and is looked at once
+            self._check_cache(params, cache)
+
+    def _remembered(self, cache: Any) -> Any:
+        """Return a cache that was made here, and so need not be looked at when it comes back."""
+        self._made[id(cache)] = cache
+        return cache
+
+    def _check_cache(self, params: Any, cache: Any) -> None:
+        """Raise where an array of a cache is none that could have come from `start`, or is not finite."""
+        fresh = tree.flatten({"cache": self.start_cache(params, 1)})
+        for name, x in tree.flatten({"cache": cache}).items():
+            like = fresh.get(name)
+            if like is None:
+                continue
+            check_arrays(params=like, **{name: x})
+            if dtype_name(x) != dtype_name(like):
+                raise TypeError(f"{name}: got dtype {dtype_name(x)}, needs {dtype_name(like)}")
+            # The first axis is the batch; one that begins with no element grows with the tokens.
+            fits = len(x.shape) == len(like.shape)
+            if not fits or any(size not in (0, x.shape[n]) for n, size in enumerate(like.shape) if n):
+                needs = ", ".join("batch" if not n else str(size or "tokens") for n, size in enumerate(like.shape))
+                raise ValueError(f"{name}: got shape {tuple(x.shape)}, needs ({needs})")
+            if dtype_name(x) in FLOATING and all_finite(x) is False:
+                raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
 
 
 class ModuleStream(Stream):

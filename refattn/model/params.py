@@ -14,10 +14,13 @@ from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
 from refattn.ops.weights import fresh_weight
-from refattn.xp import Array, concrete, device, dtype_name, namespace
+from refattn.xp import Array, any_outside, device, dtype_name, namespace
 
 OWN = ("width", "heads", "residual", "layer", "layers", "vocabulary", "context")
 """Fields of a block's configuration that the model fills in, where the block has them."""
+
+LARGEST = 2**24
+"""The most that any size of a model may be."""
 
 SPREAD = 0.02
 """Standard deviation of fresh embeddings: small beside what the sublayers add, and as a head nearly uniform."""
@@ -60,8 +63,8 @@ class Config:
         self.record  # noqa: B018 (which checks the name)
         for name in ("vocabulary", "context", "width", "heads", "layers", "mlp_ratio"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+                raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1, and at most {LARGEST}")
         if self.mlp is not None:
             check_is("mlp", self.mlp, bool)
         if self.gelu not in mlp.GELU:
@@ -183,12 +186,11 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
 def check_tokens(params: Params, tokens: Array) -> None:
     """Raise where tokens are none that the model can read."""
     check_is("params", params, Params)
-    namespace(params.token_embedding, tokens)
+    check_arrays(params=params.token_embedding, tokens=tokens)
     if not dtype_name(tokens).startswith(("int", "uint")):
         raise TypeError(f"tokens: got dtype {dtype_name(tokens)}, needs an integer type")
     vocabulary, context = params.token_embedding.shape[0], params.position_embedding.shape[0]
     if len(tokens.shape) != 2 or not 1 <= tokens.shape[1] <= context:
         raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needs (batch, 1 to {context})")
-    xp = namespace(tokens)
-    if concrete(xp.any((tokens < 0) | (tokens >= vocabulary))):
+    if any_outside(tokens, vocabulary):
         raise ValueError(f"tokens: got one outside of 0 to {vocabulary - 1}")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from refattn.ops.embedding import one_hot
-from refattn.xp import Array, max_last, namespace, sum_wide
+from refattn.xp import Array, any_outside, dtype_name, max_last, namespace, sum_wide
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,32 @@ def cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, Saved]:
     `logits` are (..., t), `targets` (...,) whole numbers from 0 to t - 1, and the losses (...,).
 
     Source: Bishop 2006, *Pattern Recognition and Machine Learning*, equations 4.104 and 4.108, for one token.
+
+    Raises
+    ------
+    TypeError
+        Where the targets are no whole numbers, or the arrays are of several libraries.
+    ValueError
+        Where the shape of the targets is another, or one of them is outside of 0 to t - 1.
     """
     xp = namespace(logits, targets)
+    check_targets(targets, tuple(logits.shape[:-1]), logits.shape[-1])
     shifted = logits - max_last(logits)
     exponentials = xp.exp(shifted)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
     hot = one_hot(targets, logits.shape[-1], logits)
     losses = xp.log(total[..., 0]) - xp.sum(hot * shifted, axis=-1)
     return losses, Saved(exponentials / total, hot)
+
+
+def check_targets(targets: Array, shape: tuple[int, ...], vocabulary: int) -> None:
+    """Raise where targets are no whole numbers of a shape, from 0 to the vocabulary - 1."""
+    if not dtype_name(targets).startswith(("int", "uint")):
+        raise TypeError(f"targets: got dtype {dtype_name(targets)}, needs an integer type")
+    if tuple(targets.shape) != shape:
+        raise ValueError(f"targets: got shape {tuple(targets.shape)}, needs {shape}")
+    if any_outside(targets, vocabulary):
+        raise ValueError(f"targets: got one outside of 0 to {vocabulary - 1}")
 
 
 def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:

@@ -2,7 +2,7 @@
 
 A checkpoint is two files, ``step-00000200.safetensors`` with the arrays and ``step-00000200.json``, which tells the
 step, facts of the caller's, and the size and SHA-256 of the other file; last comes a digest of its own content. Each is
-written to a temporary file beside it, brought to the disk, and then renamed, the JSON after the arrays. **The JSON's
+written under a fresh name beside it, brought to the disk, and then renamed, the JSON after the arrays. **The JSON's
 appearance is the commit**: arrays without it are no checkpoint. Only then older checkpoints are removed.
 
 Equal arrays and facts give equal bytes: names are sorted and no time is kept.
@@ -10,26 +10,41 @@ Equal arrays and facts give equal bytes: names are sorted and no time is kept.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from refattn.files import (
+    MIB,
+    SHA256,
+    Whole,
+    check_tensor_names,
+    read_json,
+    read_regular,
+    remove_left_behind,
+    write_atomically,
+)
 from refattn.train.arguments import check_whole
 
 FORMAT = 1
 
-_NAME = re.compile(r"step-(\d{8,})\.(json|safetensors)(\.part)?")
+LARGEST = 64 * MIB
+"""The most bytes that the JSON of a checkpoint may have."""
+
+_NAME = re.compile(r"step-(\d{8,})\.(json|safetensors)")
+
+_SCHEMA = {"format": Whole(), "step": Whole(), "facts": dict, "bytes": Whole(), "sha256": SHA256, "digest": SHA256}
+
+Found = TypeVar("Found")
 
 
 class CheckpointError(OSError):
@@ -55,32 +70,6 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file that is there in full or not at all, whatever happens meanwhile; one that was there is replaced.
-
-    Raises
-    ------
-    OSError
-        Where it cannot be written; the file that was there is untouched then, or already replaced.
-    """
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    try:
-        try:
-            with open(part, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
 def save(
     folder: str | os.PathLike[str],
     step: int,
@@ -93,7 +82,7 @@ def save(
     Parameters
     ----------
     folder
-        Where; it is made where it is missing.
+        Where; it is made where it is missing, in a folder that is there.
     step
         From 0. A checkpoint of the same step is replaced.
     arrays
@@ -121,7 +110,7 @@ def save(
     content = {"format": FORMAT, "step": step, "facts": plain, "bytes": len(tensors), "sha256": sha256}
     text = json.dumps(content | {"digest": _digest(content)}, sort_keys=True, indent=1) + "\n"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         write_atomically(_path(folder, step, "safetensors"), tensors)
         write_atomically(_path(folder, step, "json"), text.encode())
     except OSError as error:
@@ -133,10 +122,19 @@ def save(
 
 
 def newest(folder: str | os.PathLike[str], warn: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, or None where there is none at all.
+    """Return the newest checkpoint that is whole, or None where there is none at all; the arguments are `newest_as`."""
+    return newest_as(lambda found: found, folder, warn)
+
+
+def newest_as(
+    read: Callable[[Checkpoint], Found], folder: str | os.PathLike[str], warn: Callable[[str], None]
+) -> Found | None:
+    """Return what `read` makes of the newest checkpoint that is whole, or None where there is none at all.
 
     Parameters
     ----------
+    read
+        Raises ValueError where a checkpoint is whole and yet none that it can read: it is passed over then, too.
     folder
         Where to look; it may be missing.
     warn
@@ -151,9 +149,11 @@ def newest(folder: str | os.PathLike[str], warn: Callable[[str], None]) -> Check
     steps = _steps(folder)
     for step in reversed(steps):
         try:
-            return _read(folder, step)
+            return read(_read(folder, step))
         except _BrokenError as error:
             warn(str(error))
+        except ValueError as error:
+            warn(f"{_path(folder, step, 'json')}: {error}")
     if steps:
         names = ", ".join(_path(folder, step, "json").name for step in steps)
         raise CheckpointError(f"{folder}: none of the checkpoints is whole: {names}")
@@ -178,8 +178,9 @@ def prune(folder: str | os.PathLike[str], step: int, keep: int = 2) -> None:
         steps.remove(n)
     for name in os.listdir(folder):
         found = _NAME.fullmatch(name)
-        if found and (found[3] or int(found[1]) not in steps):
+        if found and int(found[1]) not in steps:
             (folder / name).unlink()
+    remove_left_behind(folder)
 
 
 class _BrokenError(Exception):
@@ -188,13 +189,13 @@ class _BrokenError(Exception):
 
 def _read(folder: Path, step: int) -> Checkpoint:
     path = _path(folder, step, "json")
-    data = _read_bytes(path)
     try:
-        content = json.loads(data)
-        digest = content.pop("digest")
-        sound = digest == _digest(content)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _BrokenError(f"{path}: is no JSON of a checkpoint ({len(data)} bytes)") from None
+        content = read_json(path, LARGEST, _SCHEMA)
+        sound = content.pop("digest") == _digest(content)
+    except OSError as error:
+        raise _BrokenError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:  # begins with the path, or is of a number that the digest does not take
+        raise _BrokenError(f"{path}: is no JSON of a checkpoint: {str(error).removeprefix(f'{path}: ')}") from None
     if not sound:
         raise _BrokenError(f"{path}: its bytes do not match the digest")
     if content["format"] != FORMAT:
@@ -202,19 +203,20 @@ def _read(folder: Path, step: int) -> Checkpoint:
     if content["step"] != step:
         raise _BrokenError(f"{path}: is of step {content['step']}")
     path = _path(folder, step, "safetensors")
-    data = _read_bytes(path)
+    try:
+        data = read_regular(path, content["bytes"])
+    except OSError as error:
+        raise _BrokenError(f"{path}: {error.strerror or error}") from None
     if len(data) < content["bytes"]:
         raise _BrokenError(f"{path}: truncated: {len(data)} bytes of {content['bytes']}")
     if hashlib.sha256(data).hexdigest() != content["sha256"]:
         raise _BrokenError(f"{path}: its bytes do not match the digest")
-    return Checkpoint(step, safetensors.numpy.load(data), content["facts"])
-
-
-def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _BrokenError(f"{path}: {error.strerror or error}") from None
+        check_tensor_names(data)
+        arrays = safetensors.numpy.load(data)
+    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise _BrokenError(f"{path}: {error}") from None
+    return Checkpoint(step, arrays, content["facts"])
 
 
 def _steps(folder: Path) -> list[int]:
@@ -223,7 +225,7 @@ def _steps(folder: Path) -> list[int]:
         found = [_NAME.fullmatch(name) for name in os.listdir(folder)]
     except FileNotFoundError:
         return []
-    steps = {int(match[1]) for match in found if match and match[2] == "json" and not match[3]}
+    steps = {int(match[1]) for match in found if match and match[2] == "json"}
     return sorted(step for step in steps if _path(folder, step, "json").exists())
 
 
@@ -249,18 +251,6 @@ def _tensor_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 def _digest(content: Mapping[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that does this only for files
-            raise
-    finally:
-        os.close(handle)
 
 
 def _told(error: OSError, folder: Path) -> str:

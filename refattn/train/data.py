@@ -114,6 +114,8 @@ def load(source: str | os.PathLike[str]) -> Text:
         if not folder.is_dir():
             raise FileNotFoundError(f"data: got 'stdlib', but this Python has no folder {folder}; needs a path instead")
         return _of_folder(name, folder, stdlib=True)
+    if not name:  # which would be the working directory
+        raise ValueError("data: got '', needs 'stdlib', a file or a folder")
     path = Path(name)
     try:
         mode = path.stat().st_mode

@@ -7,6 +7,7 @@ What the folder says is compared with what is asked for, so that a run goes on a
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -18,6 +19,18 @@ from typing import Any
 
 import refattn
 from refattn import backends
+from refattn.files import (
+    LEFT_BEHIND,
+    MIB,
+    SHA256,
+    Each,
+    Maybe,
+    check_own_folder,
+    read_json,
+    remove_left_behind,
+    write_atomically,
+)
+from refattn.mechanisms import registry
 from refattn.train import checkpoint
 from refattn.train.data import Text
 from refattn.train.settings import Settings, completed, differences, from_json
@@ -27,11 +40,31 @@ class RunError(Exception):
     """A run cannot begin or go on; the message says why and what to do."""
 
 
+LARGEST = 4 * MIB
+"""The most bytes that ``config.json`` may have."""
+
+_SCHEMA = {
+    "settings": {"mechanism": str},
+    "text": {"fingerprint": SHA256},
+    "versions": Each(str),
+    "machine": Maybe(Each(str)),
+}
+
+
 @dataclass(frozen=True)
 class Folder:
-    """The paths of a run."""
+    """The paths of a run.
+
+    Attributes
+    ----------
+    path
+        Of the folder.
+    identity
+        Its device and number, by which `check_place` finds out that another one is in its place.
+    """
 
     path: Path
+    identity: tuple[int, int] | None = None
 
     @property
     def config(self) -> Path:
@@ -47,30 +80,53 @@ class Folder:
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         """Write a JSON file, all of it or nothing."""
-        checkpoint.write_atomically(self.path / name, (json.dumps(facts, indent=1) + "\n").encode())
+        self.write(name, (json.dumps(facts, indent=1) + "\n").encode())
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, all of it or nothing."""
+        self.check_place()
+        write_atomically(self.path / name, data)
+
+    def check_place(self) -> None:
+        """Raise RunError where the folder was moved or removed, OSError where its checkpoints lie elsewhere."""
+        if self.identity is None:
+            return
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            now = None
+        if now is None or (now.st_dev, now.st_ino) != self.identity:
+            raise RunError(
+                f"out: {self.path} was moved or removed while the run worked in it; where it is now, --resume goes on "
+                "from what is saved"
+            )
+        check_own_folder(self.checkpoints, self.path)
 
 
-def stored_config(path: Path) -> dict[str, Any] | None:
+def stored_config(path: Path, mechanism: str) -> dict[str, Any] | None:
     """Return what ``config.json`` says of the run in a folder, or None where there is none.
+
+    A file never chooses what code runs: a mechanism that the library does not list has to be `mechanism`, which the
+    user named.
 
     Raises
     ------
     RunError
-        Where the file cannot be understood.
+        Where the file cannot be understood, or its mechanism is neither.
     OSError
         Where it cannot be read.
     """
     file = Folder(path).config
     try:
-        data = file.read_bytes()
+        config: dict[str, Any] = read_json(file, LARGEST, _SCHEMA)
+        named = config["settings"]["mechanism"]
+        if named not in (mechanism, *registry.list_mechanisms()):
+            raise ValueError(f"mechanism {named!r} is none of the library's; only a user may choose it, by its name")
+        from_json(config["settings"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        config: dict[str, Any] = json.loads(data)
-        from_json(config["settings"])
-        config["text"]["fingerprint"], dict(config["versions"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        why = f"it lacks {error}" if isinstance(error, KeyError) else error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removeprefix(f"{file}: ")
         raise RunError(f"{file}: is no configuration of a run that this version reads ({why})") from error
     return config
 
@@ -93,7 +149,8 @@ def hold(path: Path) -> Iterator[Folder]:
             raise RunError(f"out: another process works in {path}; wait for it, or give another folder") from None
         except OSError:  # a file system without locks
             pass
-        yield Folder(path)
+        held = os.fstat(handle)
+        yield Folder(path, (held.st_dev, held.st_ino))
     finally:
         os.close(handle)
 
@@ -108,8 +165,19 @@ def check_place(path: Path, text: Text) -> None:
         )
 
 
-def begin(folder: Folder, settings: Settings, text: Text, *, resume: bool, warn: Callable[[str], None]) -> bool:
+def begin(
+    folder: Folder,
+    settings: Settings,
+    text: Text,
+    *,
+    resume: bool,
+    warn: Callable[[str], None],
+    exact: bool = False,
+) -> bool:
     """Write ``config.json`` of a new run, or with `resume` compare it; return whether there was a run.
+
+    `warn` is told where versions, the code or the machine are not those that the run began with: last bits may differ
+    from there on. With `exact` that is an error.
 
     Raises
     ------
@@ -120,17 +188,20 @@ def begin(folder: Folder, settings: Settings, text: Text, *, resume: bool, warn:
         Where the folder cannot be written.
     """
     path = folder.path
+    folder.check_place()
     config = {
         "settings": settings.to_json(),
         "text": {"source": text.source, "fingerprint": text.fingerprint, "files": vars(text.files)}
         | {"train_bytes": len(text.train), "heldout_bytes": len(text.heldout)},
         "versions": versions(settings.backend),
+        "machine": machine(),
     }
-    stored = stored_config(path)
+    stored = stored_config(path, settings.mechanism)
     if stored is None:
         # A process that was killed while it wrote its configuration leaves a part of that.
-        if any(entry.name != "config.json.part" for entry in path.iterdir()):
+        if not all(LEFT_BEHIND.fullmatch(entry.name) for entry in path.iterdir()):
             raise RunError(f"out: {path} holds files that are no run; needs a new or an empty folder")
+        remove_left_behind(path)
         folder.write_json("config.json", config)
         return False
     if not resume:
@@ -141,9 +212,16 @@ def begin(folder: Folder, settings: Settings, text: Text, *, resume: bool, warn:
             f"data: the text {text.source!r} is not the one that the run in {path} began with (another version of "
             "Python, or changed files): it cannot go on as it began"
         )
-    for name, version in config["versions"].items():
-        if (old := stored["versions"].get(name)) != version:
-            warn(f"{name} was {old} and is {version}: from here on last bits may differ")
+    before = stored["versions"] | (stored.get("machine") or {})
+    changed = {name: now for name, now in (versions(settings.backend) | machine()).items() if before.get(name) != now}
+    told = [f"{name} was {before.get(name, 'not recorded')} and is {now}" for name, now in changed.items()]
+    if told and exact:
+        raise RunError(
+            f"exact: {'; '.join(told)}, so that last bits may differ; needs what the run in {path} began with"
+        )
+    for line in told:
+        warn(f"{line}: from here on last bits may differ")
+    remove_left_behind(path)
     return True
 
 
@@ -161,6 +239,39 @@ def versions(backend: str) -> dict[str, str]:
         "numpy": backends.get("numpy").version(),
         library.name: library.version(),
     }
+
+
+def machine() -> dict[str, str]:
+    """Return what else last bits may depend on: the processor, the kernels of BLAS, and the source of this package."""
+    from threadpoolctl import threadpool_info
+
+    blas = {
+        f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}".strip()
+        for lib in threadpool_info()
+        if lib["user_api"] == "blas" and "scipy.libs" not in lib["filepath"]  # which is not always loaded
+    }
+    return {"processor": _processor(), "BLAS": ", ".join(sorted(blas)), "source": _source()}
+
+
+def _processor() -> str:
+    """Return the model of the processor, as Linux tells it; elsewhere its architecture."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            found = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        found = []
+    return found[0] if found else platform.machine()
+
+
+def _source() -> str:
+    """Return the SHA-256 of all Python files of the package."""
+    home = Path(refattn.__file__).parent
+    parts = [home, Path(next(iter(backends.__path__)))]
+    files = {f"{part.name}/{file.relative_to(part).as_posix()}": file for part in parts for file in part.rglob("*.py")}
+    digest = hashlib.sha256()
+    for name, file in sorted(files.items()):
+        digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def _compare(what: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refattn import backends, model, tree
+from refattn.files import Maybe, Real, Whole, check
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
 from refattn.train.folder import Folder, begin, check_place, compare_with_checkpoint, hold
@@ -26,7 +28,7 @@ from refattn.train.optimiser import AdamWState, clip
 from refattn.train.sample import generate
 from refattn.train.settings import Settings
 from refattn.train.step import loss_and_gradients, measured, score, to_tokens
-from refattn.xp import Array
+from refattn.xp import Array, dtype_name
 
 
 class Report(Protocol):
@@ -76,8 +78,8 @@ class Result:
     sample: bytes
 
 
-def run(settings: Settings, path: Path, report: Report, *, resume: bool = False) -> Result:
-    """Train, or with `resume` go on, in a folder.
+def run(settings: Settings, path: Path, report: Report, *, resume: bool = False, exact: bool = False) -> Result:
+    """Train, or with `resume` go on, in a folder; with `exact` only where every bit will be as if it had never stopped.
 
     Raises
     ------
@@ -88,9 +90,16 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False)
     OSError
         Where something cannot be read or written; what was saved before is untouched.
     """
+    owner: Any = backends.get(settings.backend)
+    with ExitStack() as stack:
+        if settings.dtype == "float64" or settings.growing is not None:
+            stack.enter_context(owner.with_float64())
+        stack.enter_context(owner.full_precision())
+        return _run(settings, path, report, resume, exact)
+
+
+def _run(settings: Settings, path: Path, report: Report, resume: bool, exact: bool) -> Result:
     owner = backends.get(settings.backend)
-    if settings.dtype == "float64" or settings.growing is not None:
-        owner.enable_float64()
     if settings.growing is not None and not owner.float64():
         raise ValueError(f"grow: got {settings.grow!r} with {owner.name}, which has no float64 here; growth needs it")
     owner.keep_memory()
@@ -99,7 +108,7 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False)
     check_place(path, text)
     state = fresh(settings)  # before anything is written: it finds a device that is not there
     with hold(path) as folder:
-        known = begin(folder, settings, text, resume=resume, warn=report.say)
+        known = begin(folder, settings, text, resume=resume, warn=report.say, exact=exact)
         if resume:
             state = _load(folder, settings, state, report)
             began = f"going on after step {state.step} of {settings.steps}" if state.step else "starting at step 0"
@@ -119,6 +128,7 @@ def _train(
     with interruptible(report.say) as stop, metrics.Metrics(folder.metrics) as record:
         while state.step < settings.steps and not stop.requested:
             state, row = _advance(state, settings, text, folder)
+            folder.check_place()
             record.append(row)
             if "growth" in row:
                 report.say(_growth_told(row))
@@ -262,6 +272,7 @@ def _keep(state: Progress, settings: Settings, folder: Folder) -> str:
 
 
 def _save(folder: Folder, settings: Settings, state: Progress) -> None:
+    folder.check_place()
     leaves = tree.flatten({"params": state.params, "optimiser": state.moments})
     owner = backends.get(settings.backend)
     facts: dict[str, Any] = {"settings": settings.to_json(), "tokens": state.tokens}
@@ -274,28 +285,58 @@ def _save(folder: Folder, settings: Settings, state: Progress) -> None:
 
 def _load(folder: Folder, settings: Settings, first: Progress, report: Report) -> Progress:
     """Return the state of the newest checkpoint that is whole; the first one where there is none at all."""
-    found = checkpoint.newest(folder.checkpoints, report.say)
-    if found is None:
+
+    def read(found: checkpoint.Checkpoint) -> Progress:
+        return _restored(found, settings, first)
+
+    state = checkpoint.newest_as(read, folder.checkpoints, report.say)
+    if state is None:
         return first
+    checkpoint.prune(folder.checkpoints, state.step)  # a process that was killed may have come no further
+    rows = metrics.read(folder.metrics) if folder.metrics.exists() else []
+    seconds = max((row.get("seconds") or 0.0 for row in rows if row["step"] <= state.step), default=0.0)
+    return replace(state, seconds=seconds)
+
+
+_FACTS = {
+    "settings": dict,
+    "tokens": Whole(),
+    "growth": Maybe({"losses": [Real()], "grown": Whole(), "blocks": [dict]}),
+}
+
+
+def _restored(found: checkpoint.Checkpoint, settings: Settings, first: Progress) -> Progress:
+    """Return the state that a checkpoint holds; ValueError where it is none of this run, whatever its sums say."""
+    check(found.facts, _FACTS, "facts")
     compare_with_checkpoint(found, settings)
-    checkpoint.prune(folder.checkpoints, found.step)  # a process that was killed may have come no further
-    owner = backends.get(settings.backend)
-    leaves = {name: owner.from_numpy(x, device=settings.device) for name, x in found.arrays.items()}
     history = growing.History()
     if settings.growing is not None:
-        grown = found.facts["growth"]
+        grown = found.facts.get("growth")
+        if grown is None:
+            raise ValueError("facts.growth: is missing")
         history = growing.History(tuple(grown["losses"]), grown["grown"])
-        first = replace(first, params=_with_blocks(first.params, grown["blocks"]))
+        try:
+            first = replace(first, params=_with_blocks(first.params, grown["blocks"]))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"facts.growth.blocks: {error}") from error
+        moments = settings.optimiser.start(first.params)
+        first = replace(first, moments=moments)
+    template = tree.flatten({"params": first.params, "optimiser": first.moments})
+    for name, x in found.arrays.items():
+        if name in template and (x.shape, x.dtype.name) != (tuple(template[name].shape), dtype_name(template[name])):
+            needs = f"{dtype_name(template[name])} {tuple(template[name].shape)}"
+            raise ValueError(f"{name}: got {x.dtype.name} {x.shape}, needs {needs}")
+    owner = backends.get(settings.backend)
+    leaves = {name: owner.from_numpy(x, device=settings.device) for name, x in found.arrays.items()}
     whole: Any = tree.unflatten({"params": first.params, "optimiser": first.moments}, leaves)
-    rows = metrics.read(folder.metrics) if folder.metrics.exists() else []
-    seconds = max((row.get("seconds", 0.0) for row in rows if row["step"] <= found.step), default=0.0)
-    return Progress(found.step, whole["params"], whole["optimiser"], seconds, found.facts["tokens"], history)
+    return Progress(found.step, whole["params"], whole["optimiser"], 0.0, found.facts["tokens"], history)
 
 
 def _with_blocks(params: model.Params, configs: list[dict[str, Any]]) -> model.Params:
-    """Return parameters whose blocks have other configurations."""
-    kind = params.config.record.block.Config
-    blocks = (replace(layer.block, config=kind(**c)) for layer, c in zip(params.layers, configs, strict=True))
+    """Return parameters whose blocks are fresh ones of other configurations."""
+    block = params.config.record.block
+    like = params.token_embedding
+    blocks = [block.init(block.Config(**config), like=like) for config in configs]
     return replace(params, layers=tuple(replace(a, block=b) for a, b in zip(params.layers, blocks, strict=True)))
 
 
@@ -324,7 +365,7 @@ def _finish(state: Progress, settings: Settings, text: data.Text, folder: Folder
     made = generate(state.params, prompt, settings.sample_bytes, seed=settings.seed, temperature=settings.temperature)
     sample = prompt + made
     folder.write_json("result.json", facts)
-    checkpoint.write_atomically(folder.path / "sample.txt", sample)
+    folder.write("sample.txt", sample)
     try:
         plot.draw_loss(metrics.read(folder.metrics), facts, folder.path / "loss.png")
     except ImportError:

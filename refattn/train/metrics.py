@@ -11,8 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from refattn.files import MIB, Maybe, Real, Whole, check, open_to_append, parse_json, read_regular, write_atomically
 from refattn.train.arguments import check_whole
-from refattn.train.checkpoint import write_atomically
+
+LARGEST = 256 * MIB
+"""The most bytes that the file may have."""
+
+_SCHEMA = {"step": Whole(), **dict.fromkeys(("loss", "rate", "norm", "seconds", "heldout_bits"), Maybe(Real()))} | {
+    "tokens": Maybe(Whole()),
+    "growth": Maybe({"grown": bool}),
+}
 
 
 class Metrics:
@@ -22,7 +30,8 @@ class Metrics:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Path(path).open("ab", buffering=0)
+        self._path = str(path)
+        self._file = open_to_append(path)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one line.
@@ -47,9 +56,9 @@ class Metrics:
         try:
             written = self._file.write(line)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._file.name)) from error
+            raise OSError(error.errno, error.strerror, self._path) from error
         if written != len(line):  # what is left of a full disk
-            raise OSError(errno.ENOSPC, f"wrote {written} of {len(line)} bytes", str(self._file.name))
+            raise OSError(errno.ENOSPC, f"wrote {written} of {len(line)} bytes", self._path)
 
     def sync(self) -> None:
         """Bring all lines to the disk, so that no checkpoint is there before the lines of the steps that it is of."""
@@ -73,18 +82,18 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises
     ------
-    FileNotFoundError
-        Where there is no file.
+    OSError
+        Where there is no file, or it is no regular file of at most `LARGEST` bytes.
     ValueError
         Where another line is broken.
     """
     rows = []
-    lines = Path(path).read_bytes().splitlines()
+    lines = read_regular(path, LARGEST).splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-            check_whole("step", row["step"], 0)
-        except (ValueError, TypeError, KeyError) as error:
+            row: dict[str, Any] = parse_json(line)
+            check(row, _SCHEMA)
+        except ValueError as error:
             if number == len(lines):
                 break
             raise ValueError(f"{path}: line {number} is no JSON object with a step: {error}") from error

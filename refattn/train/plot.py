@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from refattn.files import write_atomically
 
 
 def draw_loss(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], path: Path) -> None:
@@ -33,6 +36,6 @@ def draw_loss(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], path:
     axes.set_ylim(0.0, min(8.5, max(bits, default=8.0) * 1.05))
     axes.legend(frameon=False)
     FigureCanvasAgg(figure)
-    part = path.with_name("loss.part.png")
-    figure.savefig(part, dpi=120, metadata={"Software": None})
-    part.replace(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120, metadata={"Software": None})
+    write_atomically(path, picture.getvalue())

@@ -12,8 +12,10 @@ import math
 from typing import Any
 
 from refattn import model, tree
+from refattn.mechanisms.arguments import check_arrays, check_is
 from refattn.model import Params
-from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
+from refattn.model.params import check_tokens
+from refattn.ops.losses import check_targets, cross_entropy_backward, cross_entropy_forward
 from refattn.train import data
 from refattn.train.arguments import check_whole
 from refattn.train.leaves import by_pieces, joined, total
@@ -52,7 +54,16 @@ def measured(
     forces
         Whether to ask the mechanism's diagnostics of its blocks: for each layer the root mean square of the norm over
         batch and heads, summed over layers. Otherwise None is returned.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where inputs or targets are no whole numbers of the vocabulary, of one shape, library and device.
     """
+    check_is("params", params, Params)
+    check_arrays(params=params.token_embedding, inputs=inputs, targets=targets)
+    check_tokens(params, inputs)
+    check_targets(targets, tuple(inputs.shape), params.token_embedding.shape[0])
     size, accumulate = inputs.shape[0], check_whole("accumulate", accumulate, 1)
     if size % accumulate:
         raise ValueError(f"accumulate: got {accumulate}, needs a divisor of the {size} sequences")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 import threadpoolctl
 
 from refattn import backends
+from refattn.backends import blas as blas_of_the_backends
 from refattn.backends import use_workers, workers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -349,3 +351,91 @@ def test_a_choice_without_its_block_is_told() -> None:
     assert workers() == before
     with pytest.raises(ValueError, match="workers: got 0"):
         use_workers(0)  # nothing is left to warn of
+
+
+# --- interrupts by the user
+
+
+class Interrupting:
+    """A controller of BLAS whose limit is never set, because Ctrl-C comes first."""
+
+    def limit(self, limits: int) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_blas_is_limited_leaves_nothing_held(
+    two_blas_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = blas_threads()
+    controllers = blas_of_the_backends._controllers(False)
+    with monkeypatch.context() as patches:
+        patches.setattr(blas_of_the_backends, "_controllers", lambda scipy: (controllers[0], Interrupting()))
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                pool_map(lambda i: i, range(4))
+    with use_workers(2):
+        assert pool_map(lambda i: set(blas_threads()), range(4)) == [{1}] * 4
+    assert blas_threads() == before
+
+
+def test_an_interrupt_waits_for_the_end_of_a_block_and_then_comes() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), blas_of_the_backends.uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        done.append(1)
+    assert done == [1] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt), blas_of_the_backends.uninterrupted():
+        with blas_of_the_backends.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append(2)
+        done.append(3)
+    assert done == [1, 2, 3] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupts_at_any_time_leave_blas_as_it_was() -> None:
+    """200 signals at random moments into maps of several workers; every process ends, and with its threads."""
+    code = """
+import os, random, signal, sys, threading, time
+import numpy, threadpoolctl
+from refattn.backends import pool, use_workers
+blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+before = [lib["num_threads"] for lib in blas.info()]
+draw, came, stop = random.Random(int(sys.argv[1])), 0, threading.Event()
+x = numpy.ones((40, 40))
+def send():
+    while not stop.wait(draw.random() * 0.004):
+        os.kill(os.getpid(), signal.SIGINT)
+for _ in range(2):
+    pool.run(lambda i: x @ x, range(4))
+sender = threading.Thread(target=send)
+sender.start()
+end = time.monotonic() + 60.0
+def work():
+    global came
+    while came < 100 and time.monotonic() < end:
+        try:
+            with use_workers(1 + came % 3):
+                while True:
+                    pool.run(lambda i: x @ x, range(6))
+        except KeyboardInterrupt:
+            came += 1
+while came < 100 and time.monotonic() < end:
+    try:
+        work()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:  # between two lines of this test's own
+        pass
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+stop.set()
+sender.join()
+with use_workers(3):
+    assert len(pool.run(lambda i: x @ x, range(6))) == 6
+assert [lib["num_threads"] for lib in blas.info()] == before, "held"
+print(came)
+"""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    for seed in "12":
+        result = subprocess.run(
+            [sys.executable, "-c", code, seed], env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert result.returncode == 0 and int(result.stdout) > 20, result.stderr

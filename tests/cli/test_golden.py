@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from refattn import equations
 from refattn.cli import cli
+from refattn.golden import tensors, vectors
 from tests.verify.test_freeze import written
 
 
@@ -56,3 +62,57 @@ def test_a_folder_is_not_written_over(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
     assert run("golden", "write", str(tmp_path), "softmax", "--replace").exit_code == 2
     assert (folder / "manifest.json").read_bytes() == before and (tmp_path / "letter.txt").exists()
+
+
+# --- sets whose sums are right
+
+
+def forged(folder: Path, copy: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:
+    """A set with the entry and the arrays of its first case changed, and all sums made anew."""
+    shutil.copytree(folder, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    entry = manifest["cases"][0]
+    arrays = tensors.decode((copy / entry["file"]).read_bytes())
+    change(entry, arrays)
+    data = tensors.encode(arrays)
+    (copy / entry["file"]).write_bytes(data)
+    entry |= {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    manifest["sha256"] = vectors._of_all(manifest["cases"])
+    manifest["manifest_sha256"] = vectors._of_manifest(manifest)
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+def _input_of_float32(entry: dict[str, Any], arrays: dict[str, Any]) -> None:
+    kind, x = arrays["float32/q"]
+    arrays["float32/q"] = kind, x * np.float32(2.0)
+
+
+def _budgets(entry: dict[str, Any], arrays: dict[str, Any]) -> None:
+    for name in [name for name in arrays if name.startswith("granted/float32")]:
+        arrays[name] = arrays[name][0], arrays[name][1] + np.float32(1e6)
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]] = {
+    "nothing": (lambda entry, arrays: None, ""),
+    "noise": (lambda entry, arrays: entry["results"]["out"].update(noise=1e6), "results.out.noise"),
+    "noise of an equation": (
+        lambda entry, arrays: entry["equations"]["SM.1"].update(noise=1e6),
+        "equations.SM.1.noise",
+    ),
+    "bias": (lambda entry, arrays: entry["results"]["out"]["bias"].update(float32=1e6), "results.out.bias"),
+    "stored": (lambda entry, arrays: entry["results"]["out"]["stored"].update(float32="float16"), "results.out.stored"),
+    "budgets": (_budgets, "granted/float32/"),
+    "inputs": (_input_of_float32, "float32/q: the generator gives other numbers"),
+    "options": (lambda entry, arrays: entry["options"].update(scale=2.0), "options: "),
+    "design": (lambda entry, arrays: entry["inputs"]["q"].update(seed=1), "inputs: "),
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_what_the_package_says_otherwise_is_a_failed_check(how: str, folder: Path, tmp_path: Path) -> None:
+    change, where = FORGED[how]
+    found = run("golden", "check", str(forged(folder, tmp_path / "set", change)), "--json", "-")
+    failed = json.loads(found.stdout)["failed"]
+    assert found.exit_code == (1 if where else 0) and len(failed) == bool(where), found.stderr
+    assert not where or (failed[0]["where"].startswith(where) and failed[0]["share"] is None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import struct
 import subprocess
@@ -16,7 +18,9 @@ import pytest
 from refattn.golden import vectors
 from refattn.golden.inputs import DESIGNS
 from refattn.golden.tensors import decode, encode
-from tests.verify.test_freeze import SOFTMAX_CASES, written
+from refattn.verify import freeze
+from tests.test_files import STRANGE
+from tests.verify.test_freeze import FEW, SOFTMAX_CASES, written
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -162,7 +166,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, bool]] = {
         "more.safetensors, which",
         False,
     ),
-    "a file outside": (_outside, "needs one in the folder", False),
+    "a file outside": (_outside, "needs MECHANISM/CASE.safetensors", False),
 }
 
 
@@ -218,3 +222,153 @@ def test_other_languages_make_the_same_inputs(source: str, compiler: list[str], 
     for data in (header("", length=2**62), header('{"float64/q":{"data_offsets":[0,4096]}}')):
         lying.write_bytes(data)
         assert subprocess.run([program, lying, "q", "normal", "1", "x"], capture_output=True).returncode == 2
+
+
+# --- a user's files
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def replaced(folder: Path) -> None:
+    cases = freeze.frozen_cases([FEW], "small")
+    frozen = (freeze.freeze(record, case) for record, case in cases)
+    vectors.write(folder, freeze.about([FEW], "small", "1.2.4"), frozen, replace=True)
+
+
+def test_a_whole_set_is_replaced(copy: Path) -> None:
+    before = snapshot(copy)
+    replaced(copy)
+    assert set(snapshot(copy)) == set(before) and vectors.read(copy).manifest["producer"]["refattn"] == "1.2.4"
+    assert [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+def _a_manifest_alone(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+    (folder / vectors.MANIFEST).write_text('{"name": "my web page"}')
+
+
+MINE: dict[str, Callable[[Path], object]] = {
+    "another manifest": _a_manifest_alone,
+    "a file beside": lambda folder: (folder / "thesis.txt").write_text("mine"),
+    "a file within": lambda folder: (folder / "softmax/notes.txt").write_text("mine"),
+    "an empty folder": lambda folder: (folder / "mine").mkdir(),
+    "a link": lambda folder: (folder / "elsewhere").symlink_to("/tmp"),
+    "a changed set": _edit("softmax/tiny.safetensors", lambda data: data + b"mine"),
+}
+
+
+@pytest.mark.parametrize("how", MINE)
+def test_what_is_not_ours_is_not_replaced(how: str, copy: Path) -> None:
+    MINE[how](copy)
+    before = snapshot(copy.parent)
+    with pytest.raises(vectors.SetError):
+        replaced(copy)
+    assert snapshot(copy.parent) == before
+
+
+def test_a_folder_of_the_users_beside_the_set_stays(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.part").mkdir()
+    (tmp_path / "new.part" / "thesis.txt").write_text("mine")
+    written(tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new.part"]
+    assert (tmp_path / "new.part" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_link_is_not_written_through(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to("other")
+    with pytest.raises(vectors.SetError, match="is a link"):
+        written(tmp_path / "link")
+    assert os.listdir(tmp_path / "other") == []
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_write_that_fails_leaves_what_there_was(replace: bool, copy: Path) -> None:
+    def cases() -> Any:
+        yield {"mechanism": "softmax", "case": "tiny"}, b"x"
+        raise KeyboardInterrupt
+
+    before = snapshot(copy.parent)
+    with pytest.raises(KeyboardInterrupt):
+        vectors.write(copy if replace else copy.with_name("new"), {}, cases(), replace=replace)
+    assert snapshot(copy.parent) == before and [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+def test_a_name_leads_nowhere_else(tmp_path: Path) -> None:
+    for name in ("../softmax", "/tmp/softmax", "..", ""):
+        with pytest.raises(ValueError, match="^mechanism: got"):
+            vectors.write(tmp_path / "set", {}, [({"mechanism": name, "case": "tiny"}, b"x")])
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- files that nobody could read
+
+
+def _strange(name: str, kind: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        STRANGE[kind](folder / name)
+
+    return change
+
+
+@pytest.mark.parametrize("name", [vectors.MANIFEST, "softmax/tiny.safetensors"])
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.timeout(20)
+def test_a_strange_file_is_refused_at_once(name: str, kind: str, copy: Path) -> None:
+    _strange(name, kind)(copy)
+    with pytest.raises(vectors.SetError, match=re.escape(name)):
+        vectors.read(copy)
+
+
+def _set(*path: Any, value: Any) -> Callable[[Path], object]:
+    """Change a field of the manifest, with all sums right."""
+
+    def change(folder: Path) -> None:
+        changed: Any = manifest_of(folder)
+        place = changed
+        for key in path[:-1]:
+            place = place[key]
+        if value is None:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = value
+        changed["manifest_sha256"] = vectors._of_manifest(changed)
+        (folder / vectors.MANIFEST).write_text(json.dumps(changed))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (_set("cases", value={}), "cases: got dict, needs a list"),
+        (_set("cases", value=[[]]), r"cases\[0\]: got list, needs an object"),
+        (_set("cases", 0, "sha256", value=None), r"cases\[0\].sha256: is missing"),
+        (_set("cases", 0, "bytes", value=-1), r"cases\[0\].bytes: got -1"),
+        (_set("cases", 0, "bytes", value=True), r"cases\[0\].bytes: got True"),
+        (_set("cases", 0, "results", "out", "bias", value=[]), r"cases\[0\].results.out.bias: got list, needs an obj"),
+        (_set("cases", 0, "equations", "SM.1", value=3), r"cases\[0\].equations.SM.1: got 3, needs an object"),
+        (_set("limits", value="none"), "limits: got 'none', needs an object"),
+        (_set("count", value=None), "count: is missing"),
+        (_edit(vectors.MANIFEST, lambda data: b"\xef\xbb\xbf" + data), "byte order mark"),
+        (_edit(vectors.MANIFEST, lambda data: data.decode().encode("utf-16")), "no UTF-8"),
+        (_edit(vectors.MANIFEST, lambda data: data.replace(b"{", b'{"format": 1,', 1)), "the name 'format' twice"),
+        (_edit(vectors.MANIFEST, lambda data: b"[" * 100_000), "nested deeper"),
+    ],
+)
+def test_a_wrong_field_is_named(change: Callable[[Path], object], field: str, copy: Path) -> None:
+    change(copy)
+    with pytest.raises(vectors.SetError, match=field) as caught:
+        vectors.read(copy)
+    assert str(copy / vectors.MANIFEST) in str(caught.value)
+
+
+def test_a_tensor_that_is_named_twice_is_refused() -> None:
+    one = '"q":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}'
+    with pytest.raises(ValueError, match="the name 'q' twice"):
+        decode(header("{" + one + "," + one + "}", b"\0" * 8))

@@ -143,3 +143,62 @@ def test_bad_input(name: str) -> None:
     other = record.block.start(params, draw("x", 2, 3, WIDTH), Context(causal=True))
     with pytest.raises(ValueError, match=r"state.x: got a batch of 2, the cache is of 1"):
         record.stream.prefill(params, cache, other, Context(causal=True))
+
+
+BAD: dict[str, tuple[Any, type[Exception], str]] = {
+    "integers": (lambda x: x.astype(np.int64), TypeError, "got dtype int64, needs float64"),
+    "float32": (lambda x: x.astype(np.float32), TypeError, "got dtype float32, needs float64"),
+    "NaN": (lambda x: x * np.nan, ValueError, "got an element that is not finite"),
+    "an axis more": (lambda x: x[..., None], ValueError, "got shape"),
+    "wider": (lambda x: np.concatenate([x, x], axis=-1), ValueError, "got shape"),
+    "masked": (lambda x: np.ma.masked_array(x), TypeError, "got MaskedArray"),
+    "torch": (lambda x: pytest.importorskip("torch").asarray(x), TypeError, "several libraries"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_cache_that_no_stream_made_is_refused(name: str, kind: str) -> None:
+    change, error, message = BAD[kind]
+    record, params = block_of(name)
+    x = draw("x", 2, 6, WIDTH)
+    context = Context(causal=True)
+    state = record.block.start(params, x, context)
+    _, cache = record.stream.prefill(params, record.stream.start(params, 2), state, context)
+    leaves = tree.flatten(cache)
+    last = record.block.start(params, x[:, :1], context)
+    record.stream.step(params, tree.unflatten(cache, leaves), last, context)
+    for leaf, value in leaves.items():
+        if value.dtype != np.float64 or (value.size == 0 and kind == "NaN"):
+            continue
+        with pytest.raises(error, match=message):
+            record.stream.step(params, change_leaf(cache, leaf, change), last, context)
+
+
+def change_leaf(cache: Any, name: str, change: Any) -> Any:
+    """A cache with one array changed, whatever array it becomes."""
+    return tree.map_leaves(lambda x, chosen: change(x) if chosen else x, cache, chosen_leaf(cache, name))
+
+
+def chosen_leaf(cache: Any, name: str) -> Any:
+    return tree.unflatten(cache, {n: np.asarray(n == name) for n in tree.flatten(cache)})
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_gradient_of_another_shape_is_refused(name: str) -> None:
+    record, params = block_of(name)
+    x = draw("x", 2, 6, WIDTH)
+    state = record.block.start(params, x, Context(causal=True))
+    record.block.read_backward(params, state, x)
+    for d_x in (x[:1], x[:, :1], x[..., :1], x[0]):
+        with pytest.raises(ValueError, match=r"^d_x: got shape \(.*\), needs \(2, 6, 12\)"):
+            record.block.read_backward(params, state, d_x)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [("training", 1, TypeError), ("training", None, TypeError), ("layer", -1, ValueError), ("layer", 1.0, ValueError)],
+)
+def test_a_context_of_other_types_is_refused(field: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"^{field}: got"):
+        Context(**{field: value})

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from refattn import files
 from refattn.train import checkpoint
 
 SIZE = 30_000
@@ -74,7 +75,11 @@ def die_at(point: int) -> None:
     for name in ("fsync", "replace", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
     Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
-    checkpoint.open = counted(File)  # type: ignore[attr-defined]
+
+    def opened(path: Any, mode: str, **options: Any) -> Any:
+        return counted(File)(path, mode) if mode == "wb" else open(path, mode, **options)
+
+    files.open = opened  # type: ignore[attr-defined]
 
 
 def fail(line: str) -> None:

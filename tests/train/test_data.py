@@ -363,3 +363,10 @@ def test_wrong_sizes_are_refused_at_once() -> None:
         arguments = {"context": 2, "size": 1, "seed": 0, "step": 0} | {name: 0}
         with pytest.raises(ValueError, match=f"^{name}: got 0, needs a whole number of at least 1"):
             data.batch(part, **arguments)
+
+
+def test_no_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="^data: got '', needs 'stdlib', a file or a folder"):
+        data.load("")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import equations, model
+from refattn import equations, files, model
 from refattn.mechanisms.record import Unsupported
 from refattn.train import checkpoint, data, loop, metrics, optimiser
 from refattn.train.checkpoint import CheckpointError, newest
@@ -72,8 +72,7 @@ class FullDisk:
             original(source, target)
 
         original = os.replace
-        monkeypatch.setattr(checkpoint, "open", File, raising=False)
-        monkeypatch.setattr(Path, "open", lambda path, *arguments, **options: File(path, *arguments, **options))
+        monkeypatch.setattr(files, "open", File, raising=False)
         monkeypatch.setattr(os, "replace", replace)
 
     def need_room(self, name: str | None) -> None:

@@ -66,7 +66,7 @@ def test_each_line_is_there_at_once_and_by_one_write(tmp_path: Path) -> None:
             pass
 
     out.close()
-    out._file = File()  # type: ignore[assignment]
+    out._file = File()
     out.append({"step": 3, "text": "two\nlines"})
     assert written == [b'{"step": 3, "text": "two\\nlines"}\n']
 
@@ -147,18 +147,16 @@ def test_lines_that_are_not_written_whole_raise(tmp_path: Path) -> None:
     out = Metrics(tmp_path / "metrics.jsonl")
 
     class File:
-        name = "metrics.jsonl"
-
         def write(self, data: bytes) -> int:
             if len(data) > 12:
                 raise OSError(28, "No space left on device")
             return 3
 
     out.close()
-    out._file = File()  # type: ignore[assignment]
-    with pytest.raises(OSError, match="wrote 3 of 12 bytes: 'metrics.jsonl'"):
+    out._file = File()
+    with pytest.raises(OSError, match="wrote 3 of 12 bytes: '.*/metrics.jsonl'"):
         out.append({"step": 1})
-    with pytest.raises(OSError, match="No space left on device: 'metrics.jsonl'"):
+    with pytest.raises(OSError, match="No space left on device: '.*/metrics.jsonl'"):
         out.append({"step": 1000})
 
 

@@ -22,8 +22,8 @@ from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as INTEGRATOR
 from refattn.mechanisms.sympformer.layer.config import RENAMED
 from refattn.mechanisms.sympformer.params import Layer
 from refattn.mechanisms.sympformer.presymplectic_euler import damping
-from refattn.verify import gradients
-from refattn.verify.mutants import KINDS, applies, changed_by
+from refattn.verify.blame.mutants import KINDS, applies, changed_by
+from refattn.verify.itself import gradients
 from tests.mechanisms.sympformer.calls import (
     BASELINES,
     BLOCK,
@@ -395,7 +395,7 @@ def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", RENAMED)
 def test_an_old_name_is_told_the_new_one(name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name}: is now (oracle|integrator|damping|mlp)="):
+    with pytest.raises(TypeError, match=f"{name}: got an option of before, needs (oracle|integrator|damping|mlp)="):
         BLOCK.Config(width=6, heads=2, **{name: 1})
 
 

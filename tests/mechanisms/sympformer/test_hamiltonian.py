@@ -13,7 +13,7 @@ from refattn.analysis.particles import Exponential
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.oracles import hamiltonian
 from refattn.mechanisms.sympformer.params import Layer
-from refattn.verify.gradients import block_subjects
+from refattn.verify.itself.gradients import block_subjects
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, RECORD, back, draw, run, stack
 
 ALL = Context(causal=False)

@@ -133,7 +133,7 @@ def _tells_new_names(kind: T) -> T:
     def told(self: Any, *args: Any, **given: Any) -> None:
         for name in given:
             if name in RENAMED:
-                raise TypeError(f"{name}: is now {RENAMED[name]}")
+                raise TypeError(f"{name}: got an option of before, needs {RENAMED[name]}")
         init(self, *args, **given)
 
     kind.__init__ = told  # type: ignore[misc]

@@ -1,0 +1,192 @@
+"""A fuzzer of files that others may have changed: ``python -m tests.fuzz.files [--calls N] [--seed S]``.
+
+Each call changes one file of a golden set or of a run (bytes, or a field of its JSON with the sums made anew) and has
+it read. What comes of it is counted:
+
+- refused: one error of the kind that readers promise, which names the file
+- the same: nothing that is read has changed
+- other: a file without a sum of its own (config.json, metrics.jsonl), or one whose sum was made anew, is read with
+  other values that are valid
+- obscure: another error, or one that does not name the file
+- wrong: something else is read where a sum should have told
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from refattn.golden import vectors
+from refattn.train import checkpoint, folder, metrics
+from refattn.train.folder import RunError
+from tests.train.runs import small, train, write_text
+
+STRANGE: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    1e308,
+    2**80,
+    "",
+    "x",
+    "../x",
+    [],
+    [[]],
+    {},
+    {"x": {}},
+    [None] * 3,
+    "\0",
+    "é" * 50,
+]
+
+Read = Callable[[Path], Any]
+
+
+def make(home: Path) -> dict[str, tuple[Path, str, Read]]:
+    """Write a set and a run; return by kind of file its path, what an error has to name, and its reader."""
+    shutil.copytree(vectors.SHIPPED / "growing", home / "set" / "growing")
+    manifest = json.loads((vectors.SHIPPED / vectors.MANIFEST).read_text())
+    cases = [entry for entry in manifest["cases"] if entry["mechanism"] == "growing"]
+    manifest |= {"cases": cases, "count": len(cases), "sha256": vectors._of_all(cases)}
+    signed_manifest(home / "set" / vectors.MANIFEST, manifest)
+    train(small(write_text(home), steps=2, checkpoint_every=1), home / "run")
+    held = home / "run" / "checkpoints"
+    return {
+        "manifest": (home / "set" / vectors.MANIFEST, "set", lambda path: vectors.read(path.parent).manifest),
+        "case": (home / "set" / cases[0]["file"], "set", lambda path: vectors.read(path.parents[1]).manifest),
+        "config": (
+            home / "run" / "config.json",
+            "config.json",
+            lambda path: folder.stored_config(path.parent, "softmax"),
+        ),
+        "metrics": (home / "run" / "metrics.jsonl", "metrics.jsonl", metrics.read),
+        "checkpoint": (held / "step-00000002.json", "step-00000002.", newest),
+        "arrays": (held / "step-00000002.safetensors", "step-00000002.", newest),
+    }
+
+
+def configuration(path: Path) -> Any:
+    """Read the configuration of a run."""
+    return folder.stored_config(path.parent, "softmax")
+
+
+def newest(path: Path) -> Any:
+    """Read the newest checkpoint; that it is passed over is a refusal."""
+    lines: list[str] = []
+    found = checkpoint.newest(path.parent, lines.append)
+    if lines:
+        raise RunError(lines[0])
+    assert found is not None
+    return found.step, found.facts, {name: (x.dtype.name, x.shape, x.tobytes()) for name, x in found.arrays.items()}
+
+
+def signed_manifest(path: Path, content: Any) -> None:
+    """Write a manifest with its own sum made anew."""
+    if isinstance(content, dict):
+        content["manifest_sha256"] = vectors._of_manifest(content)
+    path.write_text(json.dumps(content))
+
+
+def change(kind: str, path: Path, draw: random.Random) -> bool:
+    """Change a file; return whether its sums, if it has any, were made anew."""
+    data = path.read_bytes()
+    if kind in ("manifest", "config", "checkpoint") and draw.random() < 0.6:
+        content = altered(json.loads(data), draw)
+        if kind == "manifest":
+            signed_manifest(path, content)
+            return True
+        if kind == "checkpoint" and isinstance(content, dict):
+            content.pop("digest", None)
+            content["digest"] = checkpoint._digest(content)
+        path.write_text(json.dumps(content))
+        return True
+    way = draw.randrange(6)
+    place = draw.randrange(len(data))
+    if way == 0:
+        data = data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
+    elif way == 1:
+        data = data[:place]
+    elif way == 2:
+        data = data[:place] + draw.randbytes(draw.randrange(1, 40)) + data[place:]
+    elif way == 3:
+        data = data[:place] + data[place + draw.randrange(1, 40) :]
+    elif way == 4:
+        data = draw.choice([b"", b"[" * 10**5, b"\xef\xbb\xbf" + data, data * 2, b'{"a":1,"a":1}', b"\0" * 100])
+    else:
+        data = data.decode("latin-1").encode("utf-16") if kind not in ("case", "arrays") else draw.randbytes(len(data))
+    path.write_bytes(data)
+    return kind in ("config", "metrics")
+
+
+def altered(content: Any, draw: random.Random) -> Any:
+    """Return JSON with one field at any depth removed, or another value or type in its place."""
+    content = copy.deepcopy(content)
+    place = content
+    while True:
+        keys = list(place) if isinstance(place, dict) else range(len(place))
+        key = draw.choice(list(keys))
+        inner = place[key]
+        if isinstance(inner, dict | list) and inner and draw.random() < 0.8:
+            place = inner
+            continue
+        if draw.random() < 0.25 and isinstance(place, dict):
+            del place[key]
+        else:
+            place[key] = draw.choice(STRANGE)
+        return content
+
+
+def run(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Return how often what came, and a line for each call that came to an obscure or a wrong end."""
+    draw = random.Random(seed)
+    counts: Counter[str] = Counter()
+    bad: list[str] = []
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        kinds = make(home)
+        whole = {kind: path.read_bytes() for kind, (path, _, _) in kinds.items()}
+        right = {kind: read(path) for kind, (path, _, read) in kinds.items()}
+        for n in range(calls):
+            kind = draw.choice(list(kinds))
+            path, named, read = kinds[kind]
+            signed = change(kind, path, draw)
+            try:
+                found = read(path)
+            except (vectors.SetError, RunError, OSError, ValueError) as error:
+                plain = type(error) in (vectors.SetError, RunError, checkpoint.CheckpointError) or kind == "metrics"
+                outcome = "refused" if plain and named in str(error) else "obscure"
+                told = f"{type(error).__name__}: {error}"
+            except Exception as error:
+                outcome, told = "obscure", f"{type(error).__name__}: {error}"
+            else:
+                told = "read"
+                outcome = "the same" if found == right[kind] else "other" if signed else "wrong"
+            counts[outcome] += 1
+            if outcome in ("obscure", "wrong"):
+                bad.append(f"call {n}, {kind}: {told[:200]}")
+            path.write_bytes(whole[kind])
+    return counts, bad
+
+
+def main() -> None:
+    """Run and print one line of counts, after a line for each call that failed."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--calls", type=int, default=1000)
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    counts, bad = run(given.calls, given.seed)
+    print("\n".join([*bad, f"files, seed {given.seed}: {given.calls} calls: {dict(sorted(counts.items()))}"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What others may have changed is read with bounds, and what is written overwrites nothing that is not ours."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refattn import files
+from refattn.files import SHA256, Each, Maybe, Real, Whole
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(8 << 30)
+
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "fifo": _fifo,
+    "zero": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "loop": _loop,
+    "sparse": _sparse,
+}
+"""What may lie where a file is looked for, and would hang the reader or fill its memory."""
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.timeout(10)
+def test_only_regular_files_of_bounded_size_are_read(kind: str, tmp_path: Path) -> None:
+    STRANGE[kind](tmp_path / "strange")
+    with pytest.raises(OSError) as caught:
+        files.read_regular(tmp_path / "strange", 1 << 20)
+    assert caught.value.filename == str(tmp_path / "strange") and caught.value.strerror
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "folder", "loop", "link"])
+@pytest.mark.timeout(10)
+def test_nothing_is_appended_to_what_is_no_regular_file(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (STRANGE | {"link": lambda path: path.symlink_to("mine")})[kind](tmp_path / "strange")
+    with pytest.raises(OSError):
+        files.open_to_append(tmp_path / "strange")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_file_as_large_as_it_may_be_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert files.read_regular(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(OSError, match="got 5 bytes, needs at most 4"):
+        files.read_regular(tmp_path / "a", 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"a": 1, "a": 2}', "has the name 'a' twice"),
+        (b'\xef\xbb\xbf{"a": 1}', "byte order mark"),
+        ('{"a": 1}'.encode("utf-16"), "is no UTF-8"),
+        ('{"a": 1}'.encode("utf-16-le"), "is no JSON"),
+        (b'{"a": "\xff"}', "is no UTF-8"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested deeper than 64"),
+        (b"[" * 65 + b"]" * 65, "nested deeper than 64"),
+        (b'{"a":' * 70 + b"1" + b"}" * 70, "nested deeper than 64"),
+        (b'{"a": ', "no JSON, or cut off"),
+    ],
+)
+def test_json_that_readers_would_take_differently_is_refused(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "facts.json").write_bytes(data)
+    with pytest.raises(ValueError, match=message) as caught:
+        files.read_json(tmp_path / "facts.json", 1 << 20)
+    assert str(caught.value).startswith(f"{tmp_path}/facts.json: ")
+    assert files.parse_json(b"[" * 63 + b"]" * 63)
+
+
+SCHEMA: Any = {"name": str, "sizes": [Whole(1, 9)], "rates": Each(Real(0.0)), "sum": SHA256, "more": Maybe({"x": bool})}
+GOOD: dict[str, Any] = {"name": "a", "sizes": [1, 9], "rates": {"b": 0.5}, "sum": "0" * 64, "other": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 3}, "name: got 3, needs a text"),
+        ({"sizes": {}}, "sizes: got dict, needs a list"),
+        ({"sizes": [1, True]}, r"sizes\[1\]: got True, needs a whole number from 1 to 9"),
+        ({"sizes": [10]}, r"sizes\[0\]: got 10, needs"),
+        ({"sizes": [1.0]}, r"sizes\[0\]: got 1.0, needs"),
+        ({"rates": {"b": -1.0}}, "rates.b: got -1.0, needs a number from 0"),
+        ({"rates": {"b": float("nan")}}, "rates.b: got nan"),
+        ({"rates": {"b": float("inf")}}, "rates.b: got inf"),
+        ({"sum": "0" * 63 + "g"}, "sum: got '0+g', needs 64 hexadecimal digits"),
+        ({"more": {"x": 0}}, "more.x: got 0, needs true or false"),
+        ({"more": {}}, "more.x: is missing"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
+    files.check(GOOD, SCHEMA)
+    files.check(GOOD | {"more": {"x": True}}, SCHEMA)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        files.check(GOOD | change, SCHEMA)
+    with pytest.raises(ValueError, match="^the file: got list, needs an object"):
+        files.check([], SCHEMA)
+    with pytest.raises(ValueError, match="^sizes: is missing"):
+        files.check({"name": "a"}, SCHEMA)
+
+
+def test_writing_follows_no_link_and_overwrites_nothing_else(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("facts.json", "facts.json.part"):
+        (home / name).symlink_to("../outside")
+    files.write_atomically(home / "facts.json", b"new")
+    assert outside.read_text() == "mine" and (home / "facts.json").read_bytes() == b"new"
+    assert sorted(os.listdir(home)) == ["facts.json", "facts.json.part"] and (home / "facts.json.part").is_symlink()
+
+
+def test_a_fresh_name_that_is_taken_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").write_text("mine")
+    name = files.fresh_name()
+    assert files.LEFT_BEHIND.fullmatch(name) and files.fresh_name() != name
+    (tmp_path / name).symlink_to("mine")
+    monkeypatch.setattr(files, "fresh_name", lambda: name)
+    with pytest.raises(FileExistsError):
+        files.write_atomically(tmp_path / "facts.json", b"new")
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "facts.json").exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    stay = ["a.part", ".refattn-1.part", ".refattn-0123456789abcdeg.part", "x.refattn-0123456789abcdef.part"]
+    for name in [*stay, ".refattn-0123456789abcdef.part"]:
+        (tmp_path / name).touch()
+    files.remove_left_behind(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(stay)
+
+
+def test_many_write_one_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    contents = [bytes([n]) * 5000 for n in range(8)]
+    threads = [threading.Thread(target=files.write_atomically, args=(path, data)) for data in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() in contents and os.listdir(tmp_path) == ["facts.json"]

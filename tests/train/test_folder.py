@@ -1,0 +1,233 @@
+"""A run's folder is as trusted as whoever wrote it: no file outside is touched, no code is chosen by a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn.train import checkpoint, folder
+from refattn.train.checkpoint import newest
+from refattn.train.folder import RunError
+from refattn.train.settings import Settings
+from tests.test_files import STRANGE
+from tests.train.runs import ENVIRONMENT, Listener, arguments, remains, small, train, write_text
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Settings:
+    return small(write_text(tmp_path), steps=4, checkpoint_every=2)
+
+
+@pytest.fixture
+def run(tmp_path: Path, chosen: Settings) -> Path:
+    return train(chosen, tmp_path / "run").folder
+
+
+# --- nothing outside of the folder
+
+
+def test_a_new_run_writes_through_no_link(tmp_path: Path, chosen: Settings) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "config.json.part").symlink_to("../outside")
+    with pytest.raises(RunError, match="holds files that are no run"):
+        train(chosen, out)
+    assert outside.read_text() == "mine" and os.listdir(out) == ["config.json.part"]
+
+
+def test_going_on_removes_nothing_outside(tmp_path: Path, run: Path, chosen: Settings) -> None:
+    other = tmp_path / "other"
+    shutil.move(run / "checkpoints", other)
+    (other / "step-00000001.safetensors").write_text("mine")
+    before = sorted(os.listdir(other))
+    (run / "checkpoints").symlink_to("../other")
+    with pytest.raises(OSError, match="is a link, or lies outside"):
+        train(chosen, run, resume=True)
+    assert sorted(os.listdir(other)) == before
+
+
+def test_metrics_are_not_appended_to_a_link(tmp_path: Path, run: Path, chosen: Settings) -> None:
+    outside = tmp_path / "outside.jsonl"
+    shutil.move(run / "metrics.jsonl", outside)
+    before = outside.read_bytes()
+    (run / "metrics.jsonl").symlink_to("../outside.jsonl")
+    train(chosen, run, resume=True)  # the link itself is replaced
+    assert outside.read_bytes() == before and not (run / "metrics.jsonl").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints/step-00000004.json"])
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.timeout(30)
+def test_a_strange_file_is_told_at_once(run: Path, chosen: Settings, name: str, kind: str) -> None:
+    (run / name).unlink()
+    STRANGE[kind](run / name)
+    report = Listener()
+    if kind == "loop" and "/" in name:  # leads nowhere, as if it were not there
+        return
+    try:
+        train(chosen, run, report, resume=True)
+    except (OSError, RunError) as error:
+        assert name in str(error)
+    else:
+        assert "checkpoints" in name and name in report.lines[0]
+
+
+# --- code
+
+
+def test_a_file_chooses_no_code(tmp_path: Path, run: Path, chosen: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "payload.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = json.loads((run / "config.json").read_text())
+    config["settings"]["mechanism"] = "payload:x"
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match="mechanism 'payload:x' is none of the library's; only a user may choose it"):
+        train(chosen, run, resume=True)
+    assert not (tmp_path / "ran").exists() and "payload" not in sys.modules
+
+
+# --- checkpoints whose sums are right
+
+
+def signed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the JSON of a checkpoint and make its digest anew."""
+    content = json.loads(path.read_text())
+    change(content)
+    del content["digest"]
+    path.write_text(json.dumps(content | {"digest": checkpoint._digest(content)}))
+
+
+def lacks(*path: str) -> Callable[[dict[str, Any]], object]:
+    def change(content: dict[str, Any]) -> None:
+        place: Any = content
+        for key in path[:-1]:
+            place = place[key]
+        del place[path[-1]]
+
+    return change
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no tokens": (lacks("facts", "tokens"), "facts.tokens: is missing"),
+    "tokens": (lambda content: content["facts"].update(tokens=-1), "facts.tokens: got -1"),
+    "no facts": (lacks("facts"), "facts: is missing"),
+    "a list": (lambda content: content.update(facts=[]), "facts: got list, needs an object"),
+    "no sum": (lacks("sha256"), "sha256: is missing"),
+    "no bytes": (lacks("bytes"), "bytes: is missing"),
+    "format": (lambda content: content.update(format=None), "format: got None"),
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_a_forged_checkpoint_falls_back_to_the_one_before(run: Path, chosen: Settings, how: str) -> None:
+    whole = remains(run)
+    change, reason = FORGED[how]
+    path = run / "checkpoints" / "step-00000004.json"
+    signed(path, change)
+    report = Listener()
+    train(chosen, run, report, resume=True)
+    assert report.lines[0].startswith(f"{path}: ") and reason in report.lines[0]
+    assert report.lines[1] == "going on after step 2 of 4" and remains(run) == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: {**x, "params.norm.gain": np.ones((1, 16), np.float32)}, "params.norm.gain: got float32 (1, 16)"),
+        (lambda x: {**x, "params.norm.gain": np.ones(16)}, "params.norm.gain: got float64 (16,), needs float32 (16,)"),
+        (lambda x: {**x, "params.norm.other": np.ones(1)}, "has the unknown 'params.norm.other'"),
+        (lambda x: {n: y for n, y in x.items() if n != "optimiser.first.norm.gain"}, "lacks 'optimiser.first.norm"),
+    ],
+)
+def test_arrays_of_another_model_fall_back_too(run: Path, chosen: Settings, change: Any, reason: str) -> None:
+    whole = remains(run)
+    found = newest(run / "checkpoints", print)
+    assert found is not None
+    checkpoint.save(run / "checkpoints", 4, change(found.arrays), found.facts)
+    report = Listener()
+    train(chosen, run, report, resume=True)
+    assert reason in report.lines[0] and remains(run) == whole
+
+
+def test_a_tensor_that_is_named_twice_falls_back_too(run: Path, chosen: Settings) -> None:
+    path = run / "checkpoints" / "step-00000004.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].rstrip()
+    name, value = next(iter(json.loads(header).items()))
+    header = b"{" + f"{json.dumps(name)}:{json.dumps(value)},".encode() + header[1:]
+    data = len(header).to_bytes(8, "little") + header + data[8 + length :]
+    path.write_bytes(data)
+    signed(
+        path.with_suffix(".json"),
+        lambda content: content.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()),
+    )
+    report = Listener()
+    train(chosen, run, report, resume=True)
+    assert f"has the name '{name}' twice" in report.lines[0] and report.lines[1] == "going on after step 2 of 4"
+
+
+# --- a folder that is moved
+
+
+def test_a_folder_that_is_moved_goes_on_from_where_it_is(tmp_path: Path, chosen: Settings) -> None:
+    class Moving(Listener):
+        def step(self, row: Any, steps: int) -> None:
+            if row["step"] == 3:
+                (tmp_path / "run").rename(tmp_path / "moved")
+
+    whole = remains(train(chosen, tmp_path / "whole").folder)
+    with pytest.raises(RunError, match="was moved or removed while the run worked in it"):
+        train(chosen, tmp_path / "run", Moving())
+    assert not (tmp_path / "run").exists()
+    train(chosen, tmp_path / "moved", resume=True)
+    assert remains(tmp_path / "moved") == whole
+
+
+# --- where a run goes on
+
+
+@pytest.mark.parametrize("name", ["processor", "BLAS", "source"])
+def test_another_machine_or_other_code_is_told(
+    run: Path, chosen: Settings, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = folder.machine()
+    assert set(now) == {"processor", "BLAS", "source"} and all(now.values())
+    assert json.loads((run / "config.json").read_text())["machine"] == now
+    report = Listener()
+    train(chosen, run, report, resume=True)
+    assert not any("last bits" in line for line in report.lines)
+    monkeypatch.setattr(folder, "machine", lambda: now | {name: "another"})
+    train(chosen, run, report, resume=True)
+    assert f"{name} was {now[name]} and is another: from here on last bits may differ" in report.lines
+    from refattn.train import loop
+
+    with pytest.raises(RunError, match=f"^exact: {name} was .* and is another"):
+        loop.run(chosen, run, report, resume=True, exact=True)
+
+
+# --- nobody who reads
+
+
+@pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_a_run_does_not_depend_on_who_reads(tmp_path: Path, chosen: Settings, streams: str) -> None:
+    whole = remains(train(chosen, tmp_path / "whole").folder)
+    words = arguments(chosen.data, tmp_path / "run", steps=4, checkpoint_every=2)
+    command = f'"$0" -m refattn "$@" {streams}'
+    result = subprocess.run(["sh", "-c", command, sys.executable, *words], env=ENVIRONMENT, timeout=120)
+    assert result.returncode == 0
+    left = remains(tmp_path / "run")
+    assert left.pop("loss.png").startswith(b"\x89PNG")
+    assert left == whole
