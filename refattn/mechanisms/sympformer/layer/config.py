@@ -59,9 +59,14 @@ MODULES: dict[type, ModuleType] = {
 }
 """Where a kind of integrator or oracle is computed: in the file of its name."""
 
-NAMES = {module.__name__.rpartition(".")[2]: kind for kind, module in MODULES.items()}
-ORACLES = {name: NAMES[name] for name in ("softmax", "hamiltonian", "linear")}
-INTEGRATORS = {name: kind for name, kind in NAMES.items() if name not in ORACLES}
+
+def name_of(kind: Any) -> str:
+    """Return the name of a kind of integrator or oracle."""
+    return MODULES[kind].__name__.rpartition(".")[2]
+
+
+INTEGRATORS = {name_of(kind): kind for kind in MODULES if issubclass(kind, Integrator)}
+ORACLES = {name_of(kind): kind for kind in MODULES if not issubclass(kind, Integrator)}
 
 
 @dataclass(frozen=True)
@@ -180,10 +185,10 @@ class Config:
     heads: int
     layer: int = 0
     layers: int = 1
-    oracle: Any = "softmax"
-    integrator: Any = "presymplectic_euler"
-    damping: Any = "loglin"
-    mlp: Any = "attention_velocity"
+    oracle: Any = softmax.Softmax()
+    integrator: Any = presymplectic_euler.PresymplecticEuler()
+    damping: Any = damping.LogLin()
+    mlp: Any = mlp.AttentionVelocity()
     normalise: str = "end"
     look_ahead: bool = False
     start: str = "rest"
@@ -215,7 +220,7 @@ class Config:
 
     def _check_pairs(self) -> None:
         """Raise where two choices do not go together."""
-        kind, name = self.integrator, MODULES[type(self.integrator)].__name__.rpartition(".")[2]
+        kind, name = self.integrator, name_of(type(self.integrator))
         if self.normalise == "each_substep" and kind.calls == 1:
             raise ValueError("normalise: got 'each_substep', which only presymplectic and strang have")
         if kind.baseline and self.oracle != softmax.Softmax():
