@@ -29,7 +29,25 @@ from refattn.train import checkpoint, folder, metrics
 from refattn.train.folder import RunError
 from tests.train.runs import small, train, write_text
 
-STRANGE = [None, True, -1, 0, 1.5, 1e308, 2**80, "", "x", "../x", [], [[]], {}, {"x": {}}, [None] * 3, "\0", "é" * 50]
+STRANGE: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    1e308,
+    2**80,
+    "",
+    "x",
+    "../x",
+    [],
+    [[]],
+    {},
+    {"x": {}},
+    [None] * 3,
+    "\0",
+    "é" * 50,
+]
 
 Read = Callable[[Path], Any]
 
