@@ -14,7 +14,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,75 +24,8 @@ from rich.console import Console
 
 from asv_benchmarks import machine, report
 from asv_benchmarks.comparison import Comparison, Point, Side, describe, load, names
-from asv_benchmarks.sides import STEADY, Rounds, SideError, Worker, alternate, closing, held_to
-
-
-@dataclass
-class Timed:
-    """What became of one side at one point: its rounds, or why there are none."""
-
-    rounds: Rounds | None = None
-    peak: int | None = None
-    differs: float | None = None
-    error: str = ""
-    missing: bool = False
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Row:
-    """One point with a number of threads."""
-
-    point: Point
-    threads: int | None
-    load: tuple[float, float]
-    others: float | None
-    sides: dict[str, Timed]
-
-    @property
-    def label(self) -> str:
-        """The row in words."""
-        threads = "all threads" if self.threads is None else f"{self.threads} thread{'s' * (self.threads > 1)}"
-        return f"{describe(self.point)}, {threads}"
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether others took more than a twentieth of the CPUs while several threads had to wait for each other."""
-        return self.threads != 1 and self.others is not None and self.others > 0.05 * machine.cpus()
-
-
-@dataclass
-class Result:
-    """A comparison that was run."""
-
-    comparison: Comparison
-    command: str
-    started: str
-    machine: dict[str, str]
-    rows: list[Row]
-
-    @property
-    def compared(self) -> bool:
-        """Whether there is a ratio at all."""
-        return any(report.ratio(row, *pair, "wall") for row in self.rows for pair in self.comparison.pairs)
-
-    @property
-    def missing(self) -> list[str]:
-        """Why sides could not run here, a line each."""
-        found = (f"{label}: {side.error}" for row in self.rows for label, side in row.sides.items() if side.missing)
-        return list(dict.fromkeys(found))
-
-    @property
-    def failed(self) -> list[str]:
-        """What went wrong, a line each; that a side is not available here is nothing wrong."""
-        found = []
-        for row in self.rows:
-            for label, side in row.sides.items():
-                if side.error and not side.missing:
-                    found.append(f"{row.label}: {label}: {side.error}")
-                if side.differs is not None and not side.differs <= (self.comparison.agree or 0.0):
-                    found.append(f"{row.label}: {label} does not compute what the first side does: {side.differs:.1e}")
-        return found
+from asv_benchmarks.measured import Result, Row, Timed
+from asv_benchmarks.sides import STEADY, SideError, Worker, alternate, closing, held_to
 
 
 def run(

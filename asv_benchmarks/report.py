@@ -7,17 +7,15 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from asv_benchmarks.comparison import Comparison
-from asv_benchmarks.sides import ratios, spread
-
-if TYPE_CHECKING:
-    from asv_benchmarks.peers import Result, Row, Timed
+from asv_benchmarks.measured import Result, Row, Timed, ratio
+from asv_benchmarks.sides import spread
 
 READING = (
     "A ratio is the time of the first divided by that of the second: below 1 the first is faster. It is the median of "
@@ -27,13 +25,6 @@ READING = (
     "memory is what a call adds to what is resident before it, its results included. Rows that are marked as disturbed "
     "are no result: threads that wait for each other on CPUs that others take can lose any factor."
 )
-
-
-def ratio(row: Row, ours: str, peer: str, clock: str) -> tuple[float, float, float] | None:
-    """Return quartile, median, quartile of ours / peer by one of the clocks, or None where a side has no time."""
-    a, b = row.sides[ours].rounds, row.sides[peer].rounds
-    found = ratios(getattr(a, clock), getattr(b, clock)) if a and b else []
-    return spread(found) if found else None
 
 
 def in_words(comparison: Comparison, row: Row) -> str:

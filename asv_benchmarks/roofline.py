@@ -2,7 +2,7 @@
 
     python -m asv_benchmarks.roofline --out docs/benchmarks
 
-The operations of matrix products and the bytes of all new arrays are counted (`benchmarks/counting.py`), times are CPU
+The operations of matrix products and the bytes of all new arrays are counted (`refattn.instruments`), times are CPU
 times of one thread. A form can be no quicker than its products at the peak of the machine, nor than its bytes at the
 bandwidth: the larger of both times is its bound, and what it reaches is the bound divided by its time.
 """

@@ -12,15 +12,17 @@ What differs from refattn:
 - `sympformer` takes exponentials of scores as they come, where refattn takes the largest score of a row out: those
   above 88 overflow in float32. It gives no `log_z`.
 - `graph_energy` has the state "token", a fixed step that is given, and explicit integrators; it declines the rest.
-- `growing` is PyTorch's own attention: growth is in the block, and the core differs from softmax attention by nothing
-  but what it saves.
-- `koopman` has the kernels "linear" and "linear+rbf"; it declines the others, and what its signature leaves out.
+- `growing` is PyTorch's own attention: growth is in the block, and the core is that of softmax attention. It declines a
+  soft-cap and gives no `lse`.
+- `koopman` has the kernels "linear" and "rbf"; it declines the others, and what its signature leaves out.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
     import refattn
 
 COUPLINGS = {"sin": torch.sin, "tanh": torch.tanh, "identity": lambda x: x, "arctan": torch.arctan, "sinh": torch.sinh}
+
+# What links tokens, from their scores and their attention.
+LINKS = {
+    "kernel": lambda scores, weights: torch.softmax((scores + scores.mT) / 2.0, dim=-1),
+    "mean": lambda scores, weights: (weights + weights.mT) / 2.0,
+    "none": lambda scores, weights: weights,
+}
 
 JITTER = {torch.float64: 1e-8, torch.float32: 1e-4}
 
@@ -88,24 +97,19 @@ def graph_energy(
     steps: int = 10,
     integrator: str = "euler",
     coupling: str = "sin",
-    symmetrise: str = "kernel",
-    tau: float = 0.4,
-    kind: str = "hard",
+    graph: str = "kernel",
+    threshold: str = "hard",
     **options: Any,
 ) -> torch.Tensor | refattn.Decline:
     """q, k (b, h, n, d), v (b, h, n, e) -> out (b, h, n, e): scores of tokens flow, and weigh attention."""
-    if options or kind == "proximal" or integrator not in TABLEAUS or symmetrise == "min" or coupling not in COUPLINGS:
+    known = re.fullmatch(r"(hard|soft)(?:\(tau=([\d.]+)\))?", threshold)
+    if options or known is None or integrator not in TABLEAUS or coupling not in COUPLINGS or graph not in LINKS:
         return decline("state token without a mask, explicit integrators, simple couplings")
     if step is None and steps:
         return decline("the step has to be given")
     scores = q @ k.mT / math.sqrt(q.shape[3])
     weights = torch.softmax(scores, dim=-1)
-    graphs = {
-        "kernel": lambda: torch.softmax((scores + scores.mT) / 2.0, dim=-1),
-        "mean": lambda: (weights + weights.mT) / 2.0,
-        "none": lambda: weights,
-    }
-    graph = graphs[symmetrise]() * (1.0 - torch.eye(q.shape[2], dtype=q.dtype))
+    links = LINKS[graph](scores, weights) * (1.0 - torch.eye(q.shape[2], dtype=q.dtype))
     start = torch.sigmoid(scores.diagonal(dim1=-2, dim2=-1))
     x = start
     for _ in range(steps):
@@ -113,9 +117,10 @@ def graph_energy(
         stages, shares = TABLEAUS[integrator]
         for stage in stages:
             y = x + step * sum((a * rate for a, rate in zip(stage, rates, strict=True)), torch.zeros_like(x))
-            pull = (graph * COUPLINGS[coupling](y[..., None, :] - y[..., :, None])).sum(-1)
+            pull = (links * COUPLINGS[coupling](y[..., None, :] - y[..., :, None])).sum(-1)
             rates.append(mu * (start - y) + kappa * pull)
         x = x + step * sum((share * rate for share, rate in zip(shares, rates, strict=True)), torch.zeros_like(x))
+    kind, tau = known[1], float(known[2] or 0.4)
     kept = torch.where(x >= tau, x, 0.0) if kind == "hard" else torch.where(x > tau, x - tau, 0.0)
     shares_of = weights * kept[..., None, :]
     total = shares_of.sum(-1, keepdim=True)
@@ -132,13 +137,24 @@ def growing(
     mask: torch.Tensor | None = None,
     causal: bool | str = False,
     scale: float | None = None,
-) -> torch.Tensor:
+    softcap: float | None = None,
+) -> torch.Tensor | refattn.Decline:
     """q (b, h, n_q, d), k (b, h, n_k, d), v (b, h, n_k, e), mask like (b, h, n_q, n_k) -> out (b, h, n_q, e)."""
+    if softcap is not None:
+        return decline("scaled_dot_product_attention has no soft-cap")
     n_q, n_k = q.shape[2], k.shape[2]
     if causal:
         past = torch.ones(n_q, n_k, dtype=torch.bool).tril(0 if causal == "top_left" else n_k - n_q)
         mask = past if mask is None else mask & past
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+def family(text: str) -> tuple[str, dict[str, Any]]:
+    """Take apart an option such as "rbf(bandwidth=2.0)": the name, and the numbers that are given."""
+    call = ast.parse(text, mode="eval").body
+    if isinstance(call, ast.Call):
+        return ast.unparse(call.func), {str(given.arg): ast.literal_eval(given.value) for given in call.keywords}
+    return text, {}
 
 
 @in_float32
@@ -148,25 +164,22 @@ def koopman(
     v: torch.Tensor,
     *,
     updates: int = 2,
-    kernel: str = "linear+rbf",
-    bandwidth: float | None = None,
-    weight: float = 1.0,
+    kernel: str = "rbf",
     fit: str = "stein",
-    ridge: float = 0.1,
-    tau: float = 0.0,
     perturbation: str = "shift",
-    epsilon: float = 0.1,
-    mix: float = 1.0,
     jitter: float | None = None,
     mask: torch.Tensor | None = None,
     causal: bool | str = False,
     **options: Any,
 ) -> torch.Tensor | refattn.Decline:
     """q (b, h, i, d), k, v (b, h, j, d), mask like (b, h, i, j) -> the last query (b, h, i, d)."""
-    if options or kernel not in ("linear", "linear+rbf"):
-        return decline("kernels linear and linear+rbf, operators on their sections at the keys, fitted to all points")
-    shape, second = (*q.shape[:3], k.shape[2]), 0.0 if kernel == "linear" else weight
-    width = math.sqrt(q.shape[3]) if bandwidth is None else bandwidth
+    (kernel, own), (fit, fitted), (perturbation, perturbed) = family(kernel), family(fit), family(perturbation)
+    if options or kernel not in ("linear", "rbf") or set(fitted) - {"ridge", "tau"}:
+        return decline("kernels linear and rbf, operators on their sections at the keys, fitted to all points")
+    shape, second = (*q.shape[:3], k.shape[2]), 0.0 if kernel == "linear" else own.get("weight", 1.0)
+    width = own.get("bandwidth", math.sqrt(q.shape[3]))
+    ridge, tau = fitted.get("ridge", 0.1), fitted.get("tau", 0.0)
+    epsilon, mix = perturbed.get("epsilon", 0.1), perturbed.get("mix", 1.0)
     a, b = {"shift": (epsilon, 1.0), "identity": (1.0, epsilon), "pencil": (mix, epsilon)}[perturbation]
     seen = torch.ones(shape, dtype=torch.bool) if mask is None else mask.expand(shape)
     if causal:

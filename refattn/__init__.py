@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from refattn.mechanisms.entry import reading as reading
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
     from refattn.mechanisms.registry import mechanism as mechanism
-    from refattn.verify.adapter import Decline as Decline
+    from refattn.verify.outcome import Decline as Decline
 
 # Where a public name lives; it is imported when it is first used, so that `import refattn` stays quick.
 _HOMES = {
     "Context": "refattn.mechanisms.context",
-    "Decline": "refattn.verify.adapter",
+    "Decline": "refattn.verify.outcome",
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
     "reading": "refattn.mechanisms.entry",

@@ -7,7 +7,8 @@ out.sum().backward()
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -29,8 +30,8 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
     Returns
     -------
     callable
-        It takes what ``ra.NAME.forward`` takes. Every tensor of floating point among its arguments has a gradient where
-        the mechanism's backward gives one. There is no
+        It takes what ``ra.NAME.forward`` takes. Every tensor of floating point among its arguments, and among the
+        numbers of options that are objects, has a gradient where the mechanism's backward gives one. There is no
         second derivative.
 
     Raises
@@ -47,7 +48,7 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
 
     def forward(ctx: Any, names: tuple[str, ...], fixed: dict[str, Any], *tensors: Any) -> tuple[Any, ...]:
         with owner.full_precision():  # whatever torch.autocast says outside
-            out, ctx.saved = core.forward(**dict(zip(names, tensors, strict=True)), **fixed)
+            out, ctx.saved = core.forward(**_arguments(dict(zip(names, tensors, strict=True)), fixed))
         ctx.names, ctx.out = names, {"size": out.shape, "dtype": out.dtype, "device": out.device}
         ctx.set_materialize_grads(False)
         return (out, *(getattr(ctx.saved, each) for each in further))
@@ -62,9 +63,9 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
     bridge: Any = type("Bridge", (torch.autograd.Function,), members)
 
     def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        given = {"q": q, "k": k, "v": v, **options}
+        given = {"q": q, "k": k, "v": v, **options, **_numbers(options)}
         learned = {each: x for each, x in given.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
-        fixed = {each: x for each, x in given.items() if each not in learned}
+        fixed = {each: x for each, x in options.items() if each not in learned}
         found = bridge.apply(tuple(learned), fixed, *learned.values())
         return found if outputs else found[0]
 
@@ -84,16 +85,16 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
     import jax.numpy as jnp
 
     def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        given = {"q": q, "k": k, "v": v, **options}
+        given = {"q": q, "k": k, "v": v, **options, **_numbers(options)}
         learned = {
             each: x for each, x in given.items() if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
         }
-        masks = {each: x for each, x in given.items() if each not in learned and isinstance(x, jax.Array)}
-        fixed = {each: x for each, x in given.items() if each not in learned and each not in masks}
+        masks = {each: x for each, x in options.items() if each not in learned and isinstance(x, jax.Array)}
+        fixed = {each: x for each, x in options.items() if each not in learned and each not in masks}
 
         def forward(learned: dict[str, Any], masks: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
             with owner.full_precision():
-                out, saved = core.forward(**learned, **masks, **fixed)
+                out, saved = core.forward(**_arguments(learned, fixed), **masks)
             return (out, *(getattr(saved, each) for each in further)), saved
 
         def backward(kept: tuple[Any, Any], upstream: tuple[Any, ...]) -> tuple[Any, None]:
@@ -112,6 +113,21 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
         return found if outputs else found[0]
 
     return attend
+
+
+def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of the options that are objects, such as kernels, by their names."""
+    objects = [x for x in options.values() if is_dataclass(x)]
+    return {each: number for x in objects for each, number in vars(x).items()}
+
+
+def _arguments(learned: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a core: learned numbers of an option that is an object go where they belong."""
+    found, left = dict(fixed), dict(learned)
+    for each, x in fixed.items():
+        if is_dataclass(x) and not isinstance(x, type):
+            found[each] = replace(x, **{number: left.pop(number) for number in vars(x) if number in left})
+    return found | left
 
 
 def _core(name: str) -> tuple[ModuleType, tuple[str, ...]]:

@@ -9,7 +9,7 @@ import pytest
 
 import refattn as ra
 from refattn.golden.inputs import make, make_upstream
-from refattn.verify.gradients import shrunk
+from refattn.verify.itself.samples import shrunk
 
 NAMES = [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None]
 
@@ -68,6 +68,25 @@ def test_jax_finds_our_gradients(name: str) -> None:
     found = jax.jit(jax.grad(loss))(learned)
     for each, wanted in by_hand(name, inputs, options, d_out).items():
         np.testing.assert_allclose(np.asarray(found[each]), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_numbers_of_objects_have_a_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    inputs, _, d_out = arguments("koopman")
+    numbers = {"weight": np.asarray(0.7), "ridge": np.asarray(0.2)}
+
+    def options(given: Any) -> dict[str, Any]:
+        kernel, fit = ra.koopman.Rbf(weight=given["weight"]), ra.koopman.Stein(ridge=given["ridge"])
+        return {"kernel": kernel, "fit": fit, "perturbation": "identity"}
+
+    out, saved = ra.koopman.forward(**inputs, **options(numbers))
+    wanted = ra.koopman.backward(saved, d_out)
+    tensors = {name: torch.tensor(x, requires_grad=True) for name, x in (inputs | numbers).items()}
+    found = ra.bridges.torch("koopman")(*(tensors[name] for name in "qkv"), **options(tensors))
+    np.testing.assert_allclose(found.detach().numpy(), out, rtol=1e-12)
+    found.backward(torch.tensor(d_out))
+    for name in ("q", "k", "v", "weight", "ridge"):
+        np.testing.assert_allclose(tensors[name].grad.numpy(), wanted[name], rtol=1e-9, atol=1e-12)
 
 
 def test_numbers_that_are_tensors_have_a_gradient_and_masks_are_none() -> None:

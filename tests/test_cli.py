@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.verify.check import CheckReport, Row
+from refattn.verify.outcome import CheckReport, Row
 
 ROOT = Path(__file__).parents[1]
 
@@ -285,13 +285,13 @@ def checking(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[Any]:
     """Make the check of every mechanism find these; return what it is called with."""
     calls = []
 
-    def check(mechanism: Any, backend: Any, *, require_all: bool, progress: Any) -> CheckReport:
+    def check(mechanism: Any, backend: Any, *, full: bool, require_all: bool, progress: Any) -> CheckReport:
         calls.append((mechanism.name, backend.name))
         share = {"agrees": 0.25, "disagrees": float("inf"), "not run": None}
         rows = tuple(Row("laws", f"law {n}", status, share[status], "why") for n, status in enumerate(statuses))
         return CheckReport(mechanism.name, backend.name, require_all, tuple(progress(rows)))
 
-    monkeypatch.setattr("refattn.verify.check.check", check)
+    monkeypatch.setattr("refattn.verify.itself.check.check", check)
     return calls
 
 
@@ -309,29 +309,29 @@ def test_exit_codes_of_check(
     monkeypatch: pytest.MonkeyPatch, statuses: tuple[str, ...], code: int, strict_code: int
 ) -> None:
     checking(monkeypatch, *statuses)
-    assert run("check").exit_code == code
-    assert run("check", "softmax", "--require-all").exit_code == strict_code
+    assert run("check", "--jobs", "1").exit_code == code
+    assert run("check", "--jobs", "1", "softmax", "--require-all").exit_code == strict_code
 
 
 def test_check_takes_all_mechanisms_unless_some_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = checking(monkeypatch, "agrees")
-    run("check")
+    run("check", "--jobs", "1")
     assert calls == [(name, "numpy") for name in ra.list_mechanisms()]
     calls.clear()
-    run("check", "softmax", "softmax", "--backend", "strict")
+    run("check", "--jobs", "1", "softmax", "softmax", "--backend", "strict")
     assert calls == [("softmax", "strict")]
 
 
 def test_check_prints_its_rows_and_their_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     checking(monkeypatch, "agrees", "disagrees", "not run")
-    result = run("check", "--json", tmp_path / "check.json")
+    result = run("check", "--jobs", "1", "--json", tmp_path / "check.json")
     data = facts((tmp_path / "check.json").read_text())
     assert data["exit_code"] == 1
     assert [row["status"] for row in data["checks"][0]["rows"]] == ["agrees", "disagrees", "not run"]
     for row in data["checks"][0]["rows"]:
         assert any(row["name"] in line and row["status"] in line for line in result.stdout.splitlines())
     assert "1 checks agree, 1 disagree, 1 not run" in result.stdout.splitlines()[-1]
-    assert "check softmax: 3 of 3 checks" in result.stderr
+    assert "check: 3 of 3 parts" in result.stderr
 
 
 def test_bad_input_of_check(tmp_path: Path) -> None:
@@ -637,9 +637,9 @@ def test_an_unforeseen_error_is_one_line_too(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*arguments: Any, **options: Any) -> None:
         raise ZeroDivisionError("division\nby zero")
 
-    monkeypatch.setattr("refattn.verify.check.check", fail)
-    assert refused("check") == "ZeroDivisionError: division by zero (refattn --debug shows where)"
-    assert "Traceback" in run("--debug", "check").stderr
+    monkeypatch.setattr("refattn.verify.itself.check.check", fail)
+    assert refused("check", "--jobs", "1") == "ZeroDivisionError: division by zero (refattn --debug shows where)"
+    assert "Traceback" in run("--debug", "check", "--jobs", "1").stderr
 
 
 def test_an_interrupt_is_one_line(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:

@@ -116,7 +116,9 @@ def test_public_functions_have_their_place() -> None:
 
 
 def test_names_that_do_not_exist_are_found() -> None:
-    assert exists("ra.softmax.backward") and exists("refattn.verify.budget.truth") and exists("refattn.backends.get")
+    assert (
+        exists("ra.softmax.backward") and exists("refattn.verify.judge.budget.truth") and exists("refattn.backends.get")
+    )
     assert not exists("ra.hardmax") and not exists("refattn.xp.zeroes") and not exists("refattn.mechanisms.hardmax")
     text = "`refattn.backends`, `ra.hardmax`\nplanned: `ra.higher`\n"
     assert [found.text for found in find("page", text, r"\b(ra\.\w+)")] == ["ra.hardmax"]
@@ -241,7 +243,8 @@ def test_examples_are_found() -> None:
 
 def test_the_trace_is_shown_as_it_is_printed() -> None:
     from refattn.backends import get
-    from refattn.verify import traced, traced_text
+    from refattn.verify import traced
+    from refattn.verify.show import trace as traced_text
 
     page = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
     (block,) = (match[2] for match in FENCE.finditer(page) if match[1] == "text")

@@ -218,12 +218,17 @@ def trace_of(runs: Iterable[Run]) -> equations.Trace:
     return traced
 
 
+def growth_of(mechanism: str) -> tuple[ModuleType, ...]:
+    """The modules that carry the equations of how a block gets wider."""
+    return tuple(getattr(ra.mechanism(mechanism).grow, "TAGGED", ()))
+
+
 def other_tagged(mechanism: str) -> list[ModuleType]:
     """The modules of a room with tags that are not the definition: its other forms."""
     room = registry.room(mechanism)
     found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     modules = [importlib.import_module(module.name) for module in found]
-    defining = ra.mechanism(mechanism).tagged
+    defining = (*ra.mechanism(mechanism).tagged, *growth_of(mechanism))
     return [m for m in modules if any(tag.id for tag in equations.tags(m)) and m not in defining]
 
 
@@ -239,7 +244,7 @@ def test_sizes_can_be_told_apart() -> None:
 def test_ids_are_the_same_everywhere(name: str) -> None:
     record = ra.mechanism(name)
     traced = trace_of(exercise(name, record.forms[0]))
-    assert id_problems(record.tagged, traced.variables) == []
+    assert id_problems((*record.tagged, *growth_of(name)), traced.variables) == []
     assert list(record.equations) == [id for module in record.tagged for id in equations.declared(module)]
 
 
@@ -247,6 +252,7 @@ def test_ids_are_the_same_everywhere(name: str) -> None:
 def test_every_array_has_its_axes_and_they_hold(name: str) -> None:
     record = ra.mechanism(name)
     assert line_problems(record.tagged, exercise(name, record.forms[0])) == []
+    assert line_problems(growth_of(name), exercise(name, record.forms[0]), only_axes=True) == []
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
@@ -254,7 +260,7 @@ def test_other_forms_use_declared_ids_and_their_axes_hold(name: str) -> None:
     record = ra.mechanism(name)
     modules = other_tagged(name)
     named = {id for module in modules for tag in equations.tags(module) for id in (tag.id, tag.last) if id}
-    assert named <= set(record.equations)
+    assert named <= {*record.equations, *(id for module in growth_of(name) for id in equations.declared(module))}
     # A library without a pool of threads has all heads in one tile.
     make = backends.get("strict").from_numpy
     problems = [line_problems(modules, exercise(name, form, make), only_axes=True) for form in record.forms[1:]]
@@ -400,6 +406,11 @@ def test_an_id_is_declared_once(tmp_path: Path) -> None:
         equations.declared(module)
 
 
-def test_mechanisms_share_no_id() -> None:
-    ids = [id for name in ra.list_mechanisms() for id in ra.mechanism(name).equations]
+def test_an_id_is_that_of_one_module() -> None:
+    """Mechanisms share an id where they share the module that declares it: growing attention the core of softmax."""
+    modules = {m for name in ra.list_mechanisms() for m in (*ra.mechanism(name).tagged, *growth_of(name))}
+    ids = [id for module in modules for id in equations.declared(module)]
     assert len(ids) == len(set(ids))
+    shared = {m for m in modules if sum(m in ra.mechanism(name).tagged for name in ra.list_mechanisms()) > 1}
+    assert shared == {ra.mechanism("softmax").tagged[0]}
+    assert {name for name in ra.list_mechanisms() if shared & {*ra.mechanism(name).tagged}} == {"softmax", "growing"}

@@ -57,6 +57,12 @@ def test_the_package_loads_nothing() -> None:
     assert loaded("import refattn") == set()
 
 
+def test_verification_loads_nothing_before_it_is_asked() -> None:
+    assert loaded("import refattn.verify") == set()
+    assert not loaded("import refattn.verify.plugin") & {"numpy", "rich", "safetensors", "scipy"}
+    assert "rich" not in loaded("from refattn.verify import verify")
+
+
 def test_names_load_nothing() -> None:
     assert loaded("import refattn\nassert refattn.list_mechanisms() and dir(refattn)") <= {"numpy"}
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from refattn import verify
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax.core import Saved
 
@@ -46,6 +47,16 @@ def test_all_and_dir() -> None:
     names: dict[str, Any] = {}
     exec("from refattn import *", names)
     assert expected <= set(names)
+
+
+def test_the_names_of_verification() -> None:
+    homes = {name: f"refattn.verify.{home}" for name, home in verify._HOMES.items()}
+    assert verify.__all__ == sorted(homes) and {"check", "load", "verify", "verify_case"} <= set(homes)
+    for name, home in homes.items():
+        assert getattr(verify, name) is getattr(importlib.import_module(home), name)
+        assert getattr(verify, name).__module__ == home
+    with pytest.raises(AttributeError, match="has no attribute 'falsify'"):
+        verify.falsify  # noqa: B018
 
 
 def test_version() -> None:

@@ -52,7 +52,7 @@ def draw_energy(axes: Axes) -> None:
     """Draw the energy above its smallest value."""
     _, rest = ra.graph_energy.forward(*tokens(), steps=200, kappa=4.0)
     lowest = float(ra.graph_energy.energy(rest)[0, 0, -1])
-    step = float(rest.inner.flow.law.step)
+    step = float(rest.inner.flow.step)
     runs = [("euler", 1.0), ("euler", 2.0), ("euler", 4.0), ("discrete_gradient", 4.0), ("discrete_gradient", 100.0)]
     for (integrator, times), colour in zip(runs, COLOURS, strict=True):
         with warnings.catch_warnings():

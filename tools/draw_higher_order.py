@@ -34,7 +34,7 @@ def weights(s: Any, **options: Any) -> Any:
     """Return the weights of keys with scores s: one query, and keys in its direction, without layer normalisation."""
     query, keys = np.ones((1, 1, 1, 1)), s.reshape(1, 1, -1, 1)
     with ra.trace() as t:
-        ra.higher_order.forward(query, keys, keys, alpha=1.0, layer_norm=False, policy="signed", eps=1.0, **options)
+        ra.higher_order.forward(query, keys, keys, alpha=1.0, layer_norm=False, **options)
     return t["HOL.5"].reshape(-1)
 
 
@@ -44,7 +44,7 @@ def draw_weights(path: Path) -> None:
     s = np.linspace(-8 / 3, 8 / 3, 401)
     left.plot(s, np.exp(s), color=TEXT, linewidth=2.5, label="exp(s)")
     for order, colour in zip((1, 2, 3, 4), COLOURS, strict=False):
-        left.plot(s, weights(s, order=order), color=colour, linewidth=1.8, label=f"order {order}")
+        left.plot(s, weights(s, order=order, normaliser="signed"), color=colour, linewidth=1.8, label=f"order {order}")
     for width in (16, 64):
         for sign in (-1, 1):
             left.axvline(sign * math.sqrt(width) / 3, color="#bbbbbb", linewidth=1, linestyle=(0, (4, 4)), zorder=0)
@@ -52,7 +52,8 @@ def draw_weights(path: Path) -> None:
     left.set(xlim=(-2.9, 2.9), ylim=(-1.6, 9.0), xlabel="score s", title="The polynomial in place of the exponential")
     left.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.05, 1.0))
     for delta, colour in zip((0.0, 0.5, 1.0), COLOURS[1:], strict=False):
-        right.plot(s, weights(s, delta=delta), color=colour, linewidth=1.8, label=f"delta = {delta:g}")
+        found = weights(s, normaliser=f"signed(delta={delta})")
+        right.plot(s, found, color=colour, linewidth=1.8, label=f"delta = {delta:g}")
     right.set(xlim=(-2.9, 2.9), ylim=(-1.0, 4.0), xlabel="score s", title="Order 2 with delta subtracted")
     right.legend(frameon=False, loc="upper left")
     for axes in (left, right):
@@ -67,7 +68,7 @@ def distances(alpha: float, orders: range) -> tuple[list[float], list[float]]:
     found, bound = [], []
     for order in orders:
         with ra.trace() as t:
-            out, _ = ra.higher_order.forward(q, k, v, order=order, alpha=alpha, policy="signed", eps=1e-3)
+            out, _ = ra.higher_order.forward(q, k, v, order=order, alpha=alpha, normaliser="signed(eps=1e-3)")
         exact = np.exp(t["HOL.3"])
         exact = exact @ v / exact.sum(axis=-1, keepdims=True)
         b = float(np.abs(t["HOL.3"]).max())

@@ -26,6 +26,7 @@ from refattn.analysis import figure as pictures
 from refattn.analysis import prediction
 from refattn.analysis.known_systems import SYSTEMS
 from refattn.analysis.spectrum import COLOURS, TEXT, designed, draw_eigenvalues, draw_unit_circle, draw_way, spectrum
+from refattn.mechanisms.koopman import Stein
 
 TARGET = Path(__file__).parents[1] / "docs" / "figures"
 SIZE = (12.0, 4.8)
@@ -41,7 +42,7 @@ def draw_updates(path: Path) -> None:
         plain.append(ra.koopman.forward(plain[-1], k, v, updates=1)[0])
     ways = {"attention, again and again": plain}
     for tau, name in ((0.0, "Koopman, ridge to 0"), (1.0, "Koopman, ridge to the identity")):
-        given: dict[str, Any] = {"updates": UPDATES, "perturbation": "identity", "tau": tau}
+        given: dict[str, Any] = {"updates": UPDATES, "perturbation": "identity", "fit": Stein(tau=tau)}
         ways[name] = list(ra.koopman.forward(q, k, v, **given)[1].trajectory)
     for (name, points), colour in zip(ways.items(), COLOURS[:3], strict=True):
         for query in range(q.shape[2]):
@@ -53,7 +54,7 @@ def draw_updates(path: Path) -> None:
     )
     left.legend(frameon=False, fontsize=9)
     q, k, v = designed(64, 16, 2, seed=3)
-    phi = ra.koopman.forward(q, k, v, perturbation="identity", epsilon=0.0)[0]
+    phi = ra.koopman.forward(q, k, v, perturbation="identity(epsilon=0.0)")[0]
     sizes = np.logspace(-4, 1, 21)
     for perturbation, colour in (("identity", COLOURS[0]), ("shift", COLOURS[4])):
         gaps = []
@@ -73,7 +74,7 @@ def inverted(q: Any, k: Any, v: Any, perturbation: str, epsilon: float) -> dict[
     found = {}
     for n in range(q.shape[2]):
         try:
-            out = ra.koopman.forward(q[:, :, n : n + 1], k, v, perturbation=perturbation, epsilon=epsilon)[0]
+            out = ra.koopman.forward(q[:, :, n : n + 1], k, v, perturbation=f"{perturbation}(epsilon={epsilon})")[0]
         except ra.koopman.KoopmanInverseError:
             continue
         found[n] = out[0, 0, 0]
@@ -86,12 +87,12 @@ def draw_spectrum(path: Path) -> None:
     q, k, v = designed(24, 16, 4, seed=3)
     draw_unit_circle(left)
     for ridge, colour in zip((1e-1, 1e-2, 1e-4), COLOURS, strict=False):
-        found = spectrum(q, k, v, ridge=ridge, updates=5, perturbation="identity", epsilon=0.01)
+        found = spectrum(q, k, v, fit=Stein(ridge=ridge), updates=5, perturbation="identity(epsilon=0.01)")
         draw_eigenvalues(left, found.eigenvalues[-1], colour, f"ridge {ridge:g}")
     left.set(title="Eigenvalues of the fitted operators")
     left.legend(frameon=False, loc="upper left")
     for tau, ridge, colour in ((0.0, 0.1, COLOURS[0]), (0.0, 1.0, COLOURS[1]), (1.0, 0.1, COLOURS[4])):
-        given: dict[str, Any] = {"updates": 8, "perturbation": "identity", "tau": tau, "ridge": ridge}
+        given: dict[str, Any] = {"updates": 8, "perturbation": "identity", "fit": Stein(ridge=ridge, tau=tau)}
         points = ra.koopman.forward(q, k, v, **given)[1].trajectory
         steps = [np.median(np.linalg.norm(b - a, axis=-1)) for a, b in zip(points[1:-1], points[2:], strict=True)]
         label = f"ridge {ridge:g} to " + ("0" if tau == 0.0 else "the identity")

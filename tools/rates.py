@@ -20,7 +20,7 @@ import numpy as np
 
 import refattn as ra
 from refattn.backends.blas import one_thread
-from refattn.verify.mutants import census, kill_rate
+from refattn.verify.blame.mutants import census, kill_rate
 from tests.verify.honest import runs
 
 LEAST = {"float32": 0.98, "bfloat16": 0.95}

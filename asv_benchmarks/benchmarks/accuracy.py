@@ -5,21 +5,38 @@ The same inputs give the same share on the same machine, so any change has a cau
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.budget import Truth, evaluate, truth
-from refattn.verify.compare import compare
-from refattn.verify.run import DTYPES
-from refattn.verify.sections import Scope, small_tiles
 from refattn.xp import dtype_name
 
 from .common import BACKENDS, FORMS, array, split, usable
 
+if TYPE_CHECKING:
+    from refattn.verify.itself.sections import Scope
+    from refattn.verify.outcome import Truth
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
 LARGEST = 1e6
 """Stands for an infinite share: a wrong shape or dtype, or NaN where a number should be."""
+
+
+def _module(room: str, name: str) -> Any:
+    """Return a module of verification; in versions from before its rooms it stands beside the others."""
+    try:
+        return importlib.import_module(f"refattn.verify.{room}.{name}")
+    except ModuleNotFoundError:
+        return importlib.import_module(f"refattn.verify.{name}")
+
+
+truth, evaluate = _module("judge", "budget").truth, _module("judge", "budget").evaluate
+compare = _module("judge", "compare").compare
+sections = _module("itself", "sections")
 
 
 def cases(scope: Scope) -> list[Case]:
@@ -45,8 +62,8 @@ def shares(form: str, what: str, dtype: str, backend: str) -> Iterator[float]:
     """Yield the share of every result, "outputs" or "gradients", on every designed case."""
     record, chosen = split(form)
     owner = usable(backend)
-    with small_tiles(owner):
-        for case in cases(Scope(record, owner)):
+    with sections.small_tiles(owner):
+        for case in cases(sections.Scope(record, owner)):
             wanted = truth_of(record, case, dtype, what == "gradients")
             inputs = {name: array(owner, x, dtype) for name, x in wanted.inputs.items()}
             upstream = None if wanted.upstream is None else array(owner, wanted.upstream, dtype)

@@ -24,21 +24,22 @@ def graph_of(n: int) -> Any:
 
 def sparse(n: int, coupling: str, channels: int) -> Callable[[], Any]:
     """The sparse form."""
-    from refattn.mechanisms.graph_energy import sparse, sparse_graph
+    from refattn.mechanisms.graph_energy import sparse_graph
+    from refattn.mechanisms.graph_energy.forms import sparse
 
     return evaluation(sparse, sparse_graph(graph_of(n)), n, coupling, channels)
 
 
 def dense(n: int, coupling: str, channels: int) -> Callable[[], Any]:
     """Tiles of every difference of two scores."""
-    from refattn.mechanisms.graph_energy import tiled
+    from refattn.mechanisms.graph_energy.forms import tiled
 
     return evaluation(tiled, graph_of(n)[None, None], n, coupling, channels)
 
 
 def evaluation(form: Any, graph: Any, n: int, coupling: str, channels: int) -> Callable[[], Any]:
     """Return the call that sums over the edges once, in float64."""
-    from refattn.mechanisms.graph_energy.couplings import COUPLINGS
+    from refattn.mechanisms.graph_energy.forces import COUPLINGS
 
     x = counter.normal((1, 1, n, channels), seed=0, purpose="graph_energy.x")
     return lambda: form.couple_forward(COUPLINGS[coupling], graph, None, x)

@@ -52,13 +52,13 @@ def each(n: int, run: str, causal: bool) -> Callable[[], Any]:
     """
     import numpy as np
 
-    from refattn.mechanisms.koopman import operator
-    from refattn.mechanisms.koopman.kernel import Kernel
+    from refattn.analysis.operators import spectral
+    from refattn.mechanisms.koopman.kernel import Rbf
 
     if run != "forward":
         raise NotImplementedError("a fit for each query is timed forward alone")
     q, k, v, _ = (x[0, 0] for x in arrays(n))
-    kernel, fit = Kernel("linear+rbf", WIDTH**0.5, 1.0), options(causal)["fit"]
+    kernel, fit = Rbf(WIDTH**0.5, 1.0), options(causal)["fit"]
     places = [(2 * i + 1) * n // (2 * SAMPLED) for i in range(SAMPLED)]
 
     def attend(x: Any, keys: Any, values: Any) -> Any:
@@ -77,7 +77,7 @@ def each(n: int, run: str, causal: bool) -> Callable[[], Any]:
                 gram = gram + 1e-8 * (2.0 if causal else np.mean(np.diagonal(gram))) * np.eye(len(keys))
                 starts, ends = kernel.values(points[:-1], keys), kernel.values(points[1:], keys)
                 dual = np.linalg.solve(gram, starts.T).T
-                coefficients = operator.spectral(fit, dual @ starts.T, gram, 0.1, ends)
+                coefficients = spectral(fit, dual @ starts.T, gram, 0.1, ends)
                 path.append((kernel.values(attended[None], keys) @ dual.T @ coefficients @ keys)[0])
             found.append(path[-1])
         return np.stack(found)

@@ -23,7 +23,7 @@ def _ours(batch: int, tokens: int, width: int, heads: int, integrator: str) -> C
     config = block.Config(width=width, heads=heads, layer=1, layers=3, integrator=integrator, mlp="none")
     params = block.init(config, like=x, layer=1)
     state = block.start(params, x, context)
-    state = dataclasses.replace(state, p=draw("p")) if config.carries else state
+    state = dataclasses.replace(state, p=draw("p")) if config.integrator.carries else state
 
     def run() -> Any:
         result, saved = block.forward(params, state, context)

@@ -72,17 +72,17 @@ MECHANISMS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "softmax": [("softmax", {})],
     "elu": [(LINEAR, {"kind": "elu"})],
     "separate": [(LINEAR, {"kind": "separate"})],
-    # Weights of even orders are above 0, and this policy then changes nothing. Order 0 knows no alpha.
+    # Weights of even orders are above 0, and this normaliser then changes nothing. Order 0 knows no alpha.
     "higher_order": [
-        ("higher_order", {"order": order, "alpha": alpha, "policy": "signed"})
+        ("higher_order", {"order": order, "alpha": alpha, "normaliser": "signed"})
         for order, alpha in [(0, 3.0), *itertools.product(ORDERS, ALPHAS)]
     ],
     # The same as order 1, alpha 1, but for what divides: is it that which hurts?
     "floor": [
-        ("higher_order", {"order": 1, "alpha": 1.0, "policy": policy, "eps": eps})
-        for policy, eps in (("signed", 1.0), ("clamp", 32.0))
+        ("higher_order", {"order": 1, "alpha": 1.0, "normaliser": normaliser})
+        for normaliser in ("signed(eps=1.0)", "clamp(eps=32.0)")
     ],
-    "limit": [("higher_order", {"order": LIMIT, "alpha": alpha, "policy": "signed"}) for alpha in ALPHAS],
+    "limit": [("higher_order", {"order": LIMIT, "alpha": alpha, "normaliser": "signed"}) for alpha in ALPHAS],
 }
 
 

@@ -42,8 +42,8 @@ def _named(mechanism: str, options: Mapping[str, Any]) -> tuple[str, float | Non
     if "order" not in options:
         return options.get("kind", mechanism), None
     order, alpha = f"order {options['order']}", options["alpha"]
-    if "eps" in options:
-        return f"{order}, alpha = {alpha:g}, {options['policy']} {options['eps']:g}", None
+    if "eps" in options.get("normaliser", ""):
+        return f"{order}, alpha = {alpha:g}, {options['normaliser']}", None
     return order, alpha if options["order"] else None
 
 

@@ -55,11 +55,11 @@ REPEATED = "docs.experiments.baselines:REPEATED_ATTENTION"
 MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "attention": ("softmax", {}, False),
     "attention + MLP": ("softmax", {}, True),
-    "attention twice": (REPEATED, {"updates": 2, "tau": 1.0}, False),
+    "attention twice": (REPEATED, {"updates": 2, "fit": "separable(tau=1.0)"}, False),
     "Koopman, ridge to 0": ("koopman", {"updates": 2}, False),
-    "Koopman": ("koopman", {"updates": 2, "tau": 1.0}, False),
-    "Koopman, 3 updates": ("koopman", {"updates": 3, "tau": 1.0}, False),
-    "Koopman + MLP": ("koopman", {"updates": 2, "tau": 1.0}, True),
+    "Koopman": ("koopman", {"updates": 2, "fit": "separable(tau=1.0)"}, False),
+    "Koopman, 3 updates": ("koopman", {"updates": 3, "fit": "separable(tau=1.0)"}, False),
+    "Koopman + MLP": ("koopman", {"updates": 2, "fit": "separable(tau=1.0)"}, True),
 }
 """By name: the mechanism, the options of its block, and whether there are MLPs."""
 

@@ -16,7 +16,7 @@ SMALL = 0.1
 
 def small_sums(task: Task, plan: Plan, order: int, alpha: float) -> float:
     """Return the part of all queries whose weights sum to less than `SMALL` times the number of their keys."""
-    params = fresh("higher_order", {"order": order, "alpha": alpha, "policy": "signed"}, task, plan, 0)
+    params = fresh("higher_order", {"order": order, "alpha": alpha, "normaliser": "signed"}, task, plan, 0)
     _, saved = model.forward(params, task.batch(plan.batch, seed=0, step=1).inputs)
     sums = np.concatenate([layer.block.core.normaliser for layer in saved.layers])  # (layer and batch, head, query)
     return float(np.mean(sums < SMALL * np.arange(1, task.context + 1)))

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.koopman import block
-from refattn.mechanisms.koopman.block import (  # noqa: F401  (what a block's module has)
+from refattn.mechanisms.koopman.layer import block
+from refattn.mechanisms.koopman.layer.block import (  # noqa: F401  (what a block's module has)
     Config,
     Params,
     Saved,
@@ -32,7 +32,8 @@ RIDGE = 1e6
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads, for a configuration with tau = 1."""
-    if params.config.tau != 1.0:
-        raise ValueError(f"tau: got {params.config.tau}, needs 1, the ridge that draws the operator to the identity")
+    fit = params.config.families["fit"]
+    if fit.tau != 1.0:
+        raise ValueError(f"tau: got {fit.tau}, needs 1, the ridge that draws the operator to the identity")
     ridge = np.asarray(RIDGE, dtype=state.x.dtype)
     return block.forward(params, state, replace(context, draws={"ridge": ridge}))

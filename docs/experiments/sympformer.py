@@ -45,7 +45,7 @@ PLAN = Plan(  # without an MLP of the model: the blocks have theirs
 WIDE = 22
 """Widths of an MLP that makes one layer as large as four: 4 + 2 * 22 = 4 (4 + 2 * 4) squares of the width."""
 
-SAME = {"mobility": "identity"}
+SAME = {"oracle": "softmax(mobility='identity')"}
 """Without B a layer of SympFormer has the four matrices of a classical one."""
 
 YURII = {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True}
@@ -58,11 +58,11 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "AB2, first momentum": (4, {**SAME, "integrator": "ab2", "start": "linear"}),
     "forward Euler, first momentum": (4, {**SAME, "integrator": "forward_euler", "start": "linear"}),
     "presymplectic Euler, first momentum": (4, {**SAME, "start": "linear"}),
-    "presymplectic Euler, damping 0.3/t": (4, {**SAME, "c_log": 0.3}),
+    "presymplectic Euler, damping 0.3/t": (4, {**SAME, "damping": "loglin(c_log=0.3)"}),
     "Yurii, first momentum": (4, {**YURII, "start": "linear"}),
-    "Strang, one layer": (1, {**SAME, "integrator": "strang", "mlp_ratio": WIDE}),
-    "classical, one layer": (1, {"integrator": "classical", "mlp": "plain", "mlp_ratio": WIDE}),
-    "linear attention, presymplectic Euler": (4, {"attention": "linear", "mlp_ratio": 5}),
+    "Strang, one layer": (1, {**SAME, "integrator": "strang", "mlp": f"attention_velocity(ratio={WIDE})"}),
+    "classical, one layer": (1, {"integrator": "classical", "mlp": f"plain(ratio={WIDE})"}),
+    "linear attention, presymplectic Euler": (4, {"oracle": "linear", "mlp": "attention_velocity(ratio=5)"}),
 }
 """By name: layers and options. Linear attention has two matrices in place of four, and an MLP that is wider by one.
 
@@ -155,7 +155,7 @@ def page(results: Path) -> None:
 
     lines = found(grid(tuple(VARIANTS), SEEDS), results)
     by_name = {name: lines[n :: len(VARIANTS)] for n, name in enumerate(VARIANTS)}
-    put(PAGE, {"scores": sympformer_page.scores(by_name)})
+    put(PAGE, {"scores": sympformer_page.scores(by_name, TEXT, PLAN)})
     sympformer_page.draw(by_name, FIGURE)
     click.echo(f"{PAGE}\n{FIGURE}")
 

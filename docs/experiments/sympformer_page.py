@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from docs.experiments.page import ranged, table
 from docs.experiments.runs import Line
-from docs.experiments.training import fresh
+from docs.experiments.tasks import Task
+from docs.experiments.training import Plan, fresh
 from refattn import tree
 
 CALLS = {"presymplectic": 4, "strang": 4}
@@ -22,8 +23,8 @@ COLOURS = {"classical": "#555555", "Yurii": "#3a7ca5", "momentum": "#d7191c", "l
 STYLES = {4: "solid", 1: (0, (4, 2))}
 
 
-def scores(by_name: Mapping[str, Sequence[Line]]) -> str:
-    """Return the table: of each variant what it has, what it asks for and what it learned."""
+def scores(by_name: Mapping[str, Sequence[Line]], task: Task, plan: Plan) -> str:
+    """Return the table: of each variant of a training what it has, what it asks for and what it learned."""
     rows = [["", "parameters", "calls", "bits per byte", "accuracy", "seconds of the CPU"]]
     for name, lines in by_name.items():
         options = lines[0]["run"]["options"]
@@ -32,7 +33,7 @@ def scores(by_name: Mapping[str, Sequence[Line]]) -> str:
         rows.append(
             [
                 name,
-                f"{parameters(lines[0]):,}",
+                f"{parameters(lines[0], task, plan):,}",
                 f"{calls}",
                 ranged(values["bits"], 3),
                 ranged(values["accuracy"], 3),
@@ -42,12 +43,10 @@ def scores(by_name: Mapping[str, Sequence[Line]]) -> str:
     return table(rows)
 
 
-def parameters(line: Line) -> int:
+def parameters(line: Line, task: Task, plan: Plan) -> int:
     """Return the number of parameters of the model of a line."""
-    from docs.experiments.sympformer import PLAN, TEXT
-
     run: dict[str, Any] = line["run"]
-    params = fresh(run["mechanism"], run["options"], TEXT, replace(PLAN, layers=run["plan"]["layers"]), 0)
+    params = fresh(run["mechanism"], run["options"], task, replace(plan, layers=run["plan"]["layers"]), 0)
     return sum(int(leaf.size) for leaf in tree.flatten(params).values())
 
 

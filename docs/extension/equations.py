@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import ModuleType
 
 from docutils import nodes
@@ -15,6 +16,7 @@ from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
 from refattn.equations import tags
 from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
 from refattn.verify.traced import Place, file_of, places
 
 _EQUATION = re.compile(r"\s*\[(d?[A-Z]+\.\w+)\]\s+(.*?)\s*$")
@@ -25,6 +27,11 @@ def anchor(id: str) -> str:
     return id.lower().replace(".", "-")
 
 
+def defining(mechanism: Mechanism) -> tuple[ModuleType, ...]:
+    """Return the modules that carry a mechanism's equations, those of how its block grows among them."""
+    return (*mechanism.tagged, *getattr(mechanism.grow, "TAGGED", ()))
+
+
 class Equations(SphinxDirective):
     """``equations MECHANISM MODULE``: the docstring of a module, its equations as a list."""
 
@@ -33,7 +40,8 @@ class Equations(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         mechanism, module = registry.mechanism(self.arguments[0]), importlib.import_module(self.arguments[1])
         self.env.note_dependency(module.__file__ or "")
-        known, pieces = places(mechanism), _parts_elsewhere(mechanism.name, mechanism.tagged)
+        modules = defining(mechanism)
+        known, pieces = places(replace(mechanism, tagged=modules)), _parts_elsewhere(mechanism.name, modules)
         made: list[nodes.Node] = []
         for part in parts(module.__doc__):
             if not part.indented:
@@ -92,8 +100,9 @@ class EquationMap(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
-        links = [f"{{ref}}`{id} <{anchor(id)}>`" for id in registry.mechanism(name).equations]
+        mechanism = registry.mechanism(self.arguments[0])
+        ids = replace(mechanism, tagged=defining(mechanism)).equations
+        links = [f"{{ref}}`{id} <{anchor(id)}>`" for id in ids]
         return self.parse_text_to_nodes(" ".join(links))
 
 

@@ -12,10 +12,14 @@ from types import ModuleType
 from typing import Any
 
 from docs.extension.docstrings import markdown, parts, summary
+from docs.extension.equations import anchor, defining
 from refattn.backends import get
+from refattn.equations import declared
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify import laws, traced, traced_text
+from refattn.verify import traced
+from refattn.verify.itself import laws
+from refattn.verify.show import trace as traced_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,8 +100,15 @@ def _figures(mechanism: Mechanism) -> Iterator[str]:
 def _equations(mechanism: Mechanism) -> Iterator[str]:
     yield "How formulas and axes are read: [](../notation.md)."
     yield ""
-    for module in mechanism.tagged:
-        yield from (f"### {_file_name(module)}", "", f"```{{equations}} {mechanism.name} {module.__name__}", "```", "")
+    for module in defining(mechanism):
+        owner = _owner(module)
+        if owner == mechanism.name:
+            yield from (f"### {_file_name(module)}", "", f"```{{equations}} {owner} {module.__name__}", "```", "")
+        else:
+            ids = " ".join(f"{{ref}}`{id} <{anchor(id)}>`" for id in declared(module))
+            yield from (f"### {_file_name(module)} of {owner}", "")
+            yield f"The core is that of [{registry.mechanism(owner).title}]({owner}.md): {ids}."
+            yield ""
 
 
 def _forms(mechanism: Mechanism) -> Iterator[str]:
@@ -170,10 +181,11 @@ def _own(module: ModuleType, name: str, thing: Any) -> bool:
 
 
 def _documented(module: ModuleType, names: list[str], mechanism: Mechanism) -> Iterator[str]:
-    foreign = not module.__name__.startswith(f"refattn.mechanisms.{mechanism.name}")
     yield "```{eval-rst}"
     for name in names:
-        directive = "autoclass" if inspect.isclass(getattr(module, name)) else "autofunction"
+        thing = getattr(module, name)
+        foreign = not thing.__module__.startswith(f"refattn.mechanisms.{mechanism.name}")
+        directive = "autoclass" if inspect.isclass(thing) else "autofunction"
         yield f".. {directive}:: {module.__name__}.{name}"
         yield from ("   :no-index:",) if foreign else ()
         yield ""
@@ -190,7 +202,9 @@ def _files(mechanism: Mechanism) -> Iterator[str]:
 
 
 def _code(mechanism: Mechanism) -> Iterator[str]:
-    for module in mechanism.tagged:
+    for module in defining(mechanism):
+        if _owner(module) != mechanism.name:
+            continue  # it stands on the page of its own mechanism, with its anchors
         yield from (f"### `{traced.file_of(module)}`", "", f"```{{source}} {module.__name__}", "```", "")
 
 
@@ -217,6 +231,11 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def _owner(module: ModuleType) -> str:
+    """Return the mechanism in whose room a module is."""
+    return module.__name__.removeprefix("refattn.mechanisms.").partition(".")[0]
 
 
 def _file_name(module: ModuleType) -> str:

@@ -20,7 +20,7 @@ from refattn import counter
 from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import Floats
 from refattn.analysis.stability import Stability, stability
-from refattn.mechanisms.graph_energy.sparse import CSR
+from refattn.mechanisms.graph_energy.csr import CSR
 
 REST = 1e-10
 """Largest rate at which scores count as being at rest, in units of the largest score or 1."""
@@ -85,7 +85,7 @@ class Equilibria:
     def to_json(self) -> dict[str, Any]:
         """Return the facts."""
         flow = self.flow
-        system = {"coupling": flow.law.coupling.name, "intrinsic": flow.law.intrinsic.name}
+        system = {"coupling": flow.system.coupling.name, "intrinsic": flow.system.intrinsic.name}
         numbers = {"mu": flow.mu, "kappa": flow.kappa, "b": flow.anchors.tolist()}
         counts = {"starts": self.starts, "lost": self.lost, "stable": len(self.stable)}
         return {
@@ -185,7 +185,7 @@ def reach_of(flow: GraphFlow) -> float:
         return 0.5 * flow.period
     spread = float(np.max(np.abs(flow.anchors - np.mean(flow.anchors)), initial=0.0))
     wells = math.sqrt(abs(flow.mu)) + abs(float(np.mean(flow.anchors))) ** (1.0 / 3.0)
-    return {"none": 4.0, "anchor": 1.0, "double_well": 0.5 + wells}.get(flow.law.intrinsic.name, 4.0) + spread
+    return {"none": 4.0, "anchor": 1.0, "double_well": 0.5 + wells}.get(flow.system.intrinsic.name, 4.0) + spread
 
 
 def settled(flow: GraphFlow, x: Floats, steps: int = STEPS) -> Floats:
@@ -195,8 +195,8 @@ def settled(flow: GraphFlow, x: Floats, steps: int = STEPS) -> Floats:
     """
     low, high = float(np.min(x)), float(np.max(x))
     every = np.linspace(low, high, 1001)
-    own = np.max(np.abs(flow.law.intrinsic.d_x(every, every, flow.mu)))
-    between = np.max(np.abs(flow.law.coupling.slope(np.linspace(0.0, high - low, 1001))))
+    own = np.max(np.abs(flow.system.intrinsic.d_x(every, every, flow.mu)))
+    between = np.max(np.abs(flow.system.coupling.slope(np.linspace(0.0, high - low, 1001))))
     bound = own + 2.0 * abs(flow.kappa) * between * float(np.max(abs(flow.matrix).sum(axis=1)))
     for _ in range(steps if bound > 0.0 else 0):
         x = x + flow.rate(x) / bound

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
 from refattn.analysis.graphs import Floats, balance_of, component_of
-from refattn.mechanisms.graph_energy import implicit, pairs, sparse, tableaus, total_energy
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS, Coupling
-from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS, Intrinsic
-from refattn.mechanisms.graph_energy.law import Law
-from refattn.mechanisms.graph_energy.sparse import CSR
+from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
+from refattn.mechanisms.graph_energy.forms import pairs, sparse
+from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
+from refattn.mechanisms.graph_energy.system import System
 
 PERIODS = {"sin": 2.0 * math.pi}
 """The couplings that have a period."""
@@ -71,12 +71,13 @@ class GraphFlow:
         return int(self.graph.shape[0])
 
     @cached_property
-    def law(self) -> Law:
-        """The law of the flow; its step is not used."""
+    def system(self) -> System:
+        """The flow in the terms of the mechanism: one batch, head and channel."""
         g = COUPLINGS[self.coupling] if isinstance(self.coupling, str) else self.coupling
         f = INTRINSICS[self.intrinsic] if isinstance(self.intrinsic, str) else self.intrinsic
-        form = sparse if isinstance(self.graph, CSR) else pairs
-        return Law(g, f, float(self.mu), float(self.kappa), 1.0, False, 0, "euler", form)
+        links: Any = self.graph if isinstance(self.graph, CSR) else self.graph[None, None]
+        form, start = sparse if isinstance(self.graph, CSR) else pairs, self.anchors[None, None, :, None]
+        return System(g, f, float(self.mu), float(self.kappa), links, start, None, form)
 
     @cached_property
     def matrix(self) -> Any:
@@ -104,7 +105,7 @@ class GraphFlow:
     @property
     def moves_freely(self) -> bool:
         """Whether the scores of a component may be raised together without any effect."""
-        return self.law.intrinsic.name == "none"
+        return self.system.intrinsic.name == "none"
 
     @property
     def free(self) -> int:
@@ -114,41 +115,40 @@ class GraphFlow:
     @property
     def period(self) -> float | None:
         """What may be added to any score without an effect; None where nothing may."""
-        return PERIODS.get(self.law.coupling.name) if self.moves_freely else None
+        return PERIODS.get(self.system.coupling.name) if self.moves_freely else None
 
     def rate(self, x: Floats) -> Floats:
         """Return v at x, (..., n)."""
-        state = self._state(x)
-        return self._of_state(tableaus.rate_at(self.law, self._links, self._start, None, state), x)
+        return self._of_state(self.system.rate(self._state(x)), x)
 
     def energy(self, x: Floats) -> Floats:
         """Return E at x, (...); ValueError where there is no energy, or the graph is sparse."""
         if isinstance(self.graph, CSR) or self.balance is None:
             raise ValueError("graph: got a sparse or a directed one, needs a dense one with detailed balance")
         weights = self.balance[:, None]
-        levels = total_energy.energy_of(self.law, self._links, self._start, None, weights, self._state(x))
+        levels = self.system.energy(weights, self._state(x))
         return np.asarray(levels, np.float64).reshape(np.shape(x)[:-1])
 
     def jacobian(self, x: Floats) -> Any:
         """Return dv_i / dx_j at x, (..., n, n); for a sparse graph that of one x, as a sparse array."""
-        f, g = self.law.intrinsic, self.law.coupling
+        f, g = self.system.intrinsic, self.system.coupling
         state = self._state(x)
-        own = f.d_x(state, self._start, self.law.mu)
+        own = f.d_x(state, self.system.start, self.system.mu)
         if isinstance(self.graph, CSR):
-            rows, columns = sparse.ends_of(self.graph)
-            slopes = self.law.kappa * self.graph.data * g.slope(x[columns] - x[rows])
+            rows, columns = self.graph.ends()
+            slopes = self.system.kappa * self.graph.data * g.slope(x[columns] - x[rows])
             links = csr_array((slopes, (rows, columns)), shape=self.graph.shape)
             return (links + diags_array(self._of_state(own, x) - links.sum(axis=1))).tocsc()
-        each = implicit.jacobian(self.law, self._links, None, g.slope(implicit.between(state)), own)
+        each = jacobian_of(self.system, g.slope(pairs.between(state)), own)
         return np.asarray(each, np.float64).reshape(*np.shape(x)[:-1], self.n, self.n)
 
     def by_mu(self, x: Floats) -> Floats:
         """Return dv / dmu at x, (..., n)."""
-        return self._of_state(self.law.intrinsic.d_mu(self._state(x), self._start, self.law.mu), x)
+        return self._of_state(self.system.intrinsic.d_mu(self._state(x), self.system.start, self.system.mu), x)
 
     def by_kappa(self, x: Floats) -> Floats:
         """Return dv / dkappa at x, (..., n)."""
-        return self._of_state(self.law.form.couple_forward(self.law.coupling, self._links, None, self._state(x)), x)
+        return self._of_state(self.system.coupled(self._state(x)), x)
 
     def reduced(self, x: Floats) -> Floats:
         """Return the one state (..., n) that stands for x and all that differ from it by what has no effect.
@@ -166,14 +166,6 @@ class GraphFlow:
         What is half a period but for rounding is so on the upper side.
         """
         return x if self.period is None else x - self.period * np.ceil(x / self.period - 0.5 - 1e-9)
-
-    @cached_property
-    def _links(self) -> Any:
-        return self.graph if isinstance(self.graph, CSR) else self.graph[None, None]
-
-    @cached_property
-    def _start(self) -> Any:
-        return self.anchors[None, None, :, None]
 
     def _state(self, x: Floats) -> Any:
         return np.reshape(x, (-1, 1, self.n, 1))

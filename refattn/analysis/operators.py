@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from refattn.mechanisms.koopman import operator
 from refattn.mechanisms.koopman.kernel import Kernel
 
 Numbers = Any
@@ -70,7 +69,7 @@ class Koopman:
         at_starts = kernel.values(starts, keys)
         self.dual = np.linalg.solve(gram, at_starts.T).T if space == "keys" else None
         inner = kernel.values(starts, starts) if self.dual is None else self.dual @ at_starts.T
-        found = operator.spectral(fit, inner, gram, ridge, kernel.values(ends, keys) - tau * at_starts)
+        found = spectral(fit, inner, gram, ridge, kernel.values(ends, keys) - tau * at_starts)
         self.modes, self.matrix = found @ keys, found @ at_starts.T  # D, R
 
     def kappa(self, states: Numbers) -> Numbers:
@@ -91,6 +90,23 @@ class Koopman:
     def eigenvalues(self) -> Numbers:
         """Return the eigenvalues: tau, and beside it those of tau + R on the span of kappa."""
         return largest_first(self.tau + np.linalg.eigvals(self.matrix))
+
+
+def spectral(fit: str, inner: Numbers, gram: Numbers, ridge: float, targets: Numbers) -> Numbers:
+    """Return A without its part in the kernel of Z: A = U (keep (U^T Y V) / (ridge + z g^T)) V^T.
+
+    For many transitions and keys, and for a ridge that is tiny: what A has in the kernel of Z grows as 1 / ridge and
+    never enters the operator. (A derivative would want all of A.) With Z = U z U^T and G = V g V^T; kept is
+    z > 1e-12 max z in float64, and 1e-6 max z in float32.
+    """
+    z, left = np.linalg.eigh((inner + np.matrix_transpose(inner)) / 2.0)
+    g, right = np.linalg.eigh(gram)
+    least = 1e-12 if z.dtype == np.float64 else 1e-6
+    keep = (z > least * np.max(z, axis=-1, keepdims=True))[..., None]
+    z, g = z[..., :, None], g[..., None, :]
+    pairs = ridge + z * g if fit == "stein" else (ridge + z) * g
+    turned = np.matrix_transpose(left) @ targets @ right
+    return left @ np.where(keep, turned / np.where(keep, pairs, 1.0), 0.0) @ np.matrix_transpose(right)
 
 
 class EDMD:

@@ -16,7 +16,7 @@ from refattn.analysis.known_systems import SYSTEMS, System
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.spectrum import COLOURS, TEXT, draw_eigenvalues, draw_unit_circle, pair
 from refattn.analysis.text import aligned
-from refattn.mechanisms.koopman.kernel import Kernel
+from refattn.mechanisms.koopman.kernel import Kernel, Linear, Rbf
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,12 +70,13 @@ class Prediction:
 def operators(system: System, seed: int) -> dict[str, Operator]:
     """Return operators fitted to a system: of a linear one to one path of 12 steps, otherwise to 300 transitions."""
     drawn = system.reach * (2.0 * counter.uniform((400, system.width), seed=seed, purpose="analysis.states") - 1.0)
+    kernel: Kernel = Linear() if system.eigenvalues else Rbf(1.0, 1.0)
     if system.eigenvalues:
-        kernel, ridge, keys = Kernel("linear", 1.0, 1.0), 1e-12, drawn[:8]
+        ridge, keys = 1e-12, drawn[:8]
         path = system.path(drawn[-1:], 12)[:, 0, :]
         starts, ends = path[:-1], path[1:]
     else:
-        kernel, ridge, keys = Kernel("linear+rbf", 1.0, 1.0), 1e-9, drawn[:100]
+        ridge, keys = 1e-9, drawn[:100]
         starts, ends = drawn[100:], system.advance(drawn[100:])
     given: dict[str, Any] = {"ridge": ridge, "jitter": 1e-12}
     return {

@@ -1,14 +1,14 @@
 """Spectra of the operators that Koopman attention fits: one for each query and update, to the way of that query.
 
 The eigenvalues of an operator K are tau and, on the span of its functions kappa_l, those of tau + R (see
-`refattn.mechanisms.koopman.update`). Inside the unit circle a query comes to rest if the operator is applied for ever,
+`refattn.mechanisms.koopman.dense`). Inside the unit circle a query comes to rest if the operator is applied for ever,
 outside it runs away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Spectrum:
         """Return the result as JSON has it: by update and query; complex numbers are pairs, what is not there None."""
         places = list(np.ndindex(self.trajectory.shape[:3]))
         return {
-            "options": {name: x.tolist() if hasattr(x, "tolist") else x for name, x in self.options.items()},
+            "options": {name: _as_json(x) for name, x in self.options.items()},
             "updates": [
                 {
                     "update": update,
@@ -74,6 +74,13 @@ class Spectrum:
             ],
             "trajectory": self.trajectory.tolist(),
         }
+
+
+def _as_json(option: Any) -> Any:
+    """Return an option as JSON has it; one that is a family, such as a kernel, as the text of its object."""
+    if hasattr(option, "tolist"):
+        return option.tolist()
+    return repr(option) if is_dataclass(option) else option
 
 
 def spectrum(q: Any, k: Any, v: Any, **options: Any) -> Spectrum:
@@ -90,7 +97,7 @@ def spectrum(q: Any, k: Any, v: Any, **options: Any) -> Spectrum:
     found = []
     for step in saved.inner.updates:
         values = saved.inner.options.tau + eigenvalues_of(step.koopman, step.inner)
-        found.append(largest_first(np.where(step.alive[..., None], values, np.nan)))
+        found.append(largest_first(np.where(np.any(saved.inner.seen, axis=-1)[..., None], values, np.nan)))
     return Spectrum(options, tuple(found), np.stack(saved.trajectory, axis=-2))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,13 @@ from refattn.cli.arguments import (
     record_of,
 )
 from refattn.cli.golden import read_set
-from refattn.cli.output import deliver, progress, write_text
+from refattn.cli.output import deliver, progress, say, write_text
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
-    from refattn.verify.isolate import Isolated
+    from refattn.verify.foreign.isolate import Isolated
+    from refattn.verify.outcome import CheckReport
 
 
 @click.command("check", short_help="Let the reference certify itself.")
@@ -34,22 +36,42 @@ if TYPE_CHECKING:
 @backend_option
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
+@click.option("--full", is_flag=True, help="Run every case, dtype, sample and direction in place of a sample.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; one for each CPU by default.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every check, not only those of a mechanism that disagrees.")
 @click.pass_context
-def check(ctx: click.Context, mechanisms: tuple[str, ...], backend: str, file: str | None, require_all: bool) -> None:
-    """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named."""
+def check(
+    ctx: click.Context,
+    mechanisms: tuple[str, ...],
+    backend: str,
+    file: str | None,
+    require_all: bool,
+    full: bool,
+    jobs: int | None,
+    verbose: bool,
+) -> None:
+    """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named.
+
+    A line for each mechanism, and a table of its checks where something disagrees. A sample is run unless --full asks
+    for everything: each case in one dtype, laws in half of their combinations, differences along a few directions.
+    """
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     library = backend_of(backend)
     check_writable(file)
-    from refattn.verify import check, report
+    from refattn.verify.itself import check
+    from refattn.verify.show import report
 
-    found = []
-    for record in records:
-        with progress(f"check {record.name}", "checks") as wrap:
-            found.append(check.check(record, library, require_all=require_all, progress=wrap))
+    found: list[CheckReport] = []
+    names = [record.name for record in records]
+    asked: dict[str, Any] = {"full": full, "require_all": require_all, "jobs": jobs}
+    with progress("check", "parts") as wrap:
+        for one in check.check_all(names, library.name, progress=wrap, **asked):
+            say(partial(report.checked, one, table=verbose or one.exit_code == 1), file)
+            found.append(one)
     codes = {one.exit_code for one in found}
     code = 1 if 1 in codes else NOTHING_RUN if codes == {NOTHING_RUN} or require_all and NOTHING_RUN in codes else 0
     data = {"checks": [one.to_json() for one in found], "exit_code": code}
-    deliver(lambda **form: "\n\n".join(report.checked(one, **form) for one in found), data, file)
+    deliver(None, data, file)
     ctx.exit(code)
 
 
@@ -112,18 +134,20 @@ def verify(
     if tokens is not None and (outputs or html or rounding):
         raise Problem("--large: needs --impl or --exec, and neither --html nor --rounding, which are of designed cases")
     rounded = _roundings(record, rounding, outputs is not None)
-    from refattn.verify import adapter, dumped, large, run, shrink
+    from refattn.golden.storage import DTYPES
+    from refattn.verify import large, run, shrink
+    from refattn.verify.foreign import adapter, dumped
 
     for name in dtypes:
-        if name not in run.DTYPES:
-            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(run.DTYPES)}")
+        if name not in DTYPES:
+            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(DTYPES)}")
     if tokens is not None and (len(dtypes) > 1 or {*dtypes} - {*large.DTYPES}):
         raise Problem(f"--large: got --dtype {', '.join(dtypes)}, needs one of {', '.join(large.DTYPES)}")
     check_writable(file)
     check_writable(html, "--html")
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
-    dtypes = tuple(dict.fromkeys(dtypes)) or (run.DTYPES if tokens is None else large.DTYPES)
+    dtypes = tuple(dict.fromkeys(dtypes)) or (DTYPES if tokens is None else large.DTYPES)
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
         wrap = stack.enter_context(progress(f"verify {record.name}", "cases"))
@@ -144,7 +168,9 @@ def verify(
                     found = replace(found, smallest=six)
         except adapter.LoadError as error:
             raise Problem(str(error)) from error
-    from refattn.verify import page, report, suspects, suspects_text
+    from refattn.verify.blame import suspects
+    from refattn.verify.show import page, report
+    from refattn.verify.show import suspects as suspects_text
 
     if tokens is not None:
         deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
@@ -168,9 +194,9 @@ def _implementation(
     in_process: bool,
 ) -> tuple[Any, str]:
     """Return the implementation and how Python names it."""
-    from refattn.verify import adapter
-    from refattn.verify.isolate import Isolated
-    from refattn.verify.program import Program
+    from refattn.verify.foreign import adapter
+    from refattn.verify.foreign.isolate import Isolated
+    from refattn.verify.foreign.program import Program
 
     if program is not None:
         named = ("out", *record.outputs)

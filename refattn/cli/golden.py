@@ -68,7 +68,8 @@ def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
     """
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify import freeze, golden_text
+    from refattn.verify import freeze
+    from refattn.verify.show import golden as golden_text
 
     if found.manifest["limits"] != (limits := freeze.about([], "small", "")["limits"]):
         raise Problem(f"{found.folder}: limits: got {found.manifest['limits']}, needs {limits}")
@@ -88,7 +89,7 @@ def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
     """Return the largest used share of an allowed error of a stored case, and where; infinity where facts differ."""
     from refattn.golden import agreement, tensors
     from refattn.verify import freeze
-    from refattn.verify.gradients import shrunk
+    from refattn.verify.itself.samples import shrunk
 
     record = record_of(entry["mechanism"])
     if entry["case"] not in [case.name for case in record.cases]:
@@ -108,7 +109,7 @@ def show(ctx: click.Context, folder: str | None, case: str | None, file: str | N
     """Show the cases of the set in DIR, or the arrays of one of them."""
     check_writable(file)
     found = read_set(ctx, folder)
-    from refattn.verify import golden_text
+    from refattn.verify.show import golden as golden_text
 
     if case is None:
         deliver(lambda **form: golden_text.cases(found.manifest, **form), found.manifest, file)

@@ -16,7 +16,7 @@ def list_(file: str | None) -> None:
     check_writable(file)
     records = [record_of(name) for name in registry.list_mechanisms()]
     data = [{"name": m.name, "title": m.title, "forms": list(m.forms), "source": m.source} for m in records]
-    from refattn.verify import report
+    from refattn.verify.show import report
 
     deliver(lambda **form: report.mechanisms(records, **form), data, file)
 
@@ -25,7 +25,7 @@ def list_(file: str | None) -> None:
 def backends() -> None:
     """Show the array libraries: which can be used here, and why others cannot."""
     from refattn.backends import describe
-    from refattn.verify import report
+    from refattn.verify.show import report
 
     rows = describe()
     deliver(lambda **form: report.backends(rows, **form))

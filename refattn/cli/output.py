@@ -20,13 +20,19 @@ from refattn.cli.arguments import Problem
 Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
 
-def deliver(text: Callable[..., str], data: Any = None, file: str | None = None) -> None:
+def deliver(text: Callable[..., str] | None, data: Any = None, file: str | None = None) -> None:
     """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
     facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
     if file == "-":
         print_text(facts.rstrip("\n"))
     elif file is not None:
         write_text(file, facts, "--json")
+    if text is not None:
+        say(text, file)
+
+
+def say(text: Callable[..., str], file: str | None = None) -> None:
+    """Print a text: to standard error if facts go to standard output."""
     stream = sys.stderr if file == "-" else sys.stdout
     form: dict[str, Any] = {"colour": is_terminal(stream)}
     if stream.isatty():

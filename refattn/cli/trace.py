@@ -31,10 +31,12 @@ def trace(
     Shown are its id, formula, file and line, variable, axes and value; and the arguments and results.
     """
     record = record_of(mechanism)
-    from refattn.verify import traced, traced_text
+    from refattn.golden.storage import DTYPES
+    from refattn.verify import traced
+    from refattn.verify.show import trace as traced_text
 
-    if dtype not in traced.DTYPES:
-        raise Problem(f"--dtype: got {dtype!r}, needs one of {', '.join(traced.DTYPES)}")
+    if dtype not in DTYPES:
+        raise Problem(f"--dtype: got {dtype!r}, needs one of {', '.join(DTYPES)}")
     block = block or record.core is None
     if block and case is not None:
         raise Problem(f"--case: got {case!r}, needs none: the block of {mechanism} is run, which has no cases")

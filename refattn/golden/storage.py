@@ -35,6 +35,9 @@ TYPES = {
     "float8": Storage(4, -6, 8),  # as coarse as E4M3, without its special codes: only to round worse than bfloat16
 }
 
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+"""The types that implementations are verified in; what is between or below them is only rounded to."""
+
 LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8", "bfloat16": "float8"}
 """The type that is one step coarser."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from refattn import backends
@@ -21,6 +21,7 @@ from refattn.xp import (
     is_bool,
     is_floating,
     namespace,
+    raised,
 )
 
 
@@ -138,9 +139,66 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> float | Ar
     return number
 
 
+def check_whole(name: str, value: Any, least: int = 0) -> int:
+    """Return a whole number of at least `least`, Python's or NumPy's, as an int; raise where it is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
+    return int(value)
+
+
 def check_gradient(name: str, gradient: Array, shape: tuple[int, ...], like: Array) -> None:
     """Raise where an upstream gradient is not a floating array of the shape of what it is the gradient of."""
     check_arrays(**{name: gradient, "the output": like})
     check_floating(**{name: gradient})
     if tuple(gradient.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(gradient.shape)}, needs {tuple(shape)}")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise ValueError where a word is none of the choices."""
+    known = tuple(choices)
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(known)}")
+
+
+def check_per_head(name: str, value: Any, q: Array, nodes: int | None = None) -> Any:
+    """Return a number for all heads, or one for each as (h, 1, 1), in the dtype that is computed in.
+
+    With `nodes` there may be one for each node, too: (h, j, 1).
+    """
+    if value is None:
+        return None
+    if not is_array(value) or tuple(value.shape) == ():
+        number = check_number(name, value)
+        if not is_array(number):
+            return number
+        value = number
+    elif tuple(value.shape) not in ((q.shape[1],), (q.shape[1], nodes)):
+        needs = f"a number or an array ({q.shape[1]},)" + (f" or ({q.shape[1]}, {nodes})" if nodes is not None else "")
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, needs {needs}")
+    if not is_floating(value):
+        raise TypeError(f"{name}: got dtype {dtype_name(value)}, needs a floating one")
+    xp = check_arrays(q=q, **{name: value})
+    if concrete(xp.all(xp.isfinite(value))) is False:
+        raise ValueError(f"{name}: got a number that is not finite, needs finite numbers")
+    value = xp.astype(value, raised(q).dtype)
+    return value if tuple(value.shape) == () else xp.reshape(value, (q.shape[1], 1 if len(value.shape) == 1 else -1, 1))
+
+
+def check_broadcasts(name: str, value: Any, q: Array, full: tuple[int, ...]) -> Any:
+    """Return an array in the dtype that is computed in; raise where it does not broadcast to a shape."""
+    if value is None:
+        return None
+    if not is_array(value):
+        raise TypeError(f"{name}: got {type(value).__name__}, needs an array")
+    xp = check_arrays(q=q, **{name: value})
+    check_floating(**{name: value})
+    if not fits(tuple(value.shape), full):
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, needs one that broadcasts to {full}")
+    return xp.astype(value, raised(q).dtype)
+
+
+def fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Tell whether a shape broadcasts to a full one."""
+    ends = zip(reversed(shape), reversed(full), strict=False)
+    return len(shape) <= len(full) and all(n in (1, m) for n, m in ends)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from refattn.xp import is_array
@@ -36,7 +36,7 @@ def choose(option: str, value: Any, kinds: Mapping[str, type[T]]) -> T:
     if not isinstance(value, str):
         homes = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds.values()))
         raise TypeError(f"{option}: got {type(value).__name__}, needs {needs}, or a {homes}")
-    name, numbers = _read(option, value)
+    name, numbers = (value, {}) if value in kinds else _read(option, value)
     if name not in kinds:
         raise ValueError(f"{option}: got {value!r}, needs {needs}")
     known = [field.name for field in dataclasses.fields(kinds[name]) if field.init]  # type: ignore[arg-type]
@@ -61,6 +61,34 @@ def text_of(value: Any, kinds: Mapping[str, type[Any]]) -> str:
         if field.init and number != field.default:
             given.append(f"{field.name}={number!r}")
     return f"{name}({', '.join(given)})" if given else name
+
+
+def numbers_of(options: Mapping[str, Any], families: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Return what is given by its own name: options, and in place of those that are families their numbers.
+
+    `families` has for such an option what makes its object; None means that a number is not given.
+    """
+    found: dict[str, Any] = {}
+    for option, value in options.items():
+        made = families[option](value) if option in families and value is not None else value
+        if dataclasses.is_dataclass(made):
+            found |= {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+        else:
+            found[option] = value
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def with_numbers(
+    options: Mapping[str, Any], families: Mapping[str, Callable[[Any], Any]], numbers: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return options with other numbers, given by their own names; one that no family has becomes an option."""
+    found, left = dict(options), dict(numbers)
+    for option, make in families.items():
+        made = make(options[option]) if options.get(option) is not None else None
+        if dataclasses.is_dataclass(made) and not isinstance(made, type):
+            own = {field.name: left.pop(field.name) for field in dataclasses.fields(made) if field.name in left}
+            found[option] = dataclasses.replace(made, **own) if own else options[option]
+    return found | left
 
 
 def _read(option: str, text: str) -> tuple[str, dict[str, Any]]:

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from refattn import tree
-from refattn.mechanisms.arguments import check_arrays, check_is, check_mask
+from refattn.mechanisms.arguments import check_arrays, check_is, check_mask, check_whole
 from refattn.mechanisms.context import Context
 from refattn.ops.heads import merge_heads
 from refattn.ops.linear import linear_backward
 from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace
 
-C = TypeVar("C", bound="Config")
+C = TypeVar("C", bound="Sizes")
 
 
 @dataclass(frozen=True)
-class Config:
-    """Static choices of the projections, from which a block's configuration inherits.
+class Sizes:
+    """Static choices of the projections, where values are as wide as keys.
 
     Attributes
     ----------
@@ -33,8 +33,8 @@ class Config:
         Width of the tokens.
     heads, kv_heads
         Query heads, and key/value heads (None: as many).
-    head_width, value_width
-        Widths of a head (None: width / heads; None: as head_width).
+    head_width
+        Width of a head (None: width / heads).
     bias, residual
         Whether the projections have biases, and whether x is added to the result.
     """
@@ -43,12 +43,11 @@ class Config:
     heads: int
     kv_heads: int | None = None
     head_width: int | None = None
-    value_width: int | None = None
     bias: bool = False
     residual: bool = True
 
     def __post_init__(self) -> None:
-        check_sizes(self, "width", "heads", "kv_heads", "head_width", "value_width")
+        check_sizes(self, "width", "heads", "kv_heads", "head_width")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads: got {self.kv_heads}, needs a divisor of the {self.heads} heads")
         if self.head_width is None and self.width % self.heads:
@@ -60,7 +59,30 @@ class Config:
     def sizes(self) -> tuple[int, int, int, int]:
         """Query heads, key/value heads, width of a query or key head, width of a value head."""
         head_width = self.head_width or self.width // self.heads
-        return self.heads, self.kv_heads or self.heads, head_width, self.value_width or head_width
+        return self.heads, self.kv_heads or self.heads, head_width, head_width
+
+
+@dataclass(frozen=True)
+class Config(Sizes):
+    """Static choices of the projections, from which a block's configuration inherits.
+
+    Attributes
+    ----------
+    value_width
+        Width of a head's values (None: as head_width); all others are those of `Sizes`.
+    """
+
+    value_width: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "value_width")
+        super().__post_init__()
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Query heads, key/value heads, width of a query or key head, width of a value head."""
+        h, g, d, _ = super().sizes
+        return h, g, d, self.value_width or d
 
 
 @dataclass(frozen=True)
@@ -106,7 +128,7 @@ def read_backward(params: Any, state: State, d_x: Array) -> tuple[State, None]:
     return State(d_x), None
 
 
-def fresh(config: Config, purpose: str, *, seed: int, like: Array, layer: int) -> tuple[Array | None, ...]:
+def fresh(config: Sizes, purpose: str, *, seed: int, like: Array, layer: int) -> tuple[Array | None, ...]:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0, as `Params` has them."""
     h, g, d, e = config.sizes
     m = config.width
@@ -170,13 +192,12 @@ def mask_of(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
 
 
 def check_sizes(config: Any, *names: str) -> None:
-    """Raise where a size is no whole number of at least 1; only the width and the heads have to be given."""
+    """Make the sizes ints; raise where one is no whole number of at least 1, or the width or the heads are None."""
     for name in names:
         value = getattr(config, name)
         if value is None and name not in ("width", "heads"):
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1")
+        object.__setattr__(config, name, check_whole(name, value, 1))
 
 
 def check_tokens(name: str, x: Array, width: int) -> None:
@@ -195,11 +216,14 @@ def check_memory(memory: Array, x: Array) -> Array:
 
 def check_params(params: Params[C]) -> None:
     """Raise where the parameters do not fit their configuration."""
-    (h, g, d, e), m = params.config.sizes, params.config.width
-    needs: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
-    if params.config.bias:
-        needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
-    check_shapes(params, needs)
+    check_shapes(params, shapes_of(params.config))
+
+
+def shapes_of(config: Sizes) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights and biases."""
+    (h, g, d, e), m = config.sizes, config.width
+    found: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
+    return found | {f"b_{name[-1]}": shape[1:] for name, shape in found.items() if config.bias}
 
 
 def check_shapes(params: Any, needs: Mapping[str, tuple[int, ...]]) -> None:

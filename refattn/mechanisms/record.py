@@ -12,6 +12,7 @@ from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.block import Block, Stream
+from refattn.mechanisms.families import numbers_of, with_numbers
 from refattn.xp import Array
 
 Magnitude = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
@@ -99,7 +100,7 @@ class Mechanism:
     cases
         Designed calls of the core.
     laws
-        Names of the laws of `refattn.verify.laws` that hold.
+        Names of the laws of `refattn.verify.itself.laws` that hold.
     magnitudes
         By equation id, where its rounding error is not relative to its own value: the size of the terms that it sums,
         as a function of the inputs and the traced values.
@@ -114,7 +115,9 @@ class Mechanism:
     outputs
         Fields of the core's `saved` that are outputs beside `out`.
     differentiable
-        Options of the core that are numbers with a gradient.
+        Options of the core that are numbers with a gradient, and such numbers of its families, by their own names.
+    families
+        The options that are families (see `refattn.mechanisms.families`), each with what makes an object of a value.
     one_sequence
         Whether queries and keys are those of the same tokens, and so have to be as many.
     configs
@@ -137,7 +140,8 @@ class Mechanism:
         gathers statistics at the block's backward, ``merge(a, b)`` of two of them, ``plan(params, statistics, options,
         columns=, halves=)`` with ``columns``, ``slope``, ``gain`` and ``facts``, ``apply(plan, amplitude)`` which gives
         parameters whose arrays grew at the end of their axes, ``search(loss, before, slope, options)``,
-        ``facts_of(found)`` and ``width(params)``.
+        ``facts_of(found)`` and ``width(params)``; it may have ``TAGGED``, the modules whose lines carry the equations
+        of all this.
     diagnostics
         How far a block is from rest, None where there is no such thing: a module with ``force(saved)`` for what the
         block's forward saved, which returns the sum of the squared norms of the gradient of an energy over batch and
@@ -162,6 +166,7 @@ class Mechanism:
     wrong_gradients: Mapping[str, Callable[..., dict[str, Array]]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
+    families: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     around: tuple[ModuleType, ...] = ()
     one_sequence: bool = False
     configs: tuple[Mapping[str, Any], ...] = ()
@@ -177,6 +182,17 @@ class Mechanism:
     def equations(self) -> dict[str, str]:
         """All equations of the mechanism, id to formula, in the order of the docstrings."""
         return {id: formula for module in self.tagged for id, formula in equations.declared(module).items()}
+
+    def numbers(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the differentiable numbers that are given among options of the core, by their own names."""
+        given = numbers_of(options, self.families)
+        return {name: value for name, value in given.items() if name in self.differentiable}
+
+    def with_numbers(self, options: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options of the core with such numbers; those that no option and no family of them has are left out."""
+        usual = {name: self.defaults[name] for name in self.families if name in self.defaults}
+        found = with_numbers({**usual, **options}, self.families, numbers)
+        return {name: value for name, value in found.items() if name in self.defaults}
 
     def case(self, name: str) -> Case:
         """Return the case of this name; ValueError where there is none."""

@@ -1,4 +1,4 @@
-"""GELU: x times a gate between 0 and 1, exact and in the form with a tanh.
+"""GELU, x times a gate between 0 and 1, exact and in the form with a tanh; and the soft threshold.
 
     exact   y = x g,  g = Phi(x) = (1 + erf(x / sqrt 2)) / 2          dy/dx = g + x phi(x)
     tanh    y = x g,  g = (1 + tanh(x (c + c a x^2))) / 2             dy/dx = g + x g (1 - g) (2 c + 6 c a x^2)
@@ -41,3 +41,11 @@ def gelu_tanh_backward(x: Array, gate: Array, d_y: Array) -> Array:
     # forward: y = x * gate, gate = (1 + tanh(x (c + c a x^2))) / 2
     slope = x * (2.0 * _C + 6.0 * _CA * (x * x))
     return d_y * (gate + gate * (1.0 - gate) * slope)
+
+
+def soft_threshold(x: Array, least: float | Array, *, signed: bool) -> Array:
+    """Return x - least where x is larger, else 0; with `signed` that of its size, and its sign."""
+    xp = namespace(x)
+    if signed:
+        return xp.where(xp.abs(x) <= least, 0.0, xp.sign(x) * (xp.abs(x) - least))
+    return xp.where(x <= least, 0.0, x - least)

@@ -1,8 +1,9 @@
 """Heads: splitting a width into heads, and sharing one key/value head among several query heads.
 
-Each function stands beside the function that is its adjoint, which is its backward.
+Each function stands beside the function that is its adjoint, which is its backward; grouping changes the shape alone.
 
-Letters: b batch, n tokens, h query heads, g key/value heads (h is a multiple of g), d width of a head.
+Letters: b batch, n tokens, h query heads, g key/value heads (h is a multiple of g), r query heads of a group, d width
+of a head.
 Source: grouped-query attention, Ainslie et al. 2023 (arXiv:2305.13245), figure 2: KV head g serves h/g consecutive
 query heads, g = floor(head / (h/g)).
 """
@@ -42,3 +43,16 @@ def sum_heads(x: Array, heads: int) -> Array:
         return x
     xp = namespace(x)
     return xp.sum(xp.reshape(x, (b, heads, h // heads, n, d)), axis=2)
+
+
+def group_heads(x: Array, groups: int) -> Array:
+    """(b, h, ...) -> (b, g, r, ...): query heads beside the others of their key/value head."""
+    b, h, *rest = x.shape
+    return namespace(x).reshape(x, (b, groups, h // groups, *rest))
+
+
+def group_mask(mask: Array | None, groups: int) -> Array | None:
+    """Group the heads of a mask (b, h, i, j); an axis of size 1 stays one."""
+    if mask is None:
+        return None
+    return mask[:, None, ...] if mask.shape[1] == 1 else group_heads(mask, groups)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from refattn.xp import Array, arange
+from refattn.xp import Array, arange, namespace
 
 Causal: TypeAlias = bool | Literal["top_left", "bottom_right"]
 
@@ -89,3 +89,20 @@ class Future:
         if key not in self._triangles:
             self._triangles[key] = allowed_pairs(None, self.offset, rows, columns, self._like)
         return self._triangles[key]
+
+
+def own_pairs(n: int, like: Array) -> Array:
+    """Tell of n tokens where i = j, (n, n)."""
+    at = arange(0, n, like)
+    return at[:, None] == at[None, :]
+
+
+def earlier_pairs(n: int, like: Array) -> Array:
+    """Tell of n tokens where j < i, (n, n)."""
+    at = arange(0, n, like)
+    return at[None, :] < at[:, None]
+
+
+def where_allowed(allowed: Array | None, x: Array, otherwise: float) -> Array:
+    """Return x, another number where it is not allowed; None allows all."""
+    return x if allowed is None else namespace(x).where(allowed, x, otherwise)

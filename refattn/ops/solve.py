@@ -45,7 +45,13 @@ def solve_backward(a: Array, x: Array, d_x: Array) -> tuple[Array, Array]:
 
 
 def conjugate_gradients(
-    operator: Linear, target: Array, precondition: Linear, *, tolerance: float = 1e-8, iterations: int = 200
+    operator: Linear,
+    target: Array,
+    precondition: Linear,
+    *,
+    tolerance: float = 1e-8,
+    iterations: int = 200,
+    relative_to: Array | None = None,
 ) -> tuple[Array, int]:
     """Solve operator(Z) = target for matrices Z, by preconditioned conjugate gradients from Z = 0.
 
@@ -60,6 +66,9 @@ def conjugate_gradients(
         Linear, self-adjoint and positive, near the inverse of the operator.
     tolerance, iterations
         Stop where no residual is above `tolerance` times its target, or after so many iterations.
+    relative_to
+        What the residual is compared with in place of the target. A target that is itself a residual needs that: where
+        it is what rounding left, it is outside of the range, and solutions of it grow without bound.
 
     Returns
     -------
@@ -84,7 +93,8 @@ def conjugate_gradients(
     solution, residual = 0.0 * target, target
     conditioned = precondition(residual)
     direction, product = conditioned, inner(residual, conditioned)
-    limit = tolerance**2 * inner(target, target)
+    whole = target if relative_to is None else relative_to
+    limit = tolerance**2 * inner(whole, whole)
     for count in range(iterations):
         if concrete(xp.all(inner(residual, residual) <= limit)):
             return solution, count

@@ -1,4 +1,57 @@
 """Verification: of the reference by itself (`check`), and of foreign implementations against it (`verify`).
 
-Host side. Everything here knows mechanisms through their records alone.
+Host side. Everything here knows mechanisms through their records alone. What to read, in this order:
+
+1. `outcome.py`, the data: a truth, a result, the verdict on a tensor, outcomes and reports.
+2. `judge/`: `budget.py` measures what rounding may do to a result, `compare.py` judges a result by it.
+3. `run.py`: an implementation on the designed cases, judged one by one. `foreign/` loads it, calls it, in a process of
+   its own or as a program, reads results from files, and asks which conventions it follows.
+4. `itself/`: `check.py` and its `sections.py`, with `laws.py`, `gradients.py`, and what they call a core by, `probe.py`
+   and `samples.py`.
+5. `blame/`, which equation is wrong: `mutants.py` are wrong kernels on purpose; `bank.py` knows what an error in each
+   equation does; `evidence.py` and `nearest.py` find the one that explains best what was got, `substitution.py` the
+   first value that does not follow from those before; `suspects.py` joins them; `left_out.py` measures how often that
+   is right.
+6. `show/`: reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a report as a page.
+7. Tools on top: `traced.py`, a run with every equation; `freeze.py`, golden vectors; `shrink.py`, the smallest case
+   that fails; `large.py`, laws where no truth can be afforded; `plugin.py`, for pytest.
+
+What users call is imported from here; nothing is loaded before it is asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from refattn.verify.blame.suspects import locate as locate
+    from refattn.verify.foreign.adapter import load as load
+    from refattn.verify.foreign.conventions import probe_conventions as probe_conventions
+    from refattn.verify.foreign.isolate import Isolated as Isolated
+    from refattn.verify.foreign.program import Program as Program
+    from refattn.verify.itself.check import check as check
+    from refattn.verify.large import verify_large as verify_large
+    from refattn.verify.run import verify as verify
+    from refattn.verify.run import verify_case as verify_case
+
+# Where a public name lives.
+_HOMES = {
+    "Isolated": "foreign.isolate",
+    "Program": "foreign.program",
+    "check": "itself.check",
+    "load": "foreign.adapter",
+    "locate": "blame.suspects",
+    "probe_conventions": "foreign.conventions",
+    "verify": "run",
+    "verify_case": "run",
+    "verify_large": "large",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'refattn.verify' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"refattn.verify.{_HOMES[name]}"), name)

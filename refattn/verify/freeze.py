@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from refattn import equations
 from refattn.golden import tensors, vectors
 from refattn.golden.inputs import make, upstream_input
-from refattn.golden.storage import round_to
+from refattn.golden.storage import DTYPES, round_to
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.budget import Truth, finite, truth
-from refattn.verify.compare import BIAS, ELEMENT, ROW, WHOLE, compare
-from refattn.verify.gradients import shrunk
-from refattn.verify.probe import host, used_share
-from refattn.verify.run import DTYPES
+from refattn.verify.itself.probe import host, used_share
+from refattn.verify.itself.samples import shrunk
+from refattn.verify.judge.budget import finite, truth
+from refattn.verify.judge.compare import BIAS, ELEMENT, ROW, WHOLE, compare
+from refattn.verify.outcome import Truth
 from refattn.verify.traced import places
 
 SIZES = ("small", "full")
@@ -152,7 +152,7 @@ def _equations(
 
 
 def thaw(entry: Mapping[str, Any], arrays: Stored, dtype: str) -> Truth:
-    """Return the truth of a stored case for one of its types, as `refattn.verify.compare` judges by it."""
+    """Return the truth of a stored case for one of its types, as `refattn.verify.judge.compare` judges by it."""
     inputs = {
         name: arrays[f"{'bool' if f'bool/{name}' in arrays else dtype}/{name}"][1]
         for name in entry["inputs"]

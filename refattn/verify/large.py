@@ -18,11 +18,12 @@ import numpy as np
 from refattn import backends
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify import laws
-from refattn.verify.adapter import CallError, Decline, call
-from refattn.verify.check import CheckReport, Row
-from refattn.verify.probe import Core, Sample, Values, used_share
-from refattn.verify.sections import NotRun, one_line
+from refattn.verify.foreign.adapter import CallError, call
+from refattn.verify.itself import laws
+from refattn.verify.itself.probe import Core, Values, used_share
+from refattn.verify.itself.samples import Sample
+from refattn.verify.itself.sections import NotRun, one_line
+from refattn.verify.outcome import CheckReport, Decline, Row
 
 DTYPES = ("float32", "float64")
 

@@ -17,7 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
-    from refattn.verify.run import Outcome
+    from refattn.verify.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class GoldenCase:
 
 def _suspect(record: Mechanism, outcome: Outcome, grad: bool) -> str:
     """Return, in a few words, the first suspect from this case alone; "" where there is none."""
-    from refattn.verify.run import Report
-    from refattn.verify.suspects import locate
-    from refattn.verify.suspects_text import told
+    from refattn.verify.blame.suspects import locate
+    from refattn.verify.outcome import Report
+    from refattn.verify.show.suspects import told
 
     found = locate(record, Report(record.name, "", grad, (outcome,))).suspects
     return f"; suspect: {told(found.ranked[0])}" if found and found.ranked else ""
@@ -114,8 +114,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _chosen(names: tuple[str, ...], dtypes: Any = None, cases: Any = None) -> list[GoldenCase]:
+    from refattn.golden.storage import DTYPES
     from refattn.mechanisms import registry
-    from refattn.verify.run import DTYPES
 
     dtypes = ("float32",) if dtypes is None else tuple(dtypes)
     if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:

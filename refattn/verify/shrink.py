@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.gradients import resized
-from refattn.verify.run import Outcome, Report, verify_case
+from refattn.verify.itself.samples import resized
+from refattn.verify.outcome import Outcome, Report
+from refattn.verify.run import verify_case
 
 SECONDS = 10.0
 """No further case is tried after so long."""
@@ -109,9 +110,9 @@ def lines(
     told = outcome.detail or "; ".join(f"{v.tensor}{list(v.index)}: {v.got}, not {v.expected}" for v in wrong[:1])
     program = text.startswith("Program(")
     return (
-        "import refattn as ra; from refattn.mechanisms.record import Case, Input",
-        f"from refattn.verify.{'program import Program' if program else 'adapter import load'}",
-        "from refattn.verify.run import verify_case",
+        "import refattn as ra",
+        "from refattn.mechanisms.record import Case, Input",
+        f"from refattn.verify import {'Program' if program else 'load'}, verify_case",
         f'case = Case("{case.name}", "{case.kind}", {{{inputs}}}, {dict(case.options)!r})',
         f'found = verify_case(ra.mechanism("{mechanism}"), {text}, case, "{outcome.dtype}"{extra})',
         f"print(found.status, found.detail, *found.verdicts, sep='\\n')  # {told}",

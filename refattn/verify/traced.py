@@ -27,8 +27,6 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Mechanism
 from refattn.xp import Array
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
-
 BLOCK = {"width": 4, "heads": 2, "tokens": 4}
 """Sizes of a block that is traced, where its configuration has them, and the number of its tokens."""
 

@@ -21,7 +21,7 @@ from refattn.analysis.graphs import (
     star_graph,
 )
 from refattn.analysis.stability import stability
-from refattn.mechanisms.graph_energy.polynomial import polynomial
+from refattn.mechanisms.graph_energy.forces import polynomial
 
 TRIANGLES = [(0, 1), (1, 2), (0, 2)], [(2, 3), (3, 4), (2, 4)]
 QUINTIC = polynomial((4.0, -5.0, 1.0))  # x (x^2 - 1) (x^2 - 4)
@@ -91,8 +91,8 @@ def test_equilibria_of_trees(graph: Floats, coupling: str, zeros: int, starts: i
     ends = np.argwhere(np.triu(graph))
     for one in found.isolated:
         between = one.x[ends[:, 1]] - one.x[ends[:, 0]]
-        assert np.max(np.abs(flow.law.coupling.force(between))) < 1e-12
-        assert one.stability.negative == int(np.sum(flow.law.coupling.slope(between) < 0.0))
+        assert np.max(np.abs(flow.system.coupling.force(between))) < 1e-12
+        assert one.stability.negative == int(np.sum(flow.system.coupling.slope(between) < 0.0))
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from refattn.analysis.graphs import (
     graph_of,
 )
 from refattn.analysis.stability import stability
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS
-from refattn.mechanisms.graph_energy.sparse import sparse_graph
+from refattn.mechanisms.graph_energy.forces import COUPLINGS
+from refattn.mechanisms.graph_energy.forms.sparse import sparse_graph
 
 
 def draw(name: str, *shape: int) -> Floats:

@@ -14,7 +14,7 @@ from refattn.analysis.known_systems import STEP, SYSTEMS
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.prediction import operators, predict
 from refattn.cli import cli
-from refattn.mechanisms.koopman.kernel import Kernel
+from refattn.mechanisms.koopman.kernel import Linear
 
 OURS = ("Koopman", "Koopman, separable", "Koopman, full space")
 OSCILLATORS = ("van der Pol", "Duffing")
@@ -70,7 +70,7 @@ def test_powers_of_an_operator_that_is_linear(tau: float) -> None:
     system = SYSTEMS["linear"]
     states = system.path(np.ones((1, 4)), 9)[:, 0]
     keys = np.eye(4) + 0.1
-    found = Koopman(Kernel("linear", 1.0, 1.0), states[:-1], states[1:], keys, ridge=0.3, jitter=0.0, tau=tau)
+    found = Koopman(Linear(), states[:-1], states[1:], keys, ridge=0.3, jitter=0.0, tau=tau)
     matrix = found.predict(np.eye(4), 1)[0]
     for n, power in enumerate(found.predict(np.eye(4), 5), start=1):
         np.testing.assert_allclose(power, np.linalg.matrix_power(matrix, n), atol=1e-12)

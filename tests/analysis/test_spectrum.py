@@ -26,10 +26,10 @@ def command(*words: str) -> Result:
 def test_an_eigenfunction_grows_by_its_eigenvalue(tau: float) -> None:
     """For an eigenvector c of R the function kappa^T c is one of K: its values at any state are multiplied."""
     q, k, v = designed(3, 6, 2, seed=1)
-    given = {**GIVEN, "tau": tau, "jitter": 1e-12, "ridge": 0.3}
+    given = {**GIVEN, "fit": ra.koopman.Stein(ridge=0.3, tau=tau), "jitter": 1e-12}
     found = spectrum(q, k, v, **given)
     _, saved = ra.koopman.forward(q, k, v, form="dense", **given)
-    kernel = saved.inner.numbers.kernel(saved.inner.options)
+    kernel = saved.inner.options.kernel
     for step, values in zip(saved.inner.updates, found.eigenvalues, strict=True):
         known, vectors = np.linalg.eig(step.koopman)
         at_keys = np.swapaxes(step.starts, -1, -2)  # kappa(keys) = B^T, to the jitter
@@ -50,7 +50,7 @@ def test_where_attention_multiplies_the_eigenvalue_is_the_factor(factor: float) 
     """
     k = np.asarray([1.0, -1.0]).reshape(1, 1, 2, 1)
     q = np.asarray([0.004, 0.008, -0.006]).reshape(1, 1, 3, 1)
-    given = {"kernel": "linear", "ridge": 1e-11, "jitter": 1e-8, "perturbation": "identity", "epsilon": 0.0}
+    given = {"kernel": "linear", "fit": "stein(ridge=1e-11)", "jitter": 1e-8, "perturbation": "identity(epsilon=0.0)"}
     first, second = spectrum(q, k, factor * k, updates=3, **given).eigenvalues
     np.testing.assert_allclose(first[..., 0], factor, rtol=1e-3)
     np.testing.assert_allclose(second[..., 0], (factor + factor**4) / (1.0 + factor**2), rtol=1e-3)
@@ -91,7 +91,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.output.splitlines()[0].startswith("update  transitions")
     assert (tmp_path / "spectrum.png").read_bytes().startswith(b"\x89PNG")
     data = json.loads((tmp_path / "spectrum.json").read_text())
-    assert data["options"]["tau"] == 1.0
+    assert data["options"]["fit"] == "stein(ridge=0.01, tau=1)"
     assert [len(query["eigenvalues"]) for query in data["updates"][1]["queries"]] == [2] * 5
     assert np.shape(data["trajectory"]) == (1, 1, 5, 4, 4)
 
@@ -100,7 +100,7 @@ def test_the_command(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--ridge", "0"], "ridge: got 0.0, needs finite numbers above 0"),
-        (["--fit", "ridge"], "fit: got 'ridge', needs one of stein, separable"),
+        (["--fit", "ridge"], "fit: got 'ridge(ridge=0.01, tau=0)', needs one of stein, separable"),
         (["--tau", "2"], "tau"),
         (["--updates", "1"], "updates"),
     ],

@@ -22,6 +22,7 @@ import refattn as ra
 from asv_benchmarks import comparison as declarations
 from asv_benchmarks import machine, peers, report
 from asv_benchmarks.comparison import Comparison, Side
+from asv_benchmarks.measured import Result, ratio
 from asv_benchmarks.sides import ROOT, THREADS, Plan, SideError, Worker, alternate, closing, held_to, spread
 
 ENV = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
@@ -142,7 +143,7 @@ def test_quartiles() -> None:
 
 
 @pytest.fixture(scope="module")
-def result() -> peers.Result:
+def result() -> Result:
     sides = (
         side("ours", "clocked", ours=True),
         side("ours, slow", "clocked", ours=True, why_not=lambda: "this CPU is too young"),
@@ -155,16 +156,16 @@ def result() -> peers.Result:
     return peers.run(made, command="python -m asv_benchmarks.peers fake")
 
 
-def test_the_ratio_is_ours_by_the_peers(result: peers.Result) -> None:
+def test_the_ratio_is_ours_by_the_peers(result: Result) -> None:
     for row in result.rows:
-        assert report.ratio(row, "ours", "peer", "wall") == pytest.approx((0.25, 0.25, 0.25))
-        assert report.ratio(row, "ours", "gone", "wall") is None
+        assert ratio(row, "ours", "peer", "wall") == pytest.approx((0.25, 0.25, 0.25))
+        assert ratio(row, "ours", "gone", "wall") is None
         assert row.sides["peer"].differs == 0.0
         ours, peer = row.sides["ours"].rounds, row.sides["peer"].rounds
         assert ours and peer and len(ours.wall) == len(peer.wall) == PLAN.rounds
 
 
-def test_what_is_not_available_is_told_and_is_no_failure(result: peers.Result) -> None:
+def test_what_is_not_available_is_told_and_is_no_failure(result: Result) -> None:
     row = result.rows[0]
     assert row.sides["gone"].error == "fast_attention is not installed" and row.sides["gone"].missing
     assert row.sides["ours, slow"].error == "this CPU is too young" and row.sides["ours, slow"].missing
@@ -173,7 +174,7 @@ def test_what_is_not_available_is_told_and_is_no_failure(result: peers.Result) -
     ]
 
 
-def test_the_report(result: peers.Result, tmp_path: Path) -> None:
+def test_the_report(result: Result, tmp_path: Path) -> None:
     files = report.write(result, tmp_path / "new")
     assert [file.name for file in files] == ["fake.md", "fake.json", "fake.svg"]
     page = files[0].read_text()
@@ -201,7 +202,7 @@ def test_the_report(result: peers.Result, tmp_path: Path) -> None:
     assert again[2].read_bytes() == files[2].read_bytes()
 
 
-def test_the_tables_of_the_terminal_have_the_same_numbers(result: peers.Result) -> None:
+def test_the_tables_of_the_terminal_have_the_same_numbers(result: Result) -> None:
     from rich.console import Console
 
     console = Console(width=200, record=True, file=io.StringIO())
@@ -215,7 +216,7 @@ def test_the_tables_of_the_terminal_have_the_same_numbers(result: peers.Result) 
     ("threads", "others", "disturbed"), [(None, 9.0, True), (None, 0.0, False), (1, 9.0, False), (None, None, False)]
 )
 def test_a_row_that_others_disturbed_is_marked(
-    result: peers.Result, threads: int | None, others: float | None, disturbed: bool, tmp_path: Path
+    result: Result, threads: int | None, others: float | None, disturbed: bool, tmp_path: Path
 ) -> None:
     row = dataclasses.replace(result.rows[0], threads=threads, others=others)
     assert row.disturbed is disturbed

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import refattn as ra
-from asv_benchmarks.benchmarks.counting import Count, Tally, counting
 from refattn import counter
+from refattn.instruments.counting import Count, Tally, counting
 from refattn.mechanisms.context import Context
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
@@ -88,7 +88,7 @@ FORMS = [
     Stated("higher_order.tiled", 256, ("2*d+1", 2), ("5*d+2", 2), 2, 1, "256*256", CAUSAL),
     Stated("higher_order.linear", 512, ("4*f*(d+1)", 1), ("8*f*(d+1)", 1), 1, 1, "n*(d+1)"),
     Stated("higher_order.chunked", 256, ("4*f*(d+1)+c*(4*d+2)", 1), ("10*f*(d+1)+c*(10*d+4)", 1), 1, 1, "c*c", CAUSAL),
-    Stated("higher_order.recurrent", 12, ("4*f*(d+1)", 1), ("10*f*(d+1)", 1), 1, 1, "n*(d+1)", CAUSAL),
+    Stated("higher_order.recurrent", 48, ("4*f*(d+1)", 1), ("10*f*(d+1)", 1), 1, 1, "n*(d+1)", CAUSAL),
     Stated("sympformer.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
     Stated("sympformer.tiled", 512, ("6*d", 2), ("14*d", 2), 2, 1, "256*n"),
     Stated("sympformer.tiled", 512, ("2*d", 2), ("5*d", 2), 2, 1, "256*n", CAUSAL),
@@ -98,7 +98,7 @@ FORMS = [
     Stated("koopman.dense", 6, ("4/3", 4), ("4/3", 4), 3, 3, "n*n*n"),
     Stated("koopman.shared", 8, ("15", 3), ("22", 3), 2, 2, "n*n"),
     Stated("growing.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
-    Stated("growing.tiled", 256, ("4*d+2", 2), ("10*d", 2), 2, 1, "256*256"),
+    Stated("growing.tiled", 512, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "512*128"),
 ]
 
 STREAMS = {

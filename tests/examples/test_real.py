@@ -13,8 +13,9 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.record import Case
-from refattn.verify.adapter import load
-from refattn.verify.run import Outcome, verify_case
+from refattn.verify.foreign.adapter import load
+from refattn.verify.outcome import Outcome
+from refattn.verify.run import verify_case
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DTYPES = ("float64", "float32", "float16", "bfloat16")

@@ -34,7 +34,7 @@ def test_all_models_of_a_task_have_as_many_parameters() -> None:
 def test_attention_that_is_repeated() -> None:
     """The control is softmax attention of what attention gave, forward and backward."""
     block, x = REPEATED_ATTENTION.block, counter.normal((2, 5, 8), seed=1, purpose="x")
-    params = block.init(block.Config(width=8, heads=1, tau=1.0, residual=False), seed=0, like=x)
+    params = block.init(block.Config(width=8, heads=1, fit="separable(tau=1.0)", residual=False), seed=0, like=x)
     context = Context(causal=True)
     state, saved = block.forward(params, block.start(params, x, context), context)
     q, k, v = ((x @ getattr(params, f"w_{name}"))[:, None] for name in "qkv")
@@ -58,7 +58,7 @@ def test_the_script(tmp_path: Path) -> None:
     done = CliRunner().invoke(koopman.main, ["run", "--results", str(path), *words])
     assert done.exit_code == 0, done.output
     (line,) = read(path)
-    assert line["run"]["options"] == {"updates": 2, "tau": 1.0}
+    assert line["run"]["options"] == {"updates": 2, "fit": "separable(tau=1.0)"}
     assert line["result"]["diverged"] is None
 
 

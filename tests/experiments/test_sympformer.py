@@ -83,7 +83,7 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     copy = tmp_path / "page.md"
     copy.write_text(text, encoding="utf-8")
-    put(copy, {"scores": sympformer_page.scores(by_name)})
+    put(copy, {"scores": sympformer_page.scores(by_name, TEXT, PLAN)})
     assert copy.read_text(encoding="utf-8") == text
     sympformer_page.draw(by_name, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"

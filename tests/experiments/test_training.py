@@ -34,7 +34,7 @@ LINEAR = "docs.experiments.baselines:LINEAR_ATTENTION"
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("softmax", {}),
     (LINEAR, {"kind": "elu"}),
-    ("higher_order", {"order": 3, "alpha": 1.0, "policy": "signed"}),
+    ("higher_order", {"order": 3, "alpha": 1.0, "normaliser": "signed"}),
 ]
 
 

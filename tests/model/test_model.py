@@ -18,7 +18,7 @@ import refattn as ra
 from refattn import backends, counter, model, tree
 from refattn.model import decode, network
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
-from refattn.verify import gradients
+from refattn.verify.itself import gradients
 from tests.conftest import Arrays, Library
 from tests.test_equation_ids import id_problems, line_problems, trace_of
 

@@ -26,7 +26,7 @@ GAMMA = 1.2e-4  # forces are about 0.06 here, and rates up to 3e-3
 
 
 def chosen(data: str, **changes: Any) -> settings.Settings:
-    block = {"steps": 3, "kind": "soft", "learn_step": True, "learn_tau": True}
+    block = {"steps": 3, "threshold": "soft", "learn_step": True, "learn_tau": True}
     return settings.build("graph_energy", SMALL | {"data": data, "gamma": GAMMA, "block": block} | changes)
 
 
@@ -105,16 +105,16 @@ def test_the_force_is_the_norm_of_the_gradient_of_the_energy() -> None:
     """By differences of the energy, where the graph is symmetric and there is one, of one head at a time."""
     record = ra.mechanism("graph_energy")
     x = counter.normal((1, 5, 4), seed=3, purpose="gamma")
-    params = record.block.init(record.block.Config(width=4, heads=1, symmetrise="min", steps=2), like=x)
+    params = record.block.init(record.block.Config(width=4, heads=1, graph="min", steps=2), like=x)
     context = ra.Context()
     _, saved = record.block.forward(params, record.block.start(params, x, context), context)
-    inner = saved.core.inner.flow
-    law, graph, start, end = inner.law, inner.graph, inner.start, inner.states[-1]
+    system: Any = saved.core.system
+    start, end = system.start, saved.core.scores
 
     def energy(at: Any) -> float:
         between = at[0, 0, :, 0][None, :] - at[0, 0, :, 0][:, None]
-        own = 0.5 * float(law.mu.item()) * np.sum((at - start) ** 2)
-        return float(own + 0.5 * float(law.kappa.item()) * np.sum(graph[0, 0] * (1.0 - np.cos(between))))
+        own = 0.5 * float(system.mu.item()) * np.sum((at - start) ** 2)
+        return float(own + 0.5 * float(system.kappa.item()) * np.sum(system.links[0, 0] * (1.0 - np.cos(between))))
 
     h, slopes = 1e-5, []
     for j in range(5):

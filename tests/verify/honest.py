@@ -9,11 +9,10 @@ import numpy as np
 
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
-from refattn.verify.adapter import Result
-from refattn.verify.budget import Truth, evaluate, truth
-from refattn.verify.compare import Verdict
-from refattn.verify.mutants import kernel
-from refattn.verify.run import judge
+from refattn.verify.blame.mutants import kernel
+from refattn.verify.judge.budget import evaluate, truth
+from refattn.verify.judge.compare import judge
+from refattn.verify.outcome import Result, Truth, Verdict
 
 
 def results(record: Mechanism, case: Case, known: Truth, dtype: str) -> Iterator[tuple[str, Result]]:

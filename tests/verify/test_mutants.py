@@ -13,11 +13,10 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.golden.storage import chop_to, round_to
-from refattn.verify import gradients
-from refattn.verify.budget import truth
-from refattn.verify.compare import compare
-from refattn.verify.mutants import FAULTS, KINDS, Mutant, applies, census, changed_by, kernel, kill_rate, mutants
-from refattn.verify.run import judge
+from refattn.verify.blame.mutants import FAULTS, KINDS, Mutant, applies, census, changed_by, kernel, kill_rate, mutants
+from refattn.verify.itself import gradients
+from refattn.verify.judge.budget import truth
+from refattn.verify.judge.compare import compare, judge
 
 RECORD = ra.mechanism("softmax")
 

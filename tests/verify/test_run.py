@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.verify.adapter import LoadError
-from refattn.verify.compare import Verdict
-from refattn.verify.run import DTYPES, Outcome, Report, verify, verify_case
+from refattn.golden.storage import DTYPES
+from refattn.verify.foreign.adapter import LoadError
+from refattn.verify.outcome import Outcome, Report, Verdict
+from refattn.verify.run import verify, verify_case
 
 CASES = ("tiny", "causal-tail", "grouped", "empty-rows")
 RECORD = ra.mechanism("softmax")

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.verify.gradients import resized
+from refattn.verify.itself.samples import resized
 from refattn.verify.run import verify
 from refattn.verify.shrink import smallest
 

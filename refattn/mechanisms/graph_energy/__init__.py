@@ -1,34 +1,84 @@
-"""Graph energy attention: scores flow on the graph of the tokens, down the gradient of an energy."""
+"""Graph energy attention: scores flow on the graph of the tokens, down the gradient of an energy.
+
+What to read, in this order:
+
+- `dense`: the definition, GE.1 to GE.16 and their adjoints: graph, flow and readout, with every pair at once.
+- `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
+- `options`: what each option means: integrators, thresholds, links, and what is taken where nothing is given.
+- `core`: the public map of q, k and v: checks, and which form and solver runs; `csr` and `analytic` hold sparse graphs
+  and the check of couplings of your own.
+- `system`: the flow as a system of its own, x' = v(x), with its energy.
+- `layer.block`: projections around the core, GE.17 to GE.24; `layer.learned`: the numbers of a block, GE.20 to GE.28;
+  `layer.stream`: token by token; `layer.hierarchy`, `layer.sharing`, `layer.regularisers`: levels of tokens, parameters
+  that tokens share, sums that are added to a loss.
+- `forms`: the same sums over pairs in tiles, as matrix products, on sparse graphs.
+- `solvers`: steps whose length is chosen or that are equations, flows that stop, the gradient at an equilibrium.
+- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
+"""
 
 from __future__ import annotations
 
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.graph_energy import block as _block
+from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core as _core
-from refattn.mechanisms.graph_energy import diagnostics as _diagnostics
-from refattn.mechanisms.graph_energy import flow as _flow
-from refattn.mechanisms.graph_energy import graph as _graph
-from refattn.mechanisms.graph_energy import learned as _learned
-from refattn.mechanisms.graph_energy import loops as _loops
-from refattn.mechanisms.graph_energy import readout as _readout
-from refattn.mechanisms.graph_energy import stream as _stream
-from refattn.mechanisms.graph_energy.cases import CASES as _CASES
-from refattn.mechanisms.graph_energy.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.graph_energy import dense as _dense
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
-from refattn.mechanisms.graph_energy.couplings import Coupling
-from refattn.mechanisms.graph_energy.energies import energy, residual, steps_taken
-from refattn.mechanisms.graph_energy.forms import FORMS as _FORMS
-from refattn.mechanisms.graph_energy.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.graph_energy.magnitudes import STORED as _STORED
-from refattn.mechanisms.graph_energy.options import USUAL as _USUAL
-from refattn.mechanisms.graph_energy.sparse import CSR, nearest_graph, sparse_graph, window_graph
+from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.forces import Coupling, Polynomial
+from refattn.mechanisms.graph_energy.forms.sparse import nearest_graph, sparse_graph, window_graph
+from refattn.mechanisms.graph_energy.judge import loops as _loops
+from refattn.mechanisms.graph_energy.judge.cases import CASES as _CASES
+from refattn.mechanisms.graph_energy.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.graph_energy.judge.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.graph_energy.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.graph_energy.layer import block as _block
+from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
+from refattn.mechanisms.graph_energy.layer import learned as _learned
+from refattn.mechanisms.graph_energy.layer import stream as _stream
+from refattn.mechanisms.graph_energy.options import (
+    FAMILIES,
+    RK4,
+    RK45,
+    CausalMirror,
+    Directed,
+    DiscreteGradient,
+    Euler,
+    Given,
+    Hard,
+    Heun,
+    ImplicitMidpoint,
+    Kernel,
+    Mean,
+    Min,
+    Proximal,
+    Soft,
+    Start,
+)
+from refattn.mechanisms.graph_energy.system import energy, residual, steps_taken
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = [
     "CSR",
+    "RK4",
+    "RK45",
+    "CausalMirror",
     "Coupling",
+    "Directed",
+    "DiscreteGradient",
+    "Euler",
+    "Given",
+    "Hard",
+    "Heun",
+    "ImplicitMidpoint",
+    "Kernel",
+    "Mean",
+    "Min",
+    "Polynomial",
+    "Proximal",
     "Saved",
+    "Soft",
+    "Start",
     "backward",
     "energy",
     "forward",
@@ -43,16 +93,18 @@ __all__ = [
 _TITLE = "Graph energy attention"
 _READS = ("mask", "key_mask", "causal", "memory", "memory_mask", "positions", "draws")
 _BLOCK = Block(_block, _TITLE, _READS)
+_LEARNED = {"learn_tau": True, "learn_step": True, "step": 0.2, "steps": 3}
 
 record = Mechanism(
     name="graph_energy",
     title=_TITLE,
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
-    tagged=(_graph, _flow, _readout, _block, _learned),
+    tagged=(_dense, _block, _learned),
     around=(_learned,),
     loops=_loops,
-    forms=tuple(_FORMS),
-    defaults={**_USUAL, "mask": None, "causal": False, "form": "auto"},
+    forms=tuple(_core.FORMS),
+    defaults=defaults_of(forward),
+    families=FAMILIES,
     reads=_READS,
     core=_core,
     block=_BLOCK,
@@ -72,13 +124,13 @@ record = Mechanism(
     stored=_STORED,
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),
-    differentiable=("mu", "kappa", "scale", "tau", "step"),
+    differentiable=("mu", "kappa", "scale", "step", "tau", "coefficients"),
     one_sequence=True,
     configs=(
-        {"kind": "proximal", "tau": 0.2, "learn_tau": True, "learn_step": True, "step": 0.2, "steps": 3},
-        {"graph_scores": "kk", "kind": "soft", "tau": 0.1, "learn_tau": True, "symmetrise": "min", "steps": 3},
-        {"graph_scores": "kk", "state": "query", "steps": 3},
-        {"classes": 2, "coupling": "polynomial", "step": 0.2, "kind": "soft", "tau": 0.1, "steps": 3},
+        {"threshold": "proximal(tau=0.2)", **_LEARNED},
+        {"graph": "min(over='keys')", "threshold": "soft(tau=0.1)", "learn_tau": True, "steps": 3},
+        {"graph": "min(over='keys')", "state": "query", "steps": 3},
+        {"classes": 2, "coupling": "polynomial(coefficients=(1.0, 0.0))", "step": 0.2, "threshold": "soft(tau=0.1)"},
     ),
     stream=ModuleStream(_stream, _BLOCK),
     diagnostics=_diagnostics,

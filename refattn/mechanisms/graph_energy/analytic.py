@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS, Coupling
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, Coupling
 from refattn.xp import Array, arange, concrete, namespace
 
 POINTS = 400

@@ -1,27 +1,39 @@
-"""The public core of graph energy attention: arguments are checked once, cast once, and handed on."""
+"""The public core of graph energy attention: arguments are checked once, cast once, and handed to the definition.
+
+The definition takes explicit steps with every pair at once. Other forms sum over pairs another way, and other
+integrators take the steps another way: `flow_of` says which files these are.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import (
-    check_arrays,
-    check_causal,
-    check_gradient,
-    check_is,
-    check_mask,
-    check_qkv,
-)
-from refattn.mechanisms.graph_energy import attend
-from refattn.mechanisms.graph_energy.couplings import Coupling
-from refattn.mechanisms.graph_energy.forms import form_of, module_of
-from refattn.mechanisms.graph_energy.given import check_jitter
-from refattn.mechanisms.graph_energy.options import NUMBERS, USUAL, Options, check_options
-from refattn.mechanisms.graph_energy.polynomial import check_coefficients
-from refattn.mechanisms.graph_energy.sparse import CSR
-from refattn.ops.masks import Causal, allowed_pairs, causal_offset
-from refattn.xp import Array, namespace, raised
+from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, fits
+from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
+from refattn.mechanisms.graph_energy import dense
+from refattn.mechanisms.graph_energy import options as kinds
+from refattn.mechanisms.graph_energy.analytic import check_coupling
+from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Polynomial, polynomial
+from refattn.mechanisms.graph_energy.forms import pairs, products, sparse, tiled
+from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
+from refattn.mechanisms.graph_energy.solvers import equilibrium, steps
+from refattn.mechanisms.graph_energy.system import System, energy_backward, system_of
+from refattn.mechanisms.record import Unsupported
+from refattn.ops.masks import Causal, allowed_pairs
+from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
+
+FORMS = {"dense": pairs, "products": products, "tiled": tiled}
+
+DENSE_UP_TO = 64 * 64
+"""Differences of scores of one head up to which `form="auto"` takes the dense form."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +58,13 @@ class Saved:
     scores: Array
     shape: tuple[int, ...]  # of the output
     like: Array  # an input, for its dtype
-    given: dict[str, tuple[int, ...]]  # shapes of the differentiable options that have a gradient
     options: Options
-    inner: attend.Saved
+    inner: dense.Saved
+
+    @property
+    def system(self) -> System:
+        """The flow as a system of its own, x' = v(x)."""
+        return system_of(self.inner.graph, _sums(self.form))
 
 
 def forward(
@@ -57,36 +73,22 @@ def forward(
     v: Array,
     *,
     state: str = "token",
-    coupling: str | Coupling | None = None,
-    coefficients: Array | tuple[float, ...] | None = None,
+    coupling: str | Coupling | Polynomial | None = None,
     intrinsic: str = "anchor",
     mu: float | Array = 1.0,
     kappa: float | Array = 1.0,
-    tau: float | Array | None = None,
     step: float | Array | None = None,
     steps: int = 10,
-    integrator: str = "euler",
-    accuracy: float = 1e-6,
-    max_nfe: int = 10000,
-    stop_force: float | None = None,
-    stop_plateau: float | None = None,
-    stop_level: float | None = None,
-    symmetrise: str | None = None,
-    graph: Array | CSR | None = None,
-    graph_scores: str = "qk",
-    start: Array | None = None,
-    jitter: Array | None = None,
+    integrator: str | Integrator = "euler",
+    threshold: str | Threshold = "hard",
+    graph: str | Links | Array | CSR | None = None,
+    start: Array | Start | None = None,
     mask: Array | None = None,
     causal: Causal = False,
     scale: float | Array | None = None,
     bias: Array | None = None,
-    kind: str = "hard",
-    signed: bool | None = None,
-    straight_through: bool = False,
-    empty: str = "argmax",
-    adjoint: str = "unroll",
-    checkpoint: int | None = None,
     form: str = "auto",
+    **old: Any,
 ) -> tuple[Array, Saved]:
     """Attention whose scores first flow on the graph of the tokens, down the gradient of an energy.
 
@@ -96,57 +98,40 @@ def forward(
         (b, h, n, d), float64, float32, float16 or bfloat16; the last two are computed in float32.
     k
         (b, g, n, d) with g a divisor of h: each key/value head serves h/g consecutive query heads. As many tokens as q,
-        unless `graph_scores` is "kk".
+        unless the links are over keys.
     v
         (b, g, n, e).
     state
         What flows: "token": a score of each token, which weighs its attention scores; "query": for each query its
         attention distribution; "feature": the values themselves, which then are the output.
     coupling
-        "sin", "tanh", "identity", "arctan", "sinh", "cubic" or "polynomial": how two scores act on each other; None
-        means "sin", and "tanh" in state "feature". Or a `Coupling` of your own, an odd analytic function with its
-        derivatives, which is checked when it is first used. See `refattn.mechanisms.graph_energy.couplings`.
-    coefficients
-        (m,): of the coupling "polynomial", g(x) = sum_n coefficients[n] x^(2n+1), and of no other.
+        How two scores act on each other: "sin", "tanh", "identity", "arctan", "sinh", "cubic", or a `Polynomial`, as
+        text "polynomial(coefficients=(1.0, -0.2))"; None means "sin", and "tanh" in state "feature". Or a `Coupling` of
+        your own, an odd analytic function with its derivatives, which is checked when it is first used.
     intrinsic
         "anchor": a score is drawn to where it started; "none"; "double_well".
     mu, kappa
         Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
-        node, which `refattn.mechanisms.graph_energy.sharing` takes from a table.
-    tau
-        Threshold, at least 0: a number, or an array (h,). None means 0.4 for "token", a quarter of the mean weight for
-        "query" and 0 for "feature".
+        node, which `refattn.mechanisms.graph_energy.layer.sharing` takes from a table.
     step
         h, above 0: a number, or an array (h,). None means 1/L, where an Euler step lowers the energy up to 2/L.
     steps
         How many; with 0 scores stay where they start.
     integrator
-        "euler", "heun", "rk4": fixed explicit steps; "rk45": Dormand and Prince, with steps as long as `accuracy`
-        allows, over the same time; "implicit_midpoint"; "discrete_gradient": the energy falls with every step, of any
-        length.
-    accuracy
-        Of "rk45": the error of a step, relative to 1 plus the size of a score.
-    max_nfe
-        Of "rk45": how many rates it may evaluate.
-    stop_force, stop_plateau, stop_level
-        A channel stops where no rate is larger, where its energy has changed by no more in three steps (relative to 1
-        plus its size), or where its energy is no larger. None: it takes all steps.
-    symmetrise
-        Which links the graph has: "kernel", "mean", "min", "none" or "causal_mirror"; see
-        `refattn.mechanisms.graph_energy.graph`. None means "kernel" ("min" for "query"), and where scores are causal
-        "none" ("causal_mirror" for "query").
+        "euler", "heun", "rk4": fixed explicit steps; "rk45": as long as its `accuracy` allows, over the same time;
+        "implicit_midpoint"; "discrete_gradient": the energy falls with every step, of any length. Or an `Integrator`,
+        as text "heun(checkpoint=4)", which may also stop early, and take the gradient at an equilibrium.
+    threshold
+        "hard" (below tau: 0), "soft" (tau is subtracted) or "proximal" (after every step of Euler). Or a `Threshold`,
+        as text "soft(tau=0.1)", which also says what becomes of a row without scores.
     graph
-        Links of your own in place of those: an array (n, n), or one for each head, of weights or booleans, which hold
-        where i may attend j; or a sparse one, `refattn.mechanisms.graph_energy.CSR`, which `window_graph`,
-        `nearest_graph` and `sparse_graph` make. It is a constant of the backward.
-    graph_scores
-        "qk": links come from the scores of the tokens; "kk": from those of keys with keys, and the queries, any number
-        of them, are no nodes. Keys that no query may attend are none either.
+        Which links the graph has: "kernel", "mean", "min", "none" or "causal_mirror", or a `Links`, as text
+        "kernel(over='keys')", whose nodes are the keys, for queries that are others. None means "kernel" ("min" for
+        "query"), and where scores are causal "none" ("causal_mirror" for "query"). Or links of your own: an array
+        (n, n), or one for each head, or a sparse one, a `CSR`; over keys in a `Given`.
     start
-        Where scores start, in state "token": an array that broadcasts to (b, h, n). None: the sigmoid of s_jj.
-    jitter
-        Broadcastable to the scores (b, h, n, c): what is added to where scores start, but not to the anchor; a constant
-        of the backward. Draws of `refattn.counter.normal`, which a seed fixes, take scores off an unstable rest.
+        Where scores start, in state "token": an array that broadcasts to (b, h, n); None: the sigmoid of s_jj. A
+        `Start` may add a jitter.
     mask
         Boolean, broadcastable to (b, h, n, n); True = may attend. Padding has to be masked as keys and as queries.
     causal
@@ -154,26 +139,10 @@ def forward(
     scale
         Factor of the scores; None means 1/sqrt(d).
     bias
-        Broadcastable to (b, h, n, n): what is added to the scores, such as that of a table, see `.sharing`.
-    kind
-        The threshold: "hard" (below tau: 0), "soft" (tau is subtracted) or "proximal" (step times tau is subtracted
-        after every step of Euler, which lowers the energy plus tau times the sum of the scores).
-    signed
-        Whether |x| is compared with tau; None means only in state "feature".
-    straight_through
-        Whether the gradient passes a hard threshold by.
-    empty
-        What becomes of a row whose scores are all below tau: "argmax", "dense", "zero" or "error"; see
-        `refattn.mechanisms.graph_energy.readout`.
-    adjoint
-        "unroll": the gradient of the steps that were taken; "implicit": that of the equilibrium, which they have
-        to have reached, see `refattn.mechanisms.graph_energy.equilibrium`.
-    checkpoint
-        Every how many steps a state is kept for the backward, which takes the steps between again, to the same bits;
-        None: all of every step is kept. The square root of `steps` needs the least memory.
+        Broadcastable to (b, h, n, n): what is added to the scores.
     form
         "dense" (every difference of scores at once), "products" (matrix products: the couplings "sin", "identity" and
-        "cubic"), "tiled" (a few rows of differences at a time) or "auto".
+        "cubic", and polynomials), "tiled" (a few rows of differences at a time) or "auto".
 
     Returns
     -------
@@ -189,13 +158,14 @@ def forward(
     ValueError
         Where a shape, a number, a choice or a device does not fit, or the graph would let the future act on the past.
     FloatingPointError
-        Where scores diverge, or a row is emptied and `empty` is "error".
+        Where scores diverge, or a row is emptied and the threshold says "error".
     ArithmeticError
-        Where "rk45" would need more evaluations than `max_nfe`.
+        Where "rk45" would need more evaluations than its `max_nfe`, or a step that is an equation has no solution near.
 
     Notes
     -----
-    Equations GE.1 to GE.16, written out in `.graph`, `.flow` and `.readout`. Numbers that are not finite propagate.
+    Equations GE.1 to GE.16, written out in `refattn.mechanisms.graph_energy.dense`. Numbers that are not finite
+    propagate.
 
     Examples
     --------
@@ -206,39 +176,32 @@ def forward(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    given = {name: value for name, value in locals().items() if name in USUAL}
-    xp = check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
-    check_qkv(q, k, v)
-    plane = (*q.shape[:3], k.shape[2])
-    channels = {"token": 1, "query": q.shape[2], "feature": v.shape[3]}.get(state, 1)
-    given["jitter"] = check_jitter(jitter, q, (*q.shape[:2], k.shape[2], channels))
-    options = check_options(q, k.shape[2], causal=check_causal(causal) is not False, **given)
-    if mask is not None and isinstance(graph, CSR):
-        raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges that it hides")
-    mask = check_mask(mask, plane)
-    allowed = allowed_pairs(mask, causal_offset(causal, *plane[2:]), (0, plane[2]), (0, plane[3]), q)
+    renamed("graph_energy", old, kinds.RENAMED)
+    given = {"state": state, "coupling": coupling, "intrinsic": intrinsic, "mu": mu, "kappa": kappa, "step": step}
+    given |= {"steps": steps, "integrator": integrator, "threshold": threshold, "graph": graph, "start": start}
+    call = enter(q, k, v, mask=mask, causal=causal)
+    is_causal, masked = call.offset is not None, mask is not None
+    options = checked(call.q, call.k, call.v, masked=masked, causal=is_causal, **given, scale=scale, bias=bias)
+    allowed = allowed_pairs(call.mask, call.offset, (0, call.plane[2]), (0, call.plane[3]), q)
     if allowed is not None:
-        allowed = xp.broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *plane[2:]))
-    chosen = form_of(form, options, q, v)
-    out, inner = equations.active(attend).forward(
-        raised(q), raised(k), raised(v), allowed=allowed, options=options, form=module_of(chosen)
+        allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
+    chosen = _form(form, options, call.plane, v.shape[3])
+    options = replace(options, attends=chosen == "dense")
+    out, inner = equations.active(dense).forward(
+        call.q,
+        call.k,
+        call.v,
+        allowed=allowed,
+        options=options,
+        flow=flow_of(options, chosen),
     )
-    attend.check_scores(inner)
-    if coefficients is not None:
-        given["coefficients"] = check_coefficients(coefficients, q)
-    shapes = {name: tuple(getattr(given[name], "shape", ())) for name in NUMBERS if given[name] is not None}
-    saved = Saved(
-        chosen,
-        inner.readout.weights,
-        inner.graph.graph,
-        inner.readout.x,
-        tuple(out.shape),
-        q,
-        shapes,
-        options,
-        inner,
-    )
-    return xp.astype(out, q.dtype, copy=False), saved
+    if options.threshold.empty == "error" and (filled := inner.readout.filled) is not None:
+        dead = False if allowed is None else ~namespace(q).any(allowed, axis=-1, keepdims=True)
+        options.threshold.check_filled(filled | dead)
+    _check_scores(inner)
+    readout = inner.readout
+    saved = Saved(chosen, readout.weights, inner.graph.links, readout.x, tuple(out.shape), q, options, inner)
+    return call.back(out), saved
 
 
 def backward(
@@ -259,15 +222,15 @@ def backward(
         (b, h, n, e): gradient of the loss with respect to `out`.
     d_weights, d_scores, d_graph
         Gradients with respect to `saved.weights`, `saved.scores` and `saved.graph`, of their shapes, where the loss
-        depends on them, as with `refattn.mechanisms.graph_energy.regularisers`.
+        depends on them, as with `refattn.mechanisms.graph_energy.layer.regularisers`.
     d_energy
         (b, h): gradient with respect to the energy after the last step, where the loss depends on it.
 
     Returns
     -------
     dict of str to Array
-        "q", "k", "v", "mu" and "kappa", and "scale", "tau", "step", "bias", "start" and "coefficients" where given,
-        each of the shape of its argument. A step that was not given is a constant.
+        "q", "k", "v", "mu" and "kappa", and "scale", "step", "bias", "start", "tau" of the threshold and "coefficients"
+        of a polynomial where given, each of the shape of its argument. A step that was not given is a constant.
 
     Raises
     ------
@@ -275,26 +238,261 @@ def backward(
         Where a gradient is of a wrong type, dtype, shape, library or device, or `d_energy` is given and the graph has
         no energy.
     ArithmeticError
-        Where `adjoint` is "implicit", and the scores are not at rest or near a bifurcation.
+        Where the integrator's `adjoint` is "implicit", and the scores are not at rest or near a bifurcation.
 
     Notes
     -----
-    Equations dGE.1 to dGE.16: the adjoint of the steps that were taken. Called twice it gives the same bits.
+    Equations dGE.1 to dGE.16 of `refattn.mechanisms.graph_energy.dense`: the adjoint of the steps that were taken.
+    Called twice it gives the same bits.
     """
-    check_is("saved", saved, Saved)
-    check_gradient("d_out", d_out, saved.shape, saved.like)
-    xp, like = namespace(saved.like), raised(saved.like)
+    check_saved(saved, Saved)
     if d_weights is not None and saved.weights is None:
         raise ValueError('d_weights was given, but state="feature" has no weights')
     if d_graph is not None and isinstance(saved.graph, CSR):
         raise ValueError("d_graph was given, but a sparse graph is a constant")
-    read = {"weights": d_weights, "scores": d_scores, "graph": d_graph, "energy": d_energy}
-    for name, gradient in read.items():
-        if gradient is not None:
-            shape = saved.like.shape[:2] if name == "energy" else getattr(saved, name).shape
-            check_gradient(f"d_{name}", gradient, tuple(shape), saved.like)
-            read[name] = xp.astype(gradient, like.dtype, copy=False)
-    d_result = xp.astype(d_out, like.dtype, copy=False)
-    gradients = equations.active(attend).backward(saved.inner, d_result, read)
-    gradients |= {name: xp.reshape(gradients[name], shape) for name, shape in saved.given.items()}
-    return {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in ("q", "k", "v", *saved.given)}
+    needs = {"weights": saved.weights, "scores": saved.scores, "graph": saved.graph}
+    shapes = {name: () if x is None else tuple(x.shape) for name, x in needs.items()}
+    d_out, d_weights, d_scores, d_graph, d_energy = upstream(
+        saved.like,
+        d_out=(d_out, saved.shape),
+        d_weights=(d_weights, shapes["weights"]),
+        d_scores=(d_scores, shapes["scores"]),
+        d_graph=(d_graph, shapes["graph"]),
+        d_energy=(d_energy, tuple(saved.like.shape[:2])),
+    )
+    read: dict[str, Any] = {"weights": d_weights, "scores": d_scores, "graph": d_graph}
+    more: dict[str, Array] = {}
+    if d_energy is not None:
+        by_energy, more = energy_backward(saved, d_energy)
+        read |= {n: x if read.get(n) is None else read[n] + x for n, x in by_energy.items()}
+    flow = flow_of(saved.options, saved.form)
+    gradients = equations.active(dense).backward(saved.inner, d_out, flow=flow, **read)
+    gradients |= {name: gradients[name] + x for name, x in more.items()}
+    xp, numbers = namespace(d_out), saved.options.numbers
+    gradients |= {name: xp.reshape(gradients[name], shape) for name, shape in numbers.items()}
+    return returned(gradients, ("q", "k", "v", *numbers), saved.like)
+
+
+# --- dispatch
+
+
+def _form(form: str, options: Options, plane: tuple[int, ...], width: int) -> str:
+    """Return the form to run, "sparse" for a sparse graph."""
+    if isinstance(options.graph, CSR):
+        if form != "auto":
+            raise ValueError(f'form: got "{form}" with a sparse graph, needs "auto"')
+        return "sparse"
+    n, channels = plane[3], {"token": 1, "query": plane[2], "feature": width}[options.state]
+    solves = isinstance(options.integrator, kinds.DiscreteGradient)
+    usual = "tiled" if options.coupling.terms is None or solves else "products"
+    chosen = form_of(form, FORMS, usual="dense" if n * n * channels <= DENSE_UP_TO else usual)
+    if chosen == "products" and solves:
+        raise Unsupported('form: got "products" with integrator="discrete_gradient", needs "tiled" or "dense"')
+    return chosen
+
+
+def flow_of(options: Options, form: str) -> Any:
+    """Return what takes the steps in place of the definition; None where that does."""
+    how = options.integrator
+    plain = (
+        isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4))
+        and how.adjoint == "unroll"
+        and how.checkpoint is None
+        and how.stops is None
+    )
+    if form == "dense" and plain:
+        return None
+    way = equations.active(equilibrium if how.adjoint == "implicit" else steps)
+    return SimpleNamespace(forward=partial(way.forward, form=_sums(form)), backward=way.backward)
+
+
+def _sums(form: str) -> ModuleType:
+    """Return the module that sums over pairs."""
+    return sparse if form == "sparse" else FORMS[form]
+
+
+def _check_scores(inner: dense.Saved) -> None:
+    """Raise where finite scores have become infinite."""
+    if all_finite(inner.readout.x) is not False:
+        return
+    links = inner.graph.links.data if isinstance(inner.graph.links, CSR) else inner.graph.links
+    if all_finite(inner.graph.start) is False or all_finite(links) is False:
+        return  # so were the inputs
+    at = next(n for n, x in enumerate(inner.flow.states) if all_finite(x) is False)
+    raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.flow.step}")
+
+
+# --- checks
+
+
+def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given: Any) -> Options:
+    """Return the options of a call; raise where one does not fit."""
+    nodes, state = k.shape[2], kinds.choice("state", given["state"], kinds.STATES)
+    integrator, threshold, start = (kinds.FAMILIES[name](given[name]) for name in ("integrator", "threshold", "start"))
+    graph: Any = given["graph"]
+    if graph is None:
+        usual: dict[bool, tuple[Links, Links]] = {
+            True: (kinds.Directed(), kinds.CausalMirror()),
+            False: (kinds.Kernel(), kinds.Min()),
+        }
+        graph = usual[causal][state == "query"]
+    elif not isinstance(graph := kinds.FAMILIES["graph"](graph), Links):
+        graph = kinds.Given(links=graph)
+    links = next((name for name, kind in kinds.LINKS.items() if type(graph) is kind), "given")
+    if graph.over == "tokens" and q.shape[2] != nodes:
+        raise ValueError(
+            f"k: got {nodes} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph, unless its "
+            "links are over keys: graph=\"kernel(over='keys')\""
+        )
+    if isinstance(graph, kinds.Given):
+        _check_given(graph.links, q, nodes, causal, integrator)
+        if causal and given["step"] is None:
+            raise ValueError(
+                "step: got None with causal scores and a graph, whose degrees it would follow; needs a number"
+            )
+        if masked and isinstance(graph.links, CSR):
+            raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges it hides")
+    if causal:
+        _check_causal(state, links, graph.over, integrator)
+    if graph.over == "keys":
+        _check_over_keys(state, links, start)
+    if links == "none" and integrator.reads_energy:
+        raise ValueError(
+            'graph: got "none", which has no energy, with an integrator that needs one, or a stop by energy; needs '
+            "another graph"
+        )
+    if isinstance(threshold, kinds.Proximal):
+        _check_proximal(integrator)
+    usual_coupling, numbers = "tanh" if state == "feature" else "sin", dict[str, tuple[int, ...]]()
+    coupling = kinds.FAMILIES["coupling"](usual_coupling if given["coupling"] is None else given["coupling"])
+    if isinstance(coupling, Polynomial):
+        a = coupling.array(q)
+        numbers["coefficients"] = tuple(a.shape)
+        coupling = polynomial([a[n] for n in range(a.shape[0])])
+    elif isinstance(coupling, Coupling):
+        check_coupling(coupling, q)
+    else:
+        coupling = COUPLINGS[coupling]
+    found = {name: check_per_head(name, given[name], q) for name in ("kappa", "step")}
+    found |= {"mu": check_per_head("mu", given["mu"], q, nodes), "tau": check_per_head("tau", threshold.tau, q)}
+    if causal and given["step"] is None and len(getattr(given["mu"], "shape", ())) == 2:
+        raise ValueError("step: got None with causal scores and a mu of each node, which it would follow; needs one")
+    _check_signs(found)
+    channels = {"token": 1, "query": q.shape[2], "feature": v.shape[3]}[state]
+    if start.at is not None and state != "token":
+        raise ValueError(f'start: got an array with state="{state}", which has its own; needs None')
+    jitter = check_broadcasts("jitter", start.jitter, q, (*q.shape[:2], nodes, channels))
+    if jitter is not None:
+        jitter = namespace(jitter).broadcast_to(jitter, (*q.shape[:2], nodes, channels))
+    scale = given["scale"]
+    if scale is not None:
+        scale = check_number("scale", scale)
+        if is_array(scale):
+            scale = check_arrays(q=q, scale=scale).astype(scale, raised(q).dtype)
+    shown = {**{name: given[name] for name in ("mu", "kappa", "step", "scale", "bias")}, "tau": threshold.tau}
+    shown["start"] = start.at
+    numbers |= {name: tuple(getattr(x, "shape", ())) for name, x in shown.items() if x is not None}
+    kinds.whole("steps", given["steps"], 0)
+    return Options(
+        state=state,
+        coupling=coupling,
+        intrinsic=INTRINSICS[kinds.choice("intrinsic", given["intrinsic"], tuple(INTRINSICS))],
+        mu=found["mu"],
+        kappa=found["kappa"],
+        step=found["step"],
+        steps=given["steps"],
+        integrator=integrator,
+        threshold=threshold,
+        tau=found["tau"],
+        signed=state == "feature" if threshold.signed is None else threshold.signed,
+        links=links,
+        over_keys=graph.over == "keys",
+        graph=graph.links if isinstance(graph, kinds.Given) else None,
+        start=check_broadcasts("start", start.at, q, (*q.shape[:2], nodes)),
+        jitter=jitter,
+        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
+        bias=check_broadcasts("bias", given["bias"], q, (*q.shape[:3], nodes)),
+        numbers=numbers,
+        attends=True,
+    )
+
+
+def _check_signs(numbers: Mapping[str, Any]) -> None:
+    for name, needs in (("tau", "at least 0"), ("step", "above 0")):
+        value = numbers[name]
+        if value is not None and concrete(kinds.any_of(value < 0.0 if name == "tau" else value <= 0.0)):
+            raise ValueError(f"{name}: got {value}, needs a number {needs}")
+    for name, effect in (("mu", "scores are driven away from where they start"), ("kappa", "scores repel each other")):
+        if concrete(kinds.any_of(numbers[name] < 0.0)):
+            warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=4)
+
+
+def _check_causal(state: str, links: str, over: str, integrator: Integrator) -> None:
+    if over == "keys":
+        raise ValueError(
+            'graph: got links over keys with causal scores, whose past depends on later keys; needs "none"'
+        )
+    if state != "query" and links not in ("none", "given"):
+        raise ValueError(
+            f'graph: got "{links}" with causal scores and state="{state}", where earlier scores would depend on later '
+            'tokens; needs "none", or state="query"'
+        )
+    if state == "query" and links in ("kernel", "min"):
+        raise ValueError(
+            f'graph: got "{links}" with causal scores, where no two tokens may attend each other; needs '
+            '"causal_mirror", "mean" or "none"'
+        )
+    if state != "query" and (
+        integrator.stops or isinstance(integrator, (kinds.RK45, kinds.ImplicitMidpoint, kinds.DiscreteGradient))
+    ):
+        name = integrator.stops or "integrator"
+        got = "a number" if integrator.stops else f'"{integrator.name}"'
+        raise ValueError(
+            f'{name}: got {got} with causal scores and state="{state}", where all tokens are one system and later '
+            'tokens would decide on steps of earlier ones; needs fixed explicit steps, or state="query"'
+        )
+
+
+def _check_over_keys(state: str, links: str, start: Start) -> None:
+    if state == "feature":
+        raise ValueError('graph: got links over keys with state="feature", whose output are its nodes')
+    if links == "causal_mirror":
+        raise ValueError('graph: got "causal_mirror" over keys, which have no order')
+    if state == "token" and start.at is None:
+        raise ValueError('start: got None with links over keys and state="token", needs an array: no q meets its own k')
+
+
+def _check_proximal(integrator: Integrator) -> None:
+    if not isinstance(integrator, kinds.Euler):
+        raise ValueError(f'integrator: got "{integrator.name}" with threshold="proximal", needs "euler"')
+    if integrator.adjoint == "implicit":
+        raise ValueError(
+            'adjoint: got "implicit" with threshold="proximal", whose rest is not that of the flow; needs "unroll"'
+        )
+    if integrator.stops:
+        raise ValueError(f'{integrator.stops}: got a number with threshold="proximal", needs None')
+
+
+def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Integrator) -> None:
+    """Raise where a graph is neither an array of links nor a sparse one, or does not fit the integrator."""
+    solves = (
+        isinstance(integrator, (kinds.ImplicitMidpoint, kinds.DiscreteGradient)) or integrator.adjoint == "implicit"
+    )
+    if isinstance(graph, CSR):
+        graph.check(q, nodes, causal)
+        if solves or integrator.reads_energy:
+            raise ValueError(
+                "graph: got a sparse one with an integrator or a gradient that solves systems of equations, or a stop "
+                "by energy; needs a dense one"
+            )
+        return
+    if not is_array(graph):
+        raise TypeError(f"graph: got {type(graph).__name__}, needs an array (n, n), or (b, h, n, n), or a CSR")
+    xp = check_arrays(q=q, graph=graph)
+    if not is_bool(graph) and not is_floating(graph):
+        raise TypeError(f"graph: got dtype {dtype_name(graph)}, needs bool or a floating one")
+    shape, full = tuple(graph.shape), (*q.shape[:2], nodes, nodes)
+    if not fits(shape, full) or shape[-2:] != full[-2:]:
+        raise ValueError(f"graph: got shape {shape}, needs {full}, or (n, n)")
+    if integrator.reads_energy and concrete(xp.all(graph == xp.matrix_transpose(graph))) is False:
+        raise ValueError("graph: got one that is not symmetric with what needs an energy; needs a symmetric one")

@@ -1,267 +1,452 @@
-"""The options of the core: checked once, and what is taken where they are not given."""
+"""The options of the core: what each means, what it is where it is not given, and whether it fits.
+
+Options that are one of several kinds are objects: an integrator, a threshold, the links of a graph. Each kind holds its
+own numbers; the core takes the object, its name, or text such as ``soft(tau=0.1)``, and makes `Options` of a call. Two
+numbers depend on the graph or the mask where they are not given: `step_of` and `tau_of`.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_arrays, check_is, check_number
-from refattn.mechanisms.graph_energy.analytic import check_coupling
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS, Coupling
-from refattn.mechanisms.graph_energy.given import (
-    check_bias,
-    check_checkpoint,
-    check_choices_of_steps,
-    check_graph,
-    check_max_nfe,
-    check_over_keys,
-    check_proximal,
-    check_start,
-    check_stop,
+from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.families import choose
+from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.forces import (
+    COUPLINGS,
+    Coupling,
+    Intrinsic,
+    Number,
+    Polynomial,
 )
-from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS, Intrinsic, Number
-from refattn.mechanisms.graph_energy.polynomial import check_coefficients, polynomial
-from refattn.mechanisms.graph_energy.sparse import CSR
-from refattn.mechanisms.graph_energy.tableaus import TABLEAUS
-from refattn.xp import Array, concrete, dtype_name, is_array, is_floating, namespace, raised
+from refattn.xp import Array, concrete, namespace
 
 STATES = ("token", "query", "feature")
-GRAPHS = ("kernel", "mean", "min", "none", "causal_mirror")
-EMPTY = ("argmax", "dense", "zero", "error")
-KINDS = ("hard", "soft", "proximal")
-SCORES = ("qk", "kk")
-ADJOINTS = ("unroll", "implicit")
 
-CHOICES = {
-    "state": STATES,
-    "coupling": (*COUPLINGS, "polynomial"),
-    "intrinsic": tuple(INTRINSICS),
-    "integrator": tuple(TABLEAUS),
-    "symmetrise": GRAPHS,
-    "graph_scores": SCORES,
-    "kind": KINDS,
-    "empty": EMPTY,
-    "adjoint": ADJOINTS,
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(choices)}")
+    return value
+
+
+def whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
+
+
+# --- links
+
+
+@dataclass(frozen=True)
+class Links:
+    """How attention becomes the links w of a graph.
+
+    Attributes
+    ----------
+    over
+        "tokens": links come from the scores of queries with keys, as many; "keys": from those of keys with keys, and
+        the queries, any number of them, are no nodes. Keys that no query may attend are none either.
+    """
+
+    over: str = "tokens"
+
+    def __post_init__(self) -> None:
+        choice("over", self.over, ("tokens", "keys"))
+
+
+class Kernel(Links):
+    """The softmax of the mean of s_ij and s_ji; has detailed balance, and with it an energy."""
+
+
+class Mean(Links):
+    """The mean of a_ij and a_ji: symmetric, with degrees of any size."""
+
+
+class Min(Links):
+    """The smaller of a_ij and a_ji: symmetric, with degrees of at most 1."""
+
+
+class Directed(Links):
+    """a_ij as it is: no symmetry, and no energy."""
+
+
+class CausalMirror(Links):
+    """a_ij for j < i, and a_ji for j > i: a symmetric link depends on nothing later than its later token."""
+
+
+@dataclass(frozen=True)
+class Given(Links):
+    """Links of your own: a constant of the backward.
+
+    Attributes
+    ----------
+    links
+        An array (n, n), or one for each head, of weights or booleans, which hold where i may attend j; or a `CSR`,
+        which `window_graph`, `nearest_graph` and `sparse_graph` make. Given as they are they are links over tokens.
+    """
+
+    links: Any = None
+
+
+LINKS: dict[str, type[Links]] = {
+    "kernel": Kernel,
+    "mean": Mean,
+    "min": Min,
+    "none": Directed,
+    "causal_mirror": CausalMirror,
 }
-"""The options that are one of several names."""
+"""What `graph` may be beside an array and None."""
 
-USUAL: dict[str, Any] = {
-    "state": "token",
-    "coupling": None,
-    "coefficients": None,
-    "intrinsic": "anchor",
-    "mu": 1.0,
-    "kappa": 1.0,
-    "tau": None,
-    "step": None,
-    "steps": 10,
-    "integrator": "euler",
-    "accuracy": 1e-6,
-    "max_nfe": 10000,
-    "stop_force": None,
-    "stop_plateau": None,
-    "stop_level": None,
-    "symmetrise": None,
-    "graph": None,
-    "graph_scores": "qk",
-    "start": None,
-    "jitter": None,
-    "scale": None,
-    "bias": None,
-    "kind": "hard",
-    "signed": None,
-    "straight_through": False,
-    "empty": "argmax",
-    "adjoint": "unroll",
-    "checkpoint": None,
+
+@dataclass(frozen=True)
+class Start:
+    """Where scores start.
+
+    Attributes
+    ----------
+    at
+        In state "token", an array that broadcasts to (b, h, n), in place of the sigmoid of s_jj.
+    jitter
+        Broadcastable to the scores (b, h, n, c): what is added to where scores start, but not to the anchor; a constant
+        of the backward. Draws of `refattn.counter.normal`, which a seed fixes, take scores off an unstable rest.
+    """
+
+    at: Array | None = None
+    jitter: Array | None = None
+
+
+# --- integrators
+
+
+@dataclass(frozen=True)
+class Integrator:
+    """How the flow is followed; an explicit method has alpha, a row for each stage, and beta of GE.8 and GE.11.
+
+    Attributes
+    ----------
+    adjoint
+        "unroll": the gradient of the steps that were taken; "implicit": that of the equilibrium, which they have
+        to have reached, see `refattn.mechanisms.graph_energy.solvers.equilibrium`.
+    checkpoint
+        Every how many steps a state is kept for the backward, which takes the steps between again, to the same bits;
+        None: all of every step is kept. The square root of `steps` needs the least memory.
+    stop_force, stop_plateau, stop_level
+        A channel stops where no rate is larger, where its energy has changed by no more in three steps (relative to 1
+        plus its size), or where its energy is no larger. None: it takes all steps.
+    """
+
+    adjoint: str = "unroll"
+    checkpoint: int | None = None
+    stop_force: float | None = None
+    stop_plateau: float | None = None
+    stop_level: float | None = None
+
+    alphas: ClassVar[tuple[tuple[float, ...], ...]] = ((),)
+    beta: ClassVar[tuple[float, ...]] = (1.0,)
+
+    def __post_init__(self) -> None:
+        choice("adjoint", self.adjoint, ("unroll", "implicit"))
+        if self.checkpoint is not None:
+            whole("checkpoint", self.checkpoint, 1)
+        for name in ("stop_force", "stop_plateau", "stop_level"):
+            value = getattr(self, name)
+            if value is not None:
+                check_number(name, value)
+                if name != "stop_level" and value < 0.0:
+                    raise ValueError(f"{name}: got {value}, needs a number at least 0")
+
+    @property
+    def name(self) -> str:
+        """What the option `integrator` calls it."""
+        return next(name for name, kind in INTEGRATORS.items() if type(self) is kind)
+
+    @property
+    def stops(self) -> str | None:
+        """The first condition by which channels stop, or None."""
+        names = ("stop_force", "stop_plateau", "stop_level")
+        return next((name for name in names if getattr(self, name) is not None), None)
+
+    @property
+    def reads_energy(self) -> bool:
+        """Whether a graph without an energy will not do."""
+        return self.stop_plateau is not None or self.stop_level is not None or isinstance(self, DiscreteGradient)
+
+
+class Euler(Integrator):
+    """x' = x + h v(x)."""
+
+
+class Heun(Integrator):
+    """The mean of the rates at x and at where Euler's step ends: of order 2."""
+
+    alphas, beta = ((), (1.0,)), (0.5, 0.5)
+
+
+class RK4(Integrator):
+    """The classical method of Runge and Kutta: of order 4."""
+
+    alphas = ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0))
+    beta = (1.0 / 6.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 6.0)
+
+
+@dataclass(frozen=True)
+class RK45(Integrator):
+    """Dormand and Prince, of order 5, with steps as long as the accuracy allows, over the same time.
+
+    Attributes
+    ----------
+    accuracy
+        The error of a step, relative to 1 plus the size of a score.
+    max_nfe
+        How many rates it may evaluate.
+    """
+
+    accuracy: float = 1e-6
+    max_nfe: int = 10000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("accuracy", self.accuracy, positive=True)
+        whole("max_nfe", self.max_nfe, 1)
+
+
+class ImplicitMidpoint(Integrator):
+    """x' = x + h v((x + x') / 2): of order 2."""
+
+
+class DiscreteGradient(Integrator):
+    """x' = x + h times the mean of v from x to x': the energy falls with every step, of any length."""
+
+
+INTEGRATORS: dict[str, type[Integrator]] = {
+    "euler": Euler,
+    "heun": Heun,
+    "rk4": RK4,
+    "rk45": RK45,
+    "implicit_midpoint": ImplicitMidpoint,
+    "discrete_gradient": DiscreteGradient,
 }
-"""What the options are where they are not given."""
 
-NUMBERS = ("coefficients", "mu", "kappa", "scale", "tau", "step", "bias", "start")
-"""The options that have a gradient."""
+
+# --- thresholds
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What becomes of small scores.
+
+    Attributes
+    ----------
+    tau
+        At least 0: a number, or an array (h,). None means 0.4 in state "token", a quarter of the mean weight in "query"
+        and 0 in "feature".
+    signed
+        Whether |x| is compared with tau; None means only in state "feature".
+    empty
+        What becomes of a row whose scores are all below tau. "argmax": all weight on the token with the largest
+        a_ij x_j, to which no gradient goes but that of its value; "dense": its attention; "zero": nothing; "error": a
+        FloatingPointError.
+    """
+
+    tau: Number | None = None
+    signed: bool | None = None
+    empty: str = "argmax"
+
+    def __post_init__(self) -> None:
+        if self.signed is not None:
+            check_is("signed", self.signed, bool)
+        choice("empty", self.empty, ("argmax", "dense", "zero", "error"))
+
+    def check_filled(self, filled: Array) -> None:
+        """Raise FloatingPointError where a row (b, h, i, 1) has been emptied, and name the first."""
+        xp = namespace(filled)
+        if concrete(xp.all(filled)) is not False:
+            return
+        first = int(xp.argmin(xp.astype(xp.reshape(filled, (-1,)), xp.int8)))
+        _, heads, queries, _ = filled.shape
+        place = (first // (heads * queries), first // queries % heads, first % queries)
+        raise FloatingPointError(
+            f"batch {place[0]}, head {place[1]}, token {place[2]}: no score is above tau; lower tau, or choose empty="
+            '"argmax", "dense" or "zero"'
+        )
+
+
+@dataclass(frozen=True)
+class Hard(Threshold):
+    """A score below tau becomes 0.
+
+    Attributes
+    ----------
+    straight_through
+        Whether the gradient passes the threshold by.
+    """
+
+    straight_through: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_is("straight_through", self.straight_through, bool)
+
+
+class Soft(Threshold):
+    """tau is subtracted, down to 0."""
+
+
+class Proximal(Threshold):
+    """The step times tau is subtracted after every step of Euler: lowers the energy plus tau times the sum of |x|."""
+
+
+THRESHOLDS: dict[str, type[Threshold]] = {"hard": Hard, "soft": Soft, "proximal": Proximal}
+
+
+def _coupling(given: Any) -> str | Coupling | Polynomial:
+    """Return a name of `COUPLINGS`, a polynomial or functions of the user's own."""
+    if isinstance(given, (Coupling, Polynomial)):
+        return given
+    if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):
+        names = ", ".join(COUPLINGS)
+        raise ValueError(f"coupling: got {given!r}, needs one of {names}, polynomial(coefficients=...) or a Coupling")
+    return given if given in COUPLINGS else choose("coupling", given, {"polynomial": Polynomial})
+
+
+FAMILIES: dict[str, Callable[[Any], Any]] = {
+    "coupling": lambda given: _coupling(given),
+    "integrator": lambda given: choose("integrator", given, INTEGRATORS),
+    "threshold": lambda given: choose("threshold", given, THRESHOLDS),
+    "graph": lambda given: choose("graph", given, LINKS) if isinstance(given, str) else given,
+    "start": lambda given: given if isinstance(given, Start) else Start(at=given),
+}
+"""What makes an object of an option that is given as a name or as text."""
+
+_HARD, _RK45, _KEYS = 'threshold="hard(%s=...)"', 'integrator="rk45(%s=...)"', "graph=\"kernel(over='keys')\""
+_EULER = 'integrator="euler(%s=...)"'
+RENAMED = {
+    **{name: _HARD % name for name in ("tau", "signed", "empty")},
+    "kind": 'threshold="hard", "soft" or "proximal"',
+    "straight_through": 'threshold="hard(straight_through=True)"',
+    **{name: _RK45 % name for name in ("accuracy", "max_nfe")},
+    **{name: _EULER % name for name in ("adjoint", "checkpoint", "stop_force", "stop_plateau", "stop_level")},
+    "coefficients": 'coupling="polynomial(coefficients=...)" or coupling=Polynomial(...)',
+    "symmetrise": 'graph="kernel", "mean", "min", "none" or "causal_mirror"',
+    "graph_scores": _KEYS,
+    "jitter": "start=Start(jitter=...)",
+}
+"""Options of before, and what stands in their place."""
+
+
+# --- all of them
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one call; None stands for what is chosen by the state or the graph."""
+    """The options of one call, checked, with numbers that broadcast to a state (b, h, j, c).
+
+    Attributes
+    ----------
+    tau, step
+        None where they are to be chosen.
+    links
+        What GE.6 takes: a name of `LINKS`, or "given".
+    over_keys
+        Whether links come from the scores of keys with keys.
+    numbers
+        The shapes of the numbers that have a gradient, by name.
+    attends
+        Whether GE.3 is computed even where nobody reads it.
+    """
 
     state: str
     coupling: Coupling
     intrinsic: Intrinsic
     mu: Number
     kappa: Number
-    scale: Number
-    tau: Number | None
     step: Number | None
     steps: int
-    integrator: str
-    symmetrise: str
-    kind: str
+    integrator: Integrator
+    threshold: Threshold
+    tau: Number | None
     signed: bool
-    straight_through: bool
-    empty: str
-    adjoint: str
-    accuracy: float
-    max_nfe: int
-    stop: dict[str, float]
+    links: str
+    over_keys: bool
     graph: Array | CSR | None
-    over_keys: bool  # whether links come from the scores of keys with keys
     start: Array | None
     jitter: Array | None
-    checkpoint: int | None
+    scale: Number
     bias: Array | None
+    numbers: dict[str, tuple[int, ...]]
+    attends: bool
 
 
-def check_options(q: Array, nodes: int, *, causal: bool, **given: Any) -> Options:
-    """Return the options of a call, as numbers that broadcast to a state (b, h, j, c); raise where one does not fit.
+def step_of(options: Options, graph: Array | CSR, visible: Array | None) -> Number:
+    """Return h: 1/L where none is given, a constant of the backward, with which an Euler step lowers the energy.
 
-    `nodes` is the number of keys.
+    L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, per channel where nodes are hidden. Scores of tokens and
+    queries start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that
+    depends on no score, and so on no later token.
+
+    Raises
+    ------
+    ValueError
+        Where none is given, and the slopes have no bound.
     """
-    state = choice("state", given["state"], STATES)
-    over_keys = choice("graph_scores", given["graph_scores"], SCORES) == "kk"
-    if not over_keys and q.shape[2] != nodes:
+    bound = _bound(options, graph, visible)
+    if options.step is not None:
+        if bound is not None and isinstance(options.integrator, Euler) and concrete(any_of(options.step * bound > 2.0)):
+            warnings.warn("step: got more than 2/L, the largest that is known to lower the energy", stacklevel=4)
+        return options.step
+    if bound is None:
         raise ValueError(
-            f"k: got {nodes} tokens and {q.shape[2]} in q, needs as many: they are nodes of one graph, unless "
-            'graph_scores="kk"'
+            f'step: got None with state="{options.state}", coupling="{options.coupling.name}" and intrinsic='
+            f'"{options.intrinsic.name}", whose slopes have no bound; needs a number'
         )
-    coupling = given["coupling"]
-    if coupling is None:
-        coupling = "tanh" if state == "feature" else "sin"
-    coefficients = given["coefficients"]
-    if (coupling == "polynomial") != (coefficients is not None):
-        raise ValueError(f'coefficients: got {coefficients}, needs them with coupling="polynomial", and with no other')
-    if coefficients is not None:
-        numbers_of_g = check_coefficients(coefficients, q)
-        coupling = polynomial([numbers_of_g[n] for n in range(numbers_of_g.shape[0])])
-    elif isinstance(coupling, Coupling):
-        check_coupling(coupling, q)
-    else:
-        coupling = COUPLINGS[choice("coupling", coupling, (*COUPLINGS, "polynomial"))]
-    symmetrise = given["symmetrise"]
-    if symmetrise is None:
-        usual = {True: ("none", "causal_mirror"), False: ("kernel", "min")}[causal]
-        symmetrise = usual[state == "query"]
-    graph = given["graph"]
-    if graph is not None:
-        check_graph(graph, q, nodes, given, causal)
-        symmetrise = "given"
-    else:
-        choice("symmetrise", symmetrise, GRAPHS)
-        _check_causal_graph(state, symmetrise, causal)
-    if over_keys:
-        check_over_keys(given, state, symmetrise, causal)
-    integrator = choice("integrator", given["integrator"], tuple(TABLEAUS))
-    accuracy = given["accuracy"]
-    check_number("accuracy", accuracy, positive=True)
-    stop = check_stop(given)
-    check_choices_of_steps(integrator, stop, state, symmetrise, causal)
-    numbers = {name: None if given[name] is None else per_head(name, given[name], q) for name in ("tau", "step")}
-    numbers |= {"mu": per_head("mu", given["mu"], q, nodes), "kappa": per_head("kappa", given["kappa"], q)}
-    if causal and given["step"] is None and len(getattr(given["mu"], "shape", ())) == 2:
-        raise ValueError("step: got None with causal scores and a mu of each node, which it would follow; needs one")
-    _check_signs(numbers)
-    scale = 1.0 / math.sqrt(q.shape[3]) if given["scale"] is None else _scale(given["scale"], q)
-    steps = given["steps"]
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps: got {steps!r}, needs a whole number of at least 0")
-    signed = given["signed"]
-    check_is("signed", state == "feature" if signed is None else signed, bool)
-    check_is("straight_through", given["straight_through"], bool)
-    kind = choice("kind", given["kind"], KINDS)
-    if kind != "hard" and given["straight_through"]:
-        raise ValueError(f'straight_through: got True with kind="{kind}", needs kind="hard"')
-    if kind == "proximal":
-        check_proximal(given, integrator, stop)
-    return Options(
-        state=state,
-        coupling=coupling,
-        intrinsic=INTRINSICS[choice("intrinsic", given["intrinsic"], tuple(INTRINSICS))],
-        mu=numbers["mu"],
-        kappa=numbers["kappa"],
-        scale=scale,
-        tau=numbers["tau"],
-        step=numbers["step"],
-        steps=steps,
-        integrator=integrator,
-        symmetrise=symmetrise,
-        kind=kind,
-        signed=state == "feature" if signed is None else signed,
-        straight_through=given["straight_through"],
-        empty=choice("empty", given["empty"], EMPTY),
-        adjoint=choice("adjoint", given["adjoint"], ADJOINTS),
-        accuracy=float(accuracy),
-        max_nfe=check_max_nfe(given["max_nfe"]),
-        stop=stop,
-        graph=graph,
-        over_keys=over_keys,
-        start=check_start(given["start"], q, nodes, state),
-        jitter=given["jitter"],
-        checkpoint=check_checkpoint(given["checkpoint"]),
-        bias=check_bias(given["bias"], q, nodes),
-    )
+    if isinstance(bound, float):
+        return 1.0 / bound if bound > 0.0 else 1.0
+    xp = namespace(bound)
+    return xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
 
 
-def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Return `value`; raise where it is none of the choices."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(choices)}")
-    return value
+def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:
+    """Return tau as a number that broadcasts to a state such as the start (b, h, j, c)."""
+    if options.tau is not None:
+        return options.tau
+    if options.state != "query":
+        return 0.4 if options.state == "token" else 0.0
+    if allowed is None:
+        return 0.25 / max(start.shape[2], 1)
+    xp = namespace(start)
+    seen = xp.sum(xp.astype(allowed, start.dtype), axis=-1, keepdims=True)
+    return 0.25 / xp.matrix_transpose(xp.where(seen > 0.0, seen, 1.0))
 
 
-def per_head(name: str, value: Any, q: Array, nodes: int | None = None) -> Number:
-    """Return a number for all heads, or one for each as (h, 1, 1), in the dtype that is computed in.
-
-    With `nodes` there may be one for each node, too: (h, j, 1).
-    """
-    if not is_array(value) or tuple(value.shape) == ():
-        number = check_number(name, value)
-        if not is_array(number):
-            return number
-        value = number
-    elif tuple(value.shape) not in ((q.shape[1],), (q.shape[1], nodes)):
-        needs = f"a number or an array ({q.shape[1]},)" + (f" or ({q.shape[1]}, {nodes})" if nodes is not None else "")
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}, needs {needs}")
-    if not is_floating(value):
-        raise TypeError(f"{name}: got dtype {dtype_name(value)}, needs a floating one")
-    xp = check_arrays(q=q, **{name: value})
-    if concrete(xp.all(xp.isfinite(value))) is False:
-        raise ValueError(f"{name}: got a number that is not finite, needs finite numbers")
-    value = xp.astype(value, raised(q).dtype)
-    return value if tuple(value.shape) == () else xp.reshape(value, (q.shape[1], 1 if len(value.shape) == 1 else -1, 1))
+def _bound(options: Options, graph: Array | CSR, visible: Array | None) -> Number | None:
+    """Return L; None for infinity."""
+    steep = options.coupling.largest_slope(math.inf)
+    wells = options.intrinsic.name == "double_well"
+    if options.state == "feature" and wells:
+        return None
+    if steep == math.inf and options.state != "feature" and not wells:
+        steep = options.coupling.largest_slope(1.0)
+    if steep == math.inf:
+        return None
+    degree: Number = 1.0
+    if isinstance(graph, CSR):
+        xp = namespace(graph.data)
+        degree = xp.max(graph.by_row(xp.abs(graph.data)[:, None])) if graph.shape[0] else 1.0
+    elif options.links in ("mean", "causal_mirror", "given"):
+        xp = namespace(graph)
+        graph = xp.abs(graph)
+        sums = xp.sum(graph, axis=-1, keepdims=True) if visible is None else visible * (graph @ visible)
+        degree = xp.max(sums, axis=-2, keepdims=True) if graph.shape[-1] else 1.0
+    curved = options.intrinsic.largest_slope(options.mu)
+    if not isinstance(curved, float) and len(curved.shape) == 3 and curved.shape[1]:
+        curved = namespace(curved).max(curved, axis=1, keepdims=True)  # of all nodes
+    return curved + 2.0 * steep * abs(options.kappa) * degree
 
 
 def any_of(condition: Array | bool) -> Array | bool:
     return condition if isinstance(condition, bool) else namespace(condition).any(condition)
-
-
-def _scale(scale: Any, q: Array) -> Number:
-    number = check_number("scale", scale)
-    if is_array(number):
-        xp = check_arrays(q=q, scale=number)
-        return xp.astype(number, raised(q).dtype)
-    return number
-
-
-def _check_signs(numbers: dict[str, Any]) -> None:
-    for name, needs in (("tau", "at least 0"), ("step", "above 0")):
-        value = numbers[name]
-        if value is not None and concrete(any_of(value < 0.0 if name == "tau" else value <= 0.0)):
-            raise ValueError(f"{name}: got {value}, needs a number {needs}")
-    for name, effect in (("mu", "scores are driven away from where they start"), ("kappa", "scores repel each other")):
-        if concrete(any_of(numbers[name] < 0.0)):
-            warnings.warn(f"{name}: got {numbers[name]}, below 0: {effect}, and may diverge", stacklevel=5)
-
-
-def _check_causal_graph(state: str, symmetrise: str, causal: bool) -> None:
-    if causal and state != "query" and symmetrise != "none":
-        raise ValueError(
-            f'symmetrise: got "{symmetrise}" with causal scores and state="{state}", where earlier scores would depend '
-            'on later tokens; needs "none", or state="query"'
-        )
-    if causal and state == "query" and symmetrise in ("kernel", "min"):
-        raise ValueError(
-            f'symmetrise: got "{symmetrise}" with causal scores, where no two tokens may attend each other; needs '
-            '"causal_mirror", "mean" or "none"'
-        )

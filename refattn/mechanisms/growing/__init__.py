@@ -1,60 +1,50 @@
-"""Attention whose queries and keys grow wider where the gradient needs it."""
+"""Attention whose queries and keys grow wider where the gradient needs it.
+
+The core is softmax attention with a scale that is stored: its definition and its forms are those of the room of softmax
+attention. What to read, in this order:
+
+- `dense` of softmax attention: SM.1 to SM.9 and their adjoints.
+- `dense`: what growth reads of them: the functional gradient, and its contraction with tokens.
+- `layer.block`: projections around the core, GROW.1 to GROW.6, with weights that have an axis of heads.
+- `growth`: a growth step. `statistics` of a batch; the `metric` of the scores, and the direction that descends in it;
+  the `bottleneck`, which says what new columns are worth; kernels of low rank (`truncate`), or `columns` beside the old
+  ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it together (`step`), by its
+  `options`; heads that get unequal numbers of columns (`uneven`).
+- `core`: the public functions; `forms.tiled`: the contraction in memory linear in the lengths.
+- `judge`: designed calls and wrong readings; in all else the core is judged as softmax attention is.
+"""
 
 from __future__ import annotations
 
-from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.growing import block as _block
-from refattn.mechanisms.growing import core as _core
-from refattn.mechanisms.growing import dense as _dense
-from refattn.mechanisms.growing import growth as _growth
-from refattn.mechanisms.growing import loops as _loops
-from refattn.mechanisms.growing import stream as _stream
-from refattn.mechanisms.growing.cases import CASES as _CASES
-from refattn.mechanisms.growing.conventions import CONVENTIONS as _CONVENTIONS
-from refattn.mechanisms.growing.core import Saved, backward, contract, forward
-from refattn.mechanisms.growing.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.growing.magnitudes import STORED as _STORED
-from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
-from refattn.mechanisms.record import Mechanism
+from dataclasses import replace as _replace
 
-__all__ = ["Saved", "backward", "contract", "forward", "record"]
+from refattn.mechanisms.block import Block
+from refattn.mechanisms.cache import KeyValueStream
+from refattn.mechanisms.growing import core as _core
+from refattn.mechanisms.growing.core import Saved, backward, contract, forward, functional_gradient
+from refattn.mechanisms.growing.growth import step as _step
+from refattn.mechanisms.growing.judge.cases import CASES as _CASES
+from refattn.mechanisms.growing.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.growing.layer import block as _block
+from refattn.mechanisms.softmax import record as _softmax
+
+__all__ = ["Saved", "backward", "contract", "forward", "functional_gradient", "record"]
 
 _TITLE = "Growing attention"
 _READS = ("mask", "key_mask", "causal")
 _BLOCK = Block(_block, _TITLE, _READS)
 
-record = Mechanism(
+record = _replace(
+    _softmax,
     name="growing",
     title=_TITLE,
     source="L. Burgund, Attention Growing Networks (internship report, LISN), section 1",
-    tagged=(_dense, _block),
-    loops=_loops,
-    forms=tuple(_core.FORMS),
-    defaults={"mask": None, "causal": False, "scale": None, "form": "auto"},
+    tagged=(_softmax.tagged[0], _block),
     reads=_READS,
     core=_core,
     block=_BLOCK,
     cases=_CASES,
-    laws=(
-        "permutation",
-        "query_permutation",
-        "linear_in_v",
-        "constant_value",
-        "key_shift",
-        "padding",
-        "empty",
-        "causal",
-        "truncation",
-        "causal_mask",
-        "independent",
-        "workers",
-        "repeatable",
-    ),
-    magnitudes=_MAGNITUDES,
-    stored=_STORED,
     conventions=_CONVENTIONS,
-    wrong_gradients=_of_group_gradients(_core),
-    differentiable=("scale",),
-    stream=ModuleStream(_stream, _BLOCK),
-    grow=_growth,
+    stream=KeyValueStream(_BLOCK),
+    grow=_step,
 )

@@ -1,154 +1,81 @@
-"""The public core: arguments are checked once, cast once, and handed to one of the forms."""
+"""The public core: softmax attention, and what growth reads of its backward.
+
+The forward and the backward are those of softmax attention. What makes attention able to grow is that its scale is
+stored with the weights, and so comes in as an option; 1/sqrt(d) is right before the first growth alone, since a change
+of d must not change what the old columns mean.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import (
-    check_arrays,
-    check_causal,
-    check_floating,
-    check_gradient,
-    check_is,
-    check_mask,
-    check_number,
-    check_qkv,
-)
-from refattn.mechanisms.growing import dense, tiled
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
+from refattn.mechanisms.entry import check_saved, upstream
+from refattn.mechanisms.growing import dense
+from refattn.mechanisms.growing.forms import tiled
 from refattn.mechanisms.record import Unsupported
-from refattn.ops.masks import Causal, causal_offset
-from refattn.xp import Array, is_array, namespace, raised
+from refattn.mechanisms.softmax import core as softmax
+from refattn.mechanisms.softmax.core import FORMS, Saved, forward
+from refattn.xp import Array, namespace
 
-FORMS = {"dense": dense, "tiled": tiled}
+__all__ = ["FORMS", "Saved", "backward", "contract", "contract_and_square", "forward", "functional_gradient"]
 
-DENSE_UP_TO = 128 * 128
-"""Scores of one head up to which `form="auto"` takes the dense form."""
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What `backward` reads; `form` is the one that ran, "dense" or "tiled"."""
-
-    form: str
-    shape: tuple[int, ...]  # of the output
-    like: Array  # an input, for its dtype
-    scaled: bool  # whether a scale was given
-    inner: dense.Saved | tiled.Saved
+CONTRACTIONS = {"dense": dense, "tiled": tiled}
 
 
-def forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    mask: Array | None = None,
-    causal: Causal = False,
-    scale: float | Array | None = None,
-    form: str = "auto",
-) -> tuple[Array, Saved]:
-    """Softmax attention of queries q over keys k and values v, with a scale that does not follow from their width.
+def backward(saved: Saved, d_out: Array, d_lse: Array | None = None, **old: Any) -> dict[str, Array]:
+    """Gradients of a loss with respect to the inputs of `forward`: the backward of softmax attention.
+
+    Parameters, results and errors are those of `refattn.softmax.backward`. For the gradient with respect to the scores
+    see `functional_gradient`.
+    """
+    if old:
+        hint = "; functional_gradient(saved, d_out) returns what scores=True gave" if "scores" in old else ""
+        raise TypeError(f"backward() got an unexpected keyword argument {next(iter(old))!r}{hint}")
+    return softmax.backward(saved, d_out, d_lse)
+
+
+def functional_gradient(saved: Saved, d_out: Array) -> Array:
+    """Gradient of a loss with respect to the scores before soft-cap, mask and softmax, as if each were free.
 
     Parameters
     ----------
-    q
-        (b, h, i, d), float64, float32, float16 or bfloat16; the last two are computed in float32.
-    k
-        (b, g, j, d) with g a divisor of h: each key/value head serves h/g consecutive query heads.
-    v
-        (b, g, j, e).
-    mask
-        Boolean, broadcastable to (b, h, i, j); True = may attend.
-    causal
-        False; True or "bottom_right": the last query attends every key; "top_left": query i attends keys 0 to i.
-    scale
-        Factor of the scores. None means 1/sqrt(d), which is right before the first growth alone: a block stores its
-        scale, since a change of d must not change what the old columns mean.
-    form
-        "dense" (every score at once), "tiled" (memory linear in the lengths) or "auto".
+    saved
+        What `forward` returned, of the dense form: the tiled one never holds the scores.
+    d_out
+        (b, h, i, e): gradient of the loss with respect to `out`.
 
     Returns
     -------
-    out : Array
-        (b, h, i, e) in the dtype of the inputs; 0 for a query that may attend nothing.
-    saved : Saved
-        What `backward` reads, with `saved.form`.
+    Array
+        (b, h, i, j) in the dtype of the inputs.
 
     Raises
     ------
-    TypeError
-        Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
-    ValueError
-        Where a shape, a number, an alignment, the form or a device does not fit.
+    TypeError, ValueError
+        Where an argument is of a wrong type, dtype, shape, library or device.
+    Unsupported
+        Where the form is not the dense one.
 
     Notes
     -----
-    Equations GROW.1 to GROW.6, written out in `refattn.mechanisms.growing.dense`. Source: L. Burgund, Attention Growing
-    Networks, section 1. Numbers that are not finite propagate.
+    g of `refattn.mechanisms.growing.dense`. Source: L. Burgund, Attention Growing Networks, section 1.
 
     Examples
     --------
     >>> import numpy as np, refattn as ra
     >>> q = k = v = np.eye(2).reshape(1, 1, 2, 2)
     >>> out, saved = ra.growing.forward(q, k, v, scale=0.0)
-    >>> out[0, 0]
-    array([[0.5, 0.5],
-           [0.5, 0.5]])
+    >>> ra.growing.functional_gradient(saved, np.asarray([[[[1.0, 0.0], [0.0, 0.0]]]]))[0, 0]
+    array([[ 0.25, -0.25],
+           [ 0.  ,  0.  ]])
     """
-    xp = check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
-    check_qkv(q, k, v)
-    shape = (*q.shape[:3], k.shape[2])
-    mask = check_mask(mask, shape)
-    offset = causal_offset(check_causal(causal), *shape[2:])
-    factor: float | Array = 1.0 / math.sqrt(q.shape[3]) if scale is None else check_number("scale", scale)
-    if is_array(factor):
-        check_arrays(q=q, scale=factor)
-        factor = xp.astype(factor, raised(q).dtype)
-    chosen = _form(form, shape)
-    out, inner = equations.active(FORMS[chosen]).forward(
-        raised(q), raised(k), raised(v), mask=mask, offset=offset, scale=factor
-    )
-    return xp.astype(out, q.dtype, copy=False), Saved(chosen, tuple(out.shape), q, scale is not None, inner)
-
-
-def backward(saved: Saved, d_out: Array, *, scores: bool = False) -> dict[str, Array]:
-    """Gradients of a loss with respect to the inputs of `forward`, and to the scores before the softmax.
-
-    Parameters
-    ----------
-    saved
-        What `forward` returned.
-    d_out
-        (b, h, i, e): gradient of the loss with respect to `out`.
-    scores
-        Whether the functional gradient is wanted; the dense form alone holds it.
-
-    Returns
-    -------
-    dict of str to Array
-        "q", "k", "v", and "scale" where it was given, each of the shape of its argument; with `scores` also "scores"
-        (b, h, i, j), whose rows sum to 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Where a gradient is of a wrong type, dtype, shape, library or device.
-    Unsupported
-        Where `scores` is asked of the tiled form.
-
-    Notes
-    -----
-    Equations dGROW.1 to dGROW.scale of `refattn.mechanisms.growing.dense`. Called twice it gives the same bits.
-    """
-    check_is("scores", scores, bool)
     d_out = _upstream(saved, d_out)
-    if scores and saved.form != "dense":
-        raise Unsupported('scores: got True with the form "tiled", which never holds them; needs form="dense"')
-    gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out)
-    xp = namespace(saved.like)
-    names = ("q", "k", "v", *(["scale"] if saved.scaled else []), *(["scores"] if scores else []))
-    return {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in names}
+    if saved.form != "dense":
+        raise Unsupported(f'saved: got one of the form "{saved.form}", which holds no scores; needs form="dense"')
+    g = equations.active(dense).functional_gradient(saved.inner, d_out)
+    return namespace(g).astype(g, saved.like.dtype, copy=False)
 
 
 def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Array:
@@ -156,8 +83,10 @@ def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Ar
 
     Parameters
     ----------
-    saved, d_out
-        As for `backward`.
+    saved
+        What `forward` returned, in any form.
+    d_out
+        (b, h, n, e): gradient of the loss with respect to `out`.
     x
         (b, n, in): tokens, as many as queries and as many as keys; of any floating dtype, in which the sums are taken.
     total
@@ -188,23 +117,11 @@ def contract_and_square(saved: Saved, d_out: Array, x: Array, *, total: bool = F
     if len(x.shape) != 3 or x.shape[:2] != (b, queries) or keys != queries:
         needs = f"({b}, {queries}, width)" if keys == queries else f"as many queries ({queries}) as keys ({keys})"
         raise ValueError(f"x: got shape {tuple(x.shape)}, needs {needs}")
-    return equations.active(FORMS[saved.form]).contract(saved.inner, d_out, x, total)
+    return equations.active(CONTRACTIONS[saved.form]).contract(saved.inner, d_out, x, total)
 
 
 def _upstream(saved: Saved, d_out: Array) -> Array:
     """Return the gradient of the output in the dtype of the computation."""
-    if not isinstance(saved, Saved):
-        raise TypeError(f"saved: got {type(saved).__name__}, needs what forward returned")
-    check_gradient("d_out", d_out, saved.shape, saved.like)
-    return namespace(d_out).astype(d_out, raised(saved.like).dtype, copy=False)
-
-
-def _form(form: str, shape: tuple[int, ...]) -> str:
-    """Return the form to run for scores of this shape."""
-    if not isinstance(form, str) or form not in ("auto", *FORMS):
-        raise ValueError(f"form: got {form!r}, needs one of auto, {', '.join(FORMS)}")
-    # A trace shows whole equations; an empty plane has no tiles.
-    if form != "auto" and 0 not in shape:
-        return form
-    small = shape[2] * shape[3] <= DENSE_UP_TO
-    return "dense" if small or equations.is_active() or 0 in shape else "tiled"
+    check_saved(saved, Saved)
+    (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))
+    return d_out

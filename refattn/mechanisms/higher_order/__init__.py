@@ -1,20 +1,30 @@
-"""Higher-order attention: a Taylor polynomial in place of the exponential, and thereby a state of constant size."""
+"""Higher-order attention: a Taylor polynomial in place of the exponential, and thereby a state of constant size.
+
+What to read: `dense`, the definition; then `core`, the function that is called, and `options`, what it may be asked
+for. After these, in any order:
+
+- `forms`: the same by other ways. `kernel` is why a weight is an inner product of features, `state` what sums of
+  features make of it; then `linear`, `chunked` and `recurrent`; and `tiled`, which does without;
+- `layer`: the block of a model, and decoding token by token;
+- `judge`: a second derivation, designed calls, wrong readings, and the sizes of rounding errors.
+"""
 
 from __future__ import annotations
 
 from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.higher_order import block as _block
+from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import dense as _dense
-from refattn.mechanisms.higher_order import loops as _loops
-from refattn.mechanisms.higher_order import stream as _stream
-from refattn.mechanisms.higher_order.cases import CASES as _CASES
-from refattn.mechanisms.higher_order.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.higher_order.core import FORMS as _FORMS
 from refattn.mechanisms.higher_order.core import Saved, backward, empty_state, forward
-from refattn.mechanisms.higher_order.forms import FORMS as _FORMS
-from refattn.mechanisms.higher_order.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.higher_order.magnitudes import STORED as _STORED
-from refattn.mechanisms.higher_order.state import State
+from refattn.mechanisms.higher_order.forms.state import State
+from refattn.mechanisms.higher_order.judge import loops as _loops
+from refattn.mechanisms.higher_order.judge.cases import CASES as _CASES
+from refattn.mechanisms.higher_order.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.higher_order.judge.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.higher_order.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.higher_order.layer import block as _block
+from refattn.mechanisms.higher_order.layer import stream as _stream
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
@@ -31,20 +41,7 @@ record = Mechanism(
     tagged=(_dense, _block),
     loops=_loops,
     forms=tuple(_FORMS),
-    defaults={
-        "order": 2,
-        "alpha": 3.0,
-        "delta": 0.0,
-        "policy": "exact",
-        "layer_norm": True,
-        "eps": None,
-        "norm_eps": 1e-5,
-        "denominator": "matched",
-        "key_mask": None,
-        "causal": False,
-        "state": None,
-        "form": "auto",
-    },
+    defaults=_defaults_of(forward),
     reads=_READS,
     core=_core,
     block=_BLOCK,

@@ -6,13 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_arrays, check_causal, check_gradient, check_is, check_qkv
-from refattn.mechanisms.higher_order.forms import FORMS, choose
-from refattn.mechanisms.higher_order.kernel import Kernel
-from refattn.mechanisms.higher_order.options import Options, check_options, check_sign
-from refattn.mechanisms.higher_order.state import State, check_state, empty
-from refattn.ops.masks import Causal, causal_offset
+from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_qkv
+from refattn.mechanisms.entry import Call, check_saved, enter, form_of, returned, upstream
+from refattn.mechanisms.families import choose
+from refattn.mechanisms.higher_order import dense
+from refattn.mechanisms.higher_order.forms import chunked, linear, recurrent, tiled
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.state import State, check_state, empty
+from refattn.mechanisms.higher_order.options import NORMALISERS, Normaliser, Options, check_sign, refuse_old
+from refattn.mechanisms.record import Unsupported
+from refattn.ops.masks import Causal
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised
+
+FORMS = {"dense": dense, "tiled": tiled, "linear": linear, "chunked": chunked, "recurrent": recurrent}
+
+DENSE_UP_TO = 128 * 128
+"""Scores of one head up to which `form="auto"` takes the dense form."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class Saved:
     form
         The form that ran.
     normaliser
-        (b, h, i): the row sums z of HOL.7, before the policy: where they are near 0, or below, the output is ill
+        (b, h, i): the row sums z of HOL.7, before the normaliser: where they are near 0, or below, the output is ill
         conditioned. For float16 and bfloat16 inputs they are float32.
     state
         The state after the last key, where one came in.
@@ -44,18 +53,16 @@ def forward(
     k: Array,
     v: Array,
     *,
-    order: int = 2,
-    alpha: float = 3.0,
-    delta: float = 0.0,
-    policy: str = "exact",
-    layer_norm: bool = True,
-    eps: float | None = None,
-    norm_eps: float = 1e-5,
-    denominator: str = "matched",
+    order: int = Options.order,
+    alpha: float = Options.alpha,
+    normaliser: Normaliser | str = Options.normaliser,
+    layer_norm: bool = Options.layer_norm,
+    norm_eps: float = Options.norm_eps,
     key_mask: Array | None = None,
     causal: Causal = False,
     state: State | None = None,
     form: str = "auto",
+    **old: Any,
 ) -> tuple[Array, Saved]:
     """Higher-order attention of queries q over keys k and values v.
 
@@ -71,20 +78,14 @@ def forward(
         p, the degree of the Taylor polynomial T_p that stands for the exponential: 0, 1, 2, ...
     alpha
         Above 0: the scores are q' . k' / (alpha sqrt(d)).
-    delta
-        0, 1/2 or 1: what is subtracted from every weight. With 1/2 weights of order 2 are (1 + s)^2 / 2, and 0 at
-        s = -1; with 1, the author's choice, they are of both signs, and so may be the sums that divide.
-    policy
-        "exact", "add", "clamp" or "signed": what divides, where the sum z of the weights is near 0. See
-        `refattn.mechanisms.higher_order.options`.
+    normaliser
+        What divides: "exact", "add", "clamp" or "signed", or one with its numbers, as text such as "signed(eps=2.0)"
+        or an object of `refattn.mechanisms.higher_order.options`. All have `delta`: 0, or 1/2 or 1, which is subtracted
+        from every weight.
     layer_norm
         Whether queries and keys are normalised. Where they are rotated, normalise them, rotate, and give False.
-    eps
-        The number of the policy; None means 1e-6 for "add" and "signed", 1e-5 for "clamp".
     norm_eps
         What is added to the variance by the layer normalisation.
-    denominator
-        "matched": the sum of the weights; "plain": the sum of the weights with delta = 0, which is not the author's.
     key_mask
         Boolean (b, j); False = padding, which no query may attend, whatever it holds.
     causal
@@ -106,10 +107,10 @@ def forward(
     Raises
     ------
     TypeError
-        Where an argument is of a wrong type or dtype, or the arrays are of several libraries.
+        Where an argument is of a wrong type or dtype, the arrays are of several libraries, or a keyword is an old one.
     ValueError
         Where a shape, a number, an alignment, the form or a device does not fit, options exclude each other, a state
-        is of other options, or delta = 1 is to be causal without the policy "signed".
+        is of other options, or delta = 1 is to be causal without the normaliser "signed".
 
     Notes
     -----
@@ -119,8 +120,8 @@ def forward(
 
     Layer normalisation leaves nothing of width 1 and the sign of width 2. Even orders with delta = 0 have weights above
     0. An odd order has them as long as sqrt(d) / alpha stays below the root of T_p: up to a width of 8, 22, 42 and 68
-    for orders 1, 3, 5 and 7 and alpha = 3; beyond, the policy "signed" keeps numbers finite. It does not make training
-    steady: for order 1 and alpha = 1 that took "clamp" with an eps of about half the number of keys.
+    for orders 1, 3, 5 and 7 and alpha = 3; beyond, the normaliser "signed" keeps numbers finite. It does not make
+    training steady: for order 1 and alpha = 1 that took "clamp" with an eps of about half the number of keys.
 
     Examples
     --------
@@ -131,16 +132,8 @@ def forward(
     array([[1.   , 0.   , 0.   , 0.   ],
            [0.298, 0.702, 0.   , 0.   ]])
     """
-    options = check_options(
-        order=order,
-        alpha=alpha,
-        delta=delta,
-        policy=policy,
-        layer_norm=layer_norm,
-        eps=eps,
-        norm_eps=norm_eps,
-        denominator=denominator,
-    )
+    refuse_old(old)
+    options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
     return attend(q, k, v, options=options, key_mask=key_mask, causal=causal, state=state, form=form)
 
 
@@ -156,25 +149,29 @@ def attend(
     form: str = "auto",
 ) -> tuple[Array, Saved]:
     """Return (out, saved) of `forward` for options that were checked before."""
-    xp = check_arrays(q=q, k=k, v=v, **({} if key_mask is None else {"key_mask": key_mask}))
-    check_qkv(q, k, v)
-    check_sign(options, check_causal(causal))
+    call = enter(q, k, v, causal=causal)
+    check_sign(options, causal)
+    keys, values = call.k, call.v
     if key_mask is not None:
+        xp = check_arrays(q=q, key_mask=key_mask)
         _check_key_mask(key_mask, (k.shape[0], k.shape[2]))
-    if state is not None:
-        _check_state(state, options, causal, q, k, v)
-    offset = causal_offset(causal, q.shape[2], k.shape[2])
-    chosen = choose(form, options, offset, state is not None, q, k, v)
-    keys, values = raised(k), raised(v)
-    if key_mask is not None:
         rows = key_mask[:, None, :, None]
         keys, values = xp.where(rows, keys, 0.0), xp.where(rows, values, 0.0)
-    more = {} if state is None else {"state": state}
+    if state is None:
+        usual = _quickest(options, call) if form == "auto" else "dense"
+        chosen = form_of(_fitting(form, call.offset), FORMS, usual=usual, plane=call.plane)
+        more = {}
+    else:
+        _check_state(state, options, call)
+        chosen = "chunked" if form == "auto" else form_of(_fitting(form, call.offset), FORMS, usual="chunked")
+        if chosen not in ("chunked", "recurrent"):
+            raise Unsupported(f'form: got "{form}" with a state, needs "chunked" or "recurrent"')
+        more = {"state": state}
     out, normaliser, inner = equations.active(FORMS[chosen]).forward(
-        raised(q), keys, values, key_mask=key_mask, offset=offset, options=options, **more
+        call.q, keys, values, key_mask=key_mask, offset=call.offset, options=options, **more
     )
     last = None if state is None else inner.state
-    return xp.astype(out, q.dtype, copy=False), Saved(chosen, normaliser, last, tuple(out.shape), q, key_mask, inner)
+    return call.back(out), Saved(chosen, normaliser, last, tuple(out.shape), q, key_mask, inner)
 
 
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
@@ -203,68 +200,86 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     -----
     Equations dHOL.1 to dHOL.k of `refattn.mechanisms.higher_order.dense`. Called twice it gives the same bits.
     """
-    check_is("saved", saved, Saved)
-    check_gradient("d_out", d_out, saved.shape, saved.like)
-    xp, like = namespace(saved.like), raised(saved.like)
+    check_saved(saved, Saved)
+    (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))
     more = {}
     if d_state is not None:
         if saved.state is None:
             raise ValueError("d_state was given, but forward was given no state, and returned none")
         check_is("d_state", d_state, State)
         for name in ("products", "values"):
-            check_gradient(f"d_state.{name}", getattr(d_state, name), getattr(saved.state, name).shape, like)
+            needed = getattr(saved.state, name)
+            check_gradient(f"d_state.{name}", getattr(d_state, name), needed.shape, needed)
         more = {"d_state": d_state}
-    gradients = equations.active(FORMS[saved.form]).backward(
-        saved.inner, xp.astype(d_out, like.dtype, copy=False), **more
-    )
+    gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, **more)
     if saved.key_mask is not None:
-        rows = saved.key_mask[:, None, :, None]
+        xp, rows = namespace(saved.like), saved.key_mask[:, None, :, None]
         gradients |= {name: xp.where(rows, gradients[name], 0.0) for name in ("k", "v")}
-    cast = {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in ("q", "k", "v")}
+    found: dict[str, Any] = returned(gradients, ("q", "k", "v"), saved.like)
     if "state" in gradients:
         # The settings are no numbers to be learned.
         d_start: State = gradients["state"]
-        cast["state"] = replace(d_start, settings=xp.zeros_like(d_start.settings))
-    return cast
+        found["state"] = replace(d_start, settings=namespace(saved.like).zeros_like(d_start.settings))
+    return found
 
 
 def empty_state(
     k: Array,
     v: Array,
     *,
-    order: int = 2,
-    alpha: float = 3.0,
-    delta: float = 0.0,
-    layer_norm: bool = True,
-    norm_eps: float = 1e-5,
+    order: int = Options.order,
+    alpha: float = Options.alpha,
+    normaliser: Normaliser | str = Options.normaliser,
+    layer_norm: bool = Options.layer_norm,
+    norm_eps: float = Options.norm_eps,
+    **old: Any,
 ) -> State:
     """Return the state before any key, for keys like k (b, g, j, d) and values like v (b, g, j, e) of any lengths.
 
-    The options are those of `forward` that a state depends on; a call with others refuses it.
+    The options are those of `forward`; a call refuses a state of others. Of the normaliser only its delta counts.
     """
+    refuse_old(old)
     check_arrays(k=k, v=v)
     check_qkv(k, k, v)
-    options = check_options(
-        order=order,
-        alpha=alpha,
-        delta=delta,
-        policy="exact",
-        layer_norm=layer_norm,
-        eps=None,
-        norm_eps=norm_eps,
-        denominator="matched",
-    )
+    options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
     return empty(Kernel(options, k.shape[3]), (*k.shape[:2], v.shape[3]), raised(k))
 
 
-def _check_state(state: State, options: Options, causal: Causal, q: Array, k: Array, v: Array) -> None:
+def _fitting(form: str, offset: int | None) -> str:
+    """Return the form; raise where it is not for a causal call, or only for one."""
+    if form == "linear" and offset is not None:
+        raise Unsupported('form: got "linear" with a causal mask, needs "chunked" or "recurrent", or another form')
+    if form in ("chunked", "recurrent") and offset is None:
+        raise Unsupported(f'form: got "{form}" without a causal mask, needs "linear" or another form')
+    return form
+
+
+def _quickest(options: Options, call: Call) -> str:
+    """Return the form that takes the least time, as measured on one core of a CPU for widths of 16 to 64.
+
+    A pair of a query and a key costs about as much as a feature of a token.
+    """
+    (queries, d), (keys, e), causal = call.q.shape[2:], call.v.shape[2:], call.offset is not None
+    if queries * keys <= DENSE_UP_TO:
+        return "dense"
+    features = Kernel(options, d).features
+    pairs = queries * keys - (min(queries, keys) ** 2 // 2 if causal else 0)
+    per_token = 1.2 * features if causal else 1.1 * features + 150
+    if not e or pairs * (d + e) / (2.0 * e) < per_token * (queries + keys) / 2.0:
+        return "tiled"
+    return "chunked" if causal else "linear"
+
+
+def _check_state(state: State, options: Options, call: Call) -> None:
     check_is("state", state, State)
-    if causal is False:
+    if call.offset is None:
         raise ValueError("state was given with causal=False, needs causal: a state holds the keys before all others")
-    if 0 in (*q.shape[:3], k.shape[2]):
-        raise ValueError(f"state was given with q {tuple(q.shape)} and k {tuple(k.shape)}, needs no size of 0")
-    check_arrays(q=q, **{f"state.{name}": getattr(state, name) for name in ("products", "values", "settings")})
-    check_state(state, Kernel(options, q.shape[3]), (k.shape[0], k.shape[1], v.shape[3]), raised(q))
+    if 0 in call.plane:
+        shapes = f"q {tuple(call.q.shape)} and k {tuple(call.k.shape)}"
+        raise ValueError(f"state was given with {shapes}, needs no size of 0")
+    check_arrays(q=call.q, **{f"state.{name}": getattr(state, name) for name in ("products", "values", "settings")})
+    b, g, _, e = call.v.shape
+    check_state(state, Kernel(options, call.q.shape[3]), (b, g, e), call.q)
 
 
 def _check_key_mask(key_mask: Array, shape: tuple[int, int]) -> None:

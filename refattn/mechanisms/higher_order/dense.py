@@ -3,35 +3,47 @@
 Softmax attention with a Taylor polynomial in place of the exponential. The polynomial is good near 0 alone; therefore
 queries and keys are normalised first, without gain and bias, and |s| <= sqrt(d) / alpha whatever they are.
 
-Equations (A(i) is the set of keys that query i may attend, LN the layer normalisation with biased variance)::
+Equations (A(i) is the set of keys that query i may attend)::
 
-    [HOL.1]  q'_i = LN(q_i)                             without layer normalisation: q' = q
-    [HOL.2]  k'_j = LN(k_j)                             without layer normalisation: k' = k
+    [HOL.1]  q'_i = (q_i - mean q_i) / sqrt(var q_i + norm_eps)    without layer normalisation: q' = q
+    [HOL.2]  k'_j = (k_j - mean k_j) / sqrt(var k_j + norm_eps)    without layer normalisation: k' = k
     [HOL.3]  s_ij = c q'_i . k'_j, c = 1 / (alpha sqrt(d))
-    [HOL.4]  t_ij = T_p(s_ij) = sum_{r=0}^{p} s_ij^r / r!
+    [HOL.4]  t_ij = T_p(s_ij) = sum_{r=0}^{p} s_ij^r / r!    p is the order
     [HOL.5]  w_ij = t_ij - delta if j in A(i), else 0
     [HOL.6]  a_i = sum_j w_ij v_j
-    [HOL.7]  z_i = sum_j w_ij                           plain denominator: the sum of t_ij over A(i)
-    [HOL.8]  D_i = z_i, 1 where it is 0                 by the policy "exact"; for others see options.py
+    [HOL.7]  z_i = sum_j w_ij                           plain: the sum of t_ij over A(i)
+    [HOL.8]  D_i = z_i, 1 where it is 0                 by "exact"; "add": z + eps; "clamp": max(z, eps); see below
     [HOL.9]  o_i = a_i / D_i
 
 Adjoints, for given d_o (dHOL.n is the gradient with respect to the value of HOL.n)::
 
     [dHOL.6]  da_i = do_i / D_i
     [dHOL.8]  dD_i = -(do_i . o_i) / D_i
-    [dHOL.7]  dz_i = dD_i D'(z_i)
+    [dHOL.7]  dz_i = dD_i                               0 where the normaliser puts another number in place of z
     [dHOL.v]  dv_j = sum_i w_ij da_i
     [dHOL.4]  dt_ij = da_i . v_j + dz_i if j in A(i), else 0
-    [dHOL.3]  ds_ij = dt_ij T_{p-1}(s_ij)
+    [dHOL.3]  ds_ij = dt_ij T_{p-1}(s_ij)               for T_p' = T_{p-1}, and T_{-1} = 0
     [dHOL.1]  dq'_i = c sum_j ds_ij k'_j
     [dHOL.2]  dk'_j = c sum_i ds_ij q'_i
-    [dHOL.q]  dq_i = LN'(q_i) dq'_i                     without layer normalisation: dq = dq'
-    [dHOL.k]  dk_j = LN'(k_j) dk'_j                     without layer normalisation: dk = dk'
+    [dHOL.q]  dq_i = r_i (dq'_i - mean dq'_i - q'_i mean(dq'_i q'_i)), r_i = 1 / sqrt(var q_i + norm_eps)
+    [dHOL.k]  dk_j = r_j (dk'_j - mean dk'_j - k'_j mean(dk'_j k'_j)), r_j = 1 / sqrt(var k_j + norm_eps)
+
+without layer normalisation dq = dq' and dk = dk'. Means and variances are those of the d elements of a vector. The
+fourth normaliser, "signed", moves z away from 0: D = sgn(z) max(|z|, eps) with sgn(0) = 1.
+
+By "exact" a query that may attend nothing gives 0, because a = 0. So does one whose weights are all 0: with delta = 1
+a query whose elements are equal, for there s = 0 and T_p(0) = 1. What rounding leaves of such weights must not divide.
+Therefore with delta = 1 D is infinite where |z_i| <= 32 u n_i, with the unit roundoff u and the number n_i of keys in
+A(i): output and gradients are 0 there.
+
+For even p the polynomial is above 0 everywhere: its smallest value, where T_{p-1} vanishes, is s^p / p! there. For odd
+p it is negative below the root of T_p.
 
 Axes: b batch, h query head, g key/value head, i query, j key, d width of queries and keys, e width of values. Query
 head h attends the keys and values of head floor(h g / h_total).
 
-Source: J. Mercat 2020, Higher Order Linear Transformer (arXiv:2010.14816), equations 1 to 3.
+Source: Mercat 2020 (arXiv:2010.14816), equations 1 to 3; grouped heads: Ainslie et al. 2023 (arXiv:2305.13245); the
+normalisers are those of published implementations.
 
 How the paper and its code differ from this: see docs/deviations.md. Choices that the paper leaves open: the variance is
 biased, 1e-5 is added to it; a query that may attend nothing gives 0; delta, the paper's 1 that may be subtracted, is 0
@@ -40,12 +52,13 @@ unless asked for, because without it z is at least half the number of keys for p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.higher_order.options import Options
-from refattn.mechanisms.higher_order.taylor import divisor_of, divisor_slope, normalise, normalise_backward, taylor
+from refattn.mechanisms.higher_order.options import Add, Clamp, Normaliser, Options, Signed
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.layer_norm import Saved as Normalised
+from refattn.ops.layer_norm import layer_norm_backward_x, layer_norm_forward
 from refattn.ops.masks import allowed_pairs
 from refattn.xp import Array, namespace
 
@@ -56,8 +69,10 @@ class Saved:
 
     options: Options
     v: Array  # (b, g, j, e)
-    q_normal: tuple[Array, Normalised | None]  # of (b, h, i, d)
-    k_normal: tuple[Array, Normalised | None]  # of (b, g, j, d)
+    q_hat: Array  # (b, h, i, d)
+    k_hat: Array  # (b, g, j, d)
+    q_normal: Normalised | None
+    k_normal: Normalised | None
     scores: Array  # (b, h, i, j)
     allowed: Array | None  # broadcasts to (b, h, i, j)
     weights: Array  # (b, h, i, j)
@@ -74,54 +89,105 @@ def forward(
     `key_mask` is (b, j), and k and v are 0 where it is False. `offset` is the causal offset: query i may attend key j
     where j <= i + offset.
     """
-    xp = namespace(q, k, v)
+    xp, normaliser = namespace(q, k, v), options.normaliser
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    scale = options.scale(q.shape[3])
-    q_normal, k_normal = normalise(q, options), normalise(k, options)
-    q_hat = q_normal[0]  # (b, h, i, d) [HOL.1]
-    k_hat = k_normal[0]  # (b, g, j, d) [HOL.2]
+    scale = 1.0 / (options.alpha * math.sqrt(q.shape[3]))
+    q_hat, q_normal = normalise(q, options)  # (b, h, i, d) [HOL.1], -
+    k_hat, k_normal = normalise(k, options)  # (b, g, j, d) [HOL.2], -
     k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q_hat @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [HOL.3]
     values = taylor(scores, options.order)  # (b, h, i, j) [HOL.4]
     columns = None if key_mask is None else key_mask[:, None, None, :]  # (b, 1, 1, j): for all heads
     allowed = allowed_pairs(columns, offset, (0, queries), (0, keys), q)  # j in A(i)
-    shifted = values - options.delta  # (b, h, i, j): HOL.5 before its mask
-    weights = shifted if allowed is None else xp.where(allowed, shifted, 0.0)  # (b, h, i, j) [HOL.5]
+    weights = masked(values - normaliser.delta, allowed)  # (b, h, i, j) [HOL.5]
     numerator = weights @ v_heads  # (b, h, i, e) [HOL.6]
-    plain = values if allowed is None else xp.where(allowed, values, 0.0)  # (b, h, i, j): w with delta = 0
-    counted = weights if options.denominator == "matched" else plain  # (b, h, i, j): the terms of HOL.7
+    counted = masked(values, allowed) if normaliser.plain else weights  # (b, h, i, j): the terms of HOL.7
     total = xp.sum(counted, axis=-1, keepdims=True)  # (b, h, i, 1) [HOL.7]
-    divisor = divisor_of(total, options)  # (b, h, i, 1) [HOL.8]
+    attended = None
+    if normaliser.counts:
+        attended = xp.sum(masked(xp.ones_like(values), allowed), axis=-1, keepdims=True)  # (b, h, i, 1): n_i
+    divisor = divisor_of(total, normaliser, attended)  # (b, h, i, 1) [HOL.8]
     out = numerator / divisor  # (b, h, i, e) [HOL.9]
-    saved = Saved(options, v, q_normal, k_normal, scores, allowed, weights, total, divisor, out)
+    saved = Saved(options, v, q_hat, k_hat, q_normal, k_normal, scores, allowed, weights, total, divisor, out)
     return out, total[..., 0], saved
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k and v for given d_out."""
-    options, v = saved.options, saved.v
+    options, v, q_hat, k_hat = saved.options, saved.v, saved.q_hat, saved.k_hat
     xp = namespace(v)
-    q_hat = saved.q_normal[0]  # (b, h, i, d): HOL.1
-    k_hat = saved.k_normal[0]  # (b, g, j, d): HOL.2
-    heads, groups, scale = q_hat.shape[1], v.shape[1], options.scale(q_hat.shape[3])
+    heads, groups = q_hat.shape[1], v.shape[1]
+    scale = 1.0 / (options.alpha * math.sqrt(q_hat.shape[3]))
     k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     # forward: out = numerator / divisor
     d_numerator = d_out / saved.divisor  # (b, h, i, e) [dHOL.6]
     d_divisor = -xp.sum(d_out * saved.out, axis=-1, keepdims=True) / saved.divisor  # (b, h, i, 1) [dHOL.8]
     # forward: divisor = divisor_of(total)
-    d_total = d_divisor * divisor_slope(saved.total, options)  # (b, h, i, 1) [dHOL.7]
+    d_total = d_divisor * divisor_slope(saved.total, options.normaliser)  # (b, h, i, 1) [dHOL.7]
     # forward: numerator = weights @ v_heads; total = sum(weights), or of t; weights = t - delta: delta is constant
     d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_numerator, groups)  # (b, g, j, e) [dHOL.v]
     d_each = d_numerator @ xp.matrix_transpose(v_heads) + d_total  # (b, h, i, j): dHOL.4 before its mask
-    d_values = d_each if saved.allowed is None else xp.where(saved.allowed, d_each, 0.0)  # (b, h, i, j) [dHOL.4]
+    d_values = masked(d_each, saved.allowed)  # (b, h, i, j) [dHOL.4]
     # forward: values = taylor(scores, order)
     d_scores = d_values * taylor(saved.scores, options.order - 1)  # (b, h, i, j) [dHOL.3]
     # forward: scores = q_hat @ k_heads^T * scale
     d_q_hat = d_scores @ k_heads * scale  # (b, h, i, d) [dHOL.1]
     d_k_hat = sum_heads(xp.matrix_transpose(d_scores) @ q_hat, groups) * scale  # (b, g, j, d) [dHOL.2]
     # forward: q_hat = normalise(q); k_hat = normalise(k)
-    d_q = normalise_backward(saved.q_normal[1], d_q_hat)  # (b, h, i, d) [dHOL.q]
-    d_k = normalise_backward(saved.k_normal[1], d_k_hat)  # (b, g, j, d) [dHOL.k]
+    d_q = normalise_backward(saved.q_normal, d_q_hat)  # (b, h, i, d) [dHOL.q]
+    d_k = normalise_backward(saved.k_normal, d_k_hat)  # (b, g, j, d) [dHOL.k]
     return {"q": d_q, "k": d_k, "v": d_v}
+
+
+def masked(pairs: Array, allowed: Array | None) -> Array:
+    """Return an array of pairs (b, h, i, j), 0 where j is not in A(i); its own adjoint."""
+    return pairs if allowed is None else namespace(pairs).where(allowed, pairs, 0.0)
+
+
+def normalise(x: Array, options: Options) -> tuple[Array, Normalised | None]:
+    """Return x (..., d) as it enters the scores, with mean 0 and variance 1 unless `layer_norm` is off."""
+    return layer_norm_forward(x, eps=options.norm_eps) if options.layer_norm else (x, None)
+
+
+def normalise_backward(saved: Normalised | None, d_normal: Array) -> Array:
+    """Return the gradient of x for that of `normalise`."""
+    return d_normal if saved is None else layer_norm_backward_x(saved, d_normal)
+
+
+def taylor(s: Array, order: int) -> Array:
+    """Return T_p(s) for p = order >= -1, by Horner's rule: 1 + s (1 + s/2 (1 + s/3 (...)))."""
+    xp = namespace(s)
+    if order < 0:
+        return xp.zeros_like(s)
+    value = xp.ones_like(s)  # of the shape of s
+    for r in range(order, 0, -1):
+        value = 1.0 + value * s / r  # of the shape of s
+    return value
+
+
+def divisor_of(total: Array, normaliser: Normaliser, attended: Array | None) -> Array:
+    """Return D(z); `attended` are the numbers n of keys in A(i), where the normaliser asks for them."""
+    xp = namespace(total)
+    if isinstance(normaliser, Add):
+        return total + normaliser.eps
+    if isinstance(normaliser, Clamp):
+        return xp.where(total > normaliser.eps, total, normaliser.eps)
+    if isinstance(normaliser, Signed):
+        least = xp.where(total < 0.0, -normaliser.eps, xp.zeros_like(total) + normaliser.eps)  # (b, h, i, 1)
+        return xp.where(xp.abs(total) > normaliser.eps, total, least)
+    if normaliser.delta == 1.0 and not normaliser.plain and attended is not None:
+        rounding = 16.0 * float(xp.finfo(total.dtype).eps) * attended  # (b, h, i, 1): 32 u n, the eps being 2 u
+        return xp.where(xp.abs(total) <= rounding, math.inf, total)
+    return xp.where(total == 0.0, 1.0, total)
+
+
+def divisor_slope(total: Array, normaliser: Normaliser) -> Array:
+    """Return the derivative of D(z): 1, or 0 where eps stands in its place. By "exact" dD is 0 where z is."""
+    xp = namespace(total)
+    if isinstance(normaliser, Clamp):
+        return xp.astype(total > normaliser.eps, total.dtype)
+    if isinstance(normaliser, Signed):
+        return xp.astype(xp.abs(total) > normaliser.eps, total.dtype)
+    return xp.ones_like(total)

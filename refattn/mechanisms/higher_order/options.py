@@ -1,93 +1,171 @@
-"""What may be chosen: the numbers of the core, checked once, and how far they let the scores reach.
+"""What may be chosen: the numbers of the core, with their defaults and their checks, and what divides.
 
-The normaliser policies say what the row sum z becomes before it divides (HOL.8):
+HOL.8 makes a divisor of the sum z of the weights of a query, by one of four normalisers::
 
-- exact: z, and 1 where z is exactly 0, which it is where a query may attend nothing;
-- add: z + eps;
-- clamp: max(z, eps);
-- signed: z, moved away from 0 to +-eps where it is nearer: sgn(z) max(|z|, eps), with sgn(0) = 1.
+    exact   z, and 1 where it is 0, which it is where a query may attend nothing
+    add     z + eps
+    clamp   max(z, eps)
+    signed  z, moved away from 0 to +-eps where it is nearer: sgn(z) max(|z|, eps), sgn(0) = 1
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from math import sqrt
+from typing import Any, TypeVar
 
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.arguments import check_is, check_number, check_whole
+from refattn.mechanisms.families import choose
 from refattn.ops.masks import Causal
 
-EPS = {"exact": 0.0, "add": 1e-6, "clamp": 1e-5, "signed": 1e-6}
-"""Normaliser policies with their default eps."""
+T = TypeVar("T")
 
-DELTAS = (0.0, 0.5, 1.0)
-DENOMINATORS = ("matched", "plain")
+OLD = {
+    "delta": 'normaliser="exact(delta=1.0)"',
+    "policy": 'normaliser="signed"',
+    "eps": 'normaliser="add(eps=1e-6)"',
+    "denominator": 'normaliser="exact(plain=True)"',
+}
+"""Keywords of earlier versions, and what says the same now."""
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """What is subtracted from the weights, and what their sum becomes before it divides; see `NORMALISERS`.
+
+    Attributes
+    ----------
+    delta
+        0, 1/2 or 1: what is subtracted from every weight. With 1/2 weights of order 2 are (1 + s)^2 / 2, and 0 at
+        s = -1; with 1, the author's choice, they are of both signs, and so may be their sums.
+    plain
+        Whether the sum that divides is that of the weights with delta = 0, which is not the author's.
+    """
+
+    delta: float = 0.0
+    plain: bool = False
+
+    def __post_init__(self) -> None:
+        delta = _number("delta", self.delta, positive=False)
+        if delta not in (0.0, 0.5, 1.0):
+            raise ValueError(f"delta: got {delta!r}, needs 0, 1/2 or 1")
+        object.__setattr__(self, "delta", delta)
+        check_is("plain", self.plain, bool)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the number of keys that a query may attend has to be known beside the sum of its weights."""
+        return self.plain
+
+
+@dataclass(frozen=True)
+class Exact(Normaliser):
+    """The sum as it is, and 1 where it is 0.
+
+    With delta = 1 it may be 0 although there are keys, and is infinite there: see `dense`.
+    """
+
+    @property
+    def counts(self) -> bool:
+        """As for all, and to tell a sum from rounding errors."""
+        return self.plain or self.delta == 1.0
+
+
+@dataclass(frozen=True)
+class _WithEps(Normaliser):
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "eps", _number("eps", self.eps, positive=True))
+
+
+@dataclass(frozen=True)
+class Add(_WithEps):
+    """The sum and a number above 0, eps."""
+
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Clamp(_WithEps):
+    """The sum, but at least a number above 0, eps."""
+
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class Signed(_WithEps):
+    """The sum, moved away from 0 to a distance of at least eps."""
+
+    eps: float = 1e-6
+
+
+NORMALISERS: dict[str, type[Normaliser]] = {"exact": Exact, "add": Add, "clamp": Clamp, "signed": Signed}
 
 
 @dataclass(frozen=True)
 class Options:
-    """The static choices of the core; see `refattn.mechanisms.higher_order.core.forward`."""
+    """The static choices of the core; what they mean stands in `refattn.mechanisms.higher_order.core.forward`."""
 
-    order: int
-    alpha: float
-    delta: float
-    policy: str
-    eps: float
-    layer_norm: bool
-    norm_eps: float
-    denominator: str
+    order: int = 2
+    alpha: float = 3.0
+    normaliser: Normaliser = "exact"  # type: ignore[assignment]  # text is read below
+    layer_norm: bool = True
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        order, normaliser = check_whole("order", self.order), choose("normaliser", self.normaliser, NORMALISERS)
+        if order == 0 and normaliser.delta == 1.0:
+            raise ValueError("normaliser: got delta=1 with order=0, needs delta 0 or 1/2: T_0 - 1 is 0 for every key")
+        check_is("layer_norm", self.layer_norm, bool)
+        checked = {"order": order, "normaliser": normaliser, "alpha": _number("alpha", self.alpha, positive=True)}
+        checked["norm_eps"] = _number("norm_eps", self.norm_eps, positive=self.norm_eps != 0)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Return the choices among the arguments of a call."""
+        return Options(**{field.name: given[field.name] for field in fields(Options) if field.name in given})
 
     def scale(self, width: int) -> float:
-        """Return c = 1 / (alpha sqrt(d)), the factor of the scores."""
-        return 1.0 / (self.alpha * math.sqrt(width))
+        """Return c of HOL.3, the factor of the scores."""
+        return 1.0 / (self.alpha * sqrt(width))
 
 
-def check_options(
-    *,
-    order: Any,
-    alpha: Any,
-    delta: Any,
-    policy: Any,
-    layer_norm: Any,
-    eps: Any,
-    norm_eps: Any,
-    denominator: Any,
-) -> Options:
-    """Return the choices; raise where one is of a wrong type or value, or two exclude each other."""
-    if isinstance(order, bool) or not isinstance(order, int) or order < 0:
-        raise ValueError(f"order: got {order!r}, needs a whole number of at least 0")
-    if isinstance(delta, bool) or delta not in DELTAS:
-        raise ValueError(f"delta: got {delta!r}, needs 0, 1/2 or 1")
-    if order == 0 and delta == 1:
-        raise ValueError("delta: got 1 with order=0, needs 0 or 1/2: T_0 - 1 is 0 for every key")
-    if policy not in EPS:
-        raise ValueError(f"policy: got {policy!r}, needs one of {', '.join(EPS)}")
-    if policy == "exact" and eps is not None:
-        raise ValueError(f'eps: got {eps} with policy="exact", which has none; needs one of {", ".join([*EPS][1:])}')
-    if denominator not in DENOMINATORS:
-        raise ValueError(f"denominator: got {denominator!r}, needs one of {', '.join(DENOMINATORS)}")
-    check_is("layer_norm", layer_norm, bool)
-    number = EPS[policy] if eps is None else _number("eps", eps, positive=True)
-    return Options(
-        order=order,
-        alpha=_number("alpha", alpha, positive=True),
-        delta=float(delta),
-        policy=policy,
-        eps=number,
-        layer_norm=layer_norm,
-        norm_eps=_number("norm_eps", norm_eps, positive=norm_eps != 0),
-        denominator=denominator,
-    )
+def refuse_old(given: Mapping[str, Any]) -> None:
+    """Raise TypeError where a keyword is given that the core does not have, or has no longer."""
+    for name in given:
+        if name in OLD:
+            raise TypeError(f"{name}: is no option any more, needs a normaliser with its numbers: {OLD[name]}")
+        raise TypeError(f"got an unexpected keyword argument {name!r}")
+
+
+def refusing_old(kind: type[T]) -> type[T]:
+    """Return a class whose constructor tells what has become of keywords of earlier versions."""
+    init: Any = kind.__init__
+
+    @wraps(init)
+    def checked(self: T, *values: Any, **given: Any) -> None:
+        refuse_old({name: given[name] for name in OLD if name in given})
+        init(self, *values, **given)
+
+    kind.__init__ = checked  # type: ignore[assignment]
+    return kind
 
 
 def check_sign(options: Options, causal: Causal) -> None:
     """Raise where the first causal rows would be divided by sums of no certain sign."""
-    if causal is not False and options.delta == 1.0 and options.policy != "signed" and options.denominator != "plain":
+    normaliser = options.normaliser
+    if causal is not False and normaliser.delta == 1.0 and not normaliser.plain and not isinstance(normaliser, Signed):
+        name = type(normaliser).__name__.lower()
         raise ValueError(
-            f'policy: got {options.policy!r} with delta=1 and causal={causal!r}, needs "signed": without its 1 a '
-            "weight may be negative, and the sum over the few keys of an early row is nearly as often below 0 as "
-            "above, or close to it; delta=1/2, which leaves all weights of order 2 at least 0, and "
-            'denominator="plain" need no such policy'
+            f'normaliser: got {name!r} with delta=1 and causal={causal!r}, needs "signed": without its 1 a weight may '
+            "be negative, and the sum over the few keys of an early row is nearly as often below 0 as above, or close "
+            "to it; delta=1/2, which leaves all weights of order 2 at least 0, and plain=True need no such normaliser"
         )
 
 

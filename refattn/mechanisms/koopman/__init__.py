@@ -1,27 +1,54 @@
-"""Koopman attention: queries updated by an operator that is fitted to their own trajectory."""
+"""Koopman attention: queries updated by an operator that is fitted to their own trajectory.
+
+What to read, in this order:
+
+- `dense`: the definition, KOOP.1 to KOOP.17 and their adjoints; a system of equations for every query.
+- `kernel`: the kernels, and the observables that are made of their sections.
+- `perturbation`: the operator's one-step map phi, psi = a pi + b phi, and its inverse by Newton's method.
+- `core`: the public map of q, k and v: its options, their defaults and checks.
+- `layer.block`: projections around the core, KOOP.18 to KOOP.22: the mechanism as a layer; `layer.draws`: random
+  ridges and epsilons; `layer.decode`: what a last query says about the next token.
+- `forms.shared`: the same numbers by one factorisation of the Gram matrix for all queries, `forms.whitening`.
+- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
+"""
 
 from __future__ import annotations
 
-from refattn.mechanisms.block import Block, ModuleStream
-from refattn.mechanisms.koopman import block as _block
+from refattn.mechanisms.block import Block
+from refattn.mechanisms.cache import KeyValueStream
+from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.koopman import core as _core
 from refattn.mechanisms.koopman import dense as _dense
-from refattn.mechanisms.koopman import loops as _loops
-from refattn.mechanisms.koopman import stream as _stream
-from refattn.mechanisms.koopman import update as _update
-from refattn.mechanisms.koopman.adjoint_magnitudes import ADJOINTS as _ADJOINTS
-from refattn.mechanisms.koopman.cases import CASES as _CASES
-from refattn.mechanisms.koopman.conventions import CONVENTIONS as _CONVENTIONS
-from refattn.mechanisms.koopman.core import Saved, backward, forward
-from refattn.mechanisms.koopman.forms import FORMS as _FORMS
-from refattn.mechanisms.koopman.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.koopman.magnitudes import STORED as _STORED
-from refattn.mechanisms.koopman.options import DIFFERENTIABLE as _DIFFERENTIABLE
+from refattn.mechanisms.koopman.core import Identity, Pencil, Saved, Separable, Shift, Stein, backward, forward
+from refattn.mechanisms.koopman.judge import loops as _loops
+from refattn.mechanisms.koopman.judge.adjoint_magnitudes import ADJOINTS as _ADJOINTS
+from refattn.mechanisms.koopman.judge.cases import CASES as _CASES
+from refattn.mechanisms.koopman.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.koopman.kernel import Linear, Matern32, Matern52, Polynomial, Rbf
+from refattn.mechanisms.koopman.layer import block as _block
 from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
-__all__ = ["KoopmanInverseError", "Saved", "backward", "forward", "record"]
+__all__ = [
+    "Identity",
+    "KoopmanInverseError",
+    "Linear",
+    "Matern32",
+    "Matern52",
+    "Pencil",
+    "Polynomial",
+    "Rbf",
+    "Saved",
+    "Separable",
+    "Shift",
+    "Stein",
+    "backward",
+    "forward",
+    "record",
+]
 
 _TITLE = "Koopman attention"
 _READS = ("mask", "key_mask", "causal", "memory", "memory_mask", "draws")
@@ -31,33 +58,10 @@ record = Mechanism(
     name="koopman",
     title=_TITLE,
     source="N. Tie 2024, Koopman attention; M. Khosravi 2023 (arXiv:2208.01681), sections IV and V",
-    tagged=(_dense, _update, _block),
+    tagged=(_dense, _block),
     loops=_loops,
-    forms=tuple(_FORMS),
-    defaults={
-        "updates": 2,
-        "kernel": "linear+rbf",
-        "bandwidth": None,
-        "weight": None,
-        "degree": 2,
-        "constant": 1.0,
-        "fit": "stein",
-        "space": "keys",
-        "augment": False,
-        "ridge": None,
-        "ridge_scale": "sum",
-        "tau": 0.0,
-        "epsilon": None,
-        "perturbation": "shift",
-        "mix": None,
-        "similarity": "dot",
-        "window": None,
-        "jitter": None,
-        "certify": False,
-        "mask": None,
-        "causal": False,
-        "form": "auto",
-    },
+    forms=tuple(_core.FORMS),
+    defaults=defaults_of(forward),
     reads=_READS,
     core=_core,
     block=_BLOCK,
@@ -76,11 +80,12 @@ record = Mechanism(
     stored=_STORED,
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),
-    differentiable=_DIFFERENTIABLE,
+    differentiable=_core.DIFFERENTIABLE,
+    families=_core.FAMILIES,
     # A strong perturbation that inverts, two transitions, and a jitter that means the same in every dtype.
-    sampled={"updates": 3, "perturbation": "identity", "epsilon": 0.3, "jitter": 1e-2},
+    sampled={"updates": 3, "perturbation": "identity(epsilon=0.3)", "jitter": 1e-2},
     # Beyond some 10^3 a Gram matrix of products loses its small eigenvalues to rounding, and psi its inverse.
     huge=10.0,
     tiled=False,
-    stream=ModuleStream(_stream, _BLOCK),
+    stream=KeyValueStream(_BLOCK),
 )

@@ -3,22 +3,147 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import (
-    check_arrays,
-    check_causal,
-    check_gradient,
-    check_is,
-    check_mask,
-    check_qkv,
-)
-from refattn.mechanisms.koopman.forms import FORMS, choose
-from refattn.mechanisms.koopman.options import DIFFERENTIABLE, check_numbers, check_options
-from refattn.ops.masks import Causal, causal_offset
-from refattn.xp import Array, namespace, raised, zeros
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_is, check_number
+from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
+from refattn.mechanisms.families import choose
+from refattn.mechanisms.koopman import dense
+from refattn.mechanisms.koopman.forms import shared
+from refattn.mechanisms.koopman.kernel import KERNELS, Kernel
+from refattn.mechanisms.record import Unsupported
+from refattn.ops.masks import Causal
+from refattn.xp import Array, concrete, device, is_array, namespace, raised, zeros
+
+FORMS: dict[str, Any] = {"dense": dense, "shared": shared}
+
+LARGEST = 2**25
+"""Elements of all matrices that the dense form may hold at once; it takes a few times as much memory."""
+
+DENSE_UP_TO = 2**12
+"""Such elements up to which `form="auto"` takes the dense form."""
+
+MEAN = 0.1
+"""Ridge and epsilon where none is given: the mean 1 / (1 + b) of their distribution Beta(1, b) with b = 9."""
+
+CANDIDATES = 8
+"""The most candidates for ridge and epsilon."""
+
+JITTER = {"float64": 1e-8, "float32": 1e-4}
+"""What is added to the diagonal of the Gram matrix, in units of its elements."""
+
+SPACES = ("keys", "augmented", "full")
+SIMILARITIES = ("dot", "kernel")
+
+RENAMED = {
+    "bandwidth": "kernel=Rbf(bandwidth=...), or another kernel",
+    "weight": "kernel=Rbf(weight=...), or another kernel",
+    "degree": "kernel=Polynomial(degree=...)",
+    "constant": "kernel=Polynomial(constant=...)",
+    "augment": 'space="augmented"',
+    "ridge": "fit=Stein(ridge=...), or Separable",
+    "ridge_scale": "fit=Stein(scale=...), or Separable",
+    "tau": "fit=Stein(tau=...), or Separable",
+    "window": "fit=Stein(window=...), or Separable",
+    "epsilon": "perturbation=Shift(epsilon=...), or another perturbation",
+    "mix": "perturbation=Pencil(mix=...)",
+    "certify": "perturbation=Identity(certify=...), or another perturbation",
+}
+"""Options that were, and what they are now."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the operator is fitted to the transitions of a trajectory.
+
+    Attributes
+    ----------
+    ridge
+        Above 0, the weight of the operator's norm; an array () for all, (updates - 1,) for each update after the first,
+        or (candidates, updates - 1), of which at most 8 are tried in order; with a third axis of size d a ridge for
+        each coordinate, and an operator for each. None means 0.1.
+    scale
+        "sum": the ridge is as given; "mean": it is multiplied by the number of transitions times that of seen keys.
+    tau
+        0: the ridge draws the operator to 0; 1: to the identity.
+    window
+        The operator is fitted to so many of the last transitions; None: to all.
+    """
+
+    ridge: float | Array | None = None
+    scale: str = "sum"
+    tau: float = 0.0
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        check_among("scale", self.scale, ("sum", "mean"))
+        if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or self.tau not in (0, 1):
+            needs = "needs 0 (the ridge draws the operator to 0) or 1 (to the identity)"
+            raise ValueError(f"tau: got {self.tau!r}, {needs}")
+        if self.window is not None:
+            check_whole("window", self.window, 1)
+
+
+@dataclass(frozen=True)
+class Stein(Fit):
+    """Least squares over all observables."""
+
+
+@dataclass(frozen=True)
+class Separable(Fit):
+    """Least squares in the norm of the kernel's space; cheaper where causal."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What psi is made of the identity pi and the operator's one-step map phi.
+
+    Attributes
+    ----------
+    epsilon
+        At least 0, in the shapes of `Fit.ridge` but the last. None means 0.1.
+    certify
+        Whether to raise where psi is not certain to be one to one.
+    """
+
+    epsilon: float | Array | None = None
+    certify: bool = False
+
+    def __post_init__(self) -> None:
+        check_is("certify", self.certify, bool)
+
+
+@dataclass(frozen=True)
+class Shift(Perturbation):
+    """psi = phi + epsilon pi."""
+
+
+@dataclass(frozen=True)
+class Identity(Perturbation):
+    """psi = pi + epsilon phi."""
+
+
+@dataclass(frozen=True)
+class Pencil(Perturbation):
+    """psi = mix pi + epsilon phi, with a mix above 0; None means 1."""
+
+    mix: float | Array | None = None
+
+
+FITS: dict[str, type[Fit]] = {"stein": Stein, "separable": Separable}
+PERTURBATIONS: dict[str, type[Perturbation]] = {"shift": Shift, "identity": Identity, "pencil": Pencil}
+
+KINDS: dict[str, Mapping[str, type[Any]]] = {"kernel": KERNELS, "fit": FITS, "perturbation": PERTURBATIONS}
+"""The options that are families, with their kinds by name."""
+
+FAMILIES: dict[str, Callable[[Any], Any]] = {name: partial(choose, name, kinds=kinds) for name, kinds in KINDS.items()}
+"""What makes an object of such an option."""
+
+DIFFERENTIABLE = ("ridge", "epsilon", "bandwidth", "weight", "mix")
 
 
 @dataclass(frozen=True)
@@ -37,7 +162,7 @@ class Saved:
     trajectory: tuple[Array, ...]
     shape: tuple[int, ...]  # of the output
     inputs: tuple[Array, Array, Array]  # q, k, v: for their shapes and dtype
-    given: dict[str, tuple[int, ...]]  # the differentiable options that were given, with their shapes
+    given: dict[str, tuple[int, ...]]  # the differentiable numbers that were given, with their shapes
     inner: Any
 
 
@@ -47,27 +172,16 @@ def forward(
     v: Array,
     *,
     updates: int = 2,
-    kernel: str = "linear+rbf",
-    bandwidth: float | Array | None = None,
-    weight: float | Array | None = None,
-    degree: int = 2,
-    constant: float = 1.0,
-    fit: str = "stein",
+    kernel: str | Kernel = "rbf",
     space: str = "keys",
-    augment: bool = False,
-    ridge: float | Array | None = None,
-    ridge_scale: str = "sum",
-    tau: float = 0.0,
-    epsilon: float | Array | None = None,
-    perturbation: str = "shift",
-    mix: float | Array | None = None,
+    fit: str | Fit = "stein",
+    perturbation: str | Perturbation = "shift",
     similarity: str = "dot",
-    window: int | None = None,
     jitter: float | None = None,
-    certify: bool = False,
     mask: Array | None = None,
     causal: Causal = False,
     form: str = "auto",
+    **old: Any,
 ) -> tuple[Array, Saved]:
     """Queries q, updated by a Koopman operator that is fitted to the trajectory of each.
 
@@ -82,48 +196,27 @@ def forward(
     updates
         m, at least 1. The first update is plain attention; each later one fits an operator to all transitions so far.
     kernel
-        "linear" (x . y alone), or with a second kernel "linear+rbf", "linear+matern32", "linear+matern52",
-        "linear+polynomial".
-    bandwidth, weight
-        Of the second kernel, above 0; None means sqrt(d) and 1.
-    degree, constant
-        Of the polynomial (x . y / bandwidth^2 + constant)^degree.
-    fit
-        "stein" (least squares over all observables) or "separable" (over the kernel's space; cheaper where causal).
+        `Linear` (x . y alone), or with a second kernel `Rbf`, `Matern32`, `Matern52` or `Polynomial`, with a bandwidth
+        and a weight. As every family of options an object, its name ("rbf"), or text ("rbf(bandwidth=2.0)").
     space
-        "keys": the operator acts on the span of the kernel's sections at the keys; "full": on all functions.
-    augment
-        Whether the coordinate functions are observables too.
-    ridge
-        Above 0, the weight of the operator's norm; an array () for all, (updates - 1,) for each update after the first,
-        or (candidates, updates - 1), of which at most 8 are tried in order; with a third axis of size d a ridge for
-        each coordinate, and an operator for each of its different values. None means 0.1.
-    ridge_scale
-        "sum": the ridge is as given; "mean": it is multiplied by the number of transitions times that of seen keys.
-    tau
-        0: the ridge draws the operator to 0; 1: to the identity.
-    epsilon
-        At least 0, in the shapes of `ridge` but the last: the size of the perturbation psi. None means 0.1.
+        "keys": the operator acts on the span of the kernel's sections at the keys; "augmented": on that of the
+        coordinate functions, too; "full": on all functions.
+    fit
+        `Stein` or `Separable`, with the ridge.
     perturbation
-        "shift" (psi = phi + epsilon pi), "identity" (psi = pi + epsilon phi) or "pencil" (psi = mix pi + epsilon phi).
-    mix
-        Above 0, for "pencil"; None means 1.
+        `Shift`, `Identity` or `Pencil`, with epsilon.
     similarity
         "dot" (q . k / sqrt(d)) or "kernel": what the softmax is taken of.
-    window
-        The operator is fitted to so many of the last transitions; None: to all.
     jitter
         At least 0: what is added to the diagonal of the Gram matrix, relative to its elements. None means 1e-8 in
         float64 and 1e-4 in float32.
-    certify
-        Whether to raise where psi is not certain to be one to one.
     mask
         Boolean, broadcastable to (b, h, i, j); True = may attend, and is an observable of the query.
     causal
         False; True or "bottom_right": the last query sees every key; "top_left": query i sees keys 0 to i.
     form
         "dense", "shared" (one factorisation for all queries, in chunks: where all see the same keys, or the fit is
-        "separable"), or "auto".
+        separable), or "auto".
 
     Returns
     -------
@@ -144,59 +237,36 @@ def forward(
 
     Notes
     -----
-    Equations KOOP.1 to KOOP.17 of `refattn.mechanisms.koopman.dense` and `refattn.mechanisms.koopman.update`. Source:
-    Tie 2024; Khosravi 2023 (arXiv:2208.01681).
+    Equations KOOP.1 to KOOP.17 of `refattn.mechanisms.koopman.dense`. Source: Tie 2024; Khosravi 2023
+    (arXiv:2208.01681).
 
     Examples
     --------
     >>> import numpy as np, refattn as ra
     >>> q = k = v = np.eye(2).reshape(1, 1, 2, 2)
-    >>> out, saved = ra.koopman.forward(q, k, v, perturbation="identity")
+    >>> out, saved = ra.koopman.forward(q, k, v, perturbation=ra.koopman.Identity(epsilon=0.2))
     >>> out.shape, len(saved.trajectory)
     ((1, 1, 2, 2), 3)
     """
-    xp = check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
-    check_qkv(q, k, v)
+    renamed("koopman", old, RENAMED)
+    call = enter(q, k, v, mask=mask, causal=causal)
     if v.shape[3] != q.shape[3]:
         raise ValueError(
             f"v: got width {v.shape[3]}, needs {q.shape[3]} as q: what is attended is the query's next place"
         )
-    options = check_options(
-        updates=updates,
-        kernel=kernel,
-        degree=degree,
-        constant=constant,
-        fit=fit,
-        space=space,
-        tau=tau,
-        augment=augment,
-        ridge_scale=ridge_scale,
-        perturbation=perturbation,
-        similarity=similarity,
-        window=window,
-        jitter=jitter,
-        certify=certify,
-    )
-    asked = {"ridge": ridge, "epsilon": epsilon, "bandwidth": bandwidth, "weight": weight, "mix": mix}
-    usual = {"bandwidth": math.sqrt(q.shape[3]), "weight": 1.0, "mix": 1.0}
-    values = {name: usual.get(name) if value is None else value for name, value in asked.items()}
-    numbers = check_numbers(options, raised(q), **values)
-    shape = (*q.shape[:3], k.shape[2])
-    mask = check_mask(mask, shape)
-    offset = causal_offset(check_causal(causal), *shape[2:])
-    chosen = choose(form, options, mask, offset, shape, q.shape[3])
-    given = {name: tuple(getattr(x, "shape", ())) for name, x in asked.items() if x is not None}
-    if 0 in shape:
-        nothing = 0.0 * raised(q)
-        trajectory = (raised(q), *([nothing] * updates))
-        return xp.astype(nothing, q.dtype, copy=False), Saved(
-            chosen, trajectory, tuple(q.shape), (q, k, v), given, None
-        )
+    check_choices(updates=updates, space=space, similarity=similarity, jitter=jitter)
+    families = chosen_families(kernel=kernel, fit=fit, perturbation=perturbation)
+    options, given = placed(call.q, updates=updates, space=space, similarity=similarity, jitter=jitter, **families)
+    chosen = dispatch(form, options, call.mask, call.offset, call.plane, q.shape[3])
+    trajectory: tuple[Array, ...]
+    if 0 in call.plane:
+        nothing = 0.0 * call.q
+        trajectory = (call.q, *([nothing] * updates))
+        return call.back(nothing), Saved(chosen, trajectory, tuple(q.shape), (q, k, v), given, None)
     out, inner = equations.active(FORMS[chosen]).forward(
-        raised(q), raised(k), raised(v), mask=mask, offset=offset, options=options, numbers=numbers
+        call.q, call.k, call.v, mask=call.mask, offset=call.offset, options=options
     )
-    saved = Saved(chosen, inner.trajectory, tuple(out.shape), (q, k, v), given, inner)
-    return xp.astype(out, q.dtype, copy=False), saved
+    return call.back(out), Saved(chosen, inner.trajectory, tuple(out.shape), (q, k, v), given, inner)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -224,19 +294,151 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     -----
     Equations dKOOP.1 to dKOOP.weight. Called twice it gives the same bits.
     """
-    check_is("saved", saved, Saved)
+    check_saved(saved, Saved)
     like = saved.inputs[0]
-    check_gradient("d_out", d_out, saved.shape, like)
-    xp, wide = namespace(like), raised(like)
+    (d_wide,) = upstream(like, d_out=(d_out, saved.shape))
     if saved.inner is None:
-        gradients = {name: xp.zeros_like(x) for name, x in zip("qkv", saved.inputs, strict=True)}
+        gradients = {name: raised(0.0 * x) for name, x in zip("qkv", saved.inputs, strict=True)}
     else:
-        d_wide = xp.astype(d_out, wide.dtype, copy=False)
         gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_wide)
     for name, shape in saved.given.items():
-        gradients[name] = _shaped(gradients.get(name), shape, wide)
-    names = ("q", "k", "v", *(name for name in DIFFERENTIABLE if name in saved.given))
-    return {name: xp.astype(gradients[name], like.dtype, copy=False) for name in names}
+        gradients[name] = _shaped(gradients.get(name), shape, raised(like))
+    return returned(gradients, ("q", "k", "v", *saved.given), like)
+
+
+def check_choices(*, updates: Any, space: Any, similarity: Any, jitter: Any) -> None:
+    """Raise where an option that is no family is of a wrong type or value."""
+    check_whole("updates", updates, 1)
+    check_among("space", space, SPACES)
+    check_among("similarity", similarity, SIMILARITIES)
+    if jitter is not None:
+        number = check_number("jitter", jitter)
+        if not isinstance(number, float) or number < 0.0:
+            raise ValueError(f"jitter: got {jitter!r}, needs a finite number of at least 0")
+
+
+def chosen_families(**given: Any) -> dict[str, Any]:
+    """Return the kernel, the fit and the perturbation that are meant; raise where they do not go together."""
+    found = {name: FAMILIES[name](value) for name, value in given.items()}
+    if found["perturbation"].certify and found["kernel"].steepest is None:
+        raise ValueError("certify: got True for a polynomial kernel, whose slope has no bound; needs another kernel")
+    return found
+
+
+def placed(
+    like: Array,
+    *,
+    updates: int,
+    kernel: Kernel,
+    space: str,
+    fit: Fit,
+    perturbation: Perturbation,
+    similarity: str,
+    jitter: float | None,
+) -> tuple[dense.Options, dict[str, tuple[int, ...]]]:
+    """Return what the forms are given, numbers as arrays like `like`, and the shapes of the numbers that were given."""
+    xp, later = namespace(like), max(updates - 1, 1)
+    owners = {"ridge": fit, "epsilon": perturbation, "bandwidth": kernel, "weight": kernel, "mix": perturbation}
+    asked = {n: getattr(owner, n) for n, owner in owners.items() if n in [field.name for field in fields(owner)]}  # type: ignore[arg-type]
+    given = {name: tuple(getattr(x, "shape", ())) for name, x in asked.items() if x is not None}
+    usual = {"bandwidth": math.sqrt(like.shape[3]), "weight": 1.0, "mix": 1.0}
+    numbers = {}
+    for name, value in usual.items():
+        number = value if asked.get(name) is None else check_number(name, asked[name], positive=True)
+        numbers[name] = _like(name, number, like)
+    tables = {name: table(name, asked[name], like, later) for name in ("ridge", "epsilon")}
+    candidates = {name: x.shape[0] for name, x in tables.items()}
+    if len({n for n in candidates.values() if n != 1}) > 1:
+        raise ValueError(f"epsilon: got {candidates['epsilon']} candidates, the ridge has {candidates['ridge']}")
+    if "bandwidth" in asked:
+        kernel = replace(kernel, bandwidth=numbers["bandwidth"], weight=numbers["weight"])  # type: ignore[type-var]
+    if jitter is None:
+        jitter = JITTER["float64" if xp.finfo(like.dtype).bits == 64 else "float32"]
+    options = dense.Options(
+        updates=updates,
+        similarity=similarity,
+        kernel=kernel,
+        space=space,
+        jitter=float(jitter),
+        fit=next(name for name, kind in FITS.items() if type(fit) is kind),
+        ridge=tables["ridge"],
+        scale=fit.scale,
+        tau=float(fit.tau),
+        window=fit.window,
+        perturbation=next(name for name, kind in PERTURBATIONS.items() if type(perturbation) is kind),
+        epsilon=tables["epsilon"],
+        mix=numbers["mix"],
+        certify=perturbation.certify,
+    )
+    return options, given
+
+
+def table(name: str, value: Any, like: Array, later: int) -> Array:
+    """Return a ridge or an epsilon as an array (candidates or 1, updates after the first or 1[, d])."""
+    value = MEAN if value is None else value
+    one = not is_array(value) or tuple(getattr(value, "shape", ())) == ()
+    x = _like(name, check_number(name, value) if one else value, like)
+    shape = (1,) * (2 - len(x.shape)) + tuple(x.shape)
+    xp, own, width = namespace(like), name == "ridge" and len(shape) == 3, like.shape[-1]
+    if len(shape) != 2 + own or not 1 <= shape[0] <= CANDIDATES or shape[1] not in (1, later):
+        raise ValueError(
+            f"{name}: got shape {tuple(x.shape)}, needs a number, ({later},) for the updates after the first, or "
+            f"(at most {CANDIDATES} candidates, {later})"
+        )
+    if own and shape[2] != width:
+        raise ValueError(f"ridge: got shape {shape}, needs one number for each of the {width} coordinates")
+    low = x <= 0.0 if name == "ridge" else x < 0.0
+    if concrete(xp.any(low | ~xp.isfinite(x))):
+        raise ValueError(f"{name}: got {value}, needs finite numbers {'above' if name == 'ridge' else 'of at least'} 0")
+    return xp.reshape(x, shape)
+
+
+def dispatch(
+    form: str, options: dense.Options, mask: Array | None, offset: int | None, plane: tuple[int, ...], width: int
+) -> str:
+    """Return the form to run for scores of a shape (b, h, i, j) and points of a width."""
+    size, why = _elements(options, plane, width), _not_shared(options, mask, offset, plane)
+    chosen = form_of(form, FORMS, usual="shared" if why is None and size > DENSE_UP_TO else "dense", plane=plane)
+    if chosen == "shared" and why is not None:
+        raise Unsupported(f'form: got "shared" with {why}, or form="dense"')
+    if chosen == "dense" and size > LARGEST:
+        instead = 'needs form="shared"' if why is None else f"{why};"
+        raise Unsupported(
+            f"form: got {form!r} for a system for each query, with {size} elements in all, {instead} or matrices of at "
+            f"most {LARGEST} elements"
+        )
+    return chosen
+
+
+def _not_shared(options: dense.Options, mask: Array | None, offset: int | None, plane: tuple[int, ...]) -> str | None:
+    """Return what keeps the shared form from running, and what it needs instead; None where it can run."""
+    if options.updates > 1 and mask is not None and mask.shape[2] != 1:
+        return "a mask that differs between queries, needs one of shape (..., 1, keys)"
+    if options.updates > 1 and offset is not None and offset < plane[3] - 1 and options.fit == "stein":
+        return 'fit="stein" where the future is hidden, needs fit="separable"'
+    return None
+
+
+def _elements(options: dense.Options, plane: tuple[int, ...], width: int) -> int:
+    """Return how many elements the matrices of the dense form have together."""
+    b, h, queries, keys = plane
+    if options.updates == 1:
+        return 0
+    transitions = options.updates - 1 if options.window is None else min(options.window, options.updates - 1)
+    observables = keys + (width if options.space == "augmented" else 0)
+    return b * h * queries * (observables * (transitions if options.fit == "stein" else 1)) ** 2
+
+
+def _like(name: str, value: Any, like: Array) -> Array:
+    """Return a number or an array as an array of the dtype of `like`."""
+    xp = namespace(like)
+    if not is_array(value):
+        return xp.asarray(value, dtype=like.dtype, device=device(like))
+    if type(value).__module__.partition(".")[0] == "numpy" and value.shape == ():
+        return xp.asarray(float(value), dtype=like.dtype, device=device(like))
+    check_arrays(q=like, **{name: value})
+    check_floating(**{name: value})
+    return xp.astype(value, like.dtype, copy=False)
 
 
 def _shaped(gradient: Array | None, shape: tuple[int, ...], like: Array) -> Array:
@@ -245,3 +447,15 @@ def _shaped(gradient: Array | None, shape: tuple[int, ...], like: Array) -> Arra
         return zeros(shape, like)
     xp = namespace(like)
     return xp.reshape(gradient if math.prod(gradient.shape) == math.prod(shape) else xp.sum(gradient), shape)
+
+
+def check_among(name: str, value: Any, among: tuple[str, ...]) -> None:
+    """Raise where a choice is none of these."""
+    if not isinstance(value, str) or value not in among:
+        raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(among)}")
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise where a value is no whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")

@@ -1,4 +1,24 @@
-"""SympFormer: attention as a step of damped particles with momentum, strictly causal."""
+"""SympFormer: attention as a step of damped particles with momentum, strictly causal.
+
+Tokens are particles with momenta; attention is the force between them, and a layer is one step of an integrator.
+
+What to read, in this order:
+
+1. `dense.py`, the force: its equations, forward and backward (`core.py` is the public call of it);
+2. `oracles/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
+3. `presymplectic_euler.py`, the step: kick, damp, drift, forward and backward;
+4. `layer/block.py`, a layer: the attention step, a norm of the momentum, the MLP step (`layer/mlp.py`).
+
+Beside these:
+
+- `params.py`, the parameters of a block;
+- `integrators/`, a file for every other integrator, and the kinds of damping;
+- `oracles/`, linear attention, the Hamiltonian of all tokens, and what decoding keeps of the past;
+- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding;
+- `baselines/`, the blocks that SympFormer is compared with;
+- `forms/`, the force in linear memory;
+- `judge/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +26,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from refattn.mechanisms.block import Block, ModuleStream
+from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
-from refattn.mechanisms.sympformer import baseline as _baseline
-from refattn.mechanisms.sympformer import block as _block
-from refattn.mechanisms.sympformer import connection as _connection
 from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import dense as _dense
-from refattn.mechanisms.sympformer import doubled as _doubled
-from refattn.mechanisms.sympformer import hamiltonian as _hamiltonian
-from refattn.mechanisms.sympformer import linear as _linear
-from refattn.mechanisms.sympformer import loops as _loops
-from refattn.mechanisms.sympformer import oracle as _oracle
-from refattn.mechanisms.sympformer import rotation as _rotation
-from refattn.mechanisms.sympformer import step as _step
-from refattn.mechanisms.sympformer import stream as _stream
-from refattn.mechanisms.sympformer import substep as _substep
-from refattn.mechanisms.sympformer import tables as _tables
-from refattn.mechanisms.sympformer.cases import CASES as _CASES
-from refattn.mechanisms.sympformer.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.sympformer import presymplectic_euler as _presymplectic_euler
+from refattn.mechanisms.sympformer.baselines import attend as _attend
+from refattn.mechanisms.sympformer.baselines import connection as _connection
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
-from refattn.mechanisms.sympformer.magnitudes import MAGNITUDES as _MAGNITUDES
-from refattn.mechanisms.sympformer.magnitudes import STORED as _STORED
+from refattn.mechanisms.sympformer.integrators import copies as _copies
+from refattn.mechanisms.sympformer.integrators import drift as _drift
+from refattn.mechanisms.sympformer.integrators import rotation as _rotation
+from refattn.mechanisms.sympformer.integrators import two_steps as _two_steps
+from refattn.mechanisms.sympformer.judge import loops as _loops
+from refattn.mechanisms.sympformer.judge.cases import CASES as _CASES
+from refattn.mechanisms.sympformer.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.sympformer.judge.magnitudes import MAGNITUDES as _MAGNITUDES
+from refattn.mechanisms.sympformer.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.sympformer.layer import block as _block
+from refattn.mechanisms.sympformer.layer import mlp as _mlp
+from refattn.mechanisms.sympformer.layer import stream as _stream
+from refattn.mechanisms.sympformer.layer import tables as _tables
+from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -35,52 +56,40 @@ _TITLE = "SympFormer"
 _READS = ("causal", "tokens")
 _BLOCK = Block(_block, _TITLE, _READS)
 
-_SMALL = {"width": 3, "heads": 1, "mlp_ratio": 1, "layers": 2}
+_SMALL = {"width": 3, "heads": 1, "mlp": "attention_velocity(ratio=1)", "layers": 2}
 _MOVING: Mapping[str, Any] = {**_SMALL, "start": "linear"}
 _CONFIGS: tuple[Mapping[str, Any], ...] = (
-    {**_SMALL, "integrator": "exponential_presymplectic", "mlp": "velocity"},
-    {**_MOVING, "integrator": "half_damped", "mlp": "momentum", "look_ahead": True},
+    {**_SMALL, "integrator": "exponential_presymplectic", "mlp": "velocity(ratio=1)"},
+    {**_MOVING, "integrator": "half_damped", "mlp": "momentum(ratio=1)", "look_ahead": True},
     {**_MOVING, "integrator": "forward_euler", "mlp": "none", "layers": 1},
-    {**_MOVING, "integrator": "exponential_euler", "mlp": "momentum"},
-    {**_MOVING, "integrator": "explicit_euler", "mlp": "momentum", "damping": "log", "normalise": "none"},
-    {**_MOVING, "integrator": "plain_euler", "mlp": "momentum", "mobility": "identity"},
-    {**_SMALL, "integrator": "ab2", "mlp": "velocity", "layer": 1, "layers": 3},
-    {**_SMALL, "integrator": "etd_ab2", "mlp": "momentum", "layer": 1, "layers": 3, "damping": "linear"},
-    {**_SMALL, "integrator": "classical", "mlp": "plain"},
-    {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True},
-    {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum", "connection": "h1"},
-    {**_SMALL, "integrator": "lie_trotter", "mlp": "none", "connection": "r2"},
+    {**_MOVING, "integrator": "exponential_euler", "mlp": "momentum(ratio=1)"},
+    {**_MOVING, "integrator": "explicit_euler", "mlp": "momentum(ratio=1)", "damping": "log", "normalise": "none"},
+    {**_MOVING, "integrator": "plain_euler", "mlp": "momentum(ratio=1)", "oracle": "softmax(mobility='identity')"},
+    {**_SMALL, "integrator": "ab2", "mlp": "velocity(ratio=1)", "layer": 1, "layers": 3},
+    {**_SMALL, "integrator": "etd_ab2", "mlp": "momentum(ratio=1)", "layer": 1, "layers": 3, "damping": "linear"},
+    {**_SMALL, "integrator": "classical", "mlp": "plain(ratio=1)"},
+    {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum(ratio=1)", "look_ahead": True},
+    {**_MOVING, "integrator": "lie_trotter(connection='h1')", "mlp": "momentum(ratio=1)"},
+    {**_SMALL, "integrator": "lie_trotter(connection='r2')", "mlp": "none"},
     {**_SMALL, "integrator": "forward_euler", "mlp": "none", "start": "table", "vocabulary": 3, "context": 4},
-    {**_MOVING, "force": "hamiltonian", "mlp": "none", "look_ahead": True},
-    {**_MOVING, "attention": "linear", "mlp": "none", "look_ahead": True},
+    {**_MOVING, "oracle": "hamiltonian", "mlp": "none", "look_ahead": True},
+    {**_MOVING, "oracle": "linear", "mlp": "none", "look_ahead": True},
     {**_MOVING, "integrator": "presymplectic", "normalise": "each_substep", "mlp": "none"},
-    {**_MOVING, "integrator": "strang", "rotation": "learned", "look_ahead": True, "mlp": "momentum"},
+    {**_MOVING, "integrator": "strang(angle=1.0)", "look_ahead": True, "mlp": "momentum(ratio=1)"},
 )
 """Every integrator, and with them every other choice; those of several steps go on in the tests of the block."""
 
-_AROUND = (_oracle, _hamiltonian, _linear, _step, _doubled, _rotation, _baseline, _connection, _substep, _tables)
+_SHARED = (_drift, _two_steps, _copies, _rotation, _attend, _connection, _mlp, _tables)
+_AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _presymplectic_euler), *_SHARED)
 
 record = Mechanism(
     name="sympformer",
     title=_TITLE,
     source="V. Stein, W. Li, G. Steidl 2026, SympFormer (arXiv:2603.16535)",
-    tagged=(
-        _dense,
-        _oracle,
-        _hamiltonian,
-        _linear,
-        _step,
-        _doubled,
-        _rotation,
-        _baseline,
-        _connection,
-        _substep,
-        _tables,
-        _block,
-    ),
+    tagged=(_dense, *_AROUND, _block),
     loops=_loops,
     forms=tuple(_core.FORMS),
-    defaults={"kinetic": None, "causal": False, "scale": None, "form": "auto"},
+    defaults=_defaults_of(forward),
     reads=_READS,
     core=_core,
     block=_BLOCK,

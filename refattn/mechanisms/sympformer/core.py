@@ -6,17 +6,12 @@ import math
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.mechanisms.arguments import (
-    check_arrays,
-    check_causal,
-    check_floating,
-    check_gradient,
-    check_number,
-    check_qkv,
-)
-from refattn.mechanisms.sympformer import dense, tiled
-from refattn.ops.masks import Causal, causal_offset
-from refattn.xp import Array, is_array, namespace, raised, zeros
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_number
+from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
+from refattn.mechanisms.sympformer import dense
+from refattn.mechanisms.sympformer.forms import tiled
+from refattn.ops.masks import Causal
+from refattn.xp import Array, is_array, raised, zeros
 
 FORMS = {"dense": dense, "tiled": tiled}
 
@@ -49,8 +44,8 @@ def forward(
     q: Array,
     k: Array,
     v: Array,
-    kinetic: Array | None = None,
     *,
+    kinetic: Array | None = None,
     causal: Causal = False,
     scale: float | None = None,
     form: str = "auto",
@@ -104,32 +99,30 @@ def forward(
     array([[2.028, 0.   ],
            [0.5  , 1.014]])
     """
-    xp = check_arrays(q=q, k=k, v=v, **({} if kinetic is None else {"kinetic": kinetic}))
-    check_qkv(q, k, v)
+    call = enter(q, k, v, causal=causal)
     b, h, n, d = q.shape
     if k.shape[2] != n:
         raise ValueError(f"k: got {k.shape[2]} tokens, needs the {n} tokens of q: they push each other")
     if n == 0:
         raise ValueError(f"q: got no token in shape {tuple(q.shape)}, needs at least 1")
     if kinetic is not None:
+        check_arrays(q=q, kinetic=kinetic)
         check_floating(q=q, kinetic=kinetic)
         if tuple(kinetic.shape) != (b, h, n, 1):
             raise ValueError(f"kinetic: got shape {tuple(kinetic.shape)}, needs {(b, h, n, 1)}")
-    offset = causal_offset(check_causal(causal), n, n)
     if scale is not None and is_array(scale):
         raise TypeError("scale: got an array, needs a finite number")
-    chosen = _form(form, q.shape)
-    like = raised(q)
+    usual = "dense" if n * n <= DENSE_UP_TO else "tiled"
+    chosen = form_of(form, FORMS, usual=usual, plane=q.shape)
     out, log_z, inner = equations.active(FORMS[chosen]).forward(
-        like,
-        raised(k),
-        raised(v),
-        zeros((b, h, n, 1), like) if kinetic is None else raised(kinetic),
-        offset=offset,
+        call.q,
+        call.k,
+        call.v,
+        zeros((b, h, n, 1), call.q) if kinetic is None else raised(kinetic),
+        offset=call.offset,
         scale=1.0 / math.sqrt(d) if scale is None else check_number("scale", scale),
     )
-    saved = Saved(chosen, log_z, tuple(out.shape), q, kinetic is not None, inner)
-    return xp.astype(out, q.dtype, copy=False), saved
+    return call.back(out), Saved(chosen, log_z, tuple(out.shape), q, kinetic is not None, inner)
 
 
 def backward(saved: Saved, d_out: Array, d_log_z: Array | None = None) -> dict[str, Array]:
@@ -158,27 +151,7 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None = None) -> dict[s
     -----
     Equations dSYMP.q to dSYMP.kinetic of `refattn.mechanisms.sympformer.dense`. Called twice it gives the same bits.
     """
-    if not isinstance(saved, Saved):
-        raise TypeError(f"saved: got {type(saved).__name__}, needs what forward returned")
-    check_gradient("d_out", d_out, saved.shape, saved.like)
-    if d_log_z is not None:
-        check_gradient("d_log_z", d_log_z, saved.shape[:3], saved.like)
-    xp, like = namespace(saved.like), raised(saved.like)
-    gradients = equations.active(FORMS[saved.form]).backward(
-        saved.inner,
-        xp.astype(d_out, like.dtype, copy=False),
-        None if d_log_z is None else xp.astype(d_log_z, like.dtype, copy=False),
-    )
-    names = ("q", "k", "v", "kinetic") if saved.moving else ("q", "k", "v")
-    return {name: xp.astype(gradients[name], saved.like.dtype, copy=False) for name in names}
-
-
-def _form(form: str, shape: tuple[int, ...]) -> str:
-    """Return the form to run for queries of this shape."""
-    if not isinstance(form, str) or form not in ("auto", *FORMS):
-        raise ValueError(f"form: got {form!r}, needs one of auto, {', '.join(FORMS)}")
-    if form != "auto" and 0 not in shape:
-        return form
-    # A trace shows whole equations; without heads there are no tiles.
-    small = shape[2] * shape[2] <= DENSE_UP_TO
-    return "dense" if small or equations.is_active() or 0 in shape else "tiled"
+    check_saved(saved, Saved)
+    d_out, d_log_z = upstream(saved.like, d_out=(d_out, saved.shape), d_log_z=(d_log_z, saved.shape[:3]))
+    gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_log_z)
+    return returned(gradients, ("q", "k", "v", "kinetic") if saved.moving else ("q", "k", "v"), saved.like)

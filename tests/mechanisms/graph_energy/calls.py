@@ -8,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import counter
-from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.graph_energy import Given, Polynomial, Start, core, dense
+from refattn.mechanisms.graph_energy.judge import loops
+from refattn.mechanisms.graph_energy.options import INTEGRATORS, LINKS, THRESHOLDS
 
 Floats = NDArray[np.float64]
 
@@ -31,9 +34,57 @@ def qkv(n: int = N) -> tuple[Floats, Floats, Floats]:
 
 
 def run(n: int = N, **options: Any) -> tuple[Any, Any]:
-    return core.forward(*qkv(n), **options)
+    return forward(*qkv(n), **options)
 
 
 def step_of(state: str) -> dict[str, float]:
     """A step for a state whose scores have no bound."""
     return {"step": 0.1} if state == "feature" else {}
+
+
+def flat(**options: Any) -> dict[str, Any]:
+    """Options of the core, with the numbers of a threshold, an integrator, links and a start given by themselves.
+
+    `kind` is a threshold, `symmetrise` the kind of links, over "keys" where `over` says so, or the graph is one given.
+    """
+    left = dict(options)
+    threshold = {n: left.pop(n) for n in ("tau", "signed", "straight_through", "empty") if n in left}
+    if "kind" in left or threshold:
+        left["threshold"] = THRESHOLDS[left.pop("kind", "hard")](**threshold)
+    names = ("adjoint", "checkpoint", "stop_force", "stop_plateau", "stop_level", "accuracy", "max_nfe")
+    integrator = {n: left.pop(n) for n in names if n in left}
+    if integrator:
+        left["integrator"] = INTEGRATORS[left.get("integrator", "euler")](**integrator)
+    over = {"over": left.pop("over")} if "over" in left else {}
+    kind = left.pop("symmetrise", None)
+    if "graph" in left and over:
+        left["graph"] = Given(links=left["graph"], **over)
+    elif kind is not None or over:
+        left["graph"] = LINKS[kind or ("min" if left.get("state") == "query" else "kernel")](**over)
+    if "coefficients" in left:
+        left["coupling"] = Polynomial(left.pop("coefficients"))
+    if "jitter" in left:
+        left["start"] = Start(at=left.get("start"), jitter=left.pop("jitter"))
+    return left
+
+
+def forward(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
+    """The core, with such options."""
+    return core.forward(q, k, v, **flat(**options))
+
+
+def flow_of(links: Any, start: Any, **options: Any) -> tuple[Any, Any]:
+    """The end of a flow on given links from a start (b, h, j, c), and what it saves, of the definition if that can."""
+    q = np.zeros((*start.shape[:3], 1))
+    given = {name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "form")}
+    known = core.checked(q, q, q, masked=False, causal=False, **(given | flat(**options)))
+    graph = dense.Graph(known, q, q, None, None, links, start, None, None)
+    way = core.flow_of(known, "dense")
+    take = dense.flow_forward if way is None else way.forward
+    return take(graph, step=known.step, tau=known.tau)
+
+
+def loops_of(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> dict[str, Any]:
+    """Every equation by the second derivation."""
+    known = flat(**options)
+    return loops.forward(q, k, v, **known) | loops.backward(q, k, v, d_out, **known)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from refattn import Context, counter, mechanism
+from refattn.mechanisms.graph_energy import Polynomial, Start
 
 Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
@@ -28,26 +29,43 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     return [
         (token, partial(core, token, state="token", full=True)),
         (token, partial(core, token, state="token", full=False)),
-        (token, partial(core, token, state="token", full=False, empty="dense", tau=0.99)),
-        (token, partial(core, token, state="token", full=True, symmetrise="kernel", causal=False)),
-        (query, partial(core, query, state="query", full=True, symmetrise="causal_mirror")),
-        (query, partial(core, query, state="query", full=False, integrator="rk4", kind="soft")),
-        (query, partial(core, query, state="query", full=False, integrator="rk45", stop_force=1e-3, steps=2)),
+        (token, partial(core, token, state="token", full=False, threshold="hard(tau=0.99, empty='dense')")),
+        (token, partial(core, token, state="token", full=True, graph="kernel", causal=False)),
+        (query, partial(core, query, state="query", full=True, graph="causal_mirror")),
+        (query, partial(core, query, state="query", full=False, integrator="rk4", threshold="soft")),
+        (query, partial(core, query, state="query", full=False, integrator="rk45(stop_force=1e-3)", steps=2)),
         (token, partial(core, token, state="token", full=False, integrator=solved, steps=2)),
         (token, partial(core, token, state="token", full=False, graph=make(_mask("graph", token["i"], token["i"])))),
-        (token, partial(core, token, state="token", full=False, checkpoint=2, steps=3)),
-        (token, partial(core, token, state="token", full=False, kind="proximal")),
-        (cross, partial(core, cross, state="token", full=False, graph_scores="kk", symmetrise="mean")),
+        (token, partial(core, token, state="token", full=False, integrator="euler(checkpoint=2)", steps=3)),
+        (token, partial(core, token, state="token", full=False, threshold="proximal")),
+        (cross, partial(core, cross, state="token", full=False, graph="mean(over='keys')")),
         (
             cross,
-            partial(core, cross, state="token", full=False, graph_scores="kk", mask=make(_mask("m", 1, sizes["j"]))),
+            partial(
+                core,
+                cross,
+                state="token",
+                full=False,
+                graph="kernel(over='keys')",
+                mask=make(_mask("m", 1, sizes["j"])),
+            ),
         ),
         (feature, partial(core, feature, state="feature", full=True)),
-        (feature, partial(core, feature, state="feature", full=False, kind="soft", tau=0.1)),
+        (feature, partial(core, feature, state="feature", full=False, threshold="soft(tau=0.1)")),
         (token, partial(block, token, full=True)),
         (token, partial(block, token, full=False)),
-        (token, partial(block, token, full=False, coupling="polynomial", step=0.1, classes=sizes["p"])),
-        (cross, partial(block, cross, full=False, graph_scores="kk", kind="soft", learn_tau=True, learn_step=True)),
+        (
+            token,
+            partial(
+                block, token, full=False, coupling="polynomial(coefficients=(1.0, 0.0))", step=0.1, classes=sizes["p"]
+            ),
+        ),
+        (
+            cross,
+            partial(
+                block, cross, full=False, graph="kernel(over='keys')", threshold="soft", learn_tau=True, learn_step=True
+            ),
+        ),
     ]
 
 
@@ -65,14 +83,12 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, **opti
     assert record.core is not None
     if full:
         more: dict[str, Any] = {"mask": make(_mask("mask", b, h, n, n)), "causal": True, "scale": 0.3, "step": 0.01}
-        more |= {"mu": make(abs(_draw("mu", h))), "kappa": 0.5, "tau": 0.2, "steps": 3, "integrator": "heun"}
-        more |= {"coupling": "polynomial", "coefficients": make(0.1 * _draw("coefficients", 3)), "symmetrise": "none"}
-        more |= {"bias": make(_draw("bias", h, 1, n)), "graph_scores": "qk"}
-        more |= {"start": make(_draw("start", h, n)) if sizes["c"] == 1 else None}
-        more |= {"intrinsic": "double_well", "kind": "hard", "accuracy": 1e-3, "max_nfe": 9000}
-        more |= {"jitter": make(0.01 * _draw("jitter", h, n, 1))}
-        more |= dict.fromkeys(("stop_force", "stop_plateau", "stop_level", "graph", "checkpoint"))
-        options = more | {"straight_through": True, "signed": True, "empty": "zero", "adjoint": "unroll"} | options
+        more |= {"mu": make(abs(_draw("mu", h))), "kappa": 0.5, "steps": 3, "integrator": "heun", "graph": "none"}
+        more |= {"coupling": Polynomial(make(0.1 * _draw("coefficients", 3))), "bias": make(_draw("bias", h, 1, n))}
+        at = make(_draw("start", h, n)) if sizes["c"] == 1 else None
+        more |= {"start": Start(at=at, jitter=make(0.01 * _draw("jitter", h, n, 1))), "intrinsic": "double_well"}
+        more |= {"threshold": "hard(tau=0.2, straight_through=True, signed=True, empty='zero')"}
+        options = more | options
         assert set(record.defaults) == {*options, "form"}
     elif form == "products":
         options = {**options, "coupling": "sin"}  # which products can compute

@@ -15,7 +15,7 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
-from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, kept, qkv, run, step_of
+from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run, step_of
 from tests.mechanisms.graph_energy.test_gradients import FEW, errors
 
 SEPARABLE = ("sin", "identity", "cubic")
@@ -44,20 +44,20 @@ def test_2_gradients_agree_with_autograd() -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_3_nothing_leaks_from_the_future(state: str) -> None:
     q, k, v = qkv()
-    base = core.forward(q, k, v, state=state, causal=True)[0]
+    base = forward(q, k, v, state=state, causal=True)[0]
     for now in range(1, N):
         changed = [x.copy() for x in (q, k, v)]
         for x in changed:
             x[:, :, now:] = -x[:, :, now:] + 1.0
-        assert np.array_equal(core.forward(*changed, state=state, causal=True)[0][:, :, :now], base[:, :, :now])
+        assert np.array_equal(forward(*changed, state=state, causal=True)[0][:, :, :now], base[:, :, :now])
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_4_masked_is_as_good_as_deleted(state: str) -> None:
     keep = np.array([True, False, True, True, False, True, True])
     q, k, v = qkv()
-    out, _ = core.forward(q, k, v, state=state, mask=keep[:, None] & keep)
-    short, _ = core.forward(q[:, :, keep], k[:, :, keep], v[:, :, keep], state=state)
+    out, _ = forward(q, k, v, state=state, mask=keep[:, None] & keep)
+    short, _ = forward(q[:, :, keep], k[:, :, keep], v[:, :, keep], state=state)
     np.testing.assert_allclose(out[:, :, keep], short, rtol=0, atol=1e-12)
 
 
@@ -83,7 +83,7 @@ def test_8_dense_links_products_and_edges_are_one(coupling: str, state: str) -> 
 def test_9_products_and_tiles_are_pairs(
     coupling: str, state: str, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refattn.mechanisms.graph_energy import tiled
+    from refattn.mechanisms.graph_energy.forms import tiled
 
     monkeypatch.setattr(tiled, "ELEMENTS", 2 * N)  # tiles of one or two rows
     options: dict[str, Any] = {"state": state, "coupling": coupling, "kappa": 0.7, "step": 0.1}
@@ -157,7 +157,7 @@ def test_14_the_implicit_gradient_is_refused_where_there_is_none() -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_15_float32_in_float32_out(state: str) -> None:
     q, k, v = (x.astype(np.float32) for x in qkv())
-    out, _ = core.forward(q, k, v, state=state)
+    out, _ = forward(q, k, v, state=state)
     assert out.dtype == np.float32
     np.testing.assert_allclose(out, run(state=state)[0], rtol=0, atol=2e-4)
 
@@ -168,7 +168,7 @@ def test_17_tokens_in_another_order(coupling: str, state: str) -> None:
     order = np.array([3, 0, 6, 2, 5, 1, 4])
     q, k, v = qkv()
     options: dict[str, Any] = {"state": state, "coupling": coupling, **step_of(state)}
-    moved, _ = core.forward(q[:, :, order], k[:, :, order], v[:, :, order], **options)
+    moved, _ = forward(q[:, :, order], k[:, :, order], v[:, :, order], **options)
     expected = run(**options)[0][:, :, order]  # values of the cubic grow: its energy has no lower bound
     np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-12 * max(1.0, float(np.max(np.abs(expected)))))
 
@@ -184,7 +184,7 @@ def test_13_a_table_of_biases_is_shared_by_tokens_of_a_class() -> None:
         np.add.at(by_hand, (classes[:, None], classes), core.backward(saved, d_out)["bias"])
         leaf = torch.tensor(table, requires_grad=True)
         arrays = [torch.tensor(x) for x in qkv()]
-        other, _ = core.forward(*arrays, state=state, bias=leaf[classes[:, None], classes])
+        other, _ = forward(*arrays, state=state, bias=leaf[classes[:, None], classes])
         (expected,) = torch.autograd.grad((other * torch.tensor(d_out)).sum(), [leaf])
         np.testing.assert_allclose(by_hand, expected.numpy(), rtol=0, atol=1e-12 * float(expected.abs().max()))
     for shape in ((N, N), (H, 1, N), (B, 1, 1, 1), (1,)):
@@ -207,7 +207,7 @@ def test_16_what_cannot_be_computed_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="tau: got -0.1, needs a number at least 0"):
         run(tau=-0.1)
     with pytest.raises(ValueError, match="k: got 7 tokens and 5 in q"):
-        core.forward(qkv()[0][:, :, :5], *qkv()[1:])
+        forward(qkv()[0][:, :, :5], *qkv()[1:])
 
 
 @pytest.mark.parametrize("symmetrise", ["kernel", "mean", "min", "none"])

@@ -9,8 +9,9 @@ import pytest
 
 import refattn as ra
 from refattn import Context
-from refattn.mechanisms.graph_energy import core
-from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
+from refattn.mechanisms.graph_energy import Heun, Min, Soft, core
+from refattn.mechanisms.graph_energy.options import RENAMED
+from tests.mechanisms.graph_energy.calls import H, draw, forward, qkv, run
 
 
 @pytest.mark.parametrize(
@@ -20,8 +21,8 @@ from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
         ({"coupling": "relu"}, ValueError, "coupling: got 'relu', needs one of sin, tanh, identity"),
         ({"intrinsic": None}, ValueError, "intrinsic: got None, needs one of anchor, none, double_well"),
         ({"integrator": "leapfrog"}, ValueError, "integrator: got 'leapfrog', needs one of euler, heun, rk4"),
-        ({"symmetrise": "max"}, ValueError, "symmetrise: got 'max', needs one of kernel, mean, min, none"),
-        ({"kind": "firm"}, ValueError, "kind: got 'firm', needs one of hard, soft"),
+        ({"graph": "max"}, ValueError, "graph: got 'max', needs one of kernel, mean, min, none"),
+        ({"threshold": "firm"}, ValueError, "threshold: got 'firm', needs one of hard, soft"),
         ({"empty": "nan"}, ValueError, "empty: got 'nan', needs one of argmax, dense, zero, error"),
         ({"adjoint": "exact"}, ValueError, "adjoint: got 'exact', needs one of unroll, implicit"),
         ({"form": "sparse"}, ValueError, "form: got 'sparse', needs one of auto, dense, products, tiled"),
@@ -37,7 +38,11 @@ from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
         ({"mu": float("inf")}, ValueError, "mu: got inf, needs a finite number"),
         ({"mu": "strong"}, TypeError, "mu: got str, needs a finite number"),
         ({"signed": 1}, TypeError, "signed: got int, needs a bool"),
-        ({"kind": "soft", "straight_through": True}, ValueError, 'straight_through: got True with kind="soft"'),
+        (
+            {"threshold": "soft(straight_through=True)"},
+            ValueError,
+            "threshold: got 'straight_through' in .* but soft has",
+        ),
         ({"mask": np.ones((7, 7))}, TypeError, "mask: got dtype float64, needs bool"),
         ({"mask": np.ones((3, 7), bool)}, ValueError, r"mask: got shape \(3, 7\)"),
         ({"causal": "left"}, ValueError, "causal: got 'left', needs True, False"),
@@ -47,7 +52,7 @@ from tests.mechanisms.graph_energy.calls import H, draw, qkv, run
         (
             {"state": "query", "causal": True, "symmetrise": "min"},
             ValueError,
-            'symmetrise: got "min" with causal scores',
+            'graph: got "min" with causal scores',
         ),
     ],
 )
@@ -59,7 +64,7 @@ def test_wrong_options(options: dict[str, Any], error: type[Exception], message:
 def test_queries_and_keys_of_different_lengths() -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match="k: got 7 tokens and 5 in q, needs as many"):
-        core.forward(q[:, :, :5], k, v)
+        forward(q[:, :, :5], k, v)
 
 
 @pytest.mark.parametrize(("name", "value"), [("mu", -1.0), ("kappa", np.array([1.0, 1.0, -0.1, 1.0]))])
@@ -78,7 +83,7 @@ def test_inputs_that_are_not_finite_propagate() -> None:
     q, k, v = (x.copy() for x in qkv())
     q[0, 0, 1, 0] = np.nan
     with np.errstate(all="ignore"):
-        out, _ = core.forward(q, k, v)
+        out, _ = forward(q, k, v)
     assert np.any(np.isnan(out[0, 0])) and np.all(np.isfinite(out[1]))
 
 
@@ -88,7 +93,7 @@ def test_wrong_gradients() -> None:
         core.backward(saved, out[..., 0])
     with pytest.raises(ValueError, match=r"d_weights: got shape"):
         core.backward(saved, out, out)
-    with pytest.raises(TypeError, match="saved: got NoneType, needs a Saved"):
+    with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
         core.backward(None, out)  # type: ignore[arg-type]
     _, feature = run(state="feature")
     with pytest.raises(ValueError, match='d_weights was given, but state="feature" has no weights'):
@@ -123,3 +128,22 @@ def test_a_wrong_context_and_wrong_params_of_the_block() -> None:
         block.forward(params, state, Context(memory=x))
     with pytest.raises(ValueError, match=r"x: got shape \(2, 5, 7\), needs \(batch, tokens, 8\)"):
         block.start(params, x[..., :7], Context())
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_an_old_option_says_what_it_is_called_now(name: str) -> None:
+    old: dict[str, Any] = {name: None}
+    with pytest.raises(TypeError, match=f"{name}: got an option of before, needs (thr|int|coup|gra|sta)"):
+        core.forward(*qkv(), **old)
+
+
+def test_kinds_are_objects_names_or_text() -> None:
+    """The same call, three ways; and numbers of a kind that it does not have."""
+    texts: dict[str, Any] = {"threshold": "soft(tau=0.1, empty='zero')", "integrator": "heun(checkpoint=2)"}
+    kinds: dict[str, Any] = {"threshold": Soft(tau=0.1, empty="zero"), "integrator": Heun(checkpoint=2), "graph": Min()}
+    assert np.array_equal(core.forward(*qkv(), **texts, graph="min")[0], core.forward(*qkv(), **kinds)[0])
+    for wrong in ({"threshold": None}, {"integrator": 3}, {"graph": "kernel(over=1)"}, {"threshold": "soft(by=1)"}):
+        with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}: got|over: got"):
+            core.forward(*qkv(), **wrong)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tables'"):
+        core.forward(*qkv(), tables=1)

@@ -10,7 +10,7 @@ import pytest
 import refattn as ra
 from refattn import Context
 from refattn.mechanisms.graph_energy import core
-from tests.mechanisms.graph_energy.calls import B, D, E, G, H, N, draw, kept, qkv, run
+from tests.mechanisms.graph_energy.calls import B, D, E, G, H, N, draw, flat, forward, kept, qkv, run
 from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
 
 ROWS, KEYS = 5, 8
@@ -23,7 +23,7 @@ def arrays() -> dict[str, Any]:
 
 def cross(state: str = "token", **options: Any) -> tuple[Any, Any]:
     given = arrays() | ({"start": np.abs(draw("start", H, KEYS))} if state == "token" else {}) | options
-    return core.forward(**given, state=state, graph_scores="kk")
+    return forward(**given, state=state, over="keys")
 
 
 def test_limits_are_softmax_attention() -> None:
@@ -40,9 +40,9 @@ def test_tied_queries_and_keys_have_the_graph_of_both(symmetrise: str) -> None:
     """Where q = k the scores of keys with keys are those of the tokens."""
     _, k, v = qkv()
     q = np.repeat(k, 2, axis=1)
-    out, saved = core.forward(q, k, v, symmetrise=symmetrise, step=0.1)
-    options: dict[str, Any] = {"symmetrise": symmetrise, "step": 0.1, "graph_scores": "kk"}
-    other, again = core.forward(q, k, v, start=saved.inner.flow.start[..., 0], **options)
+    out, saved = forward(q, k, v, symmetrise=symmetrise, step=0.1)
+    options: dict[str, Any] = {"symmetrise": symmetrise, "step": 0.1, "over": "keys"}
+    other, again = forward(q, k, v, start=saved.inner.graph.start[..., 0], **options)
     np.testing.assert_allclose(np.asarray(again.graph), np.asarray(saved.graph), rtol=0, atol=1e-15)
     np.testing.assert_allclose(other, out, rtol=0, atol=1e-14)
 
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_autograd(state: str, symmetrise: str) -> None:
     def call(form: str = "dense", **leaves: Any) -> Any:
         like = mask if isinstance(leaves["q"], np.ndarray) else leaves["q"].new_tensor(mask).bool()
         more: dict[str, Any] = {"state": state, "symmetrise": symmetrise, "steps": 2, "integrator": "rk4"}
-        return core.forward(**leaves, **more, kind="soft", mask=like, graph_scores="kk", form=form)
+        return forward(**leaves, **more, kind="soft", mask=like, over="keys", form=form)
 
     for form in ("dense", "products", "tiled"):
         out, saved = call(form, **given)
@@ -117,7 +117,7 @@ def test_queries_do_not_act_on_each_other(state: str) -> None:
 def test_no_query_and_no_key() -> None:
     for n, m in ((0, 4), (3, 0)):
         q, k, v = draw("q", B, H, n, D), draw("k", B, G, m, D), draw("v", B, G, m, E)
-        out, saved = core.forward(q, k, v, graph_scores="kk", start=np.zeros((H, m)))
+        out, saved = forward(q, k, v, over="keys", start=np.zeros((H, m)))
         assert out.shape == (B, H, n, E) and not np.any(out)
         assert core.backward(saved, out)["k"].shape == k.shape
 
@@ -125,27 +125,27 @@ def test_no_query_and_no_key() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"causal": True}, 'graph_scores: got "kk" with causal scores'),
-        ({"state": "feature"}, 'graph_scores: got "kk" with state="feature"'),
-        ({}, 'start: got None with graph_scores="kk" and state="token"'),
-        ({"state": "query", "symmetrise": "causal_mirror"}, 'symmetrise: got "causal_mirror" with graph_scores="kk"'),
+        ({"causal": True}, "graph: got links over keys with causal scores"),
+        ({"state": "feature"}, 'graph: got links over keys with state="feature"'),
+        ({}, 'start: got None with links over keys and state="token"'),
+        ({"state": "query", "symmetrise": "causal_mirror"}, 'graph: got "causal_mirror" over keys'),
         ({"state": "query", "start": np.zeros(N)}, 'start: got an array with state="query"'),
         ({"start": np.zeros(3)}, r"start: got shape \(3,\), needs one that broadcasts to \(2, 4, 7\)"),
-        ({"graph_scores": "qq"}, "graph_scores: got 'qq', needs one of qk, kk"),
+        ({"over": "both"}, "over: got 'both', needs one of tokens, keys"),
     ],
 )
 def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run(**{"graph_scores": "kk", **options})
+        run(**{"over": "keys", **options})
 
 
 def test_a_start_of_ones_own() -> None:
     """It takes the place of the sigmoid of s_jj, and queries of any other kind need as many tokens."""
     out, saved = run()
-    again, _ = run(start=saved.inner.flow.start[..., 0])
+    again, _ = run(start=saved.inner.graph.start[..., 0])
     assert np.array_equal(out, again)
-    with pytest.raises(ValueError, match='k: got 8 tokens and 5 in q, needs as many.*unless graph_scores="kk"'):
-        core.forward(**arrays())
+    with pytest.raises(ValueError, match="k: got 8 tokens and 5 in q, needs as many.*unless its links are over keys"):
+        forward(**arrays())
 
 
 # --- the block
@@ -154,11 +154,11 @@ def test_a_start_of_ones_own() -> None:
 def layer(**config: Any) -> tuple[Any, Any, Any]:
     block = ra.mechanism("graph_energy").block
     x = draw("x", 2, 5, 8)
-    return block, x, block.init(block.Config(width=8, heads=2, **config), like=x)
+    return block, x, block.init(block.Config(width=8, heads=2, **flat(**config)), like=x)
 
 
 def test_a_block_attends_a_memory_and_its_own_tokens() -> None:
-    block, x, params = layer(graph_scores="kk")
+    block, x, params = layer(over="keys")
     state = block.start(params, x, Context())
     own, _ = block.forward(params, state, Context())
     same, _ = block.forward(params, state, Context(memory=x))
@@ -174,15 +174,15 @@ def test_a_block_attends_a_memory_and_its_own_tokens() -> None:
 def test_a_memory_that_does_not_fit() -> None:
     block, x, params = layer()
     state = block.start(params, x, Context())
-    with pytest.raises(ValueError, match='context.memory was given to a block with graph_scores="qk"'):
+    with pytest.raises(ValueError, match="context.memory was given to a block with links over tokens"):
         block.forward(params, state, Context(memory=x))
-    block, x, params = layer(graph_scores="kk")
+    block, x, params = layer(over="keys")
     wrong: dict[str, Context] = {
         r"context.memory: got shape \(2, 5, 7\), needs \(2, keys, 8\)": Context(memory=x[..., :7]),
         "context.memory_mask was given without context.memory": Context(memory_mask=np.ones((2, 5), bool)),
         "context.key_mask was given with context.memory": Context(memory=x, key_mask=np.ones((2, 5), bool)),
         r"context.memory_mask: got shape \(2, 4\)": Context(memory=x, memory_mask=np.ones((2, 4), bool)),
-        'graph_scores: got "kk" with causal scores': Context(causal=True),
+        "graph: got links over keys with causal scores": Context(causal=True),
     }
     for message, context in wrong.items():
         with pytest.raises(ValueError, match=message):
@@ -201,9 +201,9 @@ def test_a_step_and_a_threshold_that_are_learned_start_where_the_configuration_s
     _, _, given = layer(learn_step=True, step=0.05, learn_tau=True, tau=0.01, kind="proximal", state="query")
     np.testing.assert_allclose(softplus(given.raw_step), np.full(2, 0.05), rtol=1e-13)
     wrong: dict[str, dict[str, Any]] = {
-        'learn_tau: got True with kind="hard", whose threshold has no gradient': {"learn_tau": True},
+        'learn_tau: got True with threshold="hard", whose tau has no gradient': {"learn_tau": True},
         'tau: got None with learn_tau and state="query"': {"learn_tau": True, "kind": "soft", "state": "query"},
-        'step: got None with learn_step and symmetrise="mean"': {"learn_step": True, "symmetrise": "mean"},
+        "step: got None with learn_step and graph=": {"learn_step": True, "symmetrise": "mean"},
     }
     for message, config in wrong.items():
         with pytest.raises(ValueError, match=message):

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from refattn.mechanisms.graph_energy import implicit, pairs, total_energy
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS
-from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS
-from refattn.mechanisms.graph_energy.law import Law
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS
+from refattn.mechanisms.graph_energy.forms import pairs
+from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
+from refattn.mechanisms.graph_energy.system import System
 from tests.mechanisms.graph_energy.calls import COUPLINGS as NAMES
 from tests.mechanisms.graph_energy.calls import run
 
@@ -29,12 +29,11 @@ def _equilibria(kappa: float) -> set[tuple[float, float]]:
     """Where two nodes with two wells each come to rest, from a grid of starts; b = 0."""
     x = np.linspace(-1.5, 1.5, 14)
     start = np.stack(np.meshgrid(x, x + 0.013), axis=-1).reshape(-1, 1, 2, 1)
-    law = Law(COUPLINGS["identity"], INTRINSICS["double_well"], 1.0, kappa, 0.1, True, 1, "euler", pairs)
     graph = np.array([[0.0, 1.0], [1.0, 0.0]])[None, None] + np.zeros((len(start), 1, 1, 1))
+    system = System(COUPLINGS["identity"], INTRINSICS["double_well"], 1.0, kappa, graph, 0.0 * start, None, pairs)
     x = start
     for _ in range(4000):
-        pull = pairs.couple_forward(law.coupling, graph, None, x)
-        x = x + 0.05 * (law.intrinsic.force(x, 0.0 * x, 1.0) + kappa * pull)
+        x = x + 0.05 * system.rate(x)
     return {tuple(np.round(each.reshape(2), 6) + 0.0) for each in x}
 
 
@@ -60,18 +59,19 @@ def test_the_third_derivative_is_0_where_a_pitchfork_is(nodes: int, links: tuple
     zero = np.zeros((1, 1, nodes, 1))
     tanh, wells = COUPLINGS["tanh"], INTRINSICS["double_well"]
 
+    def system(mu: float) -> System:
+        return System(tanh, wells, mu, kappa, graph[None, None], zero, None, pairs)
+
     def energy(at: float, mode: int, mu: float) -> float:
-        law = Law(tanh, wells, mu, kappa, 0.1, True, 1, "euler", pairs)
         x = at * vectors[:, mode].reshape(1, 1, nodes, 1)
-        return float(total_energy.energy_of(law, graph[None, None], zero, None, 1.0, x)[0, 0, 0, 0])
+        return float(system(mu).energy(1.0, x)[0, 0, 0, 0])
 
     for mode in range(nodes):
         # The second derivative is linear in mu: by the implicit Jacobian at two values, where it is 0.
         slopes = []
         for mu in (0.0, 1.0):
-            law = Law(tanh, wells, mu, kappa, 0.1, True, 1, "euler", pairs)
-            own = wells.d_x(zero, zero, mu)
-            jacobian = implicit.jacobian(law, graph[None, None], None, tanh.slope(implicit.between(zero)), own)[0, 0, 0]
+            slope = tanh.slope(pairs.between(zero))
+            jacobian = jacobian_of(system(mu), slope, wells.d_x(zero, zero, mu))[0, 0, 0]
             slopes.append(float(vectors[:, mode] @ jacobian @ vectors[:, mode]))
         located = -slopes[0] / (slopes[1] - slopes[0])
         assert abs(located - kappa * values[mode]) < 1e-9

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from refattn import counter, equations
-from refattn.mechanisms.graph_energy import core, loops
-from tests.mechanisms.graph_energy.calls import COUPLINGS, B, H, draw, kept, qkv
+from refattn.mechanisms.graph_energy import core
+from tests.mechanisms.graph_energy.calls import COUPLINGS, B, H, draw, forward, kept, loops_of, qkv
 
 GRAPHS = (
     (False, "kernel"),
@@ -47,7 +47,7 @@ FEW = [ALL[int(n)] for n in counter.permutation(len(ALL), seed=0, purpose="graph
 def options_of(combination: Any) -> dict[str, Any]:
     state, coupling, integrator, (causal, symmetrise), kind, intrinsic = combination
     names: dict[str, Any] = {"state": state, "coupling": coupling, "integrator": integrator, "intrinsic": intrinsic}
-    over_keys = {"graph_scores": "kk"} if causal == "kk" else {"causal": causal}
+    over_keys = {"over": "keys"} if causal == "kk" else {"causal": causal}
     return names | over_keys | {"symmetrise": symmetrise, "kind": kind, "steps": 3}
 
 
@@ -64,18 +64,18 @@ def errors(combination: Any, form: str = "dense") -> dict[str, float]:
     options, numbers = options_of(combination), numbers_of(combination[0])
     arrays = dict(zip("qkv", qkv(N), strict=True)) | numbers
     rows = N
-    if "graph_scores" in options:
+    if "over" in options:
         rows = ROWS
         arrays["q"] = arrays["q"][:, :, :rows]
         arrays |= {"start": draw("start", H, N)} if options["state"] == "token" else {}
     mask = kept("mask", B, 1, rows, N, keep=0.8)
-    out, saved = core.forward(**arrays, **options, mask=mask, form=form)
+    out, saved = forward(**arrays, **options, mask=mask, form=form)
     upstream = {"d_out": draw("d_out", *out.shape)}
     if saved.weights is not None:
         upstream["d_weights"] = draw("d_weights", *saved.weights.shape)
     by_hand = core.backward(saved, **upstream)
     leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
-    other, other_saved = core.forward(**leaves, **options, mask=torch.tensor(mask), form="dense")
+    other, other_saved = forward(**leaves, **options, mask=torch.tensor(mask), form="dense")
     loss = (other * torch.tensor(upstream["d_out"])).sum()
     if saved.weights is not None:
         loss = loss + (other_saved.weights * torch.tensor(upstream["d_weights"])).sum()
@@ -116,13 +116,14 @@ def test_loops_agree_where_the_threshold_empties_rows(empty: str, state: str, ki
     q, k, v = qkv(N)
     tau = {"token": 0.6, "query": 0.3, "feature": 1.0}[state]
     options: dict[str, Any] = {"state": state, "empty": empty, "kind": kind, "tau": tau, "steps": 3, "step": 0.1}
-    options |= {"straight_through": kind == "hard", "mask": kept("mask", B, H, N, N, keep=0.6)}
+    options |= {"straight_through": True} if kind == "hard" else {}
+    options |= {"mask": kept("mask", B, H, N, N, keep=0.6)}
     with equations.trace() as traced:
-        out, saved = core.forward(q, k, v, **options)
+        out, saved = forward(q, k, v, **options)
         core.backward(saved, draw("d_out", *out.shape))
     if state != "feature":
         assert not np.all(saved.inner.readout.filled)
-    expected = loops.forward(q, k, v, **options) | loops.backward(q, k, v, draw("d_out", *out.shape), **options)
+    expected = loops_of(q, k, v, draw("d_out", *out.shape), **options)
     assert set(traced) == set(expected)
     for id, value in expected.items():
         # A few dozen roundings, relative to the largest number.
@@ -137,7 +138,7 @@ def test_loops_agree_where_the_threshold_empties_rows(empty: str, state: str, ki
         {"intrinsic": "double_well", "integrator": "heun", "coupling": "tanh"},
         {"state": "query", "symmetrise": "min", "integrator": "discrete_gradient", "mask": True},
         {"state": "feature", "kind": "proximal", "tau": 0.1},
-        {"graph_scores": "kk", "start": True, "intrinsic": "none"},
+        {"over": "keys", "start": True, "intrinsic": "none"},
     ],
     ids=str,
 )
@@ -146,9 +147,9 @@ def test_loops_agree_where_every_node_has_its_own_mu(options: dict[str, Any]) ->
     given = {"mask": kept("mask", B, H, N, N, keep=0.6), "start": draw("start", N)}
     options = {"steps": 2, "mu": np.abs(draw("mu", H, N)), **{n: given.get(n, x) for n, x in options.items()}}
     with equations.trace() as traced:
-        out, saved = core.forward(q, k, v, **options)
+        out, saved = forward(q, k, v, **options)
         core.backward(saved, draw("d_out", *out.shape))
-    expected = loops.forward(q, k, v, **options) | loops.backward(q, k, v, draw("d_out", *out.shape), **options)
+    expected = loops_of(q, k, v, draw("d_out", *out.shape), **options)
     assert set(traced) == set(expected) and traced["dGE.mu"].shape == (H, N)
     for id, value in expected.items():
         # As above.
@@ -161,7 +162,7 @@ def test_the_gradient_passes_a_hard_threshold_by() -> None:
     q, k, v = qkv(N)
     found = {}
     for through in (False, True):
-        out, saved = core.forward(q, k, v, tau=0.5, straight_through=through)
+        out, saved = forward(q, k, v, tau=0.5, straight_through=through)
         found[through] = core.backward(saved, draw("d_out", *out.shape)), saved.inner.readout
     dropped = (found[True][1].kept == 0.0) & (found[True][1].x > 0.0)
     assert np.any(dropped)
@@ -170,7 +171,7 @@ def test_the_gradient_passes_a_hard_threshold_by() -> None:
 
 def test_a_second_backward_has_the_same_bits_and_the_gradient_is_linear() -> None:
     q, k, v = qkv()
-    out, saved = core.forward(q, k, v, causal=True)
+    out, saved = forward(q, k, v, causal=True)
     d = draw("d_out", *out.shape)
     once, twice, double = core.backward(saved, d), core.backward(saved, d), core.backward(saved, 2.0 * d)
     for name, x in once.items():
@@ -186,18 +187,18 @@ def test_float32_is_computed_in_float32(options: dict[str, Any]) -> None:
         "step": np.full((H,), 0.2, np.float64),
         "tau": 0.01,
     }
-    out, saved = core.forward(q, k, v, mask=kept("mask", N + 2, N + 2), **numbers, **options)
+    out, saved = forward(q, k, v, mask=kept("mask", N + 2, N + 2), **numbers, **options)
     gradients = core.backward(saved, out)
     assert {x.dtype for x in (out, saved.scores, saved.graph, *gradients.values())} == {np.dtype(np.float32)}
     wide_q, wide_k, wide_v = (x.astype(np.float64) for x in (q, k, v))
-    exact, _ = core.forward(wide_q, wide_k, wide_v, mask=kept("mask", N + 2, N + 2), **numbers, **options)
+    exact, _ = forward(wide_q, wide_k, wide_v, mask=kept("mask", N + 2, N + 2), **numbers, **options)
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-5)
 
 
 def test_float16_is_computed_in_float32() -> None:
     q, k, v = (x.astype(np.float16) for x in qkv())
-    out, saved = core.forward(q, k, v)
-    exact, _ = core.forward(*(x.astype(np.float32) for x in (q, k, v)))
+    out, saved = forward(q, k, v)
+    exact, _ = forward(*(x.astype(np.float32) for x in (q, k, v)))
     assert out.dtype == np.float16 and saved.scores.dtype == np.float32
     assert np.array_equal(out, exact.astype(np.float16))
     assert {x.dtype for x in core.backward(saved, out).values()} == {np.dtype(np.float16)}

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from refattn import Context, backends, mechanism
-from refattn.mechanisms.graph_energy import core, hierarchy, sharing
-from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, qkv
+from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
+from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, qkv
 
 LONG = 11
 
@@ -54,7 +55,7 @@ def test_gradients_of_levels_are_those_of_autograd(options: dict[str, Any]) -> N
     options = {"stride": 2, "levels": 4, "kind": "soft", "steps": 3, **options}
 
     def call(**leaves: Any) -> Any:
-        return hierarchy.forward(**leaves, **options)
+        return hierarchy.forward(**flat(**leaves, **options))
 
     out, saved = call(**arrays)
     assert [len(level.tokens) for level in saved.levels] == ([11, 5, 2, 1] if options["causal"] else [11, 6, 3, 2])
@@ -68,7 +69,7 @@ def test_one_level_is_the_core() -> None:
     q, k, v = qkv()
     for causal in (False, True):
         out, saved = hierarchy.forward(q, k, v, levels=1, causal=causal)
-        plain, other = core.forward(q, k, v, causal=causal)
+        plain, other = forward(q, k, v, causal=causal)
         np.testing.assert_allclose(out, plain, rtol=0, atol=1e-15)
         found, expected = hierarchy.backward(saved, out), core.backward(other, out)
         for name in "qkv":
@@ -104,7 +105,7 @@ def test_levels_gather_the_one_below() -> None:
     weights = np.exp(draw("logits", 3)) / np.sum(np.exp(draw("logits", 3)))
     expected = sum(w * stage(known[0], known[level], values[level]) for level, w in enumerate(weights))
     options: dict[str, Any] = {"step": 0.2, "steps": 4, "tau": 0.2, "level_logits": draw("logits", 3)}
-    out, saved = hierarchy.forward(q, k, v, stride=2, levels=3, window=3, causal=True, **options)
+    out, saved = hierarchy.forward(q, k, v, stride=2, levels=3, window=3, causal=True, **flat(**options))
     assert np.all(saved.levels[0].readout.filled)
     np.testing.assert_allclose(out[0, 0], expected, rtol=0, atol=1e-14)
 
@@ -158,7 +159,7 @@ def test_nodes_of_a_class_share_a_strength_and_a_start() -> None:
         index = classes if isinstance(mu, np.ndarray) else __import__("torch").tensor(classes)
         given = {"mu": sharing.nodes_forward(mu, index), "start": sharing.nodes_forward(start, index)}
         like = [x if isinstance(mu, np.ndarray) else __import__("torch").tensor(x) for x in (q, k, v)]
-        return core.forward(*like, **given, step=0.2)
+        return forward(*like, **given, step=0.2)
 
     out, saved = call(**tables)
     d_out = draw("d_out", *out.shape)
@@ -173,17 +174,17 @@ def test_a_strength_of_each_node(kind: str, state: str) -> None:
     arrays = dict(zip("qkv", qkv(5), strict=True)) | {"mu": np.abs(draw("mu", H, 5)), "tau": np.full((H,), 0.05)}
 
     def call(**leaves: Any) -> Any:
-        return core.forward(**leaves, state=state, kind=kind, steps=3, step=0.2)
+        return forward(**leaves, state=state, kind=kind, steps=3, step=0.2)
 
     out, saved = call(**arrays)
     d_out = draw("d_out", *out.shape)
     agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
     with pytest.raises(ValueError, match=r"mu: got shape \(4, 6\), needs a number or an array \(4,\) or \(4, 5\)"):
-        core.forward(**arrays | {"mu": np.ones((H, 6))})
+        forward(**arrays | {"mu": np.ones((H, 6))})
     with pytest.raises(ValueError, match="step: got None with causal scores and a mu of each node"):
-        core.forward(**arrays, causal=True)
+        forward(**arrays, causal=True)
     # One step for all nodes, from the strongest.
-    step: Any = core.forward(**arrays)[1].inner.flow.law.step
+    step: Any = forward(**arrays)[1].inner.flow.step
     assert step.shape == (H, 1, 1)
 
 
@@ -212,7 +213,7 @@ BLOCK = mechanism("graph_energy").block
 def test_a_block_learns_a_mu_of_each_class() -> None:
     """The same for all classes it is that of a block without; a class without nodes has no gradient."""
     x, d_x = draw("x", 2, 6, 4), draw("d_x", 2, 6, 4)
-    options: dict[str, Any] = {"width": 4, "heads": 2, "step": 0.2, "kind": "soft", "tau": 0.1}
+    options: dict[str, Any] = {"width": 4, "heads": 2, "step": 0.2, "threshold": "soft(tau=0.1)"}
     found = []
     for more, positions in (({}, None), ({"classes": 3}, np.asarray([2, 0, 2, 2, 0, 0]))):
         params = BLOCK.init(BLOCK.Config(**options, **more), seed=1, like=x)
@@ -227,7 +228,7 @@ def test_a_block_learns_a_mu_of_each_class() -> None:
 def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
     x = draw("x", 2, 6, 4)
     found = []
-    for more in ({"coupling": "identity"}, {"coupling": "polynomial", "terms": 3}):
+    for more in ({"coupling": "identity"}, {"coupling": "polynomial(coefficients=(1.0, 0.0, 0.0))"}):
         params = BLOCK.init(BLOCK.Config(width=4, heads=2, step=0.2, **more), seed=1, like=x)
         found.append(BLOCK.forward(params, BLOCK.start(params, x, Context()), Context())[0].x)
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-14)
@@ -238,13 +239,16 @@ def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
     [
         ({"classes": 0, "step": 0.1}, "classes: got 0, needs a whole number of at least 1"),
         ({"classes": 2}, "step: got None with classes, needs a number, or learn_step"),
-        ({"coupling": "polynomial"}, "step: got None with polynomial, needs a number, or learn_step"),
+        (
+            {"coupling": "polynomial(coefficients=(1.0,))"},
+            "step: got None with polynomial, needs a number, or learn_step",
+        ),
         ({"classes": 2, "intrinsic": "none"}, 'classes: got 2 with intrinsic="none", which has no mu'),
-        ({"terms": 0}, "terms: got 0, needs a whole number of at least 1"),
+        ({"graph": np.ones((6, 6))}, "graph: got ndarray, needs the links of a block"),
     ],
 )
 def test_what_a_block_does_not_share(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         BLOCK.Config(width=4, heads=2, **options)
 
 

@@ -9,21 +9,16 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.mechanisms.graph_energy import adaptive, core, flow, means, pairs
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS as REGISTRY
-from refattn.mechanisms.graph_energy.energies import weights_of
-from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS
-from refattn.mechanisms.graph_energy.law import Law
-from tests.mechanisms.graph_energy.calls import STATES, SYMMETRIC, B, H, N, draw, kept, qkv, run
+from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.forces import COUPLINGS as REGISTRY
+from refattn.mechanisms.graph_energy.forces import INTRINSICS
+from refattn.mechanisms.graph_energy.solvers import discrete_gradient, rk45
+from refattn.mechanisms.graph_energy.system import weights_of
+from tests.mechanisms.graph_energy.calls import STATES, SYMMETRIC, B, H, N, draw, flow_of, forward, kept, qkv, run
 from tests.mechanisms.graph_energy.test_gradients import numbers_of
 
 BOUNDED = ("sin", "tanh", "identity", "arctan", "sinh")
 """Couplings whose energy has a lower bound."""
-
-
-def law(integrator: str, step: float, steps: int, **more: Any) -> Law:
-    known = (REGISTRY["sin"], INTRINSICS["anchor"], 1.0, 1.0, step, True, steps, integrator, pairs)
-    return Law(*known, **more)
 
 
 # --- means
@@ -38,23 +33,26 @@ def test_means_are_integrals(name: str) -> None:
     t, weights = 0.5 + 0.5 * nodes[0], 0.5 * nodes[1]
     way = u[..., None] + t * (after - u)[..., None]
     expected = {
-        means.mean_force: np.sum(weights * known.force(way), axis=-1),
-        means.mean_slope: np.sum(weights * known.slope(way), axis=-1),
-        means.slope_toward: np.sum(weights * t * known.slope(way), axis=-1),
+        "force": np.sum(weights * known.force(way), axis=-1),
+        "slope": np.sum(weights * known.slope(way), axis=-1),
+        "slope_toward": np.sum(weights * t * known.slope(way), axis=-1),
     }
     for mean, values in expected.items():
         # Rounding of differences of G and g, divided by 1/2 at least, twice for the derivative.
-        np.testing.assert_allclose(mean(known, u + 0.0 * after, after), values, rtol=0, atol=2e-14)
+        found = getattr(discrete_gradient.Means(known), mean)(u + 0.0 * after, after)
+        np.testing.assert_allclose(found, values, rtol=0, atol=2e-14)
 
 
 @pytest.mark.parametrize("name", INTRINSICS)
 def test_means_of_intrinsic_forces_are_differences_of_their_potential(name: str) -> None:
     f, x, after, b = INTRINSICS[name], np.linspace(-2.0, 2.0, 11), np.linspace(1.0, -3.0, 11), 0.3 * np.ones(11)
-    found = means.along(f.force, x, after, b, 0.7) * (after - x)
+    found = discrete_gradient.along(f.force, x, after, b, 0.7) * (after - x)
     np.testing.assert_allclose(found, f.potential(x, b, 0.7) - f.potential(after, b, 0.7), rtol=0, atol=2e-14)
     h = 1e-5
-    slope = (means.along(f.force, x, after + h, b, 0.7) - means.along(f.force, x, after - h, b, 0.7)) / (2.0 * h)
-    np.testing.assert_allclose(means.toward(f.d_x, x, after, b, 0.7), slope, rtol=0, atol=1e-9)
+    slope = (
+        discrete_gradient.along(f.force, x, after + h, b, 0.7) - discrete_gradient.along(f.force, x, after - h, b, 0.7)
+    ) / (2.0 * h)
+    np.testing.assert_allclose(discrete_gradient.toward(f.d_x, x, after, b, 0.7), slope, rtol=0, atol=1e-9)
 
 
 # --- orders, energies, conservation
@@ -62,11 +60,11 @@ def test_means_of_intrinsic_forces_are_differences_of_their_potential(name: str)
 
 def test_integrators_have_their_order() -> None:
     graph, start = run()[1].graph, draw("start", B, H, N, 1)
-    true, _ = flow.forward(law("rk4", 1.0 / 256.0, 256), graph, start, None)
+    true, _ = flow_of(graph, start, integrator="rk4", step=1.0 / 256.0, steps=256)
     for integrator, order in (("implicit_midpoint", 2), ("discrete_gradient", 2)):
         errors = []
         for steps in (8, 16):
-            x, _ = flow.forward(law(integrator, 1.0 / steps, steps), graph, start, None)
+            x, _ = flow_of(graph, start, integrator=integrator, step=1.0 / steps, steps=steps)
             errors.append(np.max(np.abs(x - true)))
         assert abs(math.log2(errors[0] / errors[1]) - order) < 0.3
 
@@ -74,8 +72,8 @@ def test_integrators_have_their_order() -> None:
 @pytest.mark.parametrize("accuracy", [1e-3, 1e-6, 1e-9])
 def test_rk45_is_as_exact_as_it_is_asked_to_be(accuracy: float) -> None:
     graph, start = run()[1].graph, draw("start", B, H, N, 2)
-    true, _ = flow.forward(law("rk4", 0.01, 400), graph, start, None)
-    x, saved = flow.forward(law("rk45", 0.5, 8, accuracy=accuracy), graph, start, None)
+    true, _ = flow_of(graph, start, integrator="rk4", step=0.01, steps=400)
+    x, saved = flow_of(graph, start, integrator="rk45", step=0.5, steps=8, accuracy=accuracy)
     # A flow that contracts forgets errors; each of some ten steps errs by less than its accuracy times 1 + |x|.
     assert np.max(np.abs(x - true)) < 10.0 * accuracy
     factors = np.sum([step.factor for step in saved.steps], axis=0)
@@ -87,8 +85,8 @@ def test_every_channel_has_steps_of_its_own() -> None:
     q, k, v = qkv()
     for options in ({"integrator": "rk45"}, {"stop_force": 1e-3, "steps": 60}, {"integrator": "discrete_gradient"}):
         for state in STATES:
-            out, saved = core.forward(q, k, v, state=state, **options)
-            alone, other = core.forward(q[1:, 2:3], k[1:, 1:2], v[1:, 1:2], state=state, **options)
+            out, saved = forward(q, k, v, state=state, **options)
+            alone, other = forward(q[1:, 2:3], k[1:, 1:2], v[1:, 1:2], state=state, **options)
             np.testing.assert_allclose(out[1:, 2:3], alone, rtol=0, atol=1e-14)
             counts = ra.graph_energy.steps_taken(saved)
             assert np.array_equal(counts[1:, 2:3], ra.graph_energy.steps_taken(other))
@@ -103,7 +101,7 @@ def test_energy_falls_with_steps_of_any_length(coupling: str, state: str, symmet
     for step in (0.1, 1.0, 20.0, 1000.0):
         options: dict[str, Any] = {"coupling": coupling, "state": state, "symmetrise": symmetrise, "step": step}
         _, saved = run(**options, integrator="discrete_gradient", steps=6)
-        levels, pi = ra.graph_energy.energy(saved), weights_of(saved)
+        levels, pi = ra.graph_energy.energy(saved), weights_of(saved.inner.graph)
         for n, done in enumerate(saved.inner.flow.steps):
             way = saved.inner.flow.states[n + 1] - saved.inner.flow.states[n]
             lost = np.sum(pi * way * way / (step * done.factor), axis=(2, 3))
@@ -122,19 +120,19 @@ def test_a_step_that_does_not_converge_is_halved() -> None:
     """Without a lower bound of the energy, an equation of a long step may have no solution near."""
     options: dict[str, Any] = {"state": "feature", "coupling": "cubic", "kappa": 0.3, "step": 3.0, "steps": 2}
     q, k, v = qkv()
-    _, saved = core.forward(q, k, 2.0 * v, **options, integrator="discrete_gradient")
+    _, saved = forward(q, k, 2.0 * v, **options, integrator="discrete_gradient")
     factors = np.concatenate([np.ravel(step.factor) for step in saved.inner.flow.steps])
     assert np.min(factors) < 1.0 and np.max(np.diff(ra.graph_energy.energy(saved), axis=-1)) <= 1e-9
     message = "integrator: Newton's method does not converge for a step of 1e[+]?300, halved 10 times"
     with np.errstate(all="ignore"), pytest.raises(ArithmeticError, match=message):
-        core.forward(q, k, 2.0 * v, **{**options, "step": 1e300}, integrator="discrete_gradient")
+        forward(q, k, 2.0 * v, **{**options, "step": 1e300}, integrator="discrete_gradient")
 
 
 @pytest.mark.parametrize("integrator", ["rk45", "implicit_midpoint", "discrete_gradient"])
 @pytest.mark.parametrize("symmetrise", SYMMETRIC)
 def test_the_sum_of_scores_is_conserved(symmetrise: str, integrator: str) -> None:
     _, saved = run(intrinsic="none", symmetrise=symmetrise, steps=20, step=0.3, integrator=integrator)
-    balance, states = weights_of(saved), saved.inner.flow.states
+    balance, states = weights_of(saved.inner.graph), saved.inner.flow.states
     before, after = (np.sum(balance * x, axis=2) for x in (states[0], states[-1]))
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-13)
 
@@ -174,16 +172,16 @@ def test_gradients_are_those_of_autograd(call: dict[str, Any], monkeypatch: pyte
     arrays = dict(zip("qkv", qkv(5), strict=True)) | numbers_of(call["state"]) | {"step": np.asarray(0.4)}
     options = {**call, "steps": 6 if any(name.startswith("stop") for name in call) else 2, "kind": "soft"}
     mask = kept("mask", B, 1, 5, 5, keep=0.8)
-    out, saved = core.forward(**arrays, **options, mask=mask)
+    out, saved = forward(**arrays, **options, mask=mask)
     counts = ra.graph_energy.steps_taken(saved)
     assert "stop" not in str(call) or 0 < np.sum(counts) < 6 * counts.size
     d_out = draw("d_out", *out.shape)
     by_hand = core.backward(saved, d_out)
     planned = [torch.tensor(step.factor) for step in saved.inner.flow.steps]
     if call.get("integrator") == "rk45":
-        monkeypatch.setattr(adaptive, "plan", lambda *given: planned)
+        monkeypatch.setattr(rk45, "plan", lambda *given: planned)
     leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
-    other, _ = core.forward(**leaves, **options, mask=torch.tensor(mask), form="dense")
+    other, _ = forward(**leaves, **options, mask=torch.tensor(mask), form="dense")
     found = torch.autograd.grad((other * torch.tensor(d_out)).sum(), list(leaves.values()), materialize_grads=True)
     floor = 1e-2 * max(float(np.max(np.abs(x.numpy()))) for x in found)
     for name, expected in zip(leaves, found, strict=True):
@@ -218,7 +216,7 @@ def test_checkpoints_change_no_bit(options: dict[str, Any], checkpoint: int) -> 
     out, saved = run(**options, steps=10)
     again, kept_less = run(**options, steps=10, checkpoint=checkpoint)
     assert np.array_equal(out, again)
-    assert all(step.points == () for step in kept_less.inner.flow.steps)
+    assert all(step.stages == () for step in kept_less.inner.flow.steps)
     assert len(kept_less.inner.flow.states) == 1 + math.ceil(len(saved.inner.flow.steps) / checkpoint)
     d_out = draw("d_out", *out.shape)
     plain, checked = core.backward(saved, d_out), core.backward(kept_less, d_out)
@@ -244,23 +242,23 @@ def test_what_stops_a_flow() -> None:
             # One step earlier it was not at rest: a step of Euler is h times the rate.
             ends = zip(np.ndindex(B, H), before, strict=True)
             steps = [np.max(np.abs(saved.scores[at] - x)) for at, x in ends]
-            assert np.min(steps) > 1e-2 * saved.inner.flow.law.step * 0.9999
+            assert np.min(steps) > 1e-2 * saved.inner.flow.step * 0.9999
     every = run(state="feature", steps=40)[1].inner.flow
     for n, x in enumerate(run(state="feature", steps=40, stop_force=0.1)[1].inner.flow.states):
-        where = np.max(np.abs(every.steps[n].rates[0]), axis=2) > 0.1 if n < 40 else None
+        where = np.max(np.abs(every.steps[n].stages[0][2]), axis=2) > 0.1 if n < 40 else None
         if where is not None:
             assert np.array_equal(np.swapaxes(x, 2, 3)[where], np.swapaxes(every.states[n], 2, 3)[where])
 
 
 def test_a_batch_stops_element_by_element() -> None:
     q, k, v = qkv()
-    out, saved = core.forward(q, k, v, stop_force=1e-4, steps=300)
+    out, saved = forward(q, k, v, stop_force=1e-4, steps=300)
     counts = ra.graph_energy.steps_taken(saved)
     assert len(set(counts.ravel().tolist())) > 1
     for b in range(B):
         for h in range(H):
             alone = q[b : b + 1, h : h + 1], *(x[b : b + 1, h // 2 : h // 2 + 1] for x in (k, v))
-            one, _ = core.forward(*alone, steps=int(counts[b, h, 0]))
+            one, _ = forward(*alone, steps=int(counts[b, h, 0]))
             np.testing.assert_allclose(out[b, h], one[0, 0], rtol=0, atol=1e-15)
 
 
@@ -272,13 +270,13 @@ def test_a_batch_stops_element_by_element() -> None:
         ({"stop_force": 0.1, "causal": True}, "stop_force: got a number with causal scores"),
         ({"stop_force": -0.1}, "stop_force: got -0.1, needs a number at least 0"),
         ({"stop_plateau": float("nan")}, "stop_plateau: got nan, needs a finite number"),
-        ({"stop_level": 0.1, "symmetrise": "none"}, 'symmetrise="none", whose graph has no energy'),
+        ({"stop_level": 0.1, "symmetrise": "none"}, 'graph: got "none", which has no energy'),
         (
             {"integrator": "discrete_gradient", "symmetrise": "none"},
-            'got "discrete_gradient" with symmetrise',
+            "graph: got .none., which has no energy",
         ),
         ({"checkpoint": 0}, "checkpoint: got 0, needs a whole number of at least 1"),
-        ({"accuracy": 0.0}, "accuracy: got 0.0, needs a finite number above 0"),
+        ({"integrator": "rk45", "accuracy": 0.0}, "accuracy: got 0.0, needs a finite number above 0"),
         ({"integrator": "discrete_gradient", "form": "products"}, 'form: got "products" with integrator='),
     ],
 )
@@ -296,8 +294,8 @@ def test_a_stiff_flow_is_too_much_for_rk45() -> None:
 def test_what_a_query_may_not_see_changes_no_bit(integrator: str) -> None:
     q, k, v = qkv()
     options: dict[str, Any] = {"state": "query", "causal": True, "integrator": integrator, "step": 0.1}
-    base, _ = core.forward(q, k, v, **options)
+    base, _ = forward(q, k, v, **options)
     changed = [x.copy() for x in (q, k, v)]
     for x in changed:
         x[:, :, 4:] = 3.0 - x[:, :, 4:]
-    assert np.array_equal(core.forward(*changed, **options)[0][:, :, :4], base[:, :, :4])
+    assert np.array_equal(forward(*changed, **options)[0][:, :, :4], base[:, :, :4])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from refattn import Context, equations, mechanism
-from refattn.mechanisms.graph_energy import core, loops
-from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, kept, qkv, run
+from refattn.mechanisms.graph_energy import core
+from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, forward, kept, loops_of, qkv, run
 from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
 
 CHANNELS = {"token": 1, "query": N, "feature": 5}
@@ -56,7 +56,7 @@ def test_gradients_are_those_of_autograd_and_of_loops(options: dict[str, Any]) -
     def call(**leaves: Any) -> Any:
         plain = isinstance(leaves["q"], np.ndarray)
         own = (mask, jitter) if plain else (leaves["q"].new_tensor(mask).bool(), leaves["q"].new_tensor(jitter))
-        return core.forward(**leaves, **options, mask=own[0], jitter=own[1])
+        return forward(**leaves, **options, mask=own[0], jitter=own[1])
 
     with equations.trace() as traced:
         out, saved = call(**arrays)
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_autograd_and_of_loops(options: dict[str, Any]) -
         return
     q, k, v = (arrays.pop(name) for name in "qkv")
     given: dict[str, Any] = {**options, **arrays, "mask": mask, "jitter": jitter}
-    expected = loops.forward(q, k, v, **given) | loops.backward(q, k, v, d_out, **given)
+    expected = loops_of(q, k, v, d_out, **given)
     for id, value in expected.items():
         finite = np.where(np.isfinite(value), np.abs(value), 0.0)
         # A few dozen roundings, relative to the largest number.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.forms import FORMS
-from tests.mechanisms.graph_energy.calls import B, H, N, draw, kept, qkv
+from refattn.mechanisms.graph_energy.core import FORMS
+from tests.mechanisms.graph_energy.calls import B, H, N, draw, forward, kept, qkv
 
 CALLS: dict[str, dict[str, Any]] = {
     "token": {"state": "token"},
@@ -32,11 +32,11 @@ def test_every_library_gives_what_numpy_gives(call: str, backend: Any) -> None:
     options = {"steps": 4, **CALLS[call]}
     numbers = {"mu": np.abs(draw("mu", H)) + 0.5, "kappa": np.abs(draw("kappa", H))}
     arrays = dict(zip("qkv", qkv(), strict=True)) | numbers | {"mask": kept("mask", B, 1, N, N)}
-    expected, saved = core.forward(**arrays, **options, form="dense")
+    expected, saved = forward(**arrays, **options, form="dense")
     d_out = draw("d_out", *expected.shape)
     wanted = {"out": expected, **core.backward(saved, d_out)}
     for form in FORMS if CALLS[call].get("integrator") != "discrete_gradient" else ("dense", "tiled"):
-        out, saved = core.forward(**{n: backend.array(x) for n, x in arrays.items()}, **options, form=form)
+        out, saved = forward(**{n: backend.array(x) for n, x in arrays.items()}, **options, form=form)
         found = {"out": out, **core.backward(saved, backend.array(d_out))}
         for name, x in wanted.items():
             size = max(1.0, float(np.max(np.abs(x))))
@@ -52,7 +52,7 @@ def test_it_can_be_compiled() -> None:
     mask = jax.numpy.asarray(kept("mask", N, N))
 
     def run(q: Any, k: Any, v: Any, mu: Any, d_out: Any) -> Any:
-        out, saved = core.forward(q, k, v, mu=mu, mask=mask, causal=True)
+        out, saved = forward(q, k, v, mu=mu, mask=mask, causal=True)
         return out, core.backward(saved, d_out)
 
     mu, d_out = jax.numpy.asarray(0.7), jax.numpy.asarray(draw("d_out", B, H, N, 5))

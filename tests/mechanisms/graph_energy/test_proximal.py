@@ -9,9 +9,8 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.energies import weights_of
-from refattn.mechanisms.graph_energy.tableaus import rate_at
-from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, SYMMETRIC, B, H, N, draw, kept, qkv, run
+from refattn.mechanisms.graph_energy.system import weights_of
+from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, SYMMETRIC, B, H, N, draw, forward, kept, qkv, run
 from tests.mechanisms.graph_energy.test_gradients import numbers_of
 from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
 
@@ -26,14 +25,14 @@ def test_energy_and_sizes_fall_together(coupling: str, state: str, symmetrise: s
     """E + tau sum pi |x| is no larger after a step of at most 1/L, and at rest no rate is larger than tau."""
     options: dict[str, Any] = {"coupling": coupling, "state": state, "symmetrise": symmetrise, "kind": "proximal"}
     _, saved = run(**options, steps=400, tau=TAU[state])
-    inner, pi, tau = saved.inner.flow, weights_of(saved), TAU[state]
+    inner, pi, tau = saved.inner.flow, weights_of(saved.inner.graph), TAU[state]
     sizes = [np.sum(pi * tau * np.abs(x), axis=(2, 3)) for x in inner.states]
     levels = ra.graph_energy.energy(saved) + np.stack(sizes, axis=-1)
     # 30 roundings of a sum of such a size.
     assert np.max(np.diff(levels, axis=-1) / (1.0 + np.abs(levels[..., 1:]))) < 30 * 2.0**-53
     assert np.all(levels[..., -1] < levels[..., 0])
     x = saved.scores
-    rate = rate_at(inner.law, inner.graph, inner.start, None, x)
+    rate = saved.system.rate(x)
     zero = x == 0.0
     assert np.any(zero) or state == "token"
     np.testing.assert_allclose(rate[~zero], tau * np.sign(x[~zero]), rtol=0, atol=1e-13)
@@ -61,7 +60,7 @@ def test_gradients_are_those_of_autograd(coupling: str, state: str) -> None:
     def call(form: str = "dense", **leaves: Any) -> Any:
         like = mask if isinstance(leaves["q"], np.ndarray) else leaves["q"].new_tensor(mask).bool()
         more: dict[str, Any] = {"state": state, "coupling": coupling, "symmetrise": "mean", "steps": 3}
-        return core.forward(**leaves, **more, kind="proximal", mask=like, form=form)
+        return forward(**leaves, **more, kind="proximal", mask=like, form=form)
 
     for form in forms:
         out, saved = call(form, **arrays)
@@ -86,12 +85,12 @@ def test_a_row_of_zeros_goes_to_the_largest_attention() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"integrator": "heun"}, 'integrator: got "heun" with kind="proximal", needs "euler"'),
-        ({"adjoint": "implicit"}, 'adjoint: got "implicit" with kind="proximal"'),
-        ({"stop_force": 0.1}, 'stop_force: got a number with kind="proximal", needs None'),
-        ({"straight_through": True}, 'straight_through: got True with kind="proximal", needs kind="hard"'),
+        ({"integrator": "heun"}, 'integrator: got "heun" with threshold="proximal", needs "euler"'),
+        ({"adjoint": "implicit"}, 'adjoint: got "implicit" with threshold="proximal"'),
+        ({"stop_force": 0.1}, 'stop_force: got a number with threshold="proximal", needs None'),
+        ({"threshold": "proximal(straight_through=True)"}, "got 'straight_through' in .*, but proximal has tau"),
     ],
 )
 def test_what_it_does_not_go_with(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run(kind="proximal", **options)
+        run(**{"kind": "proximal"} | options if "threshold" not in options else options)

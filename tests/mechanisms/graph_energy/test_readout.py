@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refattn.mechanisms.graph_energy import core
-from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, kept, qkv, run
+from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, forward, kept, qkv, run
 
 
 def emptied(**options: Any) -> tuple[Any, Any, Any]:
@@ -71,7 +71,7 @@ def test_a_score_at_the_threshold() -> None:
     q = k = np.zeros((1, 1, 3, 2))
     v = draw("v", 1, 1, 3, 2)
     for kind, rest in (("hard", 0.5), ("soft", 0.0)):
-        _, saved = core.forward(q, k, v, tau=0.5, kind=kind)
+        _, saved = forward(q, k, v, tau=0.5, kind=kind)
         assert np.array_equal(saved.inner.readout.kept, np.full((1, 1, 3, 1), rest))
 
 
@@ -90,8 +90,8 @@ def test_padding_is_as_good_as_deleted(state: str, symmetrise: str) -> None:
     keep = np.array([True, True, False, True, False, True, True])
     q, k, v = qkv()
     options: dict[str, Any] = {"state": state, "symmetrise": symmetrise, "step": 0.1}
-    out, saved = core.forward(q, k, v, mask=keep[:, None] & keep, **options)
-    short, short_saved = core.forward(q[:, :, keep], k[:, :, keep], v[:, :, keep], **options)
+    out, saved = forward(q, k, v, mask=keep[:, None] & keep, **options)
+    short, short_saved = forward(q[:, :, keep], k[:, :, keep], v[:, :, keep], **options)
     np.testing.assert_allclose(out[:, :, keep], short, rtol=0, atol=1e-14)
     d = draw("d_out", *out.shape)
     long_d, short_d = core.backward(saved, d), core.backward(short_saved, d[:, :, keep])
@@ -107,16 +107,16 @@ def test_what_an_unmasked_row_of_padding_would_do() -> None:
     other = q.copy()
     other[:, :, ~keep] += 1.0
     for mask, same in ((keep[None, :], False), (keep[:, None] & keep, True)):
-        outs = [core.forward(x, k, v, mask=mask, symmetrise="mean", step=0.1)[0][:, :, keep] for x in (q, other)]
+        outs = [forward(x, k, v, mask=mask, symmetrise="mean", step=0.1)[0][:, :, keep] for x in (q, other)]
         assert np.array_equal(*outs) == same
 
 
 def test_default_thresholds() -> None:
-    assert run()[1].inner.readout.threshold.tau == 0.4
-    assert run(state="feature")[1].inner.readout.threshold.tau == 0.0
+    assert run()[1].inner.readout.tau == 0.4
+    assert run(state="feature")[1].inner.readout.tau == 0.0
     mask = kept("mask", B, H, N, N)
     seen = np.maximum(np.sum(mask, axis=-1), 1)
-    assert np.array_equal(run(state="query", mask=mask)[1].inner.readout.threshold.tau[:, :, 0], 0.25 / seen)
+    assert np.array_equal(run(state="query", mask=mask)[1].inner.readout.tau[:, :, 0], 0.25 / seen)
 
 
 @pytest.mark.parametrize("state", STATES)

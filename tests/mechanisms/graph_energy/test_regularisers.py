@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from refattn import Context, mechanism, tree
-from refattn.mechanisms.graph_energy import core, regularisers
-from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, kept, qkv, run
+from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.layer import regularisers
+from tests.mechanisms.graph_energy.calls import STATES, B, H, N, draw, forward, kept, qkv, run
 from tests.mechanisms.graph_energy.test_hierarchy import agree, gradients_of
 
 
@@ -22,7 +23,7 @@ def test_the_gradient_of_a_loss_with_a_sum_in_it(state: str, name: str) -> None:
     arrays = dict(zip("qkv", qkv(5), strict=True)) | {"mu": np.abs(draw("mu", H)), "kappa": np.abs(draw("kappa", H))}
 
     def total(**leaves: Any) -> Any:
-        out, saved = core.forward(**leaves, state=state, kind="soft", tau=0.02, symmetrise="mean", step=0.1, steps=4)
+        out, saved = forward(**leaves, state=state, kind="soft", tau=0.02, symmetrise="mean", step=0.1, steps=4)
         return out, saved, regularisers.part_of(name, saved)
 
     out, saved, (_, gradients) = total(**arrays)
@@ -50,7 +51,7 @@ def test_what_is_read_has_to_be_there() -> None:
         {"symmetrise": "kernel", "intrinsic": "double_well", "form": "tiled"},
         {"symmetrise": "min", "state": "query", "intrinsic": "none", "integrator": "heun"},
         {"symmetrise": "kernel", "coupling": "polynomial", "coefficients": True, "kind": "proximal"},
-        {"symmetrise": "kernel", "graph_scores": "kk", "start": True},
+        {"symmetrise": "kernel", "over": "keys", "start": True},
         {"causal": True, "state": "query", "symmetrise": "causal_mirror"},
         {"symmetrise": "kernel", "mu": True, "adjoint": "implicit", "steps": 300},
     ],
@@ -69,7 +70,7 @@ def test_the_gradient_of_the_energy_is_that_of_autograd(options: dict[str, Any])
         more = {**options, "mask": mask if plain else leaves["q"].new_tensor(mask).bool()}
         if not plain:
             more |= {"form": "dense", "adjoint": "unroll"}
-        return core.forward(**leaves, **more)[1]
+        return forward(**leaves, **more)[1]
 
     saved = total(**arrays)
     found = core.backward(saved, np.zeros(saved.shape), **regularisers.level(saved)[1])
@@ -94,7 +95,7 @@ def test_a_graph_without_an_energy_has_no_gradient_of_one() -> None:
 def test_a_block_adds_it_to_the_gradients_in_training(name: str) -> None:
     """What it adds is the derivative of strength times the sum, by differences along one direction."""
     block, strength = mechanism("graph_energy").block, 0.7
-    options: dict[str, Any] = {"width": 6, "heads": 2, "kind": "soft", "tau": 0.1, "learn_tau": True, "steps": 3}
+    options: dict[str, Any] = {"width": 6, "heads": 2, "threshold": "soft(tau=0.1)", "learn_tau": True, "steps": 3}
     x, d_x = draw("x", 2, 5, 6), draw("d_x", 2, 5, 6)
 
     def gradients(params: Any, training: bool) -> Any:

@@ -10,8 +10,9 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.sparse import CSR, dense_graph, ends_of, transposed
-from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, kept, qkv, run
+from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.forms.sparse import dense_graph, transposed
+from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run
 
 
 def weights(n: int = N, keep: float = 0.4, *, lower: bool = False) -> Any:
@@ -31,7 +32,7 @@ def both(
 ) -> list[dict[str, Any]]:
     found = []
     for graph in (dense, sparse):
-        out, saved = core.forward(*arrays, graph=graph, **options)
+        out, saved = forward(*arrays, graph=graph, **options)
         found.append({"out": out, **core.backward(saved, array(draw("d_out", *out.shape)))})
     return found
 
@@ -67,7 +68,7 @@ def test_a_sparse_graph_is_its_matrix() -> None:
         sparse = ra.graph_energy.sparse_graph(dense)
         assert np.array_equal(dense_graph(sparse), dense)
         assert np.array_equal(dense_graph(transposed(sparse)), dense.T)
-        assert np.array_equal(np.stack(ends_of(sparse)), np.stack(np.nonzero(dense)))
+        assert np.array_equal(np.stack(sparse.ends()), np.stack(np.nonzero(dense)))
 
 
 def test_windows_and_nearest_tokens() -> None:
@@ -93,7 +94,7 @@ def test_the_step_follows_the_degrees() -> None:
     degree = np.max(np.sum(np.abs(dense), axis=1))
     for graph in (dense, ra.graph_energy.sparse_graph(dense)):
         _, saved = run(graph=graph)
-        np.testing.assert_allclose(saved.inner.flow.law.step, 1.0 / (1.0 + 2.0 * degree), rtol=1e-15)
+        np.testing.assert_allclose(saved.inner.flow.step, 1.0 / (1.0 + 2.0 * degree), rtol=1e-15)
 
 
 def test_energy_falls_on_a_symmetric_graph() -> None:
@@ -121,7 +122,7 @@ def test_the_future_is_hidden_from_a_given_graph() -> None:
     graphs = np.abs(weights()), ra.graph_energy.sparse_graph(weights(lower=True))
     for graph in graphs:
         options: dict[str, Any] = {"graph": graph, "causal": True, "step": 0.1}
-        first, second = (core.forward(*x, **options)[0] for x in ((q, k, v), changed))
+        first, second = (forward(*x, **options)[0] for x in ((q, k, v), changed))
         assert np.array_equal(first[:, :, :4], second[:, :, :4])
 
 
@@ -134,7 +135,7 @@ GOOD = ra.graph_energy.sparse_graph(weights())
         ({"graph": [[0.0]]}, TypeError, "graph: got list, needs an array"),
         ({"graph": np.zeros((N, N), int)}, TypeError, "graph: got dtype int64, needs bool or a floating one"),
         ({"graph": np.zeros((3, N))}, ValueError, r"graph: got shape \(3, 7\), needs \(2, 4, 7, 7\)"),
-        ({"graph": weights(), "symmetrise": "mean"}, ValueError, 'symmetrise: got "mean" with a graph'),
+        ({"graph": "kernel(over='rows')"}, ValueError, "over: got 'rows', needs one of tokens, keys"),
         ({"graph": weights(), "causal": True}, ValueError, "step: got None with causal scores and a graph"),
         ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "graph: got one that is not symmetric"),
         ({"graph": GOOD, "integrator": "implicit_midpoint"}, ValueError, "graph: got a sparse one with an integrator"),

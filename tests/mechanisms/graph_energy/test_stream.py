@@ -16,10 +16,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{state: {"state": state} for state in STATES},
     "heun": {"integrator": "heun", "steps": 3, "kv_heads": 1, "bias": True, "residual": False},
     "rk4, feature": {"integrator": "rk4", "steps": 2, "state": "feature", "coupling": "arctan", "value_width": 3},
-    "no anchor": {"intrinsic": "none", "kind": "soft", "tau": 0.1, "step": 0.2},
-    "emptied": {"tau": 0.7, "empty": "dense"},
-    "proximal": {"kind": "proximal", "tau": 0.3, "learn_tau": True, "learn_step": True, "steps": 4},
-    "classes": {"classes": 3, "coupling": "polynomial", "terms": 3, "step": 0.1},
+    "no anchor": {"intrinsic": "none", "threshold": "soft(tau=0.1)", "step": 0.2},
+    "emptied": {"threshold": "hard(tau=0.7, empty='dense')"},
+    "proximal": {"threshold": "proximal(tau=0.3)", "learn_tau": True, "learn_step": True, "steps": 4},
+    "classes": {"classes": 3, "coupling": "polynomial(coefficients=(1.0, 0.0, 0.0))", "step": 0.1},
 }
 
 

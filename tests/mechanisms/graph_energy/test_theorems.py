@@ -11,19 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn.mechanisms.graph_energy import core, energies, flow, pairs
-from refattn.mechanisms.graph_energy.couplings import COUPLINGS as REGISTRY
-from refattn.mechanisms.graph_energy.intrinsic import INTRINSICS
-from refattn.mechanisms.graph_energy.law import Law
-from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, SYMMETRIC, B, H, N, draw, kept, qkv, run
+from refattn.mechanisms.graph_energy.forces import COUPLINGS as REGISTRY
+from refattn.mechanisms.graph_energy.forces import INTRINSICS
+from refattn.mechanisms.graph_energy.forms import pairs
+from refattn.mechanisms.graph_energy.system import weights_of
+from tests.mechanisms.graph_energy.calls import (
+    COUPLINGS,
+    STATES,
+    SYMMETRIC,
+    B,
+    H,
+    N,
+    draw,
+    flow_of,
+    forward,
+    kept,
+    qkv,
+    run,
+)
 
 EPS = 2.0**-52
-
-
-def law(coupling: str, intrinsic: str, step: float, steps: int, integrator: str = "euler", **numbers: float) -> Law:
-    mu, kappa = numbers.get("mu", 1.0), numbers.get("kappa", 1.0)
-    known = (REGISTRY[coupling], INTRINSICS[intrinsic], mu, kappa, step, True, steps, integrator, pairs)
-    return Law(*known)
 
 
 def softmax_out(**options: Any) -> Any:
@@ -101,7 +108,7 @@ def test_consensus_is_softmax_attention() -> None:
 def test_energy_falls_with_steps_up_to_2_over_l(coupling: str, state: str, symmetrise: str) -> None:
     options: dict[str, Any] = {"coupling": coupling, "state": state, "symmetrise": symmetrise, "steps": 60}
     _, usual = run(**options)
-    step = usual.inner.flow.law.step
+    step = usual.inner.flow.step
     for factor in (1.0, 2.0):
         longer = factor * (step if isinstance(step, float) else float(np.min(step)))
         levels = ra.graph_energy.energy(run(**options, step=0.999999 * longer)[1])
@@ -136,13 +143,16 @@ def test_the_rate_is_minus_the_gradient_of_the_energy(state: str, intrinsic: str
     }
     mask = kept("symmetric", B, 1, N, N, keep=0.8)
     _, saved = run(**options, step=1e-3, steps=1, mask=mask | np.swapaxes(mask, 2, 3))
-    inner = saved.inner.flow
-    balance = energies.weights_of(saved)
-    rate, x, h = inner.steps[0].rates[0], inner.start, 1e-5
+    balance = weights_of(saved.inner.graph)
+    rate, x, h = saved.inner.flow.steps[0].stages[0][2], saved.inner.graph.start, 1e-5
+
+    def energy(x: Any) -> Any:
+        return np.sum(saved.system.energy(balance, x), axis=(2, 3))
+
     for at in ((0, 1, 2, 0), (1, 3, 0, 0), (1, 2, N - 1, 0)):
         moved = np.zeros(x.shape)
         moved[at] = h
-        slope = (energies._energy(inner, balance, x + moved) - energies._energy(inner, balance, x - moved)) / (2.0 * h)
+        slope = (energy(x + moved) - energy(x - moved)) / (2.0 * h)
         pi = balance[at[:3]][0] if not isinstance(balance, float) else 1.0
         # 2^-53 E / h is about 1e-10, relative to pi, which is about 1/N.
         np.testing.assert_allclose(-slope[at[:2]] / pi, rate[at], rtol=0, atol=1e-8)
@@ -156,7 +166,7 @@ def test_a_directed_graph_has_no_energy() -> None:
 
 def test_the_kernel_has_detailed_balance() -> None:
     _, saved = run(mask=kept("mask", B, H, N, N))
-    flux = energies.weights_of(saved) * saved.graph
+    flux = weights_of(saved.inner.graph) * saved.graph
     np.testing.assert_allclose(flux, np.swapaxes(flux, 2, 3), rtol=0, atol=1e-16)
     assert np.max(np.sum(saved.graph, axis=-1)) <= 1.0
 
@@ -168,7 +178,7 @@ def test_the_kernel_has_detailed_balance() -> None:
 @pytest.mark.parametrize("symmetrise", SYMMETRIC)
 def test_the_sum_of_scores_is_conserved(symmetrise: str, coupling: str) -> None:
     _, saved = run(intrinsic="none", coupling=coupling, symmetrise=symmetrise, steps=100, step=0.1)
-    balance, states = energies.weights_of(saved), saved.inner.flow.states
+    balance, states = weights_of(saved.inner.graph), saved.inner.flow.states
     before, after = (np.sum(balance * x, axis=2) for x in (states[0], states[-1]))
     # 100 steps with N roundings each, of numbers below N: 1e-13, most of which cancel.
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-13)
@@ -181,9 +191,8 @@ def test_the_sum_of_scores_is_conserved(symmetrise: str, coupling: str) -> None:
 def test_scores_that_start_higher_stay_higher(integrator: str, coupling: str, shift: float) -> None:
     graph = run()[1].graph
     start = draw("start", B, H, N, 2)
-    how = law(coupling, "anchor", 0.05, 5, integrator)
-    there, _ = flow.forward(how, graph, start + shift, None)
-    here, _ = flow.forward(how, graph, start, None)
+    how: dict[str, Any] = {"coupling": coupling, "integrator": integrator, "step": 0.05, "steps": 5}
+    there, here = (flow_of(graph, x, **how)[0] for x in (start + shift, start))
     np.testing.assert_allclose(there, here + shift, rtol=0, atol=1e-13 * (1.0 + math.cosh(6.0)))
 
 
@@ -192,7 +201,7 @@ def test_scores_that_start_higher_stay_higher(integrator: str, coupling: str, sh
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_scores_stay_between_the_smallest_and_the_largest(coupling: str, state: str, symmetrise: str) -> None:
     _, saved = run(state=state, symmetrise=symmetrise, coupling=coupling, steps=40)
-    start = saved.inner.flow.start
+    start = saved.inner.graph.start
     low, high = np.min(start, axis=2, keepdims=True), np.max(start, axis=2, keepdims=True)
     for x in saved.inner.flow.states:
         assert np.all(x >= low - EPS) and np.all(x <= high + EPS)
@@ -202,7 +211,7 @@ def test_scores_stay_between_the_smallest_and_the_largest(coupling: str, state: 
 def test_attention_stays_a_distribution(causal: bool) -> None:
     """Scores of a query add up to 1 at every step, and its threshold never empties a row."""
     _, saved = run(state="query", causal=causal, steps=40, empty="error")
-    visible = 1.0 if saved.inner.flow.visible is None else saved.inner.flow.visible
+    visible = 1.0 if saved.inner.graph.visible is None else saved.inner.graph.visible
     for x in saved.inner.flow.states:
         np.testing.assert_allclose(np.sum(x, axis=2), np.ones((B, H, N)), rtol=0, atol=1e-14)
         assert np.all(x >= 0.0) and np.all(x * (1.0 - visible) == 0.0)
@@ -230,18 +239,18 @@ def test_an_equilibrium_is_reached_and_is_the_only_one() -> None:
     assert np.max(ra.graph_energy.residual(saved)) < 1e-13
     # With mu = kappa = 1 and h = 1/3 a step brings it closer by at least a third, in the norm of pi.
     _, early = run(steps=10)
-    pi = energies.weights_of(saved)
-    norms = [np.sqrt(np.sum(pi * (x - saved.scores) ** 2, axis=2)) for x in (early.inner.flow.start, early.scores)]
+    pi = weights_of(saved.inner.graph)
+    norms = [np.sqrt(np.sum(pi * (x - saved.scores) ** 2, axis=2)) for x in (early.inner.graph.start, early.scores)]
     assert np.all(norms[1] <= (2.0 / 3.0) ** 10 * norms[0])
 
 
 def test_integrators_have_their_order() -> None:
     graph, start = run()[1].graph, draw("start", B, H, N, 1)
-    true, _ = flow.forward(law("sin", "anchor", 1.0 / 256.0, 256, "rk4"), graph, start, None)
+    true, _ = flow_of(graph, start, step=1.0 / 256.0, steps=256, integrator="rk4")
     for integrator, order in (("euler", 1), ("heun", 2), ("rk4", 4)):
         errors = []
         for steps in (8, 16):
-            x, _ = flow.forward(law("sin", "anchor", 1.0 / steps, steps, integrator), graph, start, None)
+            x, _ = flow_of(graph, start, step=1.0 / steps, steps=steps, integrator=integrator)
             errors.append(np.max(np.abs(x - true)))
         assert abs(math.log2(errors[0] / errors[1]) - order) < 0.3
 
@@ -249,9 +258,8 @@ def test_integrators_have_their_order() -> None:
 def test_self_links_do_nothing() -> None:
     _, saved = run()
     assert np.all(np.diagonal(saved.graph, axis1=2, axis2=3) == 0.0)
-    inner = saved.inner.flow
     looped = saved.graph + np.eye(N)
-    assert np.array_equal(flow.forward(inner.law, looped, inner.start, None)[0], saved.scores)
+    assert np.array_equal(flow_of(looped, saved.inner.graph.start, step=1.0 / 3.0)[0], saved.scores)
 
 
 # --- causality
@@ -267,7 +275,7 @@ def test_nothing_flows_from_the_future(state: str, symmetrise: str) -> None:
     for x in other:
         x[:, :, 4:] += 3.0
     first, second = (
-        core.forward(*x, state=state, causal=True, symmetrise=symmetrise, kappa=2.0)[0] for x in ((q, k, v), other)
+        forward(*x, state=state, causal=True, symmetrise=symmetrise, kappa=2.0)[0] for x in ((q, k, v), other)
     )
     assert np.array_equal(first[:, :, :4], second[:, :, :4])
     assert not np.array_equal(first[:, :, 4:], second[:, :, 4:])
@@ -276,7 +284,7 @@ def test_nothing_flows_from_the_future(state: str, symmetrise: str) -> None:
 @pytest.mark.parametrize("state", ["token", "feature"])
 @pytest.mark.parametrize("symmetrise", [*SYMMETRIC, "causal_mirror"])
 def test_a_graph_that_lets_the_future_act_is_refused(state: str, symmetrise: str) -> None:
-    with pytest.raises(ValueError, match=rf'symmetrise: got "{symmetrise}" with causal scores'):
+    with pytest.raises(ValueError, match=rf'graph: got "{symmetrise}" with causal scores'):
         run(state=state, causal=True, symmetrise=symmetrise)
 
 
@@ -288,6 +296,6 @@ def test_a_flow_ends_at_one_point(coupling: str, intrinsic: str) -> None:
     """The way of the second half of a long flow is nothing beside the whole, also on the circle of consensus."""
     graph = run(symmetrise="mean")[1].graph
     start = 2.0 * draw("start", B, H, N, 1)
-    _, saved = flow.forward(law(coupling, intrinsic, 0.02, 5000), graph, start, None)
+    _, saved = flow_of(graph, start, coupling=coupling, intrinsic=intrinsic, step=0.02, steps=5000)
     ways = [float(np.max(np.abs(b - a))) for a, b in zip(saved.states[:-1], saved.states[1:], strict=True)]
     assert sum(ways[2500:]) < 1e-6 * sum(ways)

@@ -11,7 +11,8 @@ import numpy as np
 
 import refattn as ra
 from refattn import counter, tree
-from refattn.mechanisms.growing import tiled
+from refattn.mechanisms.growing.forms import tiled
+from refattn.mechanisms.softmax.forms import tiled as softmax_tiled
 from refattn.ops.tiles import Plan, Tile
 
 BLOCK = ra.mechanism("growing").block
@@ -61,7 +62,7 @@ def step(params: Any, x: Any, context: ra.Context) -> tuple[Any, Any]:
 def cut(rows: int, columns: int) -> Iterator[None]:
     """Make the tiled form cut the plane of queries and keys in tiles of this size, each of one head."""
 
-    def plan(q: Any, k: Any) -> Plan:
+    def plan(q: Any, k: Any, most: int = 0) -> Plan:
         whole = tuple(
             Tile(slice(b, b + 1), slice(g, g + 1), (0, q.shape[2]))
             for b in range(q.shape[0])
@@ -74,5 +75,5 @@ def cut(rows: int, columns: int) -> Iterator[None]:
         )
         return Plan(whole, blocks, columns)
 
-    with mock.patch.object(tiled, "plan", plan):
+    with mock.patch.object(tiled, "plan", plan), mock.patch.object(softmax_tiled, "plan", plan):
         yield

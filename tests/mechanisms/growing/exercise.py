@@ -26,9 +26,11 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     return [
         (sizes, partial(core, sizes, full=True)),
         (sizes, partial(core, sizes, full=False)),
+        (alone, partial(core, alone, full=True)),
         (alone, partial(core, alone, full=False)),
         ({**alone, "in": sizes["m"] + 1}, partial(block, alone, full=True)),
         (alone, partial(block, alone, full=False)),
+        (alone, partial(_growth, alone, make=make)),
     ]
 
 
@@ -46,12 +48,12 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> Non
     assert room is not None
     options: dict[str, Any] = {}
     if full:
-        options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "scale": 0.3}
+        options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "scale": 0.3, "softcap": 2.0}
         assert set(mechanism("growing").defaults) == {*options, "form"}
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
     _, saved = room.forward(q, k, v, form=form, **options)
     d_out = make(_draw("d_out", b, h, i, e))
-    room.backward(saved, d_out)
+    room.backward(saved, d_out, make(_draw("d_lse", b, h, i)) if full else None)
     if i == j:
         for total in (False, True):
             room.contract(saved, d_out, make(_draw("x", b, i, sizes["in"])), total=total)
@@ -60,7 +62,7 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> Non
 def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     b, h, n, d, e, m = (sizes[letter] for letter in "bhndem")
     block = mechanism("growing").block
-    options: dict[str, Any] = {"bias": True, "train_scale": True} if full else {"residual": False}
+    options: dict[str, Any] = {"bias": True, "train_scale": True, "softcap": 2.0} if full else {"residual": False}
     config = block.Config(width=m, heads=h, head_width=d, value_width=e, **options)
     x = make(np.asarray(_draw("x", b, n, m)))
     context = Context()
@@ -71,3 +73,15 @@ def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     state, saved = block.forward(params, block.start(params, x, context), context)
     d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))
     block.backward(params, saved, d_state)
+
+
+def _growth(sizes: Mapping[str, int], *, make: Make) -> None:
+    b, h, n, d, e, m = (sizes[letter] for letter in "bhndem")
+    block, growth = mechanism("growing").block, mechanism("growing").grow
+    assert growth is not None
+    params = block.init(block.Config(width=m, heads=h, head_width=d, value_width=e), seed=7, like=make(np.zeros(1)))
+    x = make(np.asarray(_draw("x", b, n, m)))
+    state, saved = block.forward(params, block.start(params, x, Context()), Context())
+    statistics = growth.observe(params, saved, state, keep=True)
+    for metric in ("kron", "exact", "mean"):
+        growth.apply(growth.plan(params, statistics, growth.Options(metric=metric), columns=1), 0.5)

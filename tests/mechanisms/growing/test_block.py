@@ -23,7 +23,7 @@ def statistics_of(params: Any, x: Any, context: ra.Context) -> tuple[Any, Any, A
     d_y = draw("d_y", *y.shape)
     _, gradients, _ = BLOCK.backward(params, saved, BLOCK.module.State(d_y))
     d_attended = BLOCK.module.attended_backward(params, saved, BLOCK.module.State(d_y))
-    g = ra.growing.backward(saved.core, d_attended, scores=True)["scores"]
+    g = ra.growing.functional_gradient(saved.core, d_attended)
     n = np.sum(ra.growing.contract(saved.core, d_attended, saved.tokens), axis=0)
     return n, saved.tokens, g, gradients
 
@@ -36,9 +36,9 @@ def test_the_numbers_by_hand() -> None:
     with ra.trace() as t:
         state, saved = BLOCK.forward(params, BLOCK.module.State(x), ra.Context())
         _, gradients, _ = BLOCK.backward(params, saved, BLOCK.module.State(np.ones((1, 2, 1))))
-    np.testing.assert_array_equal(t["GROW.1"][0, 0], [[1.0, 2.0], [2.0, 4.0]])
+    np.testing.assert_array_equal(t["SM.1"][0, 0], [[1.0, 2.0], [2.0, 4.0]])
     np.testing.assert_allclose(state.x[0, :, 0], [2.731059, 3.880797], atol=5e-7)
-    np.testing.assert_allclose(t["dGROW.1"][0, 0], [[-0.196612, 0.196612], [-0.104994, 0.104994]], atol=5e-7)
+    np.testing.assert_allclose(t["dSM.3"][0, 0], [[-0.196612, 0.196612], [-0.104994, 0.104994]], atol=5e-7)
     np.testing.assert_allclose([gradients.w_q[0, 0, 0], gradients.w_k[0, 0, 0]], [0.406599, 0.406599], atol=5e-7)
 
 
@@ -93,11 +93,11 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
     with ra.trace() as t:
         _, traced = step(params, x, context)
         BLOCK.backward(params, traced, BLOCK.module.State(d_y))
-    scores = torch.tensor(t.get("GROW.2", t["GROW.1"]), requires_grad=True)
+    scores = torch.tensor(t.get("SM.3", t["SM.1"]), requires_grad=True)
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1))
-    d_attended = torch.tensor(t["dGROW.6"])
-    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.10"]) * d_attended), [scores])
-    np.testing.assert_allclose(t["dGROW.1"], torch.nan_to_num(wanted).numpy(), rtol=0.0, atol=1e-12)
+    d_attended = torch.tensor(t["dGROW.o"])
+    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.4"]) * d_attended), [scores])
+    np.testing.assert_allclose(t["dSM.3"], torch.nan_to_num(wanted).numpy(), rtol=0.0, atol=1e-12)
 
 
 # --- the functional gradient
@@ -118,10 +118,11 @@ def test_the_bias_of_the_keys_has_no_gradient(name: str) -> None:
     assert np.max(np.abs(n[:, :, -1])) < 1e-13
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("name", SIZES)
-def test_all_gradients_of_queries_and_keys_follow_from_n(name: str) -> None:
+def test_all_gradients_of_queries_and_keys_follow_from_n(name: str, softcap: float | None) -> None:
     """Test 3."""
-    params, x, context = block_of(name, train_scale=True)
+    params, x, context = block_of(name, train_scale=True, softcap=softcap)
     n, tokens, g, gradients = statistics_of(params, x, context)
     s = float(params.scale)
     np.testing.assert_allclose(np.einsum("bni,bhnk,bkj->hij", tokens, g, tokens), n, rtol=1e-12, atol=1e-12)
@@ -156,17 +157,18 @@ def test_a_row_that_may_attend_nothing_passes_its_token_through() -> None:
     st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)),
     st.sampled_from((False, True, "top_left")),
     st.booleans(),
+    st.sampled_from((None, 1.5)),
     st.integers(1, 5),
     st.integers(1, 4),
     st.integers(1, 2),
 )
 def test_tiles_of_any_size_give_the_dense_form(
-    sizes: tuple[int, ...], causal: Any, masked: bool, rows: int, columns: int, shared: int
+    sizes: tuple[int, ...], causal: Any, masked: bool, softcap: float | None, rows: int, columns: int, shared: int
 ) -> None:
     b, g, i, j, d = sizes
     h = g * shared  # query heads
     q, k, v = draw("q", b, h, i, d) * 2.0, draw("k", b, g, j, d), draw("v", b, g, j, 3)
-    options: dict[str, Any] = {"causal": causal, "scale": 0.7}
+    options: dict[str, Any] = {"causal": causal, "scale": 0.7, "softcap": softcap}
     if masked:
         options["mask"] = uniform("mask", b, 1, i, j) < 0.5
     d_out = draw("d_out", b, h, i, 3)
@@ -241,6 +243,7 @@ def test_fresh_parameters() -> None:
         ({"bias": 1}, TypeError, "bias: got int, needs a bool"),
         ({"scale": 0.0}, ValueError, "scale: got 0.0, needs a finite number above 0"),
         ({"scale": np.ones(())}, TypeError, "scale: got an array, needs a finite number above 0"),
+        ({"softcap": -1.0}, ValueError, "softcap: got -1.0, needs a finite number above 0"),
         ({"train_scale": None}, TypeError, "train_scale: got NoneType, needs a bool"),
     ],
 )
@@ -268,10 +271,12 @@ def test_wrong_arguments() -> None:
         BLOCK.forward(params, BLOCK.module.State(x), ra.Context(key_mask=np.ones((3, 5), bool)))
     q = draw("q", 1, 2, 4, 3)
     _, saved = ra.growing.forward(q, q, q, form="tiled")
-    with pytest.raises(Unsupported, match=r'scores: got True with the form "tiled"'):
+    with pytest.raises(
+        Unsupported, match=r'saved: got one of the form "tiled", which holds no scores; needs form="dense"'
+    ):
+        ra.growing.functional_gradient(saved, q)
+    with pytest.raises(TypeError, match=r"'scores'; functional_gradient\(saved, d_out\) returns what scores=True gave"):
         ra.growing.backward(saved, q, scores=True)
-    with pytest.raises(TypeError, match="scores: got int, needs a bool"):
-        ra.growing.backward(saved, q, scores=1)
     with pytest.raises(ValueError, match=r"x: got shape \(1, 3, 2\), needs \(1, 4, width\)"):
         ra.growing.contract(saved, q, draw("x", 1, 3, 2))
     _, saved = ra.growing.forward(q, q[:, :, :3], q[:, :, :3])
@@ -291,5 +296,5 @@ def test_a_cache_of_other_widths_is_refused() -> None:
     params, x, _ = block_of("two heads")
     wider, _, _ = block_of("two heads", head_width=3)
     cache = stream.start(params, 3)
-    with pytest.raises(ValueError, match="cache: got one of queries and keys of width 2, these weights are 3 wide"):
+    with pytest.raises(ValueError, match=r"cache.k: got shape \(3, 2, 0, 2\), these tokens and weights need"):
         stream.prefill(wider, cache, BLOCK.module.State(x), ra.Context(causal=True))

@@ -10,9 +10,9 @@ import pytest
 
 import refattn as ra
 from docs.experiments import teacher
-from refattn.mechanisms.growing import metric as metrics
-from refattn.mechanisms.growing import path
-from refattn.mechanisms.growing.truncate import truncate
+from refattn.mechanisms.growing.growth import metric as metrics
+from refattn.mechanisms.growing.growth import path
+from refattn.mechanisms.growing.growth.truncate import truncate
 from tests.mechanisms.growing.test_growth import loss_of
 from tests.mechanisms.growing.test_metric import observed, of_tokens
 from tests.mechanisms.growing.test_truncate import draw, one_sequence, pieces, residual

@@ -12,12 +12,12 @@ import pytest
 import refattn as ra
 from docs.experiments import teacher
 from refattn import tree
-from refattn.mechanisms.growing import path
-from refattn.mechanisms.growing.bottleneck import bottleneck, select_columns
-from refattn.mechanisms.growing.metric import direction, kronecker
-from refattn.mechanisms.growing.search import line_search
-from refattn.mechanisms.growing.statistics import apply_metric
-from refattn.mechanisms.growing.truncate import truncate
+from refattn.mechanisms.growing.growth import path
+from refattn.mechanisms.growing.growth.bottleneck import bottleneck, select_columns
+from refattn.mechanisms.growing.growth.metric import direction, kronecker
+from refattn.mechanisms.growing.growth.search import search
+from refattn.mechanisms.growing.growth.statistics import apply_metric
+from refattn.mechanisms.growing.growth.truncate import truncate
 from tests.mechanisms.growing.calls import BLOCK, block_of, draw, step
 from tests.mechanisms.growing.test_metric import observed, problem
 from tests.mechanisms.growing.test_truncate import one_sequence
@@ -258,7 +258,7 @@ def test_gradmax_has_the_largest_gradient() -> None:
 @pytest.mark.parametrize(("split", "grows"), [(0.5, False), (0.7, True)])
 def test_equal_halves_never_part(split: float, grows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test 20: the copies of net2wider get the same gradient where their keys are the same."""
-    monkeypatch.setattr("refattn.mechanisms.growing.columns.net2wider.__defaults__", (split,))
+    monkeypatch.setattr("refattn.mechanisms.growing.growth.columns.net2wider.__defaults__", (split,))
     given = teacher.task(0, sequences=64)
     params = teacher.fresh(2, seed=0)
     made = GROWTH.plan(params, teacher.observe(params, given), Options(mode="net2wider"), columns=1)
@@ -267,10 +267,51 @@ def test_equal_halves_never_part(split: float, grows: bool, monkeypatch: pytest.
     assert (sigma[2] / sigma[0] > 1e-3) if grows else (sigma[2] / sigma[0] < 1e-12)
 
 
+def test_a_traced_step_follows_the_equations() -> None:
+    """GROW.7 to GROW.25 of the usual options, each from those before it as the docstrings have it."""
+    params, x, context = block_of("two heads")
+    y, saved = step(params, x, context)
+    with ra.trace() as t:
+        statistics = GROWTH.observe(params, saved, BLOCK.module.State(draw("d_y", *y.shape)))
+        made = GROWTH.plan(params, statistics, columns=1)
+        before = len(t.passes("GROW.16"))
+        grown = GROWTH.apply(made, 0.3)
+    assert before == 0 and len(t.passes("GROW.18")) == 1
+    tokens, g = saved.tokens, t["GROW.7"]
+    n = np.einsum("bni,bhnk,bkj->hij", tokens, g, tokens)
+    a = np.einsum("bni,bnj->ij", tokens, tokens) / math.sqrt(tokens.shape[0])
+    values, vectors = np.linalg.eigh(a)
+    r = np.sqrt(values + 0.01 * values.mean())
+    w, back = (vectors * r).T, vectors / r
+    damped = np.linalg.inv(w.T @ w)
+    hidden = back.T @ n @ back
+    for weight, left in ((params.w_q, True), (params.w_k, False)):
+        q, _ = np.linalg.qr(w @ weight)
+        outside = np.eye(w.shape[0]) - q @ np.swapaxes(q, 1, 2)
+        hidden = outside @ hidden if left else hidden @ outside
+    s, rank = params.config.factor, params.w_q.shape[2] + 1
+    kernel = s * params.w_q @ np.swapaxes(params.w_k, 1, 2)
+    f = kernel - 0.3 / made.direction.size * (damped @ n @ damped)
+    singular = np.linalg.svd(w @ f @ w.T)[1]
+    low, balanced = (t[i] @ np.swapaxes(t[j], 1, 2) for i, j in (("GROW.19", "GROW.20"), ("GROW.21", "GROW.22")))
+    expected = {"GROW.8": n, "GROW.9": a * math.sqrt(tokens.shape[0]), "GROW.10": a, "GROW.11": r}
+    expected |= {"GROW.12": damped @ n @ damped, "GROW.13": back.T @ n @ back, "GROW.14": hidden}
+    expected |= {"GROW.15": np.linalg.svd(hidden)[1], "GROW.16": kernel, "GROW.17": f, "GROW.18": singular}
+    for id, value in expected.items():
+        np.testing.assert_allclose(t[id], value, rtol=1e-9, atol=1e-9 * np.max(np.abs(value)), err_msg=id)
+    off = np.sum((w @ (low - f) @ w.T) ** 2, axis=(1, 2))
+    np.testing.assert_allclose(off, np.sum(singular[:, rank:] ** 2, axis=1), rtol=1e-9)
+    np.testing.assert_allclose(balanced, low, atol=1e-12)
+    turned = [t[id] @ t["GROW.23"] / math.sqrt(s) for id in ("GROW.21", "GROW.22")]
+    for found, weight, traced in zip(turned, (grown.w_q, grown.w_k), (t["GROW.24"], t["GROW.25"]), strict=True):
+        np.testing.assert_allclose(found, weight, atol=1e-12)
+        np.testing.assert_array_equal(traced, weight)
+
+
 # --- the search
 
 
-def test_the_line_search() -> None:
+def test_the_search() -> None:
     """Test 21."""
     calls: list[float] = []
 
@@ -278,15 +319,15 @@ def test_the_line_search() -> None:
         calls.append(a)
         return (a - 3.0) ** 2
 
-    found = line_search(bowl, 9.0, -6.0)
+    found = search(bowl, 9.0, -6.0, Options())
     assert (found.amplitude, found.after, found.evaluations) == (2.0, 1.0, len(calls)) and found.actual == -8.0
-    assert line_search(lambda a: (a - 0.01) ** 2, 1e-4, -0.02).amplitude == pytest.approx(2.0**-7, rel=1e-12)
+    assert search(lambda a: (a - 0.01) ** 2, 1e-4, -0.02, Options()).amplitude == pytest.approx(2.0**-7, rel=1e-12)
     for never in (lambda a: 1.0 + a, lambda a: math.nan, lambda a: math.inf):
-        found = line_search(never, 1.0, -1.0, evaluations=12)
+        found = search(never, 1.0, -1.0, Options(evaluations=12))
         assert (found.amplitude, found.after, found.evaluations, found.actual) == (0.0, 1.0, 12, 0.0)
-    assert line_search(bowl, 9.0, 0.0).evaluations == 0
-    assert line_search(lambda a: math.nan if a > 0.1 else -a, 0.0, -1.0).amplitude == 0.0625
-    endless = line_search(lambda a: -a, 0.0, -1.0, evaluations=7)
+    assert search(bowl, 9.0, 0.0, Options()).evaluations == 0
+    assert search(lambda a: math.nan if a > 0.1 else -a, 0.0, -1.0, Options()).amplitude == 0.0625
+    endless = search(lambda a: -a, 0.0, -1.0, Options(evaluations=7))
     assert endless.evaluations == 7 and endless.amplitude == 32.0
 
 
@@ -314,14 +355,14 @@ def test_columns_are_believed_where_the_other_half_confirms_them() -> None:
     params, statistics = observed("two heads")
     metric = kronecker(statistics)
     found = bottleneck(params, statistics, metric)
-    assert select_columns(found, metric, most=3, validation=statistics) == 3
-    assert select_columns(found, metric, most=2) == 2
-    assert select_columns(found, metric, most=9, share=1.0) == 0
+    assert select_columns(found, metric, 3, Options(), statistics) == 3
+    assert select_columns(found, metric, 2, Options()) == 2
+    assert select_columns(found, metric, 9, Options(share=1.0)) == 0
     opposite = replace(statistics, gradient=-statistics.gradient)
-    assert select_columns(found, metric, most=3, validation=opposite) == 0
+    assert select_columns(found, metric, 3, Options(), opposite) == 0
     other = problem(3, 6, 9, h=2)
     noise = replace(other, gradient=draw("noise", 2, 9, 9))
-    assert select_columns(found, metric, most=3, validation=noise) < 3
+    assert select_columns(found, metric, 3, Options(), noise) < 3
 
 
 def test_without_a_gradient_nothing_grows() -> None:
@@ -356,8 +397,9 @@ def test_bad_input() -> None:
     params, statistics = observed("two heads")
     for given, message in (
         ({"mode": "more"}, "mode: got 'more', needs one of replace, additive"),
-        ({"method": "best"}, "method: got 'best', needs one of frobenius, optimal, optimal_als, report"),
-        ({"metric": 3}, "metric: got 3, needs one of exact"),
+        ({"method": "best"}, "method: got 'best', needs one of optimal, optimal_als, frobenius, report"),
+        ({"metric": 3}, "metric: got 3, needs one of kron"),
+        ({"singular": "pray"}, "singular: got 'pray', needs one of ridge, drop"),
         ({"scale": "free"}, "scale: got 'free', needs one of frozen, rescale"),
         ({"most": -1}, "most: got -1, needs a whole number of at least 0"),
         ({"largest": 0}, "largest: got 0, needs a whole number of at least 1"),

@@ -11,9 +11,9 @@ import pytest
 
 import refattn as ra
 from refattn import tree
-from refattn.mechanisms.growing import path, uneven
-from refattn.mechanisms.growing.bottleneck import bottleneck, embedding_bottleneck, with_ties
-from refattn.mechanisms.growing.metric import direction, kronecker
+from refattn.mechanisms.growing.growth import path, uneven
+from refattn.mechanisms.growing.growth.bottleneck import bottleneck, embedding_bottleneck, with_ties
+from refattn.mechanisms.growing.growth.metric import direction, kronecker
 from refattn.train.growing import widened
 from refattn.train.optimiser import AdamW, Group
 from tests.mechanisms.growing.calls import BLOCK, block_of, cut, draw, step, uniform
@@ -227,7 +227,7 @@ def test_the_square_of_the_functional_gradient(name: str, monkeypatch: pytest.Mo
     params, x, context = block_of(name)
     y, saved = step(params, x, context)
     d_state = State(draw("d_y", *y.shape))
-    g = ra.growing.backward(saved.core, BLOCK.module.attended_backward(params, saved, d_state), scores=True)["scores"]
+    g = ra.growing.functional_gradient(saved.core, BLOCK.module.attended_backward(params, saved, d_state))
     _, statistics = observed(name)
     assert statistics.square == pytest.approx(float(np.sum(g**2)), rel=1e-12)
     assert GROWTH.merge(statistics, statistics).square == 2.0 * statistics.square
@@ -236,7 +236,7 @@ def test_the_square_of_the_functional_gradient(name: str, monkeypatch: pytest.Mo
     assert made.facts["embedding"] == pytest.approx(embedding_bottleneck(statistics), abs=1e-7)
     followed = float(np.sum(statistics.gradient * direction(statistics, "exact").p))
     assert 0.0 < followed <= statistics.square * (1.0 + 1e-9)
-    monkeypatch.setattr("refattn.mechanisms.growing.core.DENSE_UP_TO", 0)
+    monkeypatch.setattr("refattn.mechanisms.softmax.core.DENSE_UP_TO", 0)
     with cut(4, 3):
         _, tiled = observed(name)
     assert tiled.square == pytest.approx(statistics.square, rel=1e-12)

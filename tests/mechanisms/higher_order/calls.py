@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.higher_order import schedule, tiled
+from refattn.mechanisms.higher_order.forms import schedule, tiled
+from refattn.mechanisms.higher_order.options import Add, Clamp, Exact, Signed
 from refattn.ops.tiles import Plan, Tile
 
 NAMES = ("q", "k", "v", "d_out")
@@ -74,15 +75,14 @@ def calls(draw: Any, *, longest: int = 9, deltas: tuple[float, ...] = (0.0, 0.5)
     size = st.integers(1, longest)
     b, g, r = (draw(st.integers(1, 2)) for _ in range(3))
     delta = draw(st.sampled_from(deltas))
-    options: dict[str, Any] = {"causal": draw(st.sampled_from(CAUSAL)), "delta": delta}
+    options: dict[str, Any] = {"causal": draw(st.sampled_from(CAUSAL))}
     options["order"] = draw(st.sampled_from((0, 2, 4) if delta == 0.0 else (0, 2)))
     options["layer_norm"] = draw(st.booleans()) or delta == 0.5
     # With delta = 1/2 a weight is 0 at s = -1: scores that stay above it keep the sums away from 0.
     options["alpha"] = 4.0 if delta == 0.5 else draw(st.sampled_from((1.0, 3.0)))
-    options["denominator"] = draw(st.sampled_from(("matched", "plain")))
-    options["policy"] = draw(st.sampled_from(("exact", "add", "clamp", "signed")))
-    if options["policy"] != "exact":
-        options["eps"] = 0.3
+    kind = draw(st.sampled_from((Exact, Add, Clamp, Signed)))
+    eps = {} if kind is Exact else {"eps": 0.3}
+    options["normaliser"] = kind(delta=delta, plain=draw(st.booleans()), **eps)
     keep = draw(st.sampled_from((None, 0.6)))
     sizes = b, g * r, g, draw(size), draw(size), draw(st.integers(4, 6)), draw(st.integers(1, 5))
     return make(*sizes, seed=draw(st.integers(0, 99)), keep=keep, **options)
@@ -90,8 +90,8 @@ def calls(draw: Any, *, longest: int = 9, deltas: tuple[float, ...] = (0.0, 0.5)
 
 FIXED = {
     "plain": make(2, 2, 2, 5, 5, 4, 4),
-    "causal": make(1, 4, 2, 7, 9, 5, 3, keep=0.7, causal=True, delta=0.5),
-    "general": make(1, 3, 1, 9, 6, 4, 2, causal="top_left", layer_norm=False, order=4, policy="add", eps=0.2),
+    "causal": make(1, 4, 2, 7, 9, 5, 3, keep=0.7, causal=True, normaliser="exact(delta=0.5)"),
+    "general": make(1, 3, 1, 9, 6, 4, 2, causal="top_left", layer_norm=False, order=4, normaliser="add(eps=0.2)"),
 }
 """A few calls for the libraries on which a call takes long."""
 

@@ -44,8 +44,8 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> Non
     assert record.core is not None
     options: dict[str, Any] = {"causal": form in ("chunked", "recurrent")}
     if full:
-        options |= {"order": 3, "alpha": 2.0, "delta": 0.5, "policy": "add", "eps": 0.1, "layer_norm": False}
-        options |= {"norm_eps": 0.0, "denominator": "plain", "key_mask": make(_mask("mask", b, j))}
+        options |= {"order": 3, "alpha": 2.0, "normaliser": "add(delta=0.5, plain=True, eps=0.1)", "layer_norm": False}
+        options |= {"norm_eps": 0.0, "key_mask": make(_mask("mask", b, j))}
         assert set(record.defaults) == {*options, "state", "form"}
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
     _, saved = record.core.forward(q, k, v, form=form, **options)

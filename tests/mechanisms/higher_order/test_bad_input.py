@@ -20,19 +20,26 @@ BLOCK = ra.mechanism("higher_order").block
         ({"order": -1}, r"order: got -1, needs a whole number of at least 0"),
         ({"order": 2.0}, r"order: got 2.0, needs a whole number"),
         ({"order": True}, r"order: got True, needs a whole number"),
-        ({"delta": 0.3}, r"delta: got 0.3, needs 0, 1/2 or 1"),
-        ({"delta": True}, r"delta: got True, needs 0, 1/2 or 1"),
-        ({"delta": 1, "order": 0}, r"delta: got 1 with order=0, needs 0 or 1/2: T_0 - 1 is 0 for every key"),
+        ({"normaliser": "exact(delta=0.3)"}, r"normaliser: got .*; delta: got 0.3, needs 0, 1/2 or 1"),
+        ({"normaliser": "exact(delta=1)", "order": 0}, r"normaliser: got delta=1 with order=0, needs delta 0 or 1/2"),
         ({"alpha": 0.0}, r"alpha: got 0.0, needs a finite number above 0"),
         ({"alpha": np.inf}, r"alpha: got inf, needs a finite number above 0"),
-        ({"policy": "none"}, r"policy: got 'none', needs one of exact, add, clamp, signed"),
-        ({"eps": 1e-3}, r'eps: got 0.001 with policy="exact", which has none; needs one of add, clamp, signed'),
-        ({"eps": 0.0, "policy": "add"}, r"eps: got 0.0, needs a finite number above 0"),
+        ({"normaliser": "none"}, r"normaliser: got 'none', needs one of exact, add, clamp, signed"),
+        (
+            {"normaliser": "exact(eps=1e-3)"},
+            r"normaliser: got 'eps' in 'exact\(eps=1e-3\)', but exact has delta, plain",
+        ),
+        (
+            {"normaliser": "add(eps=0.0)"},
+            r"normaliser: got 'add\(eps=0.0\)'; eps: got 0.0, needs a finite number above 0",
+        ),
         ({"norm_eps": -1.0}, r"norm_eps: got -1.0, needs a finite number above 0"),
-        ({"denominator": "other"}, r"denominator: got 'other', needs one of matched, plain"),
         ({"causal": "left"}, r"causal: got 'left', needs True, False"),
-        ({"causal": True, "delta": 1.0}, r"needs \"signed\": without its 1 a weight may be negative"),
-        ({"causal": "top_left", "delta": 1, "policy": "add"}, r"policy: got 'add' with delta=1 and causal='top_left'"),
+        ({"causal": True, "normaliser": "exact(delta=1)"}, r"needs \"signed\": without its 1 a weight may be negative"),
+        (
+            {"causal": "top_left", "normaliser": "add(delta=1)"},
+            r"normaliser: got 'add' with delta=1 and causal='top_left'",
+        ),
         ({"key_mask": np.ones((1, 4), bool)}, r"key_mask: got shape \(1, 4\), needs \(batch, keys\) = \(1, 3\)"),
         ({"form": 3}, r"form: got 3, needs one of auto"),
     ],
@@ -48,6 +55,16 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
         ({"alpha": "3"}, r"alpha: got str, needs a finite number above 0"),
         ({"alpha": np.asarray(3.0)}, r"alpha: got an array, needs a number"),
         ({"layer_norm": 1}, r"layer_norm: got int, needs a bool"),
+        ({"normaliser": 1.0}, r"normaliser: got float, needs one of exact, add, clamp, signed, or a Exact or Add"),
+        ({"normaliser": "exact(plain=1)"}, r"normaliser: got 'exact\(plain=1\)'; plain: got int, needs a bool"),
+        ({"normaliser": "exact(delta=True)"}, r"delta: got bool, needs a finite number"),
+        (
+            {"delta": 1.0},
+            r'delta: is no option any more, needs a normaliser with its numbers: normaliser="exact\(delta=1.0',
+        ),
+        ({"policy": "signed"}, r'policy: is no option any more, .*: normaliser="signed"'),
+        ({"eps": 1e-3}, r'eps: is no option any more, .*: normaliser="add\(eps=1e-6\)"'),
+        ({"denominator": "plain"}, r'denominator: is no option any more, .*: normaliser="exact\(plain=True\)"'),
         ({"key_mask": np.ones((1, 3))}, r"key_mask: got dtype float64, needs bool"),
         ({"key_mask": [[True]]}, r"key_mask: got list, needs an array"),
         ({"state": X, "causal": True}, r"state: got ndarray, needs a State"),
@@ -57,6 +74,20 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
 def test_a_type_that_is_wrong(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         ra.higher_order.forward(X, X, X, **options)
+
+
+@pytest.mark.parametrize("order", [np.int64(2), np.uint8(2)])
+def test_whole_numbers_of_numpy_are_whole_numbers(order: Any) -> None:
+    q = np.linspace(0.0, 1.0, 24).reshape(X.shape)
+    np.testing.assert_array_equal(ra.higher_order.forward(q, q, q, order=order)[0], ra.higher_order.forward(q, q, q)[0])
+    assert type(BLOCK.Config(width=order, heads=1, order=order).width) is int
+    with pytest.raises(ValueError, match=r"order: got np.True_, needs a whole number of at least 0"):
+        ra.higher_order.forward(X, X, X, order=np.True_)
+
+
+def test_a_configuration_tells_what_became_of_old_keywords() -> None:
+    with pytest.raises(TypeError, match=r'policy: is no option any more, .*: normaliser="signed"'):
+        BLOCK.Config(width=8, heads=2, policy="signed")
 
 
 def test_shapes_that_do_not_fit() -> None:
@@ -75,7 +106,7 @@ def test_a_state_of_other_options_is_refused() -> None:
     given = "order 2, alpha 3, delta 0, layer_norm 1, norm_eps 1e-05, width 4"
     with pytest.raises(ValueError, match=f"state: got one of {made}, needs one of {given}"):
         ra.higher_order.forward(X, X, X, causal=True, state=state)
-    for options in ({"delta": 0.5}, {"norm_eps": 1e-6}, {"order": 1}, {"layer_norm": False}):
+    for options in ({"normaliser": "exact(delta=0.5)"}, {"norm_eps": 1e-6}, {"order": 1}, {"layer_norm": False}):
         other = ra.higher_order.empty_state(X, X, **options)
         with pytest.raises(ValueError, match=r"state: got one of"):
             ra.higher_order.forward(X, X, X, causal=True, state=other)
@@ -104,7 +135,7 @@ def test_a_state_needs_what_comes_later() -> None:
 
 def test_gradients_that_do_not_fit() -> None:
     out, saved = ra.higher_order.forward(X, X, X)
-    with pytest.raises(TypeError, match=r"saved: got ndarray, needs a Saved"):
+    with pytest.raises(TypeError, match=r"saved: got ndarray, needs what forward returned"):
         ra.higher_order.backward(out, out)
     with pytest.raises(ValueError, match=r"d_out: got shape \(1, 2, 3, 3\), needs \(1, 2, 3, 4\)"):
         ra.higher_order.backward(saved, out[..., :3])
@@ -128,8 +159,8 @@ def test_gradients_that_do_not_fit() -> None:
         ({"heads": 4}, r"heads: got 4, needs a divisor of the width 6, or a head_width"),
         ({"kv_heads": 4}, r"kv_heads: got 4, needs a divisor of the 3 heads"),
         ({"order": -2}, r"order: got -2"),
-        ({"policy": "none"}, r"policy: got 'none'"),
-        ({"order": 0, "delta": 1.0}, r"delta: got 1 with order=0"),
+        ({"normaliser": "none"}, r"normaliser: got 'none'"),
+        ({"order": 0, "normaliser": "exact(delta=1)"}, r"normaliser: got delta=1 with order=0"),
     ],
 )
 def test_a_configuration_that_is_wrong(given: dict[str, Any], message: str) -> None:

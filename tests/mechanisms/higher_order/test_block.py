@@ -17,8 +17,10 @@ Config = BLOCK.Config
 
 CONFIGS = {
     "plain": Config(width=8, heads=2),
-    "full": Config(width=6, heads=4, kv_heads=2, head_width=5, value_width=3, bias=True, delta=0.5, alpha=4.0),
-    "bare": Config(width=8, heads=2, residual=False, order=4, layer_norm=False, policy="add", eps=0.1),
+    "full": Config(
+        width=6, heads=4, kv_heads=2, head_width=5, value_width=3, bias=True, normaliser="exact(delta=0.5)", alpha=4.0
+    ),
+    "bare": Config(width=8, heads=2, residual=False, order=4, layer_norm=False, normaliser="add(eps=0.1)"),
 }
 CONTEXTS: dict[str, dict[str, Any]] = {
     "alone": {},
@@ -88,8 +90,8 @@ def naive(params: Any, x: Any, given: ra.Context) -> Any:
             continue
         keys = normal(k[batch, seen, group * d : (group + 1) * d])
         scores = keys @ normal(q[batch, row, head * d : (head + 1) * d]) / (config.alpha * math.sqrt(d))
-        weights = polynomial(scores, config.order) - config.delta
-        total = weights.sum() + (config.eps or 0.0)
+        weights = polynomial(scores, config.order) - config.normaliser.delta
+        total = weights.sum() + getattr(config.normaliser, "eps", 0.0)
         out[batch, row, head * e : (head + 1) * e] = weights @ v[batch, seen, group * e : (group + 1) * e] / total
     out = out @ params.w_o + (params.b_o if config.bias else 0.0)
     return x + out if config.residual else out

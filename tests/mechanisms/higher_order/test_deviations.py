@@ -9,8 +9,8 @@ import numpy as np
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.higher_order.conventions import CONVENTIONS
-from refattn.mechanisms.higher_order.taylor import taylor
+from refattn.mechanisms.higher_order.dense import taylor
+from refattn.mechanisms.higher_order.judge.conventions import CONVENTIONS
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -76,11 +76,11 @@ def test_features_pay_from_d_squared_half_tokens_on() -> None:
         assert forms[2 * d * (d + 1)] == "linear"
 
 
-def contracted_over_queries(q: Any, k: Any, v: Any, delta: float) -> Any:
+def contracted_over_queries(q: Any, k: Any, v: Any, normaliser: str) -> Any:
     """Order 2 as the author's code sums it: over the queries, with the position of the key left over."""
-    out, saved = ra.higher_order.forward(q, k, v, delta=delta, form="dense")
+    out, saved = ra.higher_order.forward(q, k, v, normaliser=normaliser, form="dense")
     with ra.trace() as t:
-        ra.higher_order.forward(q, k, v, delta=delta)
+        ra.higher_order.forward(q, k, v, normaliser=normaliser)
     scores, total = t["HOL.3"], saved.normaliser[..., None]
     second = 0.5 * (scores * scores) @ v
     wrong = 0.5 * np.swapaxes(np.sum(scores * scores, axis=-2, keepdims=True), -1, -2) * v
@@ -91,21 +91,21 @@ def test_the_second_order_of_the_authors_code_is_no_attention() -> None:
     """Keys in another order change its result; ours they leave alone, to the last digits."""
     q, k, v = arrays()
     order = counter.permutation(24, seed=0, purpose="order")
-    for delta in (0.0, 1.0):
+    for normaliser in ("exact", "exact(delta=1)"):
         ours, theirs = (
-            [f(q, keys, values, delta=delta) for keys, values in ((k, v), (k[:, :, order], v[:, :, order]))]
+            [f(q, keys, values, normaliser=normaliser) for keys, values in ((k, v), (k[:, :, order], v[:, :, order]))]
             for f in (lambda *x, **o: ra.higher_order.forward(*x, **o)[0], contracted_over_queries)
         )
         assert np.abs(ours[0] - ours[1]).max() < 1e-12 * max(1.0, np.abs(ours[0]).max())
         assert np.abs(theirs[0] - theirs[1]).max() > 0.1
     expected = CONVENTIONS["order 2 summed over queries"](q, k, v)[0]
-    np.testing.assert_allclose(contracted_over_queries(q, k, v, 0.0), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(contracted_over_queries(q, k, v, "exact"), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_authors_sums_change_sign() -> None:
     """1 is always subtracted there, and its eps is never used: about a quarter of the sums is negative."""
     q, k, v = (draw(name, 1, 40, 24, 8) for name in "qkv")
-    _, saved = ra.higher_order.forward(q, k, v, delta=1.0)
+    _, saved = ra.higher_order.forward(q, k, v, normaliser="exact(delta=1.0)")
     assert 0.15 < float(np.mean(saved.normaliser < 0.0)) < 0.35
     _, saved = ra.higher_order.forward(q, k, v)
     assert saved.normaliser.min() >= 12.0
@@ -115,9 +115,9 @@ def test_a_mask_on_the_keys_alone_is_enough_with_delta_1_only() -> None:
     """There a zeroed key weighs T(0) - 1 = 0; with delta = 0 it would weigh 1."""
     q, k, v = arrays()
     mask = counter.uniform((1, 24), seed=1, purpose="mask") < 0.7
-    for delta, same in ((1.0, True), (0.0, False)):
-        right = ra.higher_order.forward(q, k, v, key_mask=mask, delta=delta)[0]
-        zeroed = CONVENTIONS["padding by zeroed keys"](q, k, v, key_mask=mask, delta=delta)[0]
+    for normaliser, same in (("exact(delta=1)", True), ("exact", False)):
+        right = ra.higher_order.forward(q, k, v, key_mask=mask, normaliser=normaliser)[0]
+        zeroed = CONVENTIONS["padding by zeroed keys"](q, k, v, key_mask=mask, normaliser=normaliser)[0]
         assert (np.abs(right - zeroed).max() < 1e-10 * np.abs(right).max()) == same
 
 

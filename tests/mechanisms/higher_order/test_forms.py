@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import equations
-from refattn.mechanisms.higher_order import loops
-from refattn.mechanisms.higher_order.schedule import causal_schedule
+from refattn.mechanisms.higher_order.forms.schedule import causal_schedule
+from refattn.mechanisms.higher_order.judge import loops
+from refattn.mechanisms.higher_order.options import Signed
 from tests.mechanisms.higher_order.calls import FIXED, Call, assert_close, assert_same_bits, calls, cut, make, run
 
 
@@ -21,7 +22,7 @@ from tests.mechanisms.higher_order.calls import FIXED, Call, assert_close, asser
 @given(calls(), st.integers(1, 5), st.integers(1, 2))
 @example(make(1, 2, 1, 3, 9, 4, 2, causal=True), 2, 1)
 @example(make(1, 2, 1, 9, 3, 4, 2, causal=True), 2, 1)
-@example(make(1, 2, 1, 9, 3, 4, 2, causal="top_left", denominator="plain", delta=1.0), 2, 1)
+@example(make(1, 2, 1, 9, 3, 4, 2, causal="top_left", normaliser="exact(delta=1.0, plain=True)"), 2, 1)
 @example(make(1, 1, 1, 3, 9, 4, 2, causal="top_left"), 2, 1)
 def test_every_form_is_the_dense_one(call: Call, chunk: int, heads: int) -> None:
     expected = run(call)
@@ -47,7 +48,7 @@ def test_dense_is_loops_id_by_id(call: Call) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_order_and_delta(causal: bool, order: int, delta: float) -> None:
     """Odd orders too, and weights of both signs: far from 0 the sums are kept by an eps."""
-    call = make(2, 2, 1, 13, 13, 5, 3, order=order, delta=delta, causal=causal, policy="signed", eps=2.0)
+    call = make(2, 2, 1, 13, 13, 5, 3, order=order, causal=causal, normaliser=Signed(delta=delta, eps=2.0))
     expected = run(call)
     with cut(4):
         for form in call.forms[1:]:

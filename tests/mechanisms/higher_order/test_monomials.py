@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refattn import counter
-from refattn.mechanisms.higher_order.kernel import Kernel
-from refattn.mechanisms.higher_order.monomials import count, monomials, monomials_backward, pieces
-from refattn.mechanisms.higher_order.options import check_options
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.monomials import count, monomials, monomials_backward, pieces
+from refattn.mechanisms.higher_order.options import Options
 
 widths, degrees = st.integers(1, 9) | st.just(24), st.integers(0, 5)
 
@@ -85,11 +85,7 @@ def test_counts_of_order_2(width: int, square: int, general: int) -> None:
     """d (d + 1) / 2 with layer normalisation, C(d + 2, 2) without."""
 
     def features(layer_norm: bool) -> int:
-        options = check_options(
-            order=2, alpha=3.0, delta=0.0, policy="exact", layer_norm=layer_norm, eps=None, norm_eps=1e-5,
-            denominator="matched",
-        )  # fmt: skip
-        return Kernel(options, width).features
+        return Kernel(Options(layer_norm=layer_norm), width).features
 
     assert (features(True), features(False)) == (square, general)
 

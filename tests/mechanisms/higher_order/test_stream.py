@@ -10,15 +10,15 @@ import pytest
 
 import refattn as ra
 from refattn import Context, counter, tree
-from refattn.mechanisms.higher_order import stream
+from refattn.mechanisms.higher_order.layer import stream
 
 RECORD = ra.mechanism("higher_order")
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "grouped": {"kv_heads": 1, "bias": True, "delta": 0.5, "alpha": 4.0},
-    "signed": {"delta": 1.0, "policy": "signed", "eps": 2.0},
-    "plain denominator": {"delta": 1.0, "denominator": "plain"},
-    "general": {"order": 3, "layer_norm": False, "policy": "add", "eps": 1.0, "residual": False},
+    "grouped": {"kv_heads": 1, "bias": True, "normaliser": "exact(delta=0.5)", "alpha": 4.0},
+    "signed": {"normaliser": "signed(delta=1.0, eps=2.0)"},
+    "plain denominator": {"normaliser": "exact(delta=1.0, plain=True)"},
+    "general": {"order": 3, "layer_norm": False, "normaliser": "add(eps=1.0)", "residual": False},
 }
 
 
@@ -104,8 +104,8 @@ def test_what_a_stream_does_not_take() -> None:
         stream_of.prefill(params, cache, state, Context(causal=True, memory=x))
     with pytest.raises(ValueError, match=r"context.key_mask: got shape \(2, 2\), needs \(2, past and new tokens\)"):
         stream_of.prefill(params, cache, state, Context(causal=True, key_mask=np.ones((2, 2), bool)))
-    config = replace(params.config, delta=1.0)
-    with pytest.raises(ValueError, match=r"policy: got 'exact' with delta=1 and causal=True"):
+    config = replace(params.config, normaliser="exact(delta=1.0)")
+    with pytest.raises(ValueError, match=r"normaliser: got 'exact' with delta=1 and causal=True"):
         stream_of.start(RECORD.block.init(config, like=np.zeros(1)), 2)
 
 

@@ -29,9 +29,9 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (one, partial(core, sizes, full=True)),
         (one, partial(core, sizes)),
         (one, partial(core, sizes, updates=1)),
-        (augmented, partial(core, sizes, augment=True)),
+        (augmented, partial(core, sizes, space="augmented")),
         (one, partial(core, sizes, space="full", similarity="kernel", fit="separable")),
-        (one, partial(core, sizes, ridge=make(0.1 + np.arange(sizes["d"])[None, None] // 2), ridge_scale="mean")),
+        (one, partial(core, sizes, fit="stein(scale='mean')")),
         (one, partial(_block, sizes, make=make, full=True)),
         (alone, partial(_block, alone, make=make, full=False)),
     ]
@@ -51,7 +51,7 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool = False
     assert record.core is not None
     options = {"perturbation": "identity"} | options
     if full:
-        options = {"perturbation": "pencil", "mix": 0.9, "causal": True}
+        options = {"perturbation": "pencil(mix=0.9)", "causal": True}
         # The shared form is for masks of keys, and where the future is hidden for one fit.
         rows, fit = (1, "separable") if form == "shared" else (i, "stein")
         options |= {"mask": make(_mask("mask", b, h, rows, j)), "fit": fit}

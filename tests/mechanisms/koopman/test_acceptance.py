@@ -11,15 +11,15 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.analysis.known_systems import ROTATION, SYSTEMS
-from refattn.analysis.operators import Koopman
+from refattn.analysis.operators import Koopman, spectral
 from refattn.analysis.prediction import operators, predict
-from refattn.mechanisms.koopman import decode, operator
-from refattn.mechanisms.koopman.draws import draw as draw_numbers
-from refattn.mechanisms.koopman.kernel import KERNELS, Kernel
-from refattn.mechanisms.koopman.observables import Observables
-from refattn.mechanisms.koopman.one_step import OneStep
-from refattn.mechanisms.koopman.perturbation import invert
-from refattn.verify.gradients import STENCIL
+from refattn.mechanisms.koopman.dense import coefficients
+from refattn.mechanisms.koopman.kernel import KERNELS, Observables, Rbf
+from refattn.mechanisms.koopman.layer import decode
+from refattn.mechanisms.koopman.layer.draws import draw as draw_numbers
+from refattn.mechanisms.koopman.perturbation import OneStep, invert
+from refattn.verify.itself.gradients import STENCIL
+from tests.mechanisms.koopman.calls import forward
 
 
 def draw(name: str, *shape: int, seed: int = 11) -> Any:
@@ -35,7 +35,7 @@ def run(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 
 def run_saved(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    return ra.koopman.forward(q, k, v, **{"perturbation": "identity", **options})
+    return forward(q, k, v, **{"perturbation": "identity", **options})
 
 
 def gram_matrices(transitions: int = 3, observables: int = 8) -> tuple[Any, Any, Any]:
@@ -48,7 +48,7 @@ def test_t1_one_update_is_attention() -> None:
     np.testing.assert_allclose(run(q, k, v, updates=1), ra.softmax.forward(q, k, v)[0], rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("solve", [operator.coefficients, operator.spectral])
+@pytest.mark.parametrize("solve", [coefficients, spectral])
 def test_t2_the_fit_solves_the_kronecker_system(solve: Callable[..., Any]) -> None:
     z, g, y = gram_matrices()
     expected = np.linalg.solve(np.kron(z, g) + 0.2 * np.eye(24), y.reshape(-1)).reshape(3, 8)
@@ -57,19 +57,19 @@ def test_t2_the_fit_solves_the_kronecker_system(solve: Callable[..., Any]) -> No
 
 def test_t3_stationarity() -> None:
     z, g, y = gram_matrices()
-    a = operator.coefficients("stein", z, g, 0.2, y)
+    a = coefficients("stein", z, g, 0.2, y)
     assert np.max(np.abs(z @ a @ g + 0.2 * a - y)) < 1e-12 * max(1.0, np.max(np.abs(y)))
 
 
 def test_t4_no_other_operator_is_better() -> None:
     """Also none with sections elsewhere, which the representer theorem rules out."""
-    kernel = Kernel("linear+rbf", 1.5, 1.0)
+    kernel = Rbf(1.5, 1.0)
     starts, ends, keys, extra = draw("x", 3, 4), draw("x+", 3, 4), draw("p", 6, 4), draw("extra", 5, 4)
     left = np.concatenate([starts, extra])  # sections that the operator may depend on
     right = np.concatenate([keys, extra])  # sections that it may be applied to
     z, g, y = kernel.values(left, left), kernel.values(right, right), kernel.values(ends, keys)
     best = np.zeros((8, 11))
-    best[:3, :6] = operator.coefficients("stein", z[:3, :3], g[:6, :6], 0.3, y)
+    best[:3, :6] = coefficients("stein", z[:3, :3], g[:6, :6], 0.3, y)
 
     def loss(a: Any) -> float:
         image = z[:3] @ a @ g[:, :6]
@@ -107,7 +107,7 @@ def test_t7_the_prediction_does_not_depend_on_psi(a: float, b: float) -> None:
 
 
 def test_t7b_without_a_ridge_it_is_edmd() -> None:
-    kernel = Kernel("linear+rbf", 2.0, 1.0)
+    kernel = Rbf(2.0, 1.0)
     starts, ends, keys, x = draw("x", 60, 4), draw("x+", 60, 4), draw("keys", 8, 4), draw("unseen", 20, 4)
     fitted = Koopman(kernel, starts, ends, keys, ridge=1e-12, jitter=1e-14)
     edmd = np.linalg.lstsq(kernel.values(starts, keys), kernel.values(ends, keys), rcond=None)[0]
@@ -123,49 +123,51 @@ def test_t8_nonlinear_oscillators(system: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["dense", "shared"])
-@pytest.mark.parametrize("options", [{}, {"augment": True}, {"space": "full"}, {"tau": 1.0, "epsilon": 0.05}])
+@pytest.mark.parametrize("options", [{}, {"space": "augmented"}, {"space": "full"}, {"tau": 1.0, "epsilon": 0.05}])
 def test_t9_the_inverse_of_psi(options: dict[str, Any], form: str) -> None:
     """psi^-1(psi(x)) = x where psi is certain to be one to one, from a start that is not x."""
     q, k, v = qkv()
-    options = {"perturbation": "identity", "epsilon": 0.1, "updates": 3, "certify": True} | options
-    _, saved = ra.koopman.forward(q, k, v, form="dense", **options)
+    options, tau = {"epsilon": 0.1, "updates": 3, "certify": True} | options, options.get("tau", 0.0)
+    _, saved = run_saved(q, k, v, form="dense", **options)
     one_step, step, x = one_step_of(saved.inner), saved.inner.updates[-1], draw("x", 1, 2, 5, 4)
-    own = step.ab[0] + step.ab[1] * options.get("tau", 0.0)
-    image = own * x + step.ab[1] * one_step.at(x)[0]
+    own = step.a + step.b * tau
+    image = own * x + step.b * one_step.at(x)[0]
 
     def evaluate(y: Any) -> Any:
         value, size, jacobian = one_step.at(y)
-        slope = own * np.eye(4) + step.ab[1] * jacobian
-        return own * y + step.ab[1] * value - image, np.linalg.norm(size, axis=-1), slope
+        slope = own * np.eye(4) + step.b * jacobian
+        return own * y + step.b * value - image, np.linalg.norm(size, axis=-1), slope
 
     nobody = np.zeros((1, 2, 5), bool)
-    found = invert(evaluate, [x + 0.05 * draw("noise", *x.shape)], ~nobody, nobody, 2)
+    found, _ = invert(evaluate, [x + 0.05 * draw("noise", *x.shape)], ~nobody, nobody)
     np.testing.assert_allclose(found, x, rtol=0, atol=1e-10)
     # psi(psi^-1(z)) = z for the z of the core, in either form
     out = run(q, k, v, form=form, **options)
-    wanted = (step.ab[0] + step.ab[1]) * options.get("tau", 0.0) * step.attended
+    wanted = (step.a + step.b) * tau * step.attended
     wanted = wanted + np.sum(step.lifted * step.section[..., None], axis=-2)
-    np.testing.assert_allclose(own * out + step.ab[1] * one_step.at(out)[0], wanted, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(own * out + step.b * one_step.at(out)[0], wanted, rtol=0, atol=1e-10)
 
 
 def one_step_of(inner: Any) -> OneStep:
     """The one-step map of the last update, at any point."""
-    kernel, step = inner.numbers.kernel(inner.options), inner.updates[-1]
-    seen = Observables(kernel, inner.k[:, :, None], inner.seen, inner.options.augment)
-    return OneStep(seen, step.dual, step.points[..., :-1, :], step.modes)
+    step, options = inner.updates[-1], inner.options
+    seen = Observables(options.kernel, inner.k, inner.seen, options.space == "augmented")
+    return OneStep(seen, step.dual, step.path[..., :-1, :], step.modes)
 
 
 def test_t10_only_the_ratio_of_a_and_b_matters() -> None:
     q, k, v = qkv()
-    pencil = run(q, k, v, updates=3, perturbation="pencil", mix=0.5, epsilon=0.1)
-    np.testing.assert_allclose(run(q, k, v, updates=3, epsilon=0.2), pencil, rtol=0, atol=1e-10)
-    shift = run(q, k, v, updates=3, perturbation="shift", epsilon=5.0)
-    np.testing.assert_allclose(run(q, k, v, updates=3, epsilon=0.2), shift, rtol=0, atol=1e-10)
+    pencil = run(q, k, v, updates=3, perturbation="pencil(epsilon=0.1, mix=0.5)")
+    np.testing.assert_allclose(
+        run(q, k, v, updates=3, perturbation="identity(epsilon=0.2)"), pencil, rtol=0, atol=1e-10
+    )
+    shift = run(q, k, v, updates=3, perturbation="shift(epsilon=5.0)")
+    np.testing.assert_allclose(run(q, k, v, updates=3, perturbation="identity(epsilon=0.2)"), shift, rtol=0, atol=1e-10)
 
 
 def test_t11_without_a_perturbation_it_is_phi() -> None:
     q, k, v = qkv()
-    out, saved = ra.koopman.forward(q, k, v, perturbation="identity", epsilon=0.0)
+    out, saved = ra.koopman.forward(q, k, v, perturbation="identity(epsilon=0.0)")
     step = saved.inner.updates[0]
     phi = np.sum(step.modes * step.section[..., None], axis=-2)
     np.testing.assert_allclose(out, phi, rtol=0, atol=1e-12)
@@ -176,18 +178,18 @@ def test_t11_without_a_perturbation_it_is_phi() -> None:
 def test_t12_a_huge_ridge() -> None:
     q, k, v = qkv()
     attended = run(q, k, v, updates=1)
-    assert np.max(np.abs(run(q, k, v, ridge=1e10))) < 1e-6
+    assert np.max(np.abs(run(q, k, v, fit="stein(ridge=1e10)"))) < 1e-6
     second = ra.softmax.forward(attended, k, v)[0]
-    assert np.max(np.abs(run(q, k, v, ridge=1e10, tau=1.0) - second)) < 1e-6
+    assert np.max(np.abs(run(q, k, v, fit="stein(ridge=1e10, tau=1.0)") - second)) < 1e-6
 
 
 def test_t13_both_fits_agree_without_a_ridge() -> None:
     q, k, v = qkv()
-    stein, separable = (run(q, k, v, updates=3, ridge=1e-10, fit=fit) for fit in ("stein", "separable"))
+    stein, separable = (run(q, k, v, updates=3, fit=f"{fit}(ridge=1e-10)") for fit in ("stein", "separable"))
     assert np.max(np.abs(stein - separable)) < 1e-7 * np.max(np.abs(stein))
 
 
-@pytest.mark.parametrize("options", [{}, {"space": "full"}, {"augment": True}, {"fit": "separable"}])
+@pytest.mark.parametrize("options", [{}, {"space": "full"}, {"space": "augmented"}, {"fit": "separable"}])
 def test_t14_permutations(options: dict[str, Any]) -> None:
     q, k, v = qkv()
     out = run(q, k, v, updates=3, **options)
@@ -219,7 +221,7 @@ def test_t16_a_prefix(options: dict[str, Any]) -> None:
     assert np.max(np.abs(short - out[:, :, :4])) < 1e-8
 
 
-@pytest.mark.parametrize("options", [*CAUSAL, {"augment": True}])
+@pytest.mark.parametrize("options", [*CAUSAL, {"space": "augmented"}])
 def test_t17_a_masked_key_is_deleted(options: dict[str, Any]) -> None:
     q, k, v = qkv()
     keep = np.asarray([True, False, True, True, False, True, True])
@@ -228,7 +230,7 @@ def test_t17_a_masked_key_is_deleted(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("kernel", "fit"), [("linear+rbf", "stein"), ("linear+polynomial", "separable")])
+@pytest.mark.parametrize(("kernel", "fit"), [("rbf", "stein"), ("polynomial", "separable")])
 def test_t18_gradients_are_differences(kernel: str, fit: str, causal: bool) -> None:
     """A sample; all kernels, fits, spaces and options stand in test_gradients.py."""
     q, k, v = qkv(4, 4, 3, h=1)
@@ -259,8 +261,8 @@ def test_t19_the_fast_form_is_the_same(options: dict[str, Any]) -> None:
     assert np.max(np.abs(fast - dense)) < 1e-10
 
 
-@pytest.mark.parametrize("space", [{}, {"space": "full"}, {"augment": True}])
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "linear+polynomial"])
+@pytest.mark.parametrize("space", [{}, {"space": "full"}, {"space": "augmented"}])
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "polynomial"])
 def test_t20_the_certificate_bounds_the_slope(kernel: str, space: dict[str, Any]) -> None:
     x, y = 3.0 * draw("x", 1, 2, 5, 4), 3.0 * draw("y", 1, 2, 5, 4)
     for fit in ("stein", "separable"):

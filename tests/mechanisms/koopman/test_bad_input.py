@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from tests.mechanisms.koopman.calls import forward
 
 X = np.ones((1, 2, 3, 4))
 BLOCK = ra.mechanism("koopman").block
@@ -19,17 +20,18 @@ BLOCK = ra.mechanism("koopman").block
         ({"updates": 0}, r"updates: got 0, needs a whole number of at least 1"),
         ({"updates": 2.0}, r"updates: got 2.0, needs a whole number of at least 1"),
         ({"updates": True}, r"updates: got True, needs a whole number"),
-        ({"kernel": "rbf"}, r"kernel: got 'rbf', needs one of linear, linear\+rbf, linear\+polynomial"),
-        ({"kernel": 3}, r"kernel: got 3, needs one of"),
+        ({"kernel": "linear+rbf"}, r"kernel: got 'linear\+rbf', needs a name such as"),
+        ({"kernel": "gauss"}, r"kernel: got 'gauss', needs one of linear, rbf, matern32, matern52, polynomial"),
+        ({"kernel": "rbf(degree=2)"}, r"kernel: got 'degree' in 'rbf\(degree=2\)', but rbf has bandwidth, weight"),
         ({"fit": "ridge"}, r"fit: got 'ridge', needs one of stein, separable"),
-        ({"space": "all"}, r"space: got 'all', needs one of keys, full"),
+        ({"space": "all"}, r"space: got 'all', needs one of keys, augmented, full"),
         ({"similarity": "cosine"}, r"similarity: got 'cosine', needs one of dot, kernel"),
-        ({"perturbation": "psi"}, r"perturbation: got 'psi', needs one of identity, shift, pencil"),
-        ({"ridge_scale": "max"}, r"ridge_scale: got 'max', needs one of sum, mean"),
+        ({"perturbation": "psi"}, r"perturbation: got 'psi', needs one of shift, identity, pencil"),
+        ({"scale": "max"}, r"scale: got 'max', needs one of sum, mean"),
         ({"tau": 0.5}, r"tau: got 0.5, needs 0 \(the ridge draws the operator to 0\) or 1 \(to the identity\)"),
         ({"window": 0}, r"window: got 0, needs a whole number of at least 1"),
-        ({"degree": 0}, r"degree: got 0, needs a whole number of at least 1"),
-        ({"constant": -1.0}, r"constant: got -1.0, needs a finite number of at least 0"),
+        ({"kernel": "polynomial", "degree": 0}, r"degree: got 0, needs a whole number of at least 1"),
+        ({"kernel": "polynomial", "constant": -1.0}, r"constant: got -1.0, needs a finite number of at least 0"),
         ({"jitter": -1e-8}, r"jitter: got -1e-08, needs a finite number of at least 0"),
         ({"ridge": 0.0}, r"ridge: got 0.0, needs finite numbers above 0"),
         ({"ridge": -1.0}, r"ridge: got -1.0, needs finite numbers above 0"),
@@ -39,12 +41,8 @@ BLOCK = ra.mechanism("koopman").block
         ({"epsilon": np.ones((9, 1))}, r"epsilon: got shape \(9, 1\), needs .* \(at most 8 candidates, 1\)"),
         ({"bandwidth": 0.0}, r"bandwidth: got 0.0, needs"),
         ({"weight": -1.0}, r"weight: got -1.0, needs"),
-        ({"mix": 0.0}, r"mix: got 0.0, needs"),
-        (
-            {"augment": True, "space": "full"},
-            r'augment: got True with space="full", which holds the coord',
-        ),
-        ({"certify": True, "kernel": "linear+polynomial"}, r"certify: got True for a polynomial kernel"),
+        ({"perturbation": "pencil", "mix": 0.0}, r"mix: got 0.0, needs"),
+        ({"certify": True, "kernel": "polynomial"}, r"certify: got True for a polynomial kernel"),
         ({"causal": "left"}, r"causal: got 'left', needs True, False"),
         ({"mask": np.ones((4, 4), bool)}, r"mask: got shape \(4, 4\)"),
         ({"form": "tiled"}, r"form: got 'tiled', needs one of auto, dense, shared"),
@@ -53,15 +51,15 @@ BLOCK = ra.mechanism("koopman").block
 )
 def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ra.koopman.forward(X, X, X, **options)
+        forward(X, X, X, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"ridge": "0.1"}, r"ridge: got str"),
-        ({"augment": 1}, r"augment: got int, needs a bool"),
-        ({"certify": None}, r"certify: got NoneType, needs a bool"),
+        ({"kernel": 3}, r"kernel: got int, needs one of linear, rbf, matern32, matern52, polynomial, or a Linear or"),
+        ({"certify": 1}, r"certify: got int, needs a bool"),
         ({"ridge": np.ones(1, dtype=int)}, r"ridge: got dtype int64"),
         ({"mask": np.ones((3, 3))}, r"mask: got dtype float64, needs bool"),
         ({"mask": [[True]]}, r"mask: got list, needs an array"),
@@ -69,7 +67,7 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
 )
 def test_a_type_that_is_wrong(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        ra.koopman.forward(X, X, X, **options)
+        forward(X, X, X, **options)
 
 
 def test_shapes_that_do_not_fit() -> None:
@@ -80,8 +78,35 @@ def test_shapes_that_do_not_fit() -> None:
     out, saved = ra.koopman.forward(X, X, X, perturbation="identity")
     with pytest.raises(ValueError, match=r"d_out: got shape \(1, 2, 3, 3\)"):
         ra.koopman.backward(saved, X[..., :3])
-    with pytest.raises(TypeError, match=r"saved: got ndarray, needs a Saved"):
+    with pytest.raises(TypeError, match=r"saved: got ndarray, needs what forward returned"):
         ra.koopman.backward(out, X)
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ({"ridge": 0.2}, r"ridge: got an option of before, needs fit=Stein\(ridge=...\), or Separable"),
+        ({"augment": True}, r'augment: got an option of before, needs space="augmented"'),
+        ({"mix": 0.5, "tau": 1.0}, r"mix: got an option of before, needs perturbation=Pencil\(mix=...\)"),
+        ({"steps": 3}, r"koopman.forward\(\) got an unexpected keyword argument 'steps'"),
+    ],
+)
+def test_an_old_keyword_names_the_new_one(old: dict[str, Any], now: str) -> None:
+    with pytest.raises(TypeError, match=now):
+        ra.koopman.forward(X, X, X, **old)
+
+
+def test_objects_names_and_texts_are_one() -> None:
+    q = np.eye(4)[None, None] + 0.1
+    given: dict[str, Any] = {"kernel": ra.koopman.Rbf(weight=0.5), "perturbation": ra.koopman.Identity(0.2)}
+    texts = {"kernel": "rbf(weight=0.5)", "perturbation": "identity(epsilon=0.2)"}
+    out = ra.koopman.forward(q, q, q, **given)[0]
+    assert np.array_equal(out, ra.koopman.forward(q, q, q, **texts)[0])
+    assert BLOCK.Config(width=4, heads=2, **given) == BLOCK.Config(width=4, heads=2, **texts)
+    usual = {"fit": ra.koopman.Stein(), "perturbation": "identity", "kernel": "rbf"}
+    assert np.array_equal(
+        ra.koopman.forward(q, q, q, **usual)[0], ra.koopman.forward(q, q, q, perturbation="identity")[0]
+    )
 
 
 @pytest.mark.parametrize(

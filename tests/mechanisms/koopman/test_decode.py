@@ -9,8 +9,8 @@ import pytest
 
 import refattn as ra
 from refattn import Context, counter
-from refattn.mechanisms.koopman import decode
-from refattn.mechanisms.koopman.draws import draw
+from refattn.mechanisms.koopman.layer import decode
+from refattn.mechanisms.koopman.layer.draws import draw
 
 
 def normal(name: str, *shape: int) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn import counter
+from tests.mechanisms.koopman.calls import forward
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -45,14 +46,14 @@ def test_the_operator_acts_on_the_function(a: float, b: float) -> None:
 def test_the_core_takes_the_function() -> None:
     """What it returns is where psi takes a phi(q') + b (K phi)(q'), from the numbers that the fit has."""
     q, k, v = draw("q", 1, 1, 4, 3), draw("k", 1, 1, 6, 3), draw("v", 1, 1, 6, 3)
-    out, saved = ra.koopman.forward(q, k, v, perturbation="identity", epsilon=0.5, updates=3, form="dense")
+    out, saved = forward(q, k, v, perturbation="identity", epsilon=0.5, updates=3, form="dense")
     step = saved.inner.updates[-1]
     phi = np.sum(step.modes * step.section[..., None], axis=-2)
     twice = np.sum((step.koopman @ step.modes) * step.section[..., None], axis=-2)
-    kernel, options = saved.inner.numbers.kernel(saved.inner.options), {"perturbation": "identity", "epsilon": 0.5}
+    kernel, options = saved.inner.options.kernel, {"perturbation": "identity", "epsilon": 0.5}
     at_out = np.swapaxes(step.dual @ np.swapaxes(kernel.values(out[..., None, :], k[:, :, None]), -1, -2), -1, -2)
     np.testing.assert_allclose(out + 0.5 * (at_out @ step.modes)[..., 0, :], phi + 0.5 * twice, atol=1e-11)
-    other = ra.koopman.forward(q, k, v, updates=3, **{**options, "epsilon": 0.0})[0]
+    other = forward(q, k, v, updates=3, **{**options, "epsilon": 0.0})[0]
     assert np.max(np.abs(out - other)) > 1e-3
 
 
@@ -60,23 +61,23 @@ def test_shift_and_identity_have_other_limits() -> None:
     """As epsilon goes to 0, psi = pi + epsilon phi gives phi(q'), and psi = phi + epsilon pi something else."""
     k, q = draw("k", 1, 1, 5, 1), draw("q", 1, 1, 3, 1)
     given: dict[str, Any] = {"updates": 2, "kernel": "linear", "ridge": 0.5}
-    small = {p: ra.koopman.forward(q, k, k, perturbation=p, epsilon=1e-6, **given)[0] for p in ("identity", "shift")}
-    _, saved = ra.koopman.forward(q, k, k, perturbation="identity", epsilon=0.0, form="dense", **given)
+    small = {p: forward(q, k, k, perturbation=p, epsilon=1e-6, **given)[0] for p in ("identity", "shift")}
+    _, saved = forward(q, k, k, perturbation="identity", epsilon=0.0, form="dense", **given)
     step = saved.inner.updates[0]
     phi = np.sum(step.modes * step.section[..., None], axis=-2)
     assert np.max(np.abs(small["identity"] - phi)) < 1e-5
     assert np.max(np.abs(small["shift"] - phi)) < 1e-5  # a linear operator: both predict what it says, T7
-    given |= {"kernel": "linear+rbf"}
-    small = {p: ra.koopman.forward(q, k, k, perturbation=p, epsilon=1e-6, **given)[0] for p in ("identity", "shift")}
+    given |= {"kernel": "rbf"}
+    small = {p: forward(q, k, k, perturbation=p, epsilon=1e-6, **given)[0] for p in ("identity", "shift")}
     assert np.max(np.abs(small["identity"] - small["shift"])) > 1e-3
 
 
 def test_a_draw_that_does_not_invert_is_replaced() -> None:
     q, k, v = draw("q", 1, 1, 3, 2), draw("k", 1, 1, 5, 2), draw("v", 1, 1, 5, 2)
     with pytest.raises(ra.koopman.KoopmanInverseError):
-        ra.koopman.forward(q, k, v, perturbation="shift", epsilon=0.0)
-    out, saved = ra.koopman.forward(q, k, v, perturbation="shift", epsilon=np.asarray([[0.0], [4.0]]))
-    np.testing.assert_array_equal(out, ra.koopman.forward(q, k, v, perturbation="shift", epsilon=4.0)[0])
+        forward(q, k, v, perturbation="shift", epsilon=0.0)
+    out, saved = forward(q, k, v, perturbation="shift", epsilon=np.asarray([[0.0], [4.0]]))
+    np.testing.assert_array_equal(out, forward(q, k, v, perturbation="shift", epsilon=4.0)[0])
     assert saved.inner.chosen == (1,)
 
 
@@ -85,7 +86,7 @@ def test_the_operator_of_no_transition() -> None:
     q, k, v = draw("q", 1, 1, 4, 3), draw("k", 1, 1, 6, 3), draw("v", 1, 1, 6, 3)
     attended = ra.softmax.forward(q, k, v)[0]
     for perturbation in ("identity", "shift", "pencil"):
-        first = ra.koopman.forward(q, k, v, perturbation=perturbation, epsilon=2.0)[1].trajectory[1]
+        first = forward(q, k, v, perturbation=perturbation, epsilon=2.0)[1].trajectory[1]
         np.testing.assert_allclose(first, attended, rtol=0.0, atol=1e-14)
     from_nothing = ra.softmax.forward(0.0 * q, k, v)[0]
     assert np.max(np.abs(from_nothing - from_nothing[:, :, :1])) < 1e-15
@@ -97,7 +98,7 @@ def test_the_ridge_draws_to_0_or_to_the_identity() -> None:
     twice = ra.softmax.forward(ra.softmax.forward(q, k, v)[0], k, v)[0]
     for tau, limit in ((0.0, 0.0 * twice), (1.0, twice)):
         gaps = [
-            np.max(np.abs(ra.koopman.forward(q, k, v, perturbation="identity", tau=tau, ridge=ridge)[0] - limit))
+            np.max(np.abs(forward(q, k, v, perturbation="identity", tau=tau, ridge=ridge)[0] - limit))
             for ridge in (1.0, 1e3, 1e6)
         ]
         assert gaps[0] > 1e-2 > gaps[1] > 1e-4 > gaps[2]
@@ -112,8 +113,8 @@ def test_all_sections_would_know_the_keys_to_come() -> None:
     def first_row(keys: Any) -> Any:
         # The update of the first query, its path and what it attends given, with all keys as observables.
         x = np.concatenate([q[:, :, :1], attended[:, :, :1]], axis=2)
-        kernel = ra.koopman.forward(q, k, v, form="dense", **given)[1].inner
-        kernel = kernel.numbers.kernel(kernel.options)
+        kernel = forward(q, k, v, form="dense", **given)[1].inner
+        kernel = kernel.options.kernel
         gram = kernel.values(keys, keys)[0, 0] + 1e-2 * np.eye(5)
         b = kernel.values(x, keys)[0, 0]
         dual = np.linalg.solve(gram, b[:1].T).T
@@ -122,5 +123,5 @@ def test_all_sections_would_know_the_keys_to_come() -> None:
 
     changed = np.concatenate([k[:, :, :1], 2.0 * k[:, :, 1:]], axis=2)
     assert np.max(np.abs(first_row(k) - first_row(changed))) > 1e-2
-    ours = [ra.koopman.forward(q, keys, v, causal=True, **given)[0][:, :, 0] for keys in (k, changed)]
+    ours = [forward(q, keys, v, causal=True, **given)[0][:, :, 0] for keys in (k, changed)]
     assert np.array_equal(*ours)

@@ -9,11 +9,10 @@ import pytest
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.koopman.kernel import KERNELS
-from refattn.mechanisms.koopman.observables import Observables
-from refattn.mechanisms.koopman.one_step import OneStep
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
-from refattn.mechanisms.koopman.way import Way
+from refattn.mechanisms.koopman.forms import shared
+from refattn.mechanisms.koopman.kernel import KERNELS, Observables
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, OneStep
+from tests.mechanisms.koopman.calls import forward
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -25,42 +24,46 @@ def qkv(queries: int = 5, keys: int = 7, d: int = 4) -> tuple[Any, Any, Any]:
 
 
 def run(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    return ra.koopman.forward(q, k, v, **{"perturbation": "identity", **options})[0]
+    return forward(q, k, v, **{"perturbation": "identity", **options})[0]
+
+
+def one_step_of(inner: Any) -> OneStep:
+    """The one-step map of the last update of the dense form."""
+    step, options = inner.updates[-1], inner.options
+    keys = Observables(options.kernel, inner.k, inner.seen, options.space == "augmented")
+    return OneStep(keys, step.dual, step.path[..., :-1, :], step.modes)
 
 
 @pytest.mark.parametrize("form", ["dense", "shared"])
 def test_certify_raises(form: str) -> None:
     q, k, v = qkv()
-    ra.koopman.forward(q, k, v, perturbation="identity", epsilon=0.01, certify=True, form=form)
+    forward(q, k, v, perturbation="identity", epsilon=0.01, certify=True, form=form)
     with pytest.raises(ValueError, match="certify: got a perturbation whose share of the one-step map is"):
-        ra.koopman.forward(q, k, v, perturbation="identity", epsilon=50.0, certify=True, form=form)
+        forward(q, k, v, perturbation="identity", epsilon=50.0, certify=True, form=form)
 
 
-@pytest.mark.parametrize("space", [{}, {"space": "full"}, {"augment": True}])
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "linear+polynomial"])
+@pytest.mark.parametrize("space", [{}, {"space": "full"}, {"space": "augmented"}])
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "polynomial"])
 def test_the_certificate_is_that_of_the_dense_form(kernel: str, space: dict[str, Any]) -> None:
     """Without the matrix that the dense form has for every query."""
     q, k, v = qkv()
     for fit in ("stein", "separable"):
         given = {"perturbation": "identity", "kernel": kernel, "updates": 3, "fit": fit, "jitter": 1e-3, **space}
-        inner = ra.koopman.forward(q, k, v, form="dense", **given)[1].inner
-        step = inner.updates[-1]
-        keys = Observables(inner.numbers.kernel(inner.options), inner.k[:, :, None], inner.seen, "augment" in space)
-        expected = OneStep(keys, step.dual, step.points[..., :-1, :], step.modes).steepness()
-        way = Way(ra.koopman.forward(q, k, v, form="shared", **given)[1].inner, q, 0, 5)
-        way.points = list(inner.trajectory)
-        found = way.fitted(3, way.attend(inner.trajectory[2])[1]).steepness()
+        inner = forward(q, k, v, form="dense", **given)[1].inner
+        expected = one_step_of(inner).steepness()
+        chunk = shared.chunk_of(forward(q, k, v, form="shared", **given)[1].inner, 0, 5)
+        way = shared.Way(chunk, list(inner.trajectory))
+        found = shared.Step(way, inner.updates[-1].attended, 3, 0).steepness()
         np.testing.assert_allclose(found, expected, rtol=1e-7)
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "linear+polynomial"])
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "polynomial"])
 def test_the_bound_of_the_certificate_is_reached(kernel: str) -> None:
     """By one key in one dimension: somewhere the map is as steep as it may be."""
     q, k = np.full((1, 1, 2001, 1), 0.4), np.full((1, 1, 1, 1), 0.7)
-    inner = ra.koopman.forward(q, k, k, perturbation="identity", kernel=kernel, bandwidth=0.8, form="dense")[1].inner
-    step = inner.updates[-1]
-    keys = Observables(inner.numbers.kernel(inner.options), inner.k[:, :, None], inner.seen, False)
-    one_step = OneStep(keys, step.dual, step.points[..., :-1, :], step.modes)
+    width = {} if kernel == "linear" else {"bandwidth": 0.8}
+    inner = forward(q, k, k, perturbation="identity", kernel=kernel, **width, form="dense")[1].inner
+    one_step = one_step_of(inner)
     steepest = np.max(np.abs(one_step.at(np.linspace(-4.0, 4.0, 2001).reshape(q.shape))[2]))
     np.testing.assert_allclose(steepest, one_step.steepness()[0, 0, 0], rtol=1e-5)
 
@@ -68,7 +71,7 @@ def test_the_bound_of_the_certificate_is_reached(kernel: str) -> None:
 def test_a_singular_perturbation_raises_with_its_place() -> None:
     q, k, v = qkv()
     with pytest.raises(KoopmanInverseError, match=r"update 2: the perturbation was not inverted at 10 positions") as e:
-        ra.koopman.forward(q, k * 0.0, v, epsilon=0.0, tau=0.0)  # psi = phi = 0, and z = 0 ... has no single root
+        forward(q, k * 0.0, v, epsilon=0.0, tau=0.0)  # psi = phi = 0, and z = 0 ... has no single root
     assert e.value.update == 2
     assert e.value.positions[0] == (0, 0, 0)
 
@@ -76,8 +79,8 @@ def test_a_singular_perturbation_raises_with_its_place() -> None:
 def test_another_candidate_is_tried() -> None:
     q, k, v = qkv()
     epsilon = np.asarray([[0.0], [3.0]])
-    out, saved = ra.koopman.forward(q, k, v, epsilon=epsilon)
-    np.testing.assert_array_equal(out, ra.koopman.forward(q, k, v, epsilon=3.0)[0])
+    out, saved = forward(q, k, v, epsilon=epsilon)
+    np.testing.assert_array_equal(out, forward(q, k, v, epsilon=3.0)[0])
     gradient = ra.koopman.backward(saved, draw("d", *out.shape))["epsilon"]
     assert gradient[0, 0] == 0.0
     assert gradient[1, 0] != 0.0
@@ -91,13 +94,15 @@ def test_twice_every_key_is_half_the_ridge() -> None:
         assert np.max(np.abs(out - run(q, k, v, ridge=ridge, updates=3, fit=fit))) < 1e-5
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"fit": "separable"}, {"space": "full"}, {"augment": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"fit": "separable"}, {"space": "full"}, {"space": "augmented"}]
+)
 def test_trouble_gives_finite_numbers(options: dict[str, Any]) -> None:
     """One key; equal keys; no keys but 0; a trajectory that stands still; more transitions than keys."""
     q, k, v = qkv()
     for given in ((q, k[:, :, :1], v[:, :, :1]), (q, k[:, :, :1] + 0.0 * k, v), (q, 0.0 * k, v), (v, v, v)):
         for updates in (2, 5):
-            out, saved = ra.koopman.forward(*given, perturbation="identity", updates=updates, **options)
+            out, saved = forward(*given, perturbation="identity", updates=updates, **options)
             gradients = ra.koopman.backward(saved, draw("d", *out.shape))
             assert all(np.all(np.isfinite(x)) for x in (out, *gradients.values()))
 
@@ -106,7 +111,7 @@ def test_a_query_that_sees_nothing_gives_nothing() -> None:
     q, k, v = qkv()
     mask = np.ones((5, 7), dtype=bool)
     mask[2] = False
-    out, saved = ra.koopman.forward(q, k, v, perturbation="identity", mask=mask, updates=3)
+    out, saved = forward(q, k, v, perturbation="identity", mask=mask, updates=3)
     assert np.all(out[:, :, 2] == 0.0)
     assert np.all(ra.koopman.backward(saved, draw("d", *out.shape))["q"][:, :, 2] == 0.0)
 
@@ -138,10 +143,10 @@ def test_psi_of_several_operators() -> None:
     q, k, v = qkv()
     ridges = (0.1, 2.0, 0.5, 0.7)
     given: dict[str, Any] = {"perturbation": "identity", "epsilon": 0.4, "form": "dense"}
-    out = ra.koopman.forward(q, k, v, ridge=np.asarray(ridges)[None, None], **given)[0]
+    out = forward(q, k, v, ridge=np.asarray(ridges)[None, None], **given)[0]
     for p, ridge in enumerate(ridges):
-        inner = ra.koopman.forward(q, k, v, ridge=ridge, **given)[1].inner
-        step, kernel = inner.updates[0], inner.numbers.kernel(inner.options)
+        inner = forward(q, k, v, ridge=ridge, **given)[1].inner
+        step, kernel = inner.updates[0], inner.options.kernel
 
         def kappa(x: Any, step: Any = step, kernel: Any = kernel) -> Any:
             return np.squeeze(kernel.values(x[..., None, :], k[:, :, None]) @ np.swapaxes(step.dual, -1, -2), -2)
@@ -158,7 +163,7 @@ def test_psi_of_several_operators() -> None:
     [
         {},
         {"fit": "separable", "causal": True},
-        {"augment": True, "tau": 1.0, "ridge_scale": "mean"},
+        {"space": "augmented", "tau": 1.0, "scale": "mean"},
         {"space": "full"},
     ],
 )
@@ -168,14 +173,14 @@ def test_gradients_of_ridges_by_coordinate(options: dict[str, Any], form: str) -
     ridges = np.asarray([[[0.2, 0.5, 0.2], [0.4, 0.4, 0.1]], [[0.3, 0.3, 0.9], [1.0, 0.2, 0.2]]])
     given: dict[str, Any] = {"perturbation": "identity", "updates": 3, "jitter": 1e-2, "form": form, "epsilon": 0.3}
     leaves = {"q": q, "k": k, "v": v, "ridge": ridges}
-    out, saved = ra.koopman.forward(**leaves, **given, **options)
+    out, saved = forward(**leaves, **given, **options)
     upstream = draw("d", *out.shape)
     found = ra.koopman.backward(saved, upstream)
     assert np.all(found["ridge"][1] == 0.0)
     assert len(np.unique(found["ridge"][0])) == 6
 
     def loss(name: str, moved: Any) -> float:
-        return float(np.sum(ra.koopman.forward(**{**leaves, name: moved}, **given, **options)[0] * upstream))
+        return float(np.sum(forward(**{**leaves, name: moved}, **given, **options)[0] * upstream))
 
     for n in range(6):
         step = np.zeros((2, 2, 3))
@@ -206,11 +211,11 @@ def test_what_is_not_finite_goes_on(name: str, options: dict[str, Any], bad: flo
     """As NaN, and raises nothing; other heads, and for a query all others, keep their bits."""
     arrays = dict(zip("qkv", qkv(5, 5), strict=True))
     given: dict[str, Any] = {"perturbation": "identity", "updates": 3, **options}
-    out = ra.koopman.forward(**arrays, **given)[0]
+    out = forward(**arrays, **given)[0]
     arrays[name] = arrays[name].copy()
     arrays[name][0, 1, 2, 0] = bad
     with np.errstate(all="ignore"):
-        other, saved = ra.koopman.forward(**arrays, **given)
+        other, saved = forward(**arrays, **given)
         gradients = ra.koopman.backward(saved, np.ones_like(out))
     assert np.array_equal(other[0, 0], out[0, 0])
     assert np.all(np.isnan(other[0, 1, 2]))
@@ -225,4 +230,4 @@ def test_numbers_that_overflow_within_are_an_error() -> None:
     """Finite numbers came in, and there is no inverse to be had."""
     q, k, v = qkv()
     with np.errstate(all="ignore"), pytest.raises(KoopmanInverseError):
-        ra.koopman.forward(q, 1e200 * k, v, updates=3)
+        forward(q, 1e200 * k, v, updates=3)

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import counter
-from refattn.mechanisms.koopman import forms, shared
+from refattn.mechanisms.koopman import core
+from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.kernel import KERNELS
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, invert
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
 from refattn.mechanisms.record import Unsupported
+from tests.mechanisms.koopman.calls import forward
 
 KERNELS_FITS = list(itertools.product(KERNELS, ("stein", "separable"), ("keys", "full", "augmented")))
 
@@ -32,9 +34,11 @@ def both(q: Any, k: Any, v: Any, form: str, **options: Any) -> dict[str, Any]:
     """The output and all gradients."""
     names = ("ridge", "epsilon", "bandwidth", "weight")
     numbers = {name: np.asarray(x) for name, x in zip(names, (0.15, 0.2, 1.3, 0.8), strict=True)}
+    if options.get("kernel") == "linear":
+        del numbers["bandwidth"], numbers["weight"]
     numbers |= {"mix": np.asarray(0.9)} if options.get("perturbation") == "pencil" else {}
     options = {"perturbation": "identity", "updates": 4} | numbers | options
-    out, saved = ra.koopman.forward(q, k, v, form=form, **options)
+    out, saved = forward(q, k, v, form=form, **options)
     assert saved.form == form
     return {"out": out, **ra.koopman.backward(saved, draw("d", *out.shape))}
 
@@ -46,7 +50,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: floa
 
 
 def space_of(space: str) -> dict[str, Any]:
-    return {"augment": True} if space == "augmented" else {"space": space}
+    return {"space": space}
 
 
 @pytest.mark.parametrize(("kernel", "fit", "space"), KERNELS_FITS)
@@ -59,7 +63,7 @@ def test_t19_forms_agree(kernel: str, fit: str, space: str) -> None:
         "mask": mask if n % 3 == 0 else None,
         "perturbation": ("identity", "pencil")[n % 2],
         "similarity": ("dot", "kernel")[n % 5 == 0],
-        "ridge_scale": ("sum", "mean")[n % 7 == 0],
+        "scale": ("sum", "mean")[n % 7 == 0],
         "window": (None, 2)[n % 4 == 0],
     }
     given = {"kernel": kernel, "fit": fit, **space_of(space), **varied}
@@ -69,9 +73,9 @@ def test_t19_forms_agree(kernel: str, fit: str, space: str) -> None:
 CAUSAL: list[dict[str, Any]] = [
     {},
     {"space": "full"},
-    {"augment": True},
+    {"space": "augmented"},
     {"tau": 1.0, "window": 1},
-    {"ridge_scale": "mean"},
+    {"scale": "mean"},
     {"mask": np.asarray([True, False, True, True, True, False, True])[None, None, None]},
 ]
 
@@ -105,24 +109,30 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, options: dict[st
     arrays = qkv(41, 41, b=1)
     whole = both(*arrays, "shared", **options)
     monkeypatch.setattr(shared, "CHUNK", 1)  # of 8 queries
-    assert len(list(shared._chunks(saved_of(*arrays), 41))) == 6
+    assert len(list(shared.chunks_of(saved_of(*arrays), 41))) == 6
     assert_same(both(*arrays, "shared", **options), whole, 1e-12)
 
 
 def saved_of(q: Any, k: Any, v: Any) -> Any:
-    return ra.koopman.forward(q, k, v, perturbation="identity", form="shared")[1].inner
+    return forward(q, k, v, perturbation="identity", form="shared")[1].inner
 
 
-@pytest.mark.parametrize("options", [{}, {"augment": True}, {"space": "full"}])
+@pytest.mark.parametrize("options", [{}, {"space": "augmented"}, {"space": "full"}])
 def test_no_bit_of_the_future(options: dict[str, Any]) -> None:
     """T15 for the shared form: tokens from j on become others, and huge ones."""
     q, k, v = qkv(21, 21, b=1)
-    given = {"perturbation": "identity", "fit": "separable", "causal": True, "updates": 3, "form": "shared"}
-    out = ra.koopman.forward(q, k, v, **given, **options)[0]
+    given: dict[str, Any] = {
+        "perturbation": "identity",
+        "fit": "separable",
+        "causal": True,
+        "updates": 3,
+        "form": "shared",
+    }
+    out = forward(q, k, v, **given, **options)[0]
     for j, size in itertools.product((1, 9, 17), (1.0, 1e3)):
         changed = [np.concatenate([x[:, :, :j], size * draw("other", *x[:, :, j:].shape)], axis=2) for x in (q, k, v)]
         try:
-            other = ra.koopman.forward(*changed, **given, **options)[0]
+            other = forward(changed[0], changed[1], changed[2], **given, **options)[0]
         except KoopmanInverseError:  # of a query with huge keys
             continue
         assert np.array_equal(other[:, :, :j], out[:, :, :j])
@@ -131,7 +141,7 @@ def test_no_bit_of_the_future(options: dict[str, Any]) -> None:
 def test_a_prefix() -> None:
     q, k, v = qkv(21, 21)
     given = {"perturbation": "identity", "fit": "separable", "causal": True, "updates": 3, "form": "shared"}
-    out, short = (ra.koopman.forward(*(x[:, :, :n] for x in (q, k, v)), **given)[0] for n in (21, 13))
+    out, short = (forward(*(x[:, :, :n] for x in (q, k, v)), **given)[0] for n in (21, 13))
     assert np.max(np.abs(short - out[:, :, :13])) < 1e-8
 
 
@@ -153,20 +163,20 @@ def test_candidates_after_one_that_changes_are_tried_again(monkeypatch: pytest.M
     """The order is that of the dense form, whichever chunk fails first."""
     monkeypatch.setattr(shared, "CHUNK", 1)
     tried = []
-    advance = shared._advance
+    advance = shared.advance
 
     def failing(saved: Any, q: Any, start: int, stop: int) -> Any:
         if start == 0:
             tried.append(saved.chosen)
         if saved.chosen == (0, 0):
-            raise KoopmanInverseError([(0, 0, start)], 1, 1.0, 3)
+            return [], KoopmanInverseError([(0, 0, start)], 1, 1.0, 3)
         if saved.chosen[0] == 0 and start > 0:
-            raise KoopmanInverseError([(0, 0, start)], 1, 1.0, 2)
+            return [], KoopmanInverseError([(0, 0, start)], 1, 1.0, 2)
         return advance(saved, q, start, stop)
 
-    monkeypatch.setattr(shared, "_advance", failing)
+    monkeypatch.setattr(shared, "advance", failing)
     table = np.asarray([[0.1, 0.1], [0.2, 0.2]])
-    _, saved = ra.koopman.forward(*qkv(20, b=1), perturbation="identity", updates=3, epsilon=table, form="shared")
+    _, saved = forward(*qkv(20, b=1), perturbation="identity", updates=3, epsilon=table, form="shared")
     assert tried == [(0, 0), (0, 1), (1, 0)]
     assert saved.inner.chosen == (1, 0)
 
@@ -175,19 +185,19 @@ def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.Monke
     monkeypatch.setattr(shared, "CHUNK", 1)
     q, k, v = qkv(20, 7, b=1)
     with pytest.raises(KoopmanInverseError, match=r"update 2: the perturbation was not inverted") as first:
-        ra.koopman.forward(q, 0.0 * k, v, epsilon=0.0, form="shared")
+        forward(q, 0.0 * k, v, epsilon=0.0, form="shared")
     assert first.value.positions[:2] == ((0, 0, 0), (0, 0, 1))
     calls: list[Any] = []
 
     def failing(*given: Any) -> Any:
         calls.append(given)
         if len(calls) == 3:  # of the third chunk, which begins with query 16
-            raise KoopmanInverseError([(0, 1, 2)], 1, 1.0, 2)
-        return invert(*given)
+            return KoopmanInverseError([(0, 1, 2)], 1, 1.0, 2)
+        return None
 
-    monkeypatch.setattr(shared, "invert", failing)
+    monkeypatch.setattr(shared, "failure_of", failing)
     with pytest.raises(KoopmanInverseError, match=r"at 1 positions \(batch, head, query\) \(0, 1, 18\)"):
-        ra.koopman.forward(q, k, v, perturbation="identity", form="shared")
+        forward(q, k, v, perturbation="identity", form="shared")
 
 
 # --- what is chosen
@@ -195,12 +205,12 @@ def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.Monke
 
 def test_auto_takes_the_quicker_one() -> None:
     small, large = qkv(4, 4, b=1), qkv(40, 40)
-    assert ra.koopman.forward(*small, perturbation="identity")[1].form == "dense"
-    assert ra.koopman.forward(*large, perturbation="identity")[1].form == "shared"
-    assert ra.koopman.forward(*large, perturbation="identity", causal=True)[1].form == "dense"
-    assert ra.koopman.forward(*large, perturbation="identity", causal=True, fit="separable")[1].form == "shared"
+    assert forward(*small, perturbation="identity")[1].form == "dense"
+    assert forward(*large, perturbation="identity")[1].form == "shared"
+    assert forward(*large, perturbation="identity", causal=True)[1].form == "dense"
+    assert forward(*large, perturbation="identity", causal=True, fit="separable")[1].form == "shared"
     with ra.trace() as traced:
-        ra.koopman.forward(*large, perturbation="identity")
+        forward(*large, perturbation="identity")
     assert "KOOP.11" in traced.variables
 
 
@@ -213,17 +223,17 @@ def test_auto_takes_the_quicker_one() -> None:
 )
 def test_what_the_shared_form_is_not_for(options: dict[str, Any], message: str) -> None:
     with pytest.raises(Unsupported, match=message):
-        ra.koopman.forward(*qkv(), form="shared", perturbation="identity", **options)
+        forward(*qkv(), form="shared", perturbation="identity", **options)
 
 
 def test_causal_stein_beyond_its_limit_names_the_alternative() -> None:
     q = k = v = np.ones((1, 1, 400, 2))
     message = r'fit="stein" where the future is hidden, needs fit="separable"; or matrices of at most 33554432 elements'
     with pytest.raises(ValueError, match=message):
-        ra.koopman.forward(q, k, v, causal=True)
+        forward(q, k, v, causal=True)
     with pytest.raises(ValueError, match=r'with 64000000 elements in all, needs form="shared" or matrices of at most'):
-        ra.koopman.forward(q, k, v, form="dense")
-    assert forms.LARGEST == 2**25
+        forward(q, k, v, form="dense")
+    assert core.LARGEST == 2**25
 
 
 def test_one_query_that_sees_all_keys_may_be_of_either_fit() -> None:
@@ -235,7 +245,7 @@ def test_one_query_that_sees_all_keys_may_be_of_either_fit() -> None:
 def test_a_gram_matrix_without_jitter_is_refused() -> None:
     q, k, v = qkv(5, 7, 2)
     with pytest.raises(ValueError, match=r"jitter: the Gram matrix of the keys is not positive to rounding"):
-        ra.koopman.forward(q, k, v, kernel="linear", fit="separable", jitter=0.0, form="shared")
+        forward(q, k, v, kernel="linear", fit="separable", jitter=0.0, form="shared")
 
 
 def test_memory_is_that_of_a_chunk() -> None:
@@ -245,7 +255,7 @@ def test_memory_is_that_of_a_chunk() -> None:
     def peak(queries: int) -> int:
         arrays = qkv(queries, 256, 8, b=1, h=1)
         tracemalloc.start()
-        _, saved = ra.koopman.forward(*arrays, perturbation="identity", updates=3, form="shared")
+        _, saved = forward(*arrays, perturbation="identity", updates=3, form="shared")
         ra.koopman.backward(saved, arrays[0])
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -258,12 +268,12 @@ def test_memory_is_that_of_a_chunk() -> None:
 
 @pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
 def test_every_library_gives_the_same(backend: Any) -> None:
-    for options in ({"fit": "stein"}, {"fit": "separable", "causal": True, "augment": True}):
+    for options in ({"fit": "stein"}, {"fit": "separable", "causal": True, "space": "augmented"}):
         expected = both(*qkv(9, 9), "shared", jitter=1e-3, **options)
         arrays = [backend.array(x) for x in qkv(9, 9)]
         given = {"perturbation": "identity", "jitter": 1e-3, "updates": 4, "form": "shared", **options}
         given |= {"ridge": 0.15, "epsilon": 0.2, "bandwidth": 1.3, "weight": 0.8}
-        out, saved = ra.koopman.forward(*arrays, **given)
+        out, saved = forward(*arrays, **given)
         gradients = ra.koopman.backward(saved, backend.array(draw("d", *out.shape)))
         for name, x in {"out": out, **gradients}.items():
             np.testing.assert_allclose(backend.host(x), expected[name], rtol=1e-9, atol=1e-10, err_msg=name)
@@ -278,7 +288,7 @@ def test_under_jit(options: dict[str, Any]) -> None:
     upstream = draw("d", 2, 2, 6, 4)
 
     def run(*arrays: Any) -> dict[str, Any]:
-        out, saved = ra.koopman.forward(*arrays, **given)
+        out, saved = forward(*arrays, **given)
         return {"out": out, **ra.koopman.backward(saved, 0.0 * out + upstream)}
 
     expected = run(*qkv())

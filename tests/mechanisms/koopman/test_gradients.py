@@ -13,7 +13,8 @@ import pytest
 import refattn as ra
 from refattn import Context, counter, tree
 from refattn.mechanisms.koopman.kernel import KERNELS
-from refattn.verify.gradients import STENCIL
+from refattn.verify.itself.gradients import STENCIL
+from tests.mechanisms.koopman.calls import forward
 
 BLOCK = ra.mechanism("koopman").block
 STEP = 2.0**-10
@@ -46,7 +47,9 @@ def assert_core(form: str, **options: Any) -> None:
     usual: dict[str, Any] = {"perturbation": "identity", "updates": 3}
     options = usual | options
     later = options["updates"] - 1
-    leaves = {"q": q, "k": k, "v": v, "bandwidth": np.asarray(1.4), "weight": np.asarray(0.7)}
+    leaves = {"q": q, "k": k, "v": v}
+    if options.get("kernel") != "linear":
+        leaves |= {"bandwidth": np.asarray(1.4), "weight": np.asarray(0.7)}
     leaves |= {"ridge": 0.2 + 0.1 * np.arange(later), "epsilon": np.full((1, later), 0.3)}
     if options["perturbation"] == "pencil":
         leaves["mix"] = np.asarray(0.8)
@@ -55,13 +58,13 @@ def assert_core(form: str, **options: Any) -> None:
     d_out = draw("d", 1, 2, 4, 3)
 
     def loss(moved: dict[str, Any]) -> float:
-        return float(np.sum(ra.koopman.forward(**moved, **options, form=form)[0] * d_out))
+        return float(np.sum(forward(**moved, **options, form=form)[0] * d_out))
 
-    _, saved = ra.koopman.forward(**leaves, **options, form=form)
+    _, saved = forward(**leaves, **options, form=form)
     assert_differences(loss, leaves, ra.koopman.backward(saved, d_out))
 
 
-SPACES: tuple[dict[str, Any], ...] = ({}, {"space": "full"}, {"augment": True})
+SPACES: tuple[dict[str, Any], ...] = ({}, {"space": "full"}, {"space": "augmented"})
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -80,15 +83,15 @@ def test_t18_kernels_fits_and_spaces(kernel: str, fit: str, space: dict[str, Any
         {"tau": 1.0, "perturbation": "shift", "space": "full"},
         {"perturbation": "pencil"},
         {"perturbation": "shift"},
-        {"ridge_scale": "mean", "window": 1},
-        {"similarity": "kernel", "kernel": "linear+matern52"},
-        {"similarity": "kernel", "augment": True, "tau": 1.0},
+        {"scale": "mean", "window": 1},
+        {"similarity": "kernel", "kernel": "matern52"},
+        {"similarity": "kernel", "space": "augmented", "tau": 1.0},
         {"updates": 2},
         {"updates": 5},
         {"mask": np.asarray([True, False, True, True, True])[None, None, None]},
         {"causal": True, "fit": "separable"},
-        {"causal": "top_left", "fit": "separable", "augment": True},
-        {"causal": True, "fit": "separable", "ridge_scale": "mean", "tau": 1.0},
+        {"causal": "top_left", "fit": "separable", "space": "augmented"},
+        {"causal": True, "fit": "separable", "scale": "mean", "tau": 1.0},
     ],
 )
 def test_t18_options(options: dict[str, Any], form: str) -> None:
@@ -107,7 +110,7 @@ def test_t18_masks_of_pairs(space: dict[str, Any]) -> None:
 def test_a_number_without_use_has_gradient_0() -> None:
     q, k, v = draw("q", 1, 1, 3, 2), draw("k", 1, 1, 3, 2), draw("v", 1, 1, 3, 2)
     numbers = {name: np.asarray(0.5) for name in ("ridge", "epsilon", "bandwidth", "weight", "mix")}
-    out, saved = ra.koopman.forward(q, k, v, updates=1, **numbers)
+    out, saved = forward(q, k, v, updates=1, perturbation="pencil", **numbers)
     found = ra.koopman.backward(saved, np.ones_like(out))
     assert set(found) == {"q", "k", "v", *numbers}
     assert all(float(found[name]) == 0.0 for name in numbers)
@@ -118,9 +121,17 @@ def test_a_number_without_use_has_gradient_0() -> None:
 CONFIGS = {
     "default": BLOCK.Config(width=6, heads=2),
     "full": BLOCK.Config(
-        width=6, heads=2, kv_heads=1, head_width=4, bias=True, updates=3, augment=True, tau=1.0, residual=False
+        width=6,
+        heads=2,
+        kv_heads=1,
+        head_width=4,
+        bias=True,
+        updates=3,
+        space="augmented",
+        fit="separable(tau=1.0)",
+        residual=False,
     ),
-    "stein": BLOCK.Config(width=6, heads=2, fit="stein", kernel="linear+matern52", similarity="kernel"),
+    "stein": BLOCK.Config(width=6, heads=2, fit="stein", kernel="matern52", similarity="kernel"),
     "linear": BLOCK.Config(width=6, heads=1, kernel="linear", perturbation="pencil", learn_kernel=False),
 }
 
@@ -170,8 +181,8 @@ def test_a_block_is_the_core_between_projections() -> None:
         for n, h in heads.items()
     )
     numbers = {"bandwidth": float(np.exp(params.log_bandwidth[0])), "weight": float(np.exp(params.log_weight[0]))}
-    options = {"updates": 3, "augment": True, "tau": 1.0, "fit": "separable", "perturbation": "identity"}
-    last, _ = ra.koopman.forward(q, k, v, causal=True, jitter=1e-2, **options, **numbers)
+    options = {"updates": 3, "space": "augmented", "tau": 1.0, "fit": "separable", "perturbation": "identity"}
+    last, _ = forward(q, k, v, causal=True, jitter=1e-2, **options, **numbers)
     joined = np.reshape(np.moveaxis(last, 1, 2), (2, 4, 8))
     np.testing.assert_allclose(BLOCK.read(params, state), joined @ params.w_o + params.b_o, rtol=1e-12, atol=1e-13)
 

@@ -40,7 +40,9 @@ def draw(name: str, *shape: int) -> Any:
 
 def stack(layers: int, moved: float = 0.2, **options: Any) -> tuple[Any, ...]:
     """Parameters of all layers, none of which is 0 or 1: there an error could hide."""
-    given = {"width": 6, "heads": 2, "mlp_ratio": 2, "spread": 0.3, "vocabulary": VOCABULARY, "context": 12, **options}
+    given = {"width": 6, "heads": 2, "spread": 0.3, "vocabulary": VOCABULARY, "context": 12, **options}
+    mlp = given.get("mlp", "attention_velocity")
+    given["mlp"] = mlp if mlp == "none" or "(" in mlp else f"{mlp}(ratio=2)"
     configs = [BLOCK.Config(layer=n, layers=layers, **given) for n in range(layers)]
     fresh = [BLOCK.init(config, seed=3, like=np.zeros(1), layer=n) for n, config in enumerate(configs)]
     names = itertools.count()

@@ -8,25 +8,28 @@ from typing import Any
 from unittest import mock
 
 from refattn import Context, counter, equations, mechanism
-from refattn.mechanisms.sympformer import attend
+from refattn.mechanisms.sympformer.baselines import attend
 
 Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
 
 STACKS: tuple[dict[str, Any], ...] = (
     {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True},
-    {"integrator": "ab2", "mlp": "velocity", "start": "linear", "mobility": "identity"},
+    {"integrator": "exponential_presymplectic"},
+    {"integrator": "exponential_euler", "start": "linear"},
+    {"integrator": "explicit_euler", "start": "linear"},
+    {"integrator": "ab2", "mlp": "velocity", "start": "linear", "oracle": "softmax(mobility='identity')"},
     {"integrator": "etd_ab2", "layers": 3},
-    {"integrator": "plain_euler", "mlp": "none"},
+    {"integrator": "plain_euler", "mlp": "momentum"},
     {"integrator": "classical", "mlp": "plain"},
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True},
     {"integrator": "presymplectic", "normalise": "each_substep", "detach": True},
-    {"force": "hamiltonian", "causal": False, "look_ahead": True, "integrator": "forward_euler", "start": "linear"},
-    {"force": "hamiltonian", "causal": False},
-    {"normaliser": "length"},
-    {"attention": "linear", "look_ahead": True, "normaliser": "length"},
-    {"attention": "linear", "integrator": "etd_ab2", "form": "state", "start": "linear"},
-    {"integrator": "strang", "look_ahead": True, "rotation": "learned"},
+    {"oracle": "hamiltonian", "causal": False, "look_ahead": True, "integrator": "forward_euler", "start": "linear"},
+    {"oracle": "hamiltonian", "causal": False},
+    {"oracle": "softmax(normaliser='length')"},
+    {"oracle": "linear(normaliser='length')", "look_ahead": True},
+    {"oracle": "linear(form='state')", "integrator": "etd_ab2", "start": "linear"},
+    {"integrator": "strang(angle=1.0)", "look_ahead": True},
     {"integrator": "lie_trotter", "mlp": "none", "start": "table"},
 )
 
@@ -42,7 +45,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     connected = [
         (sizes, partial(_with_one_width, run))
         for name in ("h1", "r2")
-        for sizes, run in _stack(tokens, make, integrator="lie_trotter", mlp="momentum", connection=name)
+        for sizes, run in _stack(tokens, make, integrator=f"lie_trotter(connection={name!r})", mlp="momentum")
     ]
     return [
         *cores,
@@ -65,9 +68,11 @@ def _with_one_width(run: Callable[[], None]) -> None:
 
         return one
 
-    forward = hidden(attend.forward, lambda q, k, v, causal: v.shape[-1] != q.shape[-1])
-    backward = hidden(attend.backward, lambda saved, d_result: d_result.shape[-1] != saved.core.inner.q.shape[-1])
-    with mock.patch.multiple(attend, forward=forward, backward=backward):
+    forward = hidden(attend.attention, lambda q, k, v, causal: v.shape[-1] != q.shape[-1])
+    backward = hidden(
+        attend.attention_backward, lambda saved, d_result: d_result.shape[-1] != saved.core.inner.q.shape[-1]
+    )
+    with mock.patch.multiple(attend, attention=forward, attention_backward=backward):
         run()
 
 
@@ -104,7 +109,7 @@ def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:
         assert record.stream is not None
         record.stream.prefill(params, cache, new, context)
 
-    h = 3 if params.config.baseline else 1
+    h = 3 if params.config.integrator.baseline else 1
     return {**sizes, "h": h, "g": h, "r": 1, "d": m // h, "e": m // h}, run
 
 
@@ -133,6 +138,6 @@ def _stack(sizes: Mapping[str, int], make: Make, layers: int = 2, causal: bool =
     # The core of a block has one head as wide as the tokens, and no value where nobody asks for the force; that of the
     # blocks it is compared with has their heads.
     one = {**sizes, "h": 1, "g": 1, "r": 1, "d": m}
-    if configs[0].baseline:
+    if configs[0].integrator.baseline:
         return [({**one, "h": 3, "g": 3, "d": m // 3, "e": m // 3}, partial(run, n)) for n in range(layers)]
     return [({**one, "e": m if config.kicks else 0}, partial(run, n)) for n, config in enumerate(configs)]

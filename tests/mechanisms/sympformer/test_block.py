@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 
 from refattn import Context, backends, equations, tree
-from refattn.mechanisms.sympformer import block, core, damping, substep
-from refattn.verify import gradients
-from refattn.verify.mutants import KINDS, applies, changed_by
+from refattn.mechanisms import families
+from refattn.mechanisms.sympformer import core, presymplectic_euler
+from refattn.mechanisms.sympformer.integrators import strang
+from refattn.mechanisms.sympformer.integrators.exponential_presymplectic import phi
+from refattn.mechanisms.sympformer.layer import block
+from refattn.mechanisms.sympformer.layer import mlp as substep
+from refattn.mechanisms.sympformer.layer.config import INTEGRATORS as INTEGRATORS_BY_NAME
+from refattn.mechanisms.sympformer.layer.config import RENAMED
+from refattn.mechanisms.sympformer.params import Layer
+from refattn.mechanisms.sympformer.presymplectic_euler import damping
+from refattn.verify.blame.mutants import KINDS, applies, changed_by
+from refattn.verify.itself import gradients
 from tests.mechanisms.sympformer.calls import (
     BASELINES,
     BLOCK,
@@ -34,9 +43,9 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {},
     {"look_ahead": True, "start": "linear"},
     {"look_ahead": True, "damping": "log", "normalise": "none", "gelu": "tanh"},
-    {"damping": "linear", "mobility": "identity", "rotation": "learned"},
-    {"attention": "linear", "look_ahead": True, "start": "linear", "form": "state"},
-    {"attention": "linear"},
+    {"damping": "linear", "oracle": "softmax(mobility='identity')", "angle": 1.0},
+    {"oracle": "linear(form='state')", "look_ahead": True, "start": "linear"},
+    {"oracle": "linear"},
     {"normalise": "each_substep", "detach": True},
 )
 
@@ -45,8 +54,8 @@ TABLES = [
     for layers, integrator, mlp, extra in (
         (1, "forward_euler", "none", {}),
         (2, "lie_trotter", "momentum", {"look_ahead": True}),
-        (3, "etd_ab2", "velocity", {"attention": "linear"}),
-        (1, "strang", "momentum", {"rotation": "learned"}),
+        (3, "etd_ab2", "velocity", {"oracle": "linear"}),
+        (1, "strang(angle=1.0)", "momentum", {}),
         (2, "presymplectic_euler", "attention_velocity", {}),
     )
 ]
@@ -56,7 +65,7 @@ def variants() -> list[tuple[int, dict[str, Any]]]:
     """Every integrator, substep and number of layers, with each of the extras somewhere."""
     found = []
     for integrator, mlp, layers, extra in itertools.product((*INTEGRATORS, *BASELINES), SUBSTEPS, (1, 2, 3), EXTRAS):
-        if integrator in BASELINES and (mlp == "attention_velocity" or "attention" in extra):
+        if integrator in BASELINES and (mlp == "attention_velocity" or "oracle" in extra):
             continue
         if integrator == "classical" and (mlp == "momentum" or "start" in extra):
             continue
@@ -64,12 +73,17 @@ def variants() -> list[tuple[int, dict[str, Any]]]:
             continue
         if layers == 1 and integrator in OLD_DRIFT and extra.get("start") != "linear":
             continue
-        found.append((layers, {"integrator": integrator, "mlp": mlp, **extra}))
+        given = dict(extra)
+        if given.pop("angle", None) and integrator in FOUR_CALLS:
+            integrator = f"{integrator}(angle=1.0)"
+        if given.pop("gelu", None) and mlp != "none":
+            mlp = f"{mlp}(ratio=2, gelu='tanh')"
+        found.append((layers, {"integrator": integrator, "mlp": mlp, **given}))
     return found
 
 
 CONNECTED = [
-    (layers, {"integrator": "lie_trotter", "mlp": mlp, "connection": connection, **extra})
+    (layers, {"integrator": f"lie_trotter(connection={connection!r})", "mlp": mlp, **extra})
     for connection, mlp, layers, extra in itertools.product(
         ("h1", "r2"), ("momentum", "velocity", "none"), (1, 2, 3), ({}, {"look_ahead": True, "start": "linear"})
     )
@@ -77,9 +91,9 @@ CONNECTED = [
 
 
 BY_LENGTH = [
-    (2, {"integrator": integrator, "attention": attention, "normaliser": "length", "start": "linear"})
+    (2, {"integrator": integrator, "oracle": f"{oracle}(normaliser='length')", "start": "linear"})
     for integrator in ("presymplectic_euler", "forward_euler", "strang")
-    for attention in ("exponential", "linear")
+    for oracle in ("softmax", "linear")
 ]
 
 ALL = [*variants(), *CONNECTED, *BY_LENGTH, *TABLES]
@@ -164,7 +178,9 @@ def test_what_is_left_out_would_have_changed_nothing(variant: Any) -> None:
         missing -= {field for name, field in starts.items() if name in each.numbers}
         if "step" in missing and n == 0 and layers > 1:
             missing -= {"step"}  # of a first layer that moves nothing: it still is the time that passes
-        other = dataclasses.replace(each.config, **{name: 0.7 for name in missing})
+        stepped = dataclasses.replace(each.config.integrator, **{name: 0.7 for name in missing & {"step"}})
+        damped = dataclasses.replace(each.config.damping, **{name: 0.7 for name in missing - {"step"}})
+        other = dataclasses.replace(each.config, integrator=stepped, damping=damped)
         changed = (*params[:n], dataclasses.replace(each, config=other), *params[n + 1 :])
         assert np.array_equal(run(changed, x)[0].x, expected), missing
 
@@ -172,13 +188,13 @@ def test_what_is_left_out_would_have_changed_nothing(variant: Any) -> None:
 OTHERS: tuple[dict[str, Any], ...] = (
     {},
     {"mlp": "momentum"},
-    {"attention": "linear", "form": "gram"},
-    {"attention": "linear", "form": "state"},
+    {"oracle": "linear(form='gram')"},
+    {"oracle": "linear(form='state')"},
 )
 CAUSAL = [
     *itertools.product(INTEGRATORS, OTHERS),
     *((name, {"mlp": "plain"}) for name in BASELINES),
-    *(("lie_trotter", {"mlp": "momentum", "connection": name}) for name in ("h1", "r2")),
+    *((f"lie_trotter(connection={name!r})", {"mlp": "momentum"}) for name in ("h1", "r2")),
 ]
 
 
@@ -207,7 +223,7 @@ def test_calls_of_the_oracle(integrator: str) -> None:
 @pytest.mark.parametrize(("connection", "calls"), [("none", 2), ("h1", 3), ("r2", 4)])
 def test_a_connection_is_a_second_call(connection: str, calls: int) -> None:
     """Where there is one: along the old momentum there is none at rest."""
-    params, x = stack(2, integrator="lie_trotter", mlp="plain", connection=connection), draw("x", 1, 4, 6)
+    params, x = stack(2, integrator=f"lie_trotter(connection={connection!r})", mlp="plain"), draw("x", 1, 4, 6)
     with mock.patch.object(core, "forward", wraps=core.forward) as counted:
         run(params, x)
     assert counted.call_count == calls
@@ -218,8 +234,8 @@ def test_the_first_step_from_rest_is_residual_attention() -> None:
     (params,) = stack(1, mlp="none")
     x = draw("x", 2, 7, 6)
     state, saves = run((params,), x)
-    numbers, saved = saves[0].numbers, saves[0].attention.oracle
-    a = damping.decay(numbers["c_log"], numbers["c_lin"], np.ones(1), numbers["h_y"], 50.0).a
+    numbers, saved = saves[0].numbers, saves[0].attention.asked
+    a = damping(Layer(None, params, numbers, True), np.ones(1), numbers["h_y"])
     attention = saved.attended / np.exp(saved.core.log_z[:, 0, :, None])
     step = numbers["h_x"] * numbers["h_y"] * np.exp(-a) * (attention @ params.w_o @ params.w_b)
     np.testing.assert_allclose(state.x, x + step, rtol=0.0, atol=1e-13)
@@ -263,8 +279,9 @@ def test_detached_gradients_are_those_of_a_fixed_time() -> None:
     state = BLOCK.start(placed["params"][0], placed["x"], context)
     divided = substep.forward
 
-    def detached(params: Any, numbers: Any, *rest: Any) -> Any:
-        return divided(params, numbers | {"h_x": numbers["h_x"].detach()}, *rest)
+    def detached(layer: Any, *rest: Any) -> Any:
+        numbers = layer.numbers | {"h_x": layer.numbers["h_x"].detach()}
+        return divided(dataclasses.replace(layer, numbers=numbers), *rest)
 
     with mock.patch.object(substep, "forward", detached):
         for each in placed["params"]:
@@ -282,14 +299,14 @@ def test_detached_gradients_are_those_of_a_fixed_time() -> None:
 
 
 def test_a_clipped_damping_has_no_gradient() -> None:
-    params, x = stack(1, clip=0.01, mlp="none"), draw("x", 1, 4, 6)
+    params, x = stack(1, damping="loglin(clip=0.01)", mlp="none"), draw("x", 1, 4, 6)
     found = back(params, *run(params, x), draw("d_x", 1, 4, 6))
     assert not np.any(found["params.0.numbers.c_log"]) and not np.any(found["params.0.numbers.c_lin"])
 
 
 @pytest.mark.parametrize("a", [0.0, 1e-9, 1e-3, 0.176, 0.3, 0.4999999, 0.5, 2.0, 40.0])
 def test_weight_of_a_force_in_a_damped_step(a: float) -> None:
-    value, slope = damping.phi(np.asarray([a]))
+    value, slope = phi(np.asarray([a]))
     exact = (-np.expm1(-a) / a) if a else 1.0
     np.testing.assert_allclose(value, exact, rtol=1e-14)
     nodes, weights = np.polynomial.legendre.leggauss(40)
@@ -302,8 +319,8 @@ def test_weight_of_a_force_in_a_damped_step(a: float) -> None:
 
 def test_damping_is_the_difference_of_eta() -> None:
     c_log, c_lin, t, h = (np.asarray([x]) for x in (3.0, 0.2, 1.7, 0.4))
-    step = damping.decay(c_log, c_lin, t, h, 50.0)
-    np.testing.assert_allclose(step.a, 3.0 * np.log(2.1 / 1.7) + 0.2 * 0.4, rtol=1e-14)
+    a = damping(Layer(None, stack(1)[0], {"c_log": c_log, "c_lin": c_lin}, True), t, h)
+    np.testing.assert_allclose(a, 3.0 * np.log(2.1 / 1.7) + 0.2 * 0.4, rtol=1e-14)
 
 
 def _mutants() -> list[tuple[equations.Tag, str]]:
@@ -327,13 +344,15 @@ def test_mutants_of_the_block_break_its_gradients(n: int) -> None:
 
 
 CATCHERS: tuple[dict[str, Any], ...] = (
-    {"attention": "linear", "start": "linear"},
+    {"oracle": "linear", "start": "linear"},
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear"},
+    {"integrator": "classical", "mlp": "plain"},
     {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True, "start": "linear"},
-    {"integrator": "presymplectic", "normalise": "each_substep", "mlp": "none", "rotation": "learned"},
-    {"integrator": "lie_trotter", "mlp": "none", "connection": "r2", "start": "linear"},
-    {"force": "hamiltonian", "causal": False, "mlp": "none", "start": "linear"},
+    {"integrator": "presymplectic(angle=1.0)", "normalise": "each_substep", "mlp": "none"},
+    {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "start": "linear"},
+    {"oracle": "hamiltonian", "causal": False, "mlp": "none", "start": "linear"},
     {"mlp": "none", "start": "table"},
+    *({"integrator": name, "mlp": "momentum", "start": "linear"} for name in INTEGRATORS),
 )
 _exact: dict[int, dict[str, Any]] = {}
 
@@ -361,15 +380,31 @@ def _caught(tag: equations.Tag, kind: str) -> bool:
         ({"integrator": "rk4"}, "integrator: got 'rk4', needs one of presymplectic_euler"),
         ({"heads": 4}, "heads: got 4, needs a divisor of the width 6"),
         ({"layer": 2, "layers": 2}, "layer: got 2, needs one below the 2 layers"),
-        ({"step": 0.0}, "step: got 0.0, needs a finite number above 0"),
-        ({"retention": 1.0}, "retention: got 1.0, needs a number between 0 and 1"),
+        ({"integrator": "strang(step=0.0)"}, "integrator: got .*; step: got 0.0, needs a finite number above 0"),
+        ({"integrator": "plain_euler(retention=1.0)"}, "; retention: got 1.0, needs a number between 0 and 1"),
         ({"normalise": "each_substep"}, "normalise: got 'each_substep', which only presymplectic and strang have"),
-        ({"mlp_ratio": 0}, "mlp_ratio: got 0, needs a whole number of at least 1"),
+        ({"mlp": "plain(ratio=0)"}, "; ratio: got 0, needs a whole number of at least 1"),
+        ({"damping": "loglin(clip=0.0)"}, "; clip: got 0.0, needs a finite number above 0"),
+        ({"oracle": "cubic"}, "oracle: got 'cubic', needs one of softmax, hamiltonian, linear"),
     ],
 )
 def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BLOCK.Config(**{"width": 6, "heads": 2, **changes})
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_an_old_name_is_told_the_new_one(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}: got an option of before, needs (oracle|integrator|damping|mlp)="):
+        BLOCK.Config(width=6, heads=2, **{name: 1})
+
+
+def test_kinds_are_taken_as_objects_names_and_text() -> None:
+    kinds = ("strang(xi=0.5)", strang.Strang(xi=0.5))
+    one, other = (BLOCK.Config(width=6, heads=2, integrator=kind) for kind in kinds)
+    assert one == other and one.integrator.step == presymplectic_euler.Integrator().step
+    assert dataclasses.replace(one, layers=2).integrator == one.integrator
+    assert families.text_of(one.integrator, INTEGRATORS_BY_NAME) == "strang(xi=0.5)"
 
 
 def test_a_state_of_another_layer() -> None:

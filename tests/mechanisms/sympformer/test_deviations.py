@@ -10,7 +10,7 @@ import pytest
 
 import refattn as ra
 from refattn import Context, model
-from refattn.mechanisms.sympformer.conventions import CONVENTIONS
+from refattn.mechanisms.sympformer.judge.conventions import CONVENTIONS
 from tests.mechanisms.sympformer.calls import BLOCK, RECORD, draw, run, stack
 
 N, D = 7, 4
@@ -61,15 +61,17 @@ def test_dividing_by_all_tokens_makes_the_past_depend_on_how_many_follow() -> No
     np.testing.assert_allclose(ra.sympformer.forward(**short, causal=True)[0], out[:, :, :3], rtol=0.0, atol=1e-13)
 
 
-@pytest.mark.parametrize("attention", ["exponential", "linear"])
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
 def test_dividing_by_all_tokens_is_there_to_compare_with(attention: str) -> None:
-    """normaliser="length": the block as first published, whose first tokens move less the more tokens follow."""
-    given: dict[str, Any] = {"mlp": "none", "start": "linear", "attention": attention, "integrator": "forward_euler"}
-    (params,), (ours,) = (stack(1, normaliser=name, **given) for name in ("length", "prefix"))
+    """normaliser='length': the block as first published, whose first tokens move less the more tokens follow."""
+    given: dict[str, Any] = {"mlp": "none", "start": "linear", "integrator": "forward_euler"}
+    oracles = (f"{attention}(normaliser={name!r})" for name in ("length", "prefix"))
+    (params,), (ours,) = (stack(1, oracle=oracle, **given) for oracle in oracles)
     x = draw("x", 1, N, 6)
     state, saves = run((params,), x)
     saved = saves[0].attention
-    y, p, lower = saved.oracle.kernel.y if attention == "linear" else saved.oracle.y, saved.p, np.tri(N)
+    asked = saved.drifted.asked
+    y, p, lower = asked.kernel.y if attention == "linear" else asked.y, saved.p, np.tri(N)
     if attention == "linear":
         speed = lower * ((y @ params.w_a) @ np.swapaxes(y, 1, 2)) @ p / N
     else:
@@ -86,10 +88,14 @@ def test_dividing_by_all_tokens_is_there_to_compare_with(attention: str) -> None
 
 def test_the_force_divided_by_all_tokens() -> None:
     """1/2T sum_j E_ij (s_i + s_j + 2) v_j with z_i = 1/T sum_j E_ij, in the middle of a stack."""
-    params, x, context = stack(3, normaliser="length", mlp="none"), draw("x", 1, N, 6), Context(causal=True)
+    params, x, context = (
+        stack(3, oracle="softmax(normaliser='length')", mlp="none"),
+        draw("x", 1, N, 6),
+        Context(causal=True),
+    )
     state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
     _, saved = BLOCK.forward(params[1], state, context)
-    each, y, p = params[1], saved.attention.oracle.y[0], state.p[0]
+    each, y, p = params[1], saved.attention.asked.y[0], state.p[0]
     growth = np.tril(np.exp(each.config.scale * (y @ each.w_q) @ (y @ each.w_k).T))
     s = np.sum(p * (p @ each.w_b), axis=1) / (np.sum(growth, axis=1) / N) ** 2
     force = (growth * (s[:, None] + s[None, :] + 2.0)) @ (y @ each.w_v) / (2.0 * N) @ each.w_o
@@ -140,7 +146,7 @@ def test_exponentials_as_they_stand_overflow() -> None:
     with np.errstate(over="ignore"):
         assert np.isinf(np.float32(np.exp(60.0)) ** np.float32(2.0))
     ones = np.ones((1, 1, 3, 1), np.float32)
-    out, saved = ra.sympformer.forward(60.0 * ones, ones, ones, ones, causal=True, scale=1.0)
+    out, saved = ra.sympformer.forward(60.0 * ones, ones, ones, kinetic=ones, causal=True, scale=1.0)
     gradients = ra.sympformer.backward(saved, ones)
     assert all(np.all(np.isfinite(value)) for value in (out, *gradients.values()))
 

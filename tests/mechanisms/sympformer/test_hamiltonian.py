@@ -10,9 +10,10 @@ import pytest
 
 from refattn import Context, tree
 from refattn.analysis.particles import Exponential
-from refattn.mechanisms.sympformer import core, hamiltonian
-from refattn.mechanisms.sympformer.numbers import numbers_forward
-from refattn.verify.gradients import block_subjects
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.oracles import hamiltonian
+from refattn.mechanisms.sympformer.params import Layer
+from refattn.verify.itself.gradients import block_subjects
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, RECORD, back, draw, run, stack
 
 ALL = Context(causal=False)
@@ -27,8 +28,10 @@ def energy(params: Any, y: Any, p: Any) -> float:
 
 def asked(params: Any, x: Any, p: Any) -> tuple[Any, Any, Any]:
     """The force, the velocity, and the normalised tokens."""
-    numbers = numbers_forward(params.config.numbers(), params.numbers, x)
-    answer, saved = hamiltonian.forward(params, numbers, x[None], None if p is None else p[None], False)
+    numbers = {name: each.value(params.numbers.get(name), x) for name, each in params.config.numbers().items()}
+    answer, saved = hamiltonian.forward(
+        Layer(hamiltonian, params, numbers, False), x[None], None if p is None else p[None]
+    )
     speed = None if p is None else hamiltonian.velocity(answer.b, answer.context)[0]
     assert answer.g is not None
     return answer.g[0], speed, saved.y[0]
@@ -36,7 +39,7 @@ def asked(params: Any, x: Any, p: Any) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("at_rest", [True, False])
 def test_force_and_velocity_are_derivatives_of_the_hamiltonian(at_rest: bool) -> None:
-    (params,) = stack(1, force="hamiltonian", mlp="none", start="linear")
+    (params,) = stack(1, oracle="hamiltonian", mlp="none", start="linear")
     params = tree.unflatten(params, {**tree.flatten(params), "w_b": params.w_b + params.w_b.T})
     x, p, h = draw("x", N, D), np.zeros((N, D)) if at_rest else draw("p", N, D), 1e-5
     force, speed, y = asked(params, x, None if at_rest else p)
@@ -52,7 +55,7 @@ def test_force_and_velocity_are_derivatives_of_the_hamiltonian(at_rest: bool) ->
 
 def test_it_is_the_force_of_the_particles() -> None:
     """For symmetric A = scale w_q w_k^T and B."""
-    (params,) = stack(1, force="hamiltonian", mlp="none", start="linear")
+    (params,) = stack(1, oracle="hamiltonian", mlp="none", start="linear")
     leaves = tree.flatten(params)
     leaves |= {"w_k": params.w_q, "w_b": params.w_b + params.w_b.T}
     params = tree.unflatten(params, leaves)
@@ -68,7 +71,7 @@ def test_gradients_agree_and_no_parameter_is_dead(integrator: str, extra: dict[s
     """With autograd, and along one direction with differences."""
     torch = pytest.importorskip("torch", reason='autograd needs torch: pip install "refattn[torch]"')
     params, x, d_x = (
-        stack(2, integrator=integrator, force="hamiltonian", **extra),
+        stack(2, integrator=integrator, oracle="hamiltonian", **extra),
         draw("x", 2, 4, 6),
         draw("d", 2, 4, 6),
     )
@@ -99,7 +102,7 @@ def test_gradients_agree_and_no_parameter_is_dead(integrator: str, extra: dict[s
 def test_two_calls_and_no_values() -> None:
     """One for tokens as queries, one for them as keys; only the first where nobody asks for the force."""
     for integrator, calls in (("presymplectic_euler", 2 * 3), ("forward_euler", 2 * 2 + 1)):
-        params = stack(3, force="hamiltonian", integrator=integrator, mlp="none")
+        params = stack(3, oracle="hamiltonian", integrator=integrator, mlp="none")
         assert all(each.w_v is None and each.w_o is None for each in params)
         with mock.patch.object(core, "forward", wraps=core.forward) as counted:
             run(params, draw("x", 1, N, D), ALL)
@@ -107,7 +110,7 @@ def test_two_calls_and_no_values() -> None:
 
 
 def test_causal_is_an_error_that_says_why() -> None:
-    (params,) = stack(1, force="hamiltonian")
+    (params,) = stack(1, oracle="hamiltonian")
     x, past, stream = draw("x", 1, N, D), Context(causal=True), RECORD.stream
     assert stream is not None
     message = "causal: got True, needs False: .* pushes a token by those that come later"
@@ -115,14 +118,13 @@ def test_causal_is_an_error_that_says_why() -> None:
         run((params,), x)
     with pytest.raises(ValueError, match=message):
         stream.prefill(params, stream.start(params, 1), BLOCK.start(params, x, past), past)
-    for other, name in (({"attention": "linear"}, "linear attention"), ({"integrator": "classical"}, "classical")):
-        with pytest.raises(ValueError, match=f"force: got 'hamiltonian', which {name} does not have"):
-            BLOCK.Config(width=6, heads=2, force="hamiltonian", **other)
+    with pytest.raises(ValueError, match="oracle: got Hamiltonian.*, but classical asks none"):
+        BLOCK.Config(width=6, heads=2, oracle="hamiltonian", integrator="classical")
 
 
 def test_a_token_knows_its_future() -> None:
     """Without causality the last token pushes the first: through the first one's key too."""
-    params, x = stack(1, force="hamiltonian", mlp="none"), draw("x", 1, N, D)
+    params, x = stack(1, oracle="hamiltonian", mlp="none"), draw("x", 1, N, D)
     other = x.copy()
     other[:, -1] += draw("moved", 1, D)
     assert np.max(np.abs(run(params, other, ALL)[0].x[:, 0] - run(params, x, ALL)[0].x[:, 0])) > 1e-4
@@ -130,13 +132,13 @@ def test_a_token_knows_its_future() -> None:
 
 def test_the_gradients_of_a_check_are_without_causality() -> None:
     """A configuration of the record says so, and a check runs it with the rest."""
-    (given,) = [each for each in RECORD.configs if each.get("force") == "hamiltonian"]
+    (given,) = [each for each in RECORD.configs if each.get("oracle") == "hamiltonian"]
     assert BLOCK.Config(**given).reads == ()
     names = [subject.name for subject in block_subjects(RECORD)]
     assert sum(name.endswith("no context") for name in names) == 2
 
 
-@pytest.mark.parametrize("options", [{"force": "hamiltonian"}, {"integrator": "lie_trotter", "connection": "r2"}])
+@pytest.mark.parametrize("options", [{"oracle": "hamiltonian"}, {"integrator": "lie_trotter(connection='r2')"}])
 def test_large_scores_stay_finite_in_float32(options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"mlp": "none", "start": "linear", **options}
     (params,) = stack(1, **given)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refattn import Context
-from refattn.mechanisms.sympformer import linear, mixing
+from refattn.mechanisms.sympformer.oracles import linear, mixing
 from tests.mechanisms.sympformer.calls import BLOCK, back, draw, run, stack
 
 
@@ -38,7 +38,7 @@ def test_stacks_of_both_forms_agree(causal: bool) -> None:
     x, d_x, context = draw("x", 1, 150, 6), draw("d_x", 1, 150, 6), Context(causal=causal)
     found = [
         back(params, *run(params, x, context), d_x)
-        for params in (stack(2, attention="linear", form=form) for form in ("gram", "state"))
+        for params in (stack(2, oracle=f"linear(form={form!r})") for form in ("gram", "state"))
     ]
     for name, value in found[0].items():
         np.testing.assert_allclose(found[1][name], value, rtol=0.0, atol=1e-11 * np.max(np.abs(value)), err_msg=name)
@@ -67,21 +67,21 @@ def test_force_and_velocity_are_the_canonical_equations() -> None:
 
 
 def test_a_block_has_these_forces() -> None:
-    (params,) = stack(1, attention="linear", start="linear", moved=0.3)
+    (params,) = stack(1, oracle="linear", start="linear", moved=0.3)
     x = draw("x", 1, 5, 6)
     _, saves = run((params,), x, Context(causal=True))
     saved = saves[0].attention
-    y, p = saved.oracle.kernel.y[0], saved.inner[0]
+    y, p = saved.asked.kernel.y[0], saved.p[0]
     for i in range(5):
         seen = range(i + 1)
         force = y[i] @ params.w_v - sum((p[i] @ p[j]) * (y[j] @ params.w_a) for j in seen) / (i + 1.0)
-        speed = sum((y[i] @ params.w_a @ y[j]) * saved.kicked[0, j] for j in seen) / (i + 1.0)
+        speed = sum((y[i] @ params.w_a @ y[j]) * saved.momentum[0, j] for j in seen) / (i + 1.0)
         np.testing.assert_allclose(saved.force[0, i], force, rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(saved.speed[0, i], speed, rtol=1e-12, atol=1e-13)
 
 
 def test_parameters_of_a_softmax_are_not_there() -> None:
-    (params,) = stack(1, attention="linear")
+    (params,) = stack(1, oracle="linear")
     assert params.w_q is None and params.w_k is None and params.w_o is None and params.w_b is None
-    with pytest.raises(ValueError, match="attention: got 'cubic', needs one of exponential, linear"):
-        BLOCK.Config(width=6, heads=2, attention="cubic")
+    with pytest.raises(ValueError, match="oracle: got 'cubic', needs one of softmax, hamiltonian, linear"):
+        BLOCK.Config(width=6, heads=2, oracle="cubic")

@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 from refattn import Context, tree
-from refattn.mechanisms.sympformer.numbers import raw
+from refattn.mechanisms.sympformer.layer.config import Number
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, draw, stack
 
 SECOND = ("presymplectic", "strang", "ab2", "etd_ab2")
 TIME = 0.5
 
 
-def solution(steps: int, integrator: str, **options: Any) -> Any:
+def solution(steps: int, integrator: str, learned: bool = False, **options: Any) -> Any:
     """Where the tokens are after `steps` steps of the time that each has."""
-    given = {"integrator": integrator, "mlp": "none", "normalise": "none", "start": "linear", "learn_steps": False}
-    first, middle, _ = stack(3, moved=0.05, spread=0.2, c_log=3.0, c_lin=0.3, step=TIME / steps, **given, **options)
+    kind = f"{integrator}(step={TIME / steps}, learned=False{', angle=1.0' if learned else ''})"
+    given = {"mlp": "none", "normalise": "none", "start": "linear", "damping": "loglin(c_log=3.0, c_lin=0.3)"}
+    first, middle, _ = stack(3, moved=0.05, spread=0.2, integrator=kind, **given, **options)
     shared = {name: value for name, value in tree.flatten(first).items() if name != "w_start"}
     if "angle" in first.numbers:
-        shared["numbers.angle"] = np.asarray([raw("unit", 0.3)])
+        shared["numbers.angle"] = np.asarray([Number("unit", 0.3).raw()])
     later = tree.unflatten(middle, {name: shared[name] for name in tree.flatten(middle)})
     first = tree.unflatten(first, {**shared, "w_start": first.w_start})
     context = Context(causal=True)
@@ -45,13 +46,13 @@ def test_order(integrator: str) -> None:
 @pytest.mark.parametrize("integrator", ["presymplectic_euler", "half_damped", *SECOND])
 def test_order_of_linear_attention(integrator: str) -> None:
     order = 2.0 if integrator in SECOND else 1.0
-    assert slope(integrator, attention="linear") == pytest.approx(order, abs=0.1)
+    assert slope(integrator, oracle="linear") == pytest.approx(order, abs=0.1)
 
 
 @pytest.mark.parametrize("integrator", ["presymplectic", "strang"])
 def test_a_learned_rotation_is_of_first_order(integrator: str) -> None:
     first = 20 if integrator == "presymplectic" else 80
-    assert slope(integrator, first, rotation="learned") == pytest.approx(1.0, abs=0.1)
+    assert slope(integrator, first, learned=True) == pytest.approx(1.0, abs=0.1)
 
 
 def test_all_go_to_one_limit() -> None:

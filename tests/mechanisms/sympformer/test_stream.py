@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from refattn import tree
 from tests.mechanisms.sympformer.calls import BASELINES, BLOCK, INTEGRATORS, RECORD, draw, run, stack, told
@@ -30,24 +32,21 @@ def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[Any
     return np.concatenate(found, axis=1), caches
 
 
-@pytest.mark.parametrize(
-    ("integrator", "connection"),
-    [*((name, "none") for name in BASELINES), ("lie_trotter", "h1"), ("lie_trotter", "r2")],
-)
+@pytest.mark.parametrize("integrator", [*BASELINES, "lie_trotter(connection='h1')", "lie_trotter(connection='r2')"])
 @pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS))])
-def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str, connection: str) -> None:
-    params = stack(3, integrator=integrator, mlp="velocity", look_ahead=True, connection=connection)
+def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str) -> None:
+    params = stack(3, integrator=integrator, mlp="velocity", look_ahead=True)
     x = draw("x", 2, TOKENS, 6)
     np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("attention", ["exponential", "linear"])
+@pytest.mark.parametrize("oracle", ["softmax", "linear"])
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 @pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS)), (7,)])
-def test_pieces_give_the_whole(cuts: tuple[int, ...], integrator: str, attention: str) -> None:
+def test_pieces_give_the_whole(cuts: tuple[int, ...], integrator: str, oracle: str) -> None:
     pairs: tuple[dict[str, Any], ...] = ({}, {"look_ahead": True, "start": "linear", "mlp": "velocity"})
     for options in pairs:
-        params = stack(3, attention=attention, integrator=integrator, **options)
+        params = stack(3, oracle=oracle, integrator=integrator, **options)
         x = draw("x", 2, TOKENS, 6)
         whole = run(params, x)[0].x
         np.testing.assert_allclose(decoded(params, x, cuts)[0], whole, rtol=1e-10, atol=1e-11)
@@ -60,9 +59,37 @@ def test_pieces_find_their_rows_of_the_tables(cuts: tuple[int, ...]) -> None:
 
 
 def test_the_past_of_linear_attention_does_not_grow() -> None:
-    params = stack(2, attention="linear")
+    params = stack(2, oracle="linear")
     sizes = []
     for n in (5, TOKENS):
         caches = decoded(params, draw("x", 1, n, 6), (2,))[1]
         sizes.append(sum(leaf.size for leaf in tree.flatten({"caches": caches}).values()))
     assert sizes[0] == sizes[1]
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"oracle": "linear", "start": "linear"},
+    {"integrator": "strang", "start": "table"},
+    {"integrator": "strang", "oracle": "linear", "start": "table"},
+    {"integrator": "lie_trotter(connection='r2')", "mlp": "momentum"},
+    {"integrator": "classical", "mlp": "plain"},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_cache_that_was_stored_goes_on(options: dict[str, Any], tmp_path: Path) -> None:
+    """Its arrays say everything: how many tokens there were stands in them, whatever the template."""
+    assert RECORD.stream is not None
+    (params,), x = stack(1, **options), draw("x", 2, TOKENS, 6)
+    start = RECORD.stream.start(params, 2)
+    context = told(x[:, :7])
+    _, cache = RECORD.stream.prefill(params, start, BLOCK.start(params, x[:, :7], context), context)
+    path = tmp_path / "cache.safetensors"
+    save_file(tree.flatten(cache), path)
+    stored = tree.unflatten(start, load_file(path))
+    context = told(x[:, 7:], first=7)
+    state = BLOCK.start(params, x[:, 7:], context)
+    found, expected = (RECORD.stream.prefill(params, each, state, context)[0].x for each in (stored, cache))
+    assert np.array_equal(found, expected)
+    np.testing.assert_allclose(found, run((params,), x)[0].x[:, 7:], rtol=1e-10, atol=1e-11)

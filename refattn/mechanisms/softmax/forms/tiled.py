@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 
 from refattn.mechanisms.softmax.forms.bound import safe_rows
+from refattn.ops.heads import group_heads, group_mask
 from refattn.ops.masks import Future
 from refattn.ops.tiles import Tile, concat, most_rows, plan, run
 from refattn.xp import Array, max_last, namespace, sum_wide, zeros
@@ -57,7 +58,7 @@ def forward(
     xp = namespace(q, k, v)
     (b, h, queries, _), groups = q.shape, k.shape[1]
     grid = plan(q, k, most_rows(offset))
-    q_grouped, mask_grouped = _group(q, groups), _group_mask(mask, groups)
+    q_grouped, mask_grouped = group_heads(q, groups), group_mask(mask, groups)
     safe = safe_rows(q_grouped, k, v, offset, scale, softcap)
     hidden = Future(offset, q)
 
@@ -131,8 +132,8 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     if d_lse is not None:
         inner = inner - xp.where(alive, d_lse, 0.0)
     lse = xp.where(alive, saved.lse, 0.0)
-    grouped = [*(_group(x, groups) for x in (q, d_out, lse[..., None], inner[..., None])), saved.safe]
-    mask_grouped = _group_mask(saved.mask, groups)
+    grouped = [*(group_heads(x, groups) for x in (q, d_out, lse[..., None], inner[..., None])), saved.safe]
+    mask_grouped = group_mask(saved.mask, groups)
     hidden = Future(saved.offset, q)
 
     def task(tile: Tile) -> dict[str, Array]:
@@ -235,19 +236,6 @@ def _scores(q_scaled: Array, k: Array, softcap: float | Array | None) -> tuple[A
     ratio = scores / softcap
     capped = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.2]
     return capped, ratio
-
-
-def _group(x: Array, groups: int) -> Array:
-    """(b, h, ...) -> (b, g, r, ...): query heads beside the others of their key/value head."""
-    b, h, *rest = x.shape
-    return namespace(x).reshape(x, (b, groups, h // groups, *rest))
-
-
-def _group_mask(mask: Array | None, groups: int) -> Array | None:
-    """Group the heads of a mask; an axis of size 1 stays one."""
-    if mask is None:
-        return None
-    return mask[:, None, ...] if mask.shape[1] == 1 else _group(mask, groups)
 
 
 def _sum_group(x: Array) -> Array:

@@ -1,0 +1,337 @@
+"""The forces that move a score: along each edge the coupling g, and by itself the intrinsic force f.
+
+A coupling g(x_j - x_i) is odd and analytic. It has an even antiderivative G with G(0) = 0, the potential of an edge::
+
+    name      g              G                                   g'            g''                     sup |g'|
+    sin       sin x          2 sin^2(x/2)                        cos x         -sin x                  1
+    tanh      tanh x         |x| + log1p(e^(-2|x|)) - log 2      1 - tanh^2    -2 tanh (1 - tanh^2)    1
+    identity  x              x^2 / 2                             1             0                       1
+    arctan    atan x         x atan x - log1p(x^2) / 2           1/(1+x^2)     -2x / (1+x^2)^2         1
+    sinh      sinh x         2 sinh^2(x/2)                       cosh x        sinh x                  cosh R
+    cubic     x - x^3/6      x^2/2 - x^4/24                      1 - x^2/2     -x                      1 for R <= 2
+
+where R bounds |x|, and a polynomial of any odd powers. Below `increasing` in size of its argument g increases: there
+the flow is that of a convex energy.
+
+An intrinsic force f(x; b) has a potential F with f = -dF/dx; b is where the score starts::
+
+    name         f               F                            df/dx       df/db  df/dmu    dF/db        dF/dmu
+    anchor       mu (b - x)      mu (x - b)^2 / 2             -mu         mu     b - x     mu (b - x)   (x - b)^2 / 2
+    none         0               0                            0           0      0         0            0
+    double_well  mu x - x^3 + b  -mu x^2 / 2 + x^4 / 4 - b x  mu - 3 x^2  1      x         -x           -x^2 / 2
+
+Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium); D. Sclosa, From Combinatorics to
+Geometry: The Dynamics of Graph Gradient Diffusion (arXiv:2308.08311), equation 1, for odd analytic coupling; sin is
+that of Kuramoto.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from refattn.mechanisms.arguments import check_arrays, check_floating
+from refattn.xp import Array, concrete, device, is_array, namespace, raised
+
+Number = float | Array
+Function = Callable[[Array], Array]
+Terms = tuple[tuple[Array, Array, Array, Array], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupling:
+    """An odd analytic function.
+
+    Attributes
+    ----------
+    name
+        What the option `coupling` calls it.
+    force, potential, slope, curvature
+        g, G, g' and g''.
+    largest_slope
+        sup |g'| over |x| <= R, as a function of R; R may be infinite.
+    increasing
+        g increases where |x| is below this.
+    terms
+        What gives all (alpha_t, beta_t, alpha_t', beta_t') at x, where g(x_j - x_i) is the sum of
+        alpha_t(x_i) beta_t(x_j); None where no finite sum is.
+    powers
+        Of a polynomial, what its coefficients multiply: x, x^3, ...
+    """
+
+    name: str
+    force: Function
+    potential: Function
+    slope: Function
+    curvature: Function
+    largest_slope: Callable[[float], float]
+    increasing: float = math.inf
+    terms: Callable[[Array], Terms] | None = None
+    powers: tuple[Coupling, ...] = ()
+
+
+def _square(x: Array) -> Array:
+    return x * x
+
+
+def _sin_terms(x: Array) -> Terms:
+    """sin(x_j - x_i) = cos x_i sin x_j - sin x_i cos x_j."""
+    s, c = namespace(x).sin(x), namespace(x).cos(x)
+    return (c, s, -s, c), (-s, c, -c, -s)
+
+
+def _identity_terms(x: Array) -> Terms:
+    one, zero = namespace(x).ones_like(x), namespace(x).zeros_like(x)
+    return (one, x, zero, one), (-x, one, -one, zero)
+
+
+def _cubic_terms(x: Array) -> Terms:
+    """d - d^3 / 6 with d^3 = x_j^3 - 3 x_j^2 x_i + 3 x_j x_i^2 - x_i^3."""
+    one, zero, square = namespace(x).ones_like(x), namespace(x).zeros_like(x), x * x
+    return (
+        (one, x - x * square / 6.0, zero, 1.0 - 0.5 * square),
+        (0.5 * x, square, 0.5 * one, 2.0 * x),
+        (-0.5 * square, x, -x, one),
+        (x * square / 6.0 - x, one, 0.5 * square - 1.0, zero),
+    )
+
+
+COUPLINGS = {
+    known.name: known
+    for known in (
+        Coupling(
+            name="sin",
+            force=lambda x: namespace(x).sin(x),
+            potential=lambda x: 2.0 * _square(namespace(x).sin(0.5 * x)),
+            slope=lambda x: namespace(x).cos(x),
+            curvature=lambda x: -namespace(x).sin(x),
+            largest_slope=lambda reach: 1.0,
+            increasing=math.pi / 2.0,
+            terms=_sin_terms,
+        ),
+        Coupling(
+            name="tanh",
+            force=lambda x: namespace(x).tanh(x),
+            potential=lambda x: (
+                namespace(x).abs(x) + namespace(x).log1p(namespace(x).exp(-2.0 * namespace(x).abs(x))) - math.log(2.0)
+            ),
+            slope=lambda x: 1.0 - _square(namespace(x).tanh(x)),
+            curvature=lambda x: -2.0 * namespace(x).tanh(x) * (1.0 - _square(namespace(x).tanh(x))),
+            largest_slope=lambda reach: 1.0,
+        ),
+        Coupling(
+            name="identity",
+            force=lambda x: x,
+            potential=lambda x: 0.5 * x * x,
+            slope=lambda x: namespace(x).ones_like(x),
+            curvature=lambda x: namespace(x).zeros_like(x),
+            largest_slope=lambda reach: 1.0,
+            terms=_identity_terms,
+        ),
+        Coupling(
+            name="arctan",
+            force=lambda x: namespace(x).atan(x),
+            potential=lambda x: x * namespace(x).atan(x) - 0.5 * namespace(x).log1p(x * x),
+            slope=lambda x: 1.0 / (1.0 + x * x),
+            curvature=lambda x: -2.0 * x / ((1.0 + x * x) * (1.0 + x * x)),
+            largest_slope=lambda reach: 1.0,
+        ),
+        Coupling(
+            name="sinh",
+            force=lambda x: namespace(x).sinh(x),
+            potential=lambda x: 2.0 * _square(namespace(x).sinh(0.5 * x)),
+            slope=lambda x: namespace(x).cosh(x),
+            curvature=lambda x: namespace(x).sinh(x),
+            largest_slope=lambda reach: math.cosh(reach) if reach < 700.0 else math.inf,
+        ),
+        Coupling(
+            name="cubic",
+            force=lambda x: x - x * x * x / 6.0,
+            potential=lambda x: 0.5 * (x * x) - (x * x) * (x * x) / 24.0,
+            slope=lambda x: 1.0 - 0.5 * x * x,
+            curvature=lambda x: -x,
+            largest_slope=lambda reach: max(1.0, 0.5 * reach * reach - 1.0),
+            increasing=math.sqrt(2.0),
+            terms=_cubic_terms,
+        ),
+    )
+}
+"""The couplings by name."""
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """The coupling g(x) = sum_n coefficients[n] x^(2n+1); it may bend down, and its slope has no bound.
+
+    Attributes
+    ----------
+    coefficients
+        (m,), an array, which has a gradient, or numbers.
+    """
+
+    coefficients: Array | Sequence[float]
+
+    def __post_init__(self) -> None:
+        a = self.coefficients
+        if not is_array(a) and (not isinstance(a, (tuple, list)) or not all(type(c) in (int, float) for c in a)):
+            raise TypeError(f"coefficients: got {a!r}, needs {_NEEDS}, or a tuple of numbers")
+
+    def array(self, q: Array) -> Array:
+        """Return the coefficients as an array of the dtype that queries q are computed in; raise where they are none.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Where the shape, the dtype or a number does not fit.
+        """
+        a: Any = self.coefficients
+        xp = namespace(q)
+        if not is_array(a):
+            a = xp.asarray([float(c) for c in a], dtype=raised(q).dtype, device=device(q))
+        check_arrays(q=q, coefficients=a)
+        check_floating(coefficients=a)
+        if len(a.shape) != 1 or a.shape[0] == 0:
+            raise ValueError(f"coefficients: got shape {tuple(a.shape)}, needs {_NEEDS}")
+        if concrete(xp.all(xp.isfinite(a))) is False:
+            raise ValueError(f"coefficients: got a number that is not finite, needs {_NEEDS}")
+        return xp.astype(a, raised(q).dtype)
+
+
+_NEEDS = "an array (m,) of at least one finite number"
+
+
+def polynomial(coefficients: Sequence[float | Array]) -> Coupling:
+    """Return the functions of a polynomial with the coefficients a_0, a_1, ...: numbers, or arrays without axes."""
+    a = tuple(coefficients)
+    return Coupling(
+        name="polynomial",
+        force=lambda x: x * _even(a, x),
+        potential=lambda x: x * x * _even(tuple(c / (2 * n + 2) for n, c in enumerate(a)), x),
+        slope=lambda x: _even(tuple((2 * n + 1) * c for n, c in enumerate(a)), x),
+        curvature=lambda x: x * _even(tuple((2 * n + 1) * 2 * n * c for n, c in enumerate(a))[1:], x),
+        largest_slope=lambda reach: math.inf,
+        increasing=0.0,
+        terms=lambda x: tuple(_term(a, power, x) for power in range(2 * len(a))),
+        powers=tuple(_odd_power(n) for n in range(len(a))),
+    )
+
+
+def _odd_power(n: int) -> Coupling:
+    """Return x^(2n+1), the derivative of a polynomial with respect to a coefficient."""
+    return Coupling(
+        name=f"x^{2 * n + 1}",
+        force=lambda x: _power(x, 2 * n + 1),
+        potential=lambda x: _power(x, 2 * n + 2) / (2.0 * n + 2.0),
+        slope=lambda x: (2.0 * n + 1.0) * _power(x, 2 * n),
+        curvature=lambda x: (2.0 * n + 1.0) * 2.0 * n * _power(x, max(2 * n - 1, 0)),
+        largest_slope=lambda reach: math.inf,
+        terms=lambda x: tuple(_term((0.0,) * n + (1.0,), power, x) for power in range(2 * n + 2)),
+    )
+
+
+def _even(coefficients: Sequence[float | Array], x: Array) -> Array:
+    """Return sum_n c_n x^(2n), by Horner's rule."""
+    total = namespace(x).zeros_like(x)
+    for c in reversed(coefficients):
+        total = total * (x * x) + c
+    return total
+
+
+def _term(a: Sequence[float | Array], power: int, x: Array) -> tuple[Array, Array, Array, Array]:
+    """Return what x_j^power is multiplied with in sum_n a_n (x_j - x_i)^(2n+1), x_j^power, and both derivatives."""
+    zero = namespace(x).zeros_like(x)
+    alpha, d_alpha = zero, zero
+    for n, c in enumerate(a):
+        rest = 2 * n + 1 - power
+        if rest >= 0:
+            factor = c * float(math.comb(2 * n + 1, power) * (-1) ** rest)
+            alpha = alpha + factor * _power(x, rest)
+            d_alpha = d_alpha + (factor * float(rest) * _power(x, rest - 1) if rest else zero)
+    return alpha, _power(x, power), d_alpha, float(power) * _power(x, power - 1) if power else zero
+
+
+def _power(x: Array, exponent: int) -> Array:
+    result = namespace(x).ones_like(x)
+    for _ in range(exponent):
+        result = result * x
+    return result
+
+
+Intrinsics = Callable[[Array, Array, Number], Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intrinsic:
+    """An intrinsic force.
+
+    Attributes
+    ----------
+    name
+        What the option `intrinsic` calls it.
+    force, potential
+        f and F of (x, b, mu).
+    d_x, d_b, d_mu
+        The derivatives of f.
+    potential_b, potential_mu
+        The derivatives of F.
+    largest_slope
+        sup |df/dx| as a function of mu, where |b| <= 1 and the flow starts at b.
+    """
+
+    name: str
+    force: Intrinsics
+    potential: Intrinsics
+    d_x: Intrinsics
+    d_b: Intrinsics
+    d_mu: Intrinsics
+    potential_b: Intrinsics
+    potential_mu: Intrinsics
+    largest_slope: Callable[[Number], Number]
+
+
+def _nothing(x: Array, b: Array, mu: Number) -> Array:
+    return namespace(x).zeros_like(x)
+
+
+INTRINSICS = {
+    known.name: known
+    for known in (
+        Intrinsic(
+            name="anchor",
+            force=lambda x, b, mu: mu * (b - x),
+            potential=lambda x, b, mu: 0.5 * mu * (x - b) * (x - b),
+            d_x=lambda x, b, mu: -mu + namespace(x).zeros_like(x),
+            d_b=lambda x, b, mu: mu + namespace(x).zeros_like(x),
+            d_mu=lambda x, b, mu: b - x,
+            potential_b=lambda x, b, mu: mu * (b - x),
+            potential_mu=lambda x, b, mu: 0.5 * (x - b) * (x - b),
+            largest_slope=abs,
+        ),
+        Intrinsic(
+            name="none",
+            force=_nothing,
+            potential=_nothing,
+            d_x=_nothing,
+            d_b=_nothing,
+            d_mu=_nothing,
+            potential_b=_nothing,
+            potential_mu=_nothing,
+            largest_slope=lambda mu: 0.0 * mu,
+        ),
+        Intrinsic(
+            name="double_well",
+            force=lambda x, b, mu: mu * x - x * x * x + b,
+            potential=lambda x, b, mu: 0.25 * (x * x) * (x * x) - 0.5 * mu * (x * x) - b * x,
+            d_x=lambda x, b, mu: mu - 3.0 * x * x,
+            d_b=lambda x, b, mu: namespace(x).ones_like(x),
+            d_mu=lambda x, b, mu: x,
+            potential_b=lambda x, b, mu: -x,
+            potential_mu=lambda x, b, mu: -0.5 * x * x,
+            # At |x| = 1 + sqrt(mu) the force x (mu - x^2) + b points inwards.
+            largest_slope=lambda mu: abs(mu) + 3.0 * (1.0 + abs(mu) ** 0.5) ** 2,
+        ),
+    )
+}
+"""The intrinsic forces by name."""

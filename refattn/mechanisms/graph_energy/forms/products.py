@@ -1,0 +1,77 @@
+"""Matrix products in place of pairs, for a coupling g(x_j - x_i) = sum_t alpha_t(x_i) beta_t(x_j).
+
+With sin x_j cos x_i - cos x_j sin x_i for sin, and the binomials of a polynomial, a coupling costs a few products with
+the graph, and memory for the scores alone; nothing is approximated. Where scores are large and close to each other,
+large products cancel: polynomials then lose digits that pairs keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from refattn.mechanisms.graph_energy.forces import Coupling, Terms
+from refattn.mechanisms.record import Unsupported
+from refattn.xp import Array, namespace, product
+
+Factors = tuple[tuple[Array, ...], tuple[Array, ...]]
+
+
+def couple_forward(coupling: Coupling, links: Array, visible: Array | None, x: Array) -> Array:
+    """Return c_ic = m_ic sum_t alpha_t(x_ic) (W (m beta_t(x)))_ic."""
+    terms = terms_of(coupling, x)
+    total = None
+    for (alpha, _, _, _), pulled in zip(
+        terms, _at_once(links, [seen(visible, term[1]) for term in terms]), strict=True
+    ):
+        total = alpha * pulled if total is None else total + alpha * pulled
+    return seen(visible, total)
+
+
+def couple_backward(
+    coupling: Coupling, links: Array, visible: Array | None, d_coupled: Array, x: Array
+) -> tuple[Array, Factors]:
+    """Return the gradient of x for a given gradient of c, and factors (b, h, i, t*c), (b, h, j, t*c) of the graph's."""
+    xp = namespace(links, x)
+    received, terms = seen(visible, d_coupled), terms_of(coupling, x)
+    # forward: coupled = m sum_t alpha_t * (links @ (m beta_t))
+    left = tuple(received * alpha for alpha, _, _, _ in terms)
+    right = tuple(seen(visible, beta) for _, beta, _, _ in terms)
+    there, back = _at_once(links, right), _at_once(xp.matrix_transpose(links), left)
+    d_x = None
+    for (_, _, d_alpha, d_beta), pulled, pushed in zip(terms, there, back, strict=True):
+        part = received * d_alpha * pulled + seen(visible, d_beta) * pushed
+        d_x = part if d_x is None else d_x + part
+    return d_x, (left, right)
+
+
+def _at_once(matrix: Array, parts: Sequence[Array]) -> list[Array]:
+    """Return the product of a matrix with each part, reading the matrix once."""
+    width = parts[0].shape[-1]
+    every = product(matrix, namespace(matrix).concat(list(parts), axis=-1))
+    return [every[..., n * width : (n + 1) * width] for n in range(len(parts))]
+
+
+def gathered(edges: Factors | None, more: Factors) -> Factors:
+    """Return the factors of a sum over stages: the gradient of the links is one product in the end, not one each."""
+    return more if edges is None else (edges[0] + more[0], edges[1] + more[1])
+
+
+def links_gradient(edges: Factors | None, links: Array) -> Array:
+    """Return the gradient of the links."""
+    xp = namespace(links)
+    if edges is None:
+        return xp.zeros_like(links)
+    left, right = (xp.concat(factors, axis=-1) for factors in edges)
+    return product(left, xp.matrix_transpose(right))
+
+
+def terms_of(coupling: Coupling, x: Array) -> Terms:
+    """Return the terms of a coupling; raise where it has none."""
+    if coupling.terms is None:
+        raise Unsupported(f'form: got "products" with the coupling {coupling.name}, needs "tiled" or "dense"')
+    return coupling.terms(x)
+
+
+def seen(visible: Array | None, x: Array) -> Array:
+    """Return m x."""
+    return x if visible is None else visible * x

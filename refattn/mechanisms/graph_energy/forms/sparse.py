@@ -1,0 +1,137 @@
+"""Graphs with few edges, and sums over them: time and memory grow with the number of edges, not with its square.
+
+A coupling that is a finite sum of products (`refattn.mechanisms.graph_energy.forms.products`) is a few products with
+the sparse matrix W; any other is evaluated at each edge and summed by row. What multiplies is a function of each array
+library (`Backend.sparse_product`). One graph is shared by all heads of a batch. It is a constant: no gradient goes to
+its weights.
+"""
+
+from __future__ import annotations
+
+from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.forces import Coupling
+from refattn.mechanisms.graph_energy.forms.products import seen
+from refattn.xp import Array, arange, backend, namespace, zeros
+
+
+def sparse_graph(weights: Array) -> CSR:
+    """Return a dense matrix (n, n) of weights as a sparse one: what is 0 is no edge."""
+    xp = namespace(weights)
+    rows, columns = xp.nonzero(weights)
+    n = weights.shape[0]
+    indptr = xp.searchsorted(rows, arange(0, n + 1, rows))
+    flat = xp.reshape(weights, (-1,))
+    return CSR(indptr, columns, xp.take(flat, rows * n + columns), (n, n))
+
+
+def window_graph(n: int, width: int, like: Array) -> CSR:
+    """Return the graph in which each of n tokens has links of 1 / (2 width) to the `width` tokens on either side."""
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ValueError(f"width: got {width!r}, needs a whole number of at least 1")
+    xp, at = namespace(like), arange(0, n, like)
+    apart = xp.abs(at[:, None] - at[None, :])
+    near = (apart <= width) & (apart > 0)
+    return sparse_graph(xp.astype(near, like.dtype) / (2.0 * width))
+
+
+def nearest_graph(points: Array, count: int) -> CSR:
+    """Return the graph in which two points of (n, d) have a link of 1 / count where one is near to the other.
+
+    `count` is how many nearest ones each has; a point may be near to more, so that its links may add up to more than 1.
+    """
+    xp, n = namespace(points), points.shape[0]
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < n:
+        raise ValueError(f"count: got {count!r}, needs a whole number from 1 to {n - 1}")
+    squares = xp.sum(points * points, axis=-1)
+    distances = squares[:, None] + squares[None, :] - 2.0 * (points @ xp.matrix_transpose(points))
+    own = arange(0, n, points)[:, None] == arange(0, n, points)[None, :]
+    ranks = xp.argsort(xp.argsort(xp.where(own, float("inf"), distances), axis=-1), axis=-1)
+    near = ranks < count
+    return sparse_graph(xp.astype(near | xp.matrix_transpose(near), points.dtype) / float(count))
+
+
+def couple_forward(coupling: Coupling, graph: CSR, visible: Array | None, x: Array) -> Array:
+    """Return c_ic = m_ic sum_j w_ij m_jc g(x_jc - x_ic) as (b, h, i, c)."""
+    if coupling.terms is not None:
+        total = None
+        for alpha, beta, _, _ in coupling.terms(x):
+            part = alpha * product(graph, seen(visible, beta))
+            total = part if total is None else total + part
+        return seen(visible, total)
+    rows, columns = graph.ends()
+    pulls = graph.data[:, None] * coupling.force(_take(x, columns) - _take(x, rows))
+    if visible is not None:
+        pulls = pulls * _take(namespace(x).broadcast_to(visible, x.shape), columns)
+    return seen(visible, _spread(graph.by_row(pulls), x))
+
+
+def couple_backward(
+    coupling: Coupling, graph: CSR, visible: Array | None, d_coupled: Array, x: Array
+) -> tuple[Array, Array]:
+    """Return the gradient of x, and 0 for the graph, which is a constant."""
+    received, turned = seen(visible, d_coupled), transposed(graph)
+    none = zeros((), x)
+    if coupling.terms is not None:
+        d_x = None
+        # forward: coupled = m sum_t alpha_t * (graph @ (m beta_t))
+        for alpha, beta, d_alpha, d_beta in coupling.terms(x):
+            pulled = product(turned, received * alpha)
+            part = received * d_alpha * product(graph, seen(visible, beta)) + seen(visible, d_beta) * pulled
+            d_x = part if d_x is None else d_x + part
+        return d_x, none
+    rows, columns = graph.ends()
+    slopes = coupling.slope(_take(x, columns) - _take(x, rows))
+    d_between = graph.data[:, None] * slopes * _take(received, rows)
+    if visible is not None:
+        d_between = d_between * _take(namespace(x).broadcast_to(visible, x.shape), columns)
+    # forward: coupled_i = sum over its edges of w g(x_j - x_i)
+    order = namespace(x).argsort(graph.indices, stable=True)
+    toward = turned.by_row(namespace(x).take(d_between, order, axis=0))
+    return _spread(toward - graph.by_row(d_between), x), none
+
+
+def gathered(edges: Array | None, more: Array) -> Array:
+    return more
+
+
+def links_gradient(edges: Array | None, graph: CSR) -> Array:
+    """Return 0: the graph is a constant."""
+    return zeros((), graph.data)
+
+
+def product(graph: CSR, x: Array) -> Array:
+    """Return W x for x (b, h, n, c)."""
+    return _spread(backend(x).sparse_product(graph.indptr, graph.indices, graph.data, _flat(x)), x)
+
+
+def transposed(graph: CSR) -> CSR:
+    xp = namespace(graph.indices)
+    rows, columns = graph.ends()
+    order = xp.argsort(columns, stable=True)
+    after = arange(0, graph.shape[1] + 1, graph.indptr)
+    indptr = xp.searchsorted(xp.take(columns, order), xp.astype(after, columns.dtype))
+    return CSR(indptr, xp.take(rows, order), xp.take(graph.data, order), graph.shape[::-1])
+
+
+def dense_graph(graph: CSR) -> Array:
+    """Return the matrix (n, n)."""
+    xp = namespace(graph.data)
+    columns = arange(0, graph.shape[1], graph.data)
+    one = xp.astype(columns[:, None] == columns, graph.data.dtype)
+    return backend(graph.data).sparse_product(graph.indptr, graph.indices, graph.data, one)
+
+
+def _take(x: Array, nodes: Array) -> Array:
+    return namespace(x).take(_flat(x), nodes, axis=0)
+
+
+def _flat(x: Array) -> Array:
+    """Return (b, h, n, c) as (n, b*h*c)."""
+    xp = namespace(x)
+    return xp.reshape(xp.permute_dims(x, (2, 0, 1, 3)), (x.shape[2], x.shape[0] * x.shape[1] * x.shape[3]))
+
+
+def _spread(flat: Array, like: Array) -> Array:
+    """Return (n, b*h*c) as (b, h, n, c)."""
+    xp, (b, h, n, c) = namespace(flat), like.shape
+    return xp.permute_dims(xp.reshape(flat, (n, b, h, c)), (1, 2, 0, 3))

@@ -1,0 +1,199 @@
+"""Designed calls of the core: together they exercise every option, and each could expose some plausible error.
+
+Queries and keys of unit variance give scores of about unit size, so that the scores of tokens are spread around 1/2 and
+a threshold of 0.4 drops some. Lengths are no multiples of 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from refattn.mechanisms.calls import one_hot, repeated
+from refattn.mechanisms.record import Case, Input
+
+
+def _case(
+    name: str,
+    group: str,
+    purpose: str,
+    /,
+    *,
+    b: int = 2,
+    h: int = 4,
+    g: int | None = None,
+    n: int = 21,
+    rows: int | None = None,
+    d: int = 16,
+    e: int | None = None,
+    logits: float = 1.0,
+    mask: Input | None = None,
+    bias: Input | None = None,
+    start: Input | None = None,
+    **options: Any,
+) -> Case:
+    g, e = h if g is None else g, d if e is None else e
+    inputs = {
+        "q": Input((b, h, rows or n, d), "normal", {"scale": logits}),
+        "k": Input((b, g, n, d)),
+        "v": Input((b, g, n, e)),
+    }
+    if mask is not None:
+        inputs["mask"] = mask
+    if bias is not None:
+        inputs["bias"] = bias
+    if start is not None:
+        inputs["start"] = start
+    return Case(name, group, inputs, options, purpose)
+
+
+def _mask(*shape: int, keep: float = 0.7) -> Input:
+    return Input(shape, "mask", {"keep": keep})
+
+
+COEFFICIENTS = (-0.3346099853515625, 2.1985321044921875, -1.3866119384765625)
+
+CASES = (
+    _case("tiny", "plain", "small enough to read", b=1, h=2, n=4, d=2, steps=2),
+    _case("plain", "plain", "all defaults"),
+    _case("long", "plain", "many tokens, whose scores are drawn together", b=1, h=2, n=131, d=24),
+    _case("peaked", "plain", "attention near 0 and 1", logits=4.0),
+    _case("causal", "causal", "the future is hidden", causal=True),
+    _case("mask-full", "masked", "one mask for each pair", mask=_mask(2, 4, 21, 21)),
+    _case("mask-causal", "masked", "both masks at once", mask=_mask(21, 21), causal=True),
+    _case("grouped", "grouped", "two query heads share one key/value head", h=6, g=3, e=12),
+    _case("grouped-one", "grouped", "all query heads share one", h=5, g=1, causal=True),
+    _case("empty-rows", "empty-row", "most rows may attend nothing", mask=_mask(2, 4, 21, 21, keep=0.03)),
+    _case(
+        "emptied",
+        "emptied",
+        "rows that the threshold empties",
+        threshold="hard(tau=0.55)",
+        mask=_mask(2, 4, 21, 21, keep=0.2),
+    ),
+    _case(
+        "emptied-dense",
+        "emptied",
+        "they keep their attention",
+        threshold="hard(tau=0.55, empty='dense')",
+        mask=_mask(21, 21, keep=0.2),
+    ),
+    _case(
+        "emptied-zero",
+        "emptied",
+        "they become 0",
+        threshold="hard(tau=0.55, empty='zero')",
+        mask=_mask(21, 21, keep=0.2),
+    ),
+    _case("bias", "plain", "scores of heads have a bias", bias=Input((4, 21, 21))),
+    _case("soft", "threshold", "tau is subtracted", threshold="soft(tau=0.3)", step=0.25),
+    _case("proximal", "threshold", "tau is subtracted after every step", threshold="proximal(tau=0.3)", n=11),
+    _case(
+        "cross",
+        "cross",
+        "queries attend other tokens, some of which none may attend",
+        n=13,
+        rows=7,
+        start=Input((13,)),
+        mask=_mask(1, 1, 7, 13, keep=0.3),
+        graph="kernel(over='keys')",
+    ),
+    _case(
+        "cross-query", "cross", "a distribution for each query", n=11, rows=5, state="query", graph="min(over='keys')"
+    ),
+    _case("mean", "graph", "symmetric, with large degrees", graph="mean", step=0.1),
+    _case("min", "graph", "symmetric, with small degrees", graph="min"),
+    _case("directed", "graph", "no symmetry at all", graph="none", mu=0.5, kappa=2.0, step=0.2),
+    _case("heun", "integrator", "two stages", integrator="heun", steps=4, mu=1.5, kappa=3.0, step=0.3),
+    _case("rk4", "integrator", "four stages", integrator="rk4", steps=3, step=0.4, kappa=2.0, mu=0.5),
+    _case(
+        "midpoint",
+        "integrator",
+        "an equation for each step",
+        n=11,
+        integrator="implicit_midpoint",
+        steps=3,
+        step=0.8,
+        mu=0.5,
+        kappa=2.0,
+    ),
+    _case(
+        "discrete-gradient",
+        "integrator",
+        "steps as long as one likes",
+        n=11,
+        integrator="discrete_gradient",
+        steps=3,
+        step=3.0,
+        coupling="tanh",
+        mu=0.5,
+        kappa=4.0,
+    ),
+    _case("tanh", "coupling", "another coupling", coupling="tanh", kappa=4.0, mu=0.5, step=0.1),
+    _case("identity", "coupling", "diffusion", coupling="identity", kappa=4.0, mu=0.5, step=0.1),
+    _case("arctan", "coupling", "another coupling", coupling="arctan", kappa=4.0, mu=0.5, step=0.1),
+    _case("sinh", "coupling", "another coupling", coupling="sinh", kappa=4.0, mu=0.5, step=0.1),
+    _case("cubic", "coupling", "another coupling", coupling="cubic", kappa=4.0, mu=0.5, step=0.1),
+    _case(
+        "polynomial",
+        "coupling",
+        "coefficients of both signs",
+        coupling=f"polynomial(coefficients={COEFFICIENTS})",
+        kappa=2.0,
+        mu=0.5,
+        step=0.1,
+    ),
+    _case("consensus", "intrinsic", "nothing but coupling", intrinsic="none", steps=6),
+    _case("wells", "intrinsic", "two wells", intrinsic="double_well", kappa=0.3, mu=0.8, step=0.05),
+    _case("query", "query", "a distribution for each query", state="query", n=13),
+    _case("query-causal", "query", "on the graph of the past", state="query", n=13, causal=True, step=0.1),
+    _case("query-mask", "query", "nodes that a query does not see", state="query", n=13, mask=_mask(13, 13)),
+    _case(
+        "query-mean",
+        "query",
+        "symmetric by the mean",
+        state="query",
+        n=11,
+        graph="mean",
+        threshold="soft(tau=0.05)",
+        step=0.1,
+    ),
+    _case("feature", "feature", "values flow", b=1, h=2, n=11, d=8, state="feature"),
+    _case(
+        "feature-causal",
+        "feature",
+        "values flow from the past",
+        b=1,
+        h=2,
+        n=11,
+        d=8,
+        state="feature",
+        causal=True,
+        coupling="sin",
+    ),
+    _case(
+        "feature-soft",
+        "feature",
+        "of both signs",
+        b=1,
+        h=2,
+        n=11,
+        d=8,
+        state="feature",
+        threshold="soft(tau=0.3)",
+        mask=_mask(11, 11),
+        steps=4,
+    ),
+    _case("scale", "plain", "a scale that is no power of two", scale=0.3),
+    _case("one-token", "size", "a node without an edge", n=1),
+    _case("no-step", "size", "scores stay where they start", steps=0),
+    _case("no-token", "size", "nothing there", n=0),
+    repeated(_case("ties", "ties", "every score three times, the largest too", b=1, h=2), 7),
+    # All scores start at 1, where they are at rest: the flow moves none.
+    replace(
+        exact := one_hot(
+            "exact", "exact", "each query takes one value", n_q=11, n_k=11, causal=True, mask=_mask(11, 11)
+        ),
+        inputs={**exact.inputs, "start": Input((11,), "integers", {"low": 1, "high": 1})},
+    ),
+)

@@ -1,0 +1,146 @@
+"""The multi-head block: projections around the core.
+
+Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
+
+    [GE.17]  q = heads(x w_q + b_q)
+    [GE.18]  k = heads(y w_k + b_k)
+    [GE.19]  v = heads(y w_v + b_v)
+    [GE.23]  a = merge(o)                               o of the core for these q, k, v and numbers
+    [GE.24]  x' = x + a w_o + b_o                       without a residual: x' = a w_o + b_o
+
+Adjoints, for given dx'::
+
+    [dGE.23]  da = dx' w_o^T
+    [dGE.16]  do = heads(da)
+    [dGE.18]  dk = dk of the core + dl u
+    [dGE.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'      the parts for k and v go to the memory where there is one
+
+with dq, dk and dv of the core, and those of numbers there and in `.learned`, which says what u, dl and the numbers are.
+The gradients of weights and biases are those of the affine map. Where the configuration has a regulariser R and the
+call belongs to training, these are the gradients of the loss plus strength times R.
+
+Axes: b batch, i token, j token of y, m width of the model, h head, g key/value head, d and e widths of a head.
+
+Source: that of the core; Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2, for the projections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn import equations
+from refattn.mechanisms.arguments import check_gradient, check_mask
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.layer import learned
+from refattn.mechanisms.graph_energy.layer.config import Config, Params, check_params, core_options, init
+from refattn.mechanisms.graph_energy.layer.regularisers import added
+from refattn.mechanisms.graph_energy.options import Start
+from refattn.mechanisms.projections import (
+    State,
+    check_memory,
+    check_tokens,
+    padding,
+    projected_backward,
+    read,
+    read_backward,
+    start,
+    start_backward,
+)
+from refattn.ops.heads import merge_heads, split_heads
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.ops.sums import sum_of
+from refattn.xp import Array
+
+__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the block reads."""
+
+    x: Array
+    context: Context
+    keys: Array
+    joined: Array
+    numbers: dict[str, Array | None]
+    core: core.Saved
+
+
+def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
+    """Return the next state and what `backward` reads."""
+    config, x = params.config, state.x  # -, (b, i, m)
+    if context.memory is not None and not config.over_keys:
+        raise ValueError(
+            "context.memory was given to a block with links over tokens, needs graph=\"kernel(over='keys')\""
+        )
+    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
+    queries, keys, values = project(params, x, y)  # (b, h, i, d), (b, g, j, d), (b, g, j, e)
+    if context.positions is not None and config.classes is None:
+        raise ValueError("context.positions was given to a block without classes, needs None")
+    own = equations.active(learned)
+    chosen = own.numbers(params, context)
+    begin = Start(at=own.starts(params, keys), jitter=own.jitter_of(config, context))
+    attended, core_saved = core.forward(
+        queries,
+        keys,
+        values,
+        mask=mask_of(context, (x.shape[0], config.heads, x.shape[1], y.shape[1])),
+        causal=context.causal,
+        start=begin,
+        **core_options(config, chosen),
+    )  # (b, h, i, e)
+    joined = merge_heads(attended)  # (b, i, h*e) [GE.23]
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): without its residual
+    result = x + out if config.residual else out  # (b, i, m) [GE.24]
+    return State(result), Saved(x, context, keys, joined, chosen, core_saved)
+
+
+def project(params: Params, x: Array, y: Array) -> tuple[Array, Array, Array]:
+    """Return the queries of tokens x (b, i, m), and the keys and values of tokens y (b, j, m)."""
+    h, g, _, _ = params.config.sizes
+    check_tokens("state.x", x, params.config.width)
+    check_params(params)
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [GE.17]
+    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [GE.18]
+    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [GE.19]
+    return queries, keys, values
+
+
+def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
+    """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
+    config, x = params.config, saved.x  # -, (b, i, m)
+    own = equations.active(learned)
+    check_gradient("d_state.x", d_state.x, x.shape, x)
+    d_result = d_state.x  # (b, i, m)
+    # forward: out = joined @ w_o + b_o
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dGE.23]
+    # forward: joined = merge_heads(attended)
+    d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.16]
+    more = added(config.regulariser if saved.context.training else None, config.strength, saved.core)
+    d = core.backward(saved.core, d_attended, **more)
+    d_learned = own.numbers_backward(params, saved.context.positions, saved.numbers, d)
+    d_pushed = None
+    if params.probe is not None:
+        begin = saved.core.inner.graph.start[..., 0]  # (b, h, j): GE.27
+        d_pushed, d_learned["probe"] = own.starts_backward(params.probe, saved.keys, begin, d["start"])  # (b, g, j, d)
+    d_keys = sum_of(d["k"], d_pushed)  # (b, g, j, d) [dGE.18]
+    # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
+    memory = saved.context.memory  # (b, j, m)
+    d_x_q, d_y, gradients = projected_backward(params, x, memory, {**d, "k": d_keys})  # (b, i, m), (b, j, m)
+    d_tokens = d_x_q if memory is not None else d_x_q + d_y  # (b, i, m)
+    d_x = sum_of(d_tokens, d_result if config.residual else None)  # (b, i, m) [dGE.x]
+    gradients |= {"w_o": d_w_o, "b_o": d_b_o if config.bias else None}
+    return State(d_x), Params(config, **gradients, **d_learned), {} if memory is None else {"memory": d_y}
+
+
+def mask_of(context: Context, shape: tuple[int, int, int, int]) -> Array | None:
+    """Combine the context's masks to one that broadcasts to (b, h, i, j); padding is masked as query and as key."""
+    mask = check_mask(context.mask, shape, "context.mask")  # with four axes
+    tokens = padding(context, shape[0], shape[3])  # (b, j)
+    if tokens is None:
+        return mask
+    seen = tokens[:, None, None, :]  # (b, 1, 1, j)
+    if context.memory is None:
+        seen = tokens[:, None, :, None] & seen  # (b, 1, i, j)
+    return seen if mask is None else mask & seen

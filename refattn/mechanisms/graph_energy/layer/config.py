@@ -1,0 +1,241 @@
+"""The configuration and the parameters of the block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from refattn.mechanisms import projections
+from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy.forces import Polynomial
+from refattn.mechanisms.graph_energy.layer.regularisers import NAMES
+from refattn.mechanisms.graph_energy.options import (
+    FAMILIES,
+    STATES,
+    CausalMirror,
+    Given,
+    Hard,
+    Integrator,
+    Links,
+    Mean,
+    Threshold,
+    choice,
+)
+from refattn.mechanisms.projections import check_shapes, check_sizes, fresh
+from refattn.ops.weights import fresh_weight
+from refattn.xp import Array, device, namespace
+
+SLOPES_BELOW_1 = ("sin", "tanh", "identity", "arctan")
+"""Couplings with a largest slope of 1: blocks learn how strong they are, and bound the step by that."""
+
+USUAL = defaults_of(core.forward)
+
+
+@dataclass(frozen=True)
+class Config(projections.Config):
+    """Static choices of a block; those of its projections are `refattn.mechanisms.projections.Config`.
+
+    Attributes
+    ----------
+    state, coupling, intrinsic, steps, integrator, threshold, graph, scale
+        As in the core; the coupling is one whose slope is at most 1, or a polynomial, whose coefficients are then
+        learned by all heads together, the intrinsic force "anchor" or "none". With links over keys tokens may attend a
+        memory, and where scores of keys start is learned.
+    step
+        None: 1/L of the learned strengths, or for the graphs "mean" and "causal_mirror", whose degrees have no bound,
+        the core's own, a constant. A polynomial and classes need a number, or one that is learned.
+    learn_step, learn_tau
+        Whether the step and the threshold's tau are learned, per head, from what they would be otherwise.
+    classes
+        None, or of how many classes tokens are: then mu is learned for each, and the context's positions (tokens,) say
+        which class each node has.
+    jitter
+        How far from where they would start scores begin: times the context's draws "start", an array that broadcasts to
+        the scores (b, h, n, c). 0: no draws are needed.
+    regulariser, strength
+        A sum R, one of `refattn.mechanisms.graph_energy.layer.regularisers.NAMES`, and lambda: in training the backward
+        adds the gradient of lambda R, over all sequences and heads, to that of the loss, which itself stays what it is.
+        Where a loss is the mean over N tokens, lambda / N weighs the mean of R over tokens with lambda.
+    """
+
+    state: str = USUAL["state"]
+    coupling: str | Polynomial | None = USUAL["coupling"]
+    intrinsic: str = USUAL["intrinsic"]
+    step: float | None = USUAL["step"]
+    steps: int = USUAL["steps"]
+    integrator: str | Integrator = USUAL["integrator"]
+    threshold: str | Threshold = USUAL["threshold"]
+    graph: str | Links | None = USUAL["graph"]
+    scale: float | None = USUAL["scale"]
+    learn_step: bool = False
+    learn_tau: bool = False
+    classes: int | None = None
+    jitter: float = 0.0
+    regulariser: str | None = None
+    strength: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(self, "steps", "classes")
+        for name in ("learn_step", "learn_tau"):
+            check_is(name, getattr(self, name), bool)
+        choice("state", self.state, STATES)
+        choice("intrinsic", self.intrinsic, ("anchor", "none"))
+        if self.coupling is not None and not self.is_polynomial and self.coupling not in SLOPES_BELOW_1:
+            known = ", ".join((*SLOPES_BELOW_1, "polynomial(coefficients=...)"))
+            raise ValueError(f"coupling: got {self.coupling!r}, needs one of {known}")
+        for name, value in (("tau", self.chosen("threshold").tau), ("step", self.step), ("scale", self.scale)):
+            if value is not None:
+                check_number(name, value, positive=name == "step")
+        for name in ("integrator", "graph"):
+            self.chosen(name)
+        if self.graph is not None and (not isinstance(self.links, Links) or isinstance(self.links, Given)):
+            raise TypeError(f"graph: got {type(self.graph).__name__}, needs the links of a block: a name, or a Links")
+        if self.classes is not None and self.intrinsic != "anchor":
+            raise ValueError(f'classes: got {self.classes} with intrinsic="{self.intrinsic}", which has no mu')
+        if self.step is None and not self.learn_step:
+            for name, there in (("classes", self.classes is not None), ("polynomial", self.is_polynomial)):
+                if there:
+                    raise ValueError(f"step: got None with {name}, needs a number, or learn_step")
+        for name in ("strength", "jitter"):
+            check_number(name, getattr(self, name))
+        if self.regulariser is not None:
+            choice("regulariser", self.regulariser, NAMES)
+            if self.regulariser in ("entropy", "gini") and self.state == "feature":
+                raise ValueError(f'regulariser: got "{self.regulariser}" with state="feature", which has no weights')
+        if self.learn_tau and isinstance(self.chosen("threshold"), Hard):
+            raise ValueError('learn_tau: got True with threshold="hard", whose tau has no gradient; needs another kind')
+        if self.learn_tau and not self.first_tau > 0.0:
+            tau = self.chosen("threshold").tau
+            raise ValueError(f'tau: got {tau} with learn_tau and state="{self.state}", needs a number above 0')
+        if self.learn_step and self.step is None and isinstance(self.links, (Mean, CausalMirror)):
+            raise ValueError(f"step: got None with learn_step and graph={self.graph!r}, needs a number")
+
+    def chosen(self, option: str) -> Any:
+        """Return the object of an option that is one of several kinds, or None."""
+        given = getattr(self, option)
+        return None if given is None else FAMILIES[option](given)
+
+    @property
+    def links(self) -> Any:
+        """The links of the graph, or None, as the core chooses."""
+        return self.chosen("graph")
+
+    @property
+    def over_keys(self) -> bool:
+        """Whether links are those of keys."""
+        return self.links is not None and self.links.over == "keys"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of the context that a block of this configuration reads."""
+        others = ("memory", "memory_mask") if self.over_keys else ("causal",)
+        own = {"positions": self.classes is not None, "draws": self.jitter != 0.0}
+        return ("mask", "key_mask", *others, *(name for name, there in own.items() if there))
+
+    @property
+    def is_polynomial(self) -> bool:
+        """Whether the coupling has coefficients, which are learned."""
+        return isinstance(self.chosen("coupling"), Polynomial)
+
+    @property
+    def first_tau(self) -> float:
+        """Where a threshold that is learned starts; 0 where there is none."""
+        tau: float | None = self.chosen("threshold").tau
+        return tau if tau is not None else 0.4 if self.state == "token" else 0.0
+
+    @property
+    def first_step(self) -> float:
+        """Where a step that is learned starts."""
+        return self.step if self.step is not None else 1.0 / 3.0 if self.intrinsic == "anchor" else 0.5
+
+    @property
+    def probes(self) -> bool:
+        """Whether it is learned where scores of keys start."""
+        return self.over_keys and self.state == "token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params(projections.Params[Config]):
+    """Weights (in, out), biases (None where the configuration has none), and the numbers that are learned, most raw."""
+
+    raw_kappa: Array  # (h)
+    raw_mu: Array | None = None  # (h), or (h, p) for each class
+    raw_step: Array | None = None  # (h)
+    raw_tau: Array | None = None  # (h)
+    probe: Array | None = None  # (h, d)
+    coefficients: Array | None = None  # (o)
+
+
+def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
+    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, biases of 0, and mu = kappa = 1.
+
+    A step, a threshold and coefficients that are learned start at what the configuration says, a probe like a weight.
+    """
+    h, _, d, _ = config.sizes
+    xp = namespace(like)
+
+    def raw(size: float) -> Array:
+        """Return what the softplus of is a number."""
+        return xp.full((h,), math.log(math.expm1(size)), dtype=like.dtype, device=device(like))
+
+    mu = raw(1.0) if config.intrinsic == "anchor" else None
+    if mu is not None and config.classes is not None:
+        mu = xp.broadcast_to(mu[:, None], (h, config.classes)) + 0.0
+    probe = None
+    if config.probes:
+        own: dict[str, Any] = {"seed": seed, "purpose": "graph_energy.probe", "layer": layer, "like": like}
+        probe = xp.matrix_transpose(fresh_weight(d, h, bound=math.sqrt(3.0 / d), **own))
+    return Params(
+        config,
+        *fresh(config, "graph_energy", seed=seed, like=like, layer=layer),
+        raw_kappa=raw(1.0),
+        raw_mu=mu,
+        raw_step=raw(config.first_step) if config.learn_step else None,
+        raw_tau=raw(config.first_tau) if config.learn_tau else None,
+        probe=probe,
+        coefficients=config.chosen("coupling").array(like) + 0.0 if config.is_polynomial else None,
+    )
+
+
+def check_params(params: Params) -> None:
+    """Raise where the parameters do not fit their configuration."""
+    config = params.config
+    (h, g, d, e), m = config.sizes, config.width
+    needs: dict[str, tuple[int, ...]] = {"w_q": (m, h * d), "w_k": (m, g * d), "w_v": (m, g * e), "w_o": (h * e, m)}
+    if config.bias:
+        needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
+    needs["raw_kappa"] = (h,)
+    own = {"raw_mu": config.intrinsic == "anchor", "raw_step": config.learn_step, "raw_tau": config.learn_tau}
+    needs |= {name: (h,) for name, there in own.items() if there}
+    if config.probes:
+        needs["probe"] = (h, d)
+    if config.is_polynomial:
+        needs["coefficients"] = (len(config.chosen("coupling").coefficients),)
+    if config.classes is not None:
+        needs["raw_mu"] = (h, config.classes)
+    check_shapes(params, needs)
+
+
+def is_bounded(config: Config, context: Context) -> bool:
+    """Tell whether no token of the graph has links of more than 1 in all."""
+    if config.links is None:
+        return config.state != "query" or context.causal is False
+    return not isinstance(config.links, (Mean, CausalMirror))
+
+
+def core_options(config: Config, numbers: Mapping[str, Array | None]) -> dict[str, Any]:
+    """Return the options of the core, for the numbers that are learned; None stands for what is not."""
+    names = ("state", "coupling", "intrinsic", "step", "steps", "integrator", "threshold", "graph", "scale")
+    chosen = {name: getattr(config, name) for name in names} | {"mu": 0.0}
+    chosen |= {name: numbers[name] for name in ("mu", "kappa", "step") if numbers[name] is not None}
+    if numbers["tau"] is not None:
+        chosen["threshold"] = replace(config.chosen("threshold"), tau=numbers["tau"])
+    if (coefficients := numbers["coefficients"]) is not None:
+        chosen["coupling"] = Polynomial(coefficients)
+    return chosen

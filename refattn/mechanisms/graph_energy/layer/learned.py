@@ -1,0 +1,139 @@
+"""The numbers of the flow that a block learns, per head, and where scores of keys start.
+
+Equations (the largest slope of the coupling is 1)::
+
+    [GE.20]  mu = log(1 + exp(r_mu))                 with classes one for each, nu
+    [GE.28]  mu_j = nu of the class of node j        with classes alone
+    [GE.21]  kappa = log(1 + exp(r_kappa))
+    [GE.22]  h = 1 / (mu + 2 kappa)                  not with a step that is the configuration's or learned
+    [GE.25]  h = log(1 + exp(r_h))                   a step that is learned
+    [GE.26]  tau = log(1 + exp(r_tau))               a threshold that is learned
+    [GE.27]  b_j = 1 / (1 + exp(-k_j . u))           "kk" in state "token": where scores start
+
+Adjoints::
+
+    [dGE.21]  dkappa = dkappa of the core - 2 h^2 dh
+    [dGE.28]  dnu = sum of dmu_j over the nodes of the class
+    [dGE.20]  dmu = dmu of the core - h^2 dh         with classes: dnu
+    [dGE.raw_mu]  dr_mu = dmu sigmoid(r_mu)
+    [dGE.raw_kappa]  dr_kappa = dkappa sigmoid(r_kappa)
+    [dGE.raw_step]  dr_h = dh sigmoid(r_h)
+    [dGE.raw_tau]  dr_tau = dtau sigmoid(r_tau)
+    [dGE.27]  dl = db b (1 - b)                      with l = k_j . u
+    [dGE.probe]  du = sum_j dl_j k_j
+
+A step that follows mu is none of a block with classes. Coefficients of a polynomial go to the core as they are.
+
+Axes: b batch, j token that is a node, h head, g key/value head, d width of a head, p class.
+
+Source: that of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.graph_energy.layer.config import Config, Params, is_bounded
+from refattn.mechanisms.graph_energy.layer.sharing import nodes_backward, nodes_forward
+from refattn.ops.heads import repeat_heads, sum_heads
+from refattn.xp import Array, namespace
+
+
+def numbers(params: Params, context: Context) -> dict[str, Array | None]:
+    """Return the numbers of the flow that are learned, by name; None where they are not."""
+    config = params.config
+    mu = tau = step = None
+    if params.raw_mu is not None:
+        mu = _softplus(params.raw_mu)  # [GE.20]
+    if config.classes is not None:
+        mu = nodes_forward(mu, _classes(context))  # (h, j) [GE.28]
+    kappa = _softplus(params.raw_kappa)  # (h) [GE.21]
+    if params.raw_step is not None:
+        step = _softplus(params.raw_step)  # (h) [GE.25]
+    elif config.step is None and is_bounded(config, context):
+        step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.22]
+    if params.raw_tau is not None:
+        tau = _softplus(params.raw_tau)  # (h) [GE.26]
+    return {"mu": mu, "kappa": kappa, "step": step, "tau": tau, "coefficients": params.coefficients}
+
+
+def numbers_backward(
+    params: Params, classes: Array | None, learned: Mapping[str, Array | None], d: Mapping[str, Array]
+) -> dict[str, Array | None]:
+    """Return the gradients of parameters, by their names, for those of the numbers that `numbers` returned.
+
+    `classes` are the positions of the context.
+    """
+    found: dict[str, Array | None] = {"coefficients": d.get("coefficients")}
+    # forward: step = 1 / (mu + 2 kappa)
+    bound = None if params.raw_step is not None else learned["step"]  # (h): that follows mu and kappa
+    moved = 0.0 if bound is None else bound * bound * d["step"]  # (h): h^2 dh
+    d_kappa = d["kappa"] - 2.0 * moved  # (h) [dGE.21]
+    # forward: kappa = log(1 + exp(raw_kappa)), and so mu
+    d_raw_kappa = d_kappa * _sigmoid(params.raw_kappa)  # (h) [dGE.raw_kappa]
+    found["raw_kappa"] = d_raw_kappa
+    if params.raw_mu is not None:
+        d_nodes = d["mu"]  # of the core, (h, j) or without classes (h)
+        if params.config.classes is not None:
+            # forward: mu = nu[classes]
+            d_nodes = nodes_backward(d_nodes, classes, params.config.classes)  # (h, p) [dGE.28]
+        d_mu = d_nodes - moved  # [dGE.20]
+        d_raw_mu = d_mu * _sigmoid(params.raw_mu)  # [dGE.raw_mu]
+        found["raw_mu"] = d_raw_mu
+    # forward: step = log(1 + exp(raw_step)), and so tau
+    if params.raw_step is not None:
+        d_raw_step = d["step"] * _sigmoid(params.raw_step)  # (h) [dGE.raw_step]
+        found["raw_step"] = d_raw_step
+    if params.raw_tau is not None:
+        d_raw_tau = d["tau"] * _sigmoid(params.raw_tau)  # (h) [dGE.raw_tau]
+        found["raw_tau"] = d_raw_tau
+    return found
+
+
+def starts(params: Params, keys: Array) -> Array | None:
+    """Return where the scores of keys (b, g, j, d) start, where that is learned."""
+    if params.probe is None:
+        return None
+    k_heads = repeat_heads(keys, params.config.heads)  # (b, h, j, d): copies of k
+    logits = namespace(keys).sum(k_heads * params.probe[:, None, :], axis=-1)  # (b, h, j): l
+    begin = _sigmoid(logits)  # (b, h, j) [GE.27]
+    return begin
+
+
+def starts_backward(probe: Array, keys: Array, b: Array, d_start: Array) -> tuple[Array, Array]:
+    """Return the gradients of keys (b, g, j, d) and of the probe, for the start b (b, h, j) and its gradient."""
+    # forward: begin = sigmoid(sum(k_heads * probe))
+    d_logits = d_start * b * (1.0 - b)  # (b, h, j) [dGE.27]
+    k_heads = repeat_heads(keys, probe.shape[0])  # (b, h, j, d): copies of k
+    d_probe = namespace(keys).sum(d_logits[..., None] * k_heads, axis=(0, 2))  # (h, d) [dGE.probe]
+    d_pushed = d_logits[..., None] * probe[:, None, :]  # (b, h, j, d): part of dGE.18
+    return sum_heads(d_pushed, keys.shape[1]), d_probe
+
+
+def jitter_of(config: Config, context: Context) -> Array | None:
+    """Return how far from their start the scores begin, from the context's draws."""
+    draws = dict(context.draws or {})
+    if set(draws) != ({"start"} if config.jitter else set()):
+        needs = '"start"' if config.jitter else "none"
+        raise ValueError(f"context.draws: got {', '.join(draws) or 'none'} with jitter={config.jitter}, needs {needs}")
+    return config.jitter * draws["start"] if config.jitter else None
+
+
+def _classes(context: Context) -> Array:
+    """Return the class of each node."""
+    positions = context.positions  # (j): it came in
+    if positions is None:
+        raise ValueError("context.positions: got None with classes, needs an array (tokens,) with the class of each")
+    if len(positions.shape) != 1:
+        raise ValueError(f"context.positions: got shape {tuple(positions.shape)} with classes, needs (tokens,)")
+    return positions
+
+
+def _softplus(x: Array) -> Array:
+    xp = namespace(x)
+    return xp.log1p(xp.exp(-xp.abs(x))) + 0.5 * (x + xp.abs(x))
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 + 0.5 * namespace(x).tanh(0.5 * x)

@@ -1,0 +1,199 @@
+"""The flow as a system of its own, x' = v(x): its rate, and its energy by channel with its gradient.
+
+::
+
+    v = m f(x; b) + kappa c,    c_ic = m_ic sum_j w_ij m_jc g(x_jc - x_ic)
+    E_c = sum_i pi_i (m_ic F(x_ic; b_ic) + kappa/2 sum_j w_ij m_ic m_jc G(x_jc - x_ic))
+
+    dx_ic = -pi_i v_ic dE_c         for pi_i w_ij is symmetric
+    db_ic = pi_i m_ic (dF/db) dE_c
+    dw_ij = kappa/2 sum_c pi_i m_ic m_jc G(x_jc - x_ic) dE_c
+    dpi_i = sum_c of what stands behind pi_i in E_c, times dE_c
+
+Where w is symmetric v = -grad E, E(x) = sum_ic F(x_ic; b_ic) + kappa/2 sum_ijc w_ij G(x_jc - x_ic), with F' = -f
+and G' = g. "mean", "min" and "causal_mirror" are symmetric; "kernel" has detailed balance, pi_i w_ij = pi_j w_ji with
+pi_i = sum_l exp(r_il), where the same holds in the inner product with the weights pi; "none" has no energy. A step of
+Euler lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij, "proximal" E + tau sum |x| up to 1/L.
+
+Gradients are those above, and those of mu, kappa and of the coefficients of a polynomial alike: dF/dmu, and what they
+multiply. pi is 1 where the links are symmetric, for "kernel" the weights of its detailed balance, which add up to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.dense import Graph
+from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
+from refattn.ops.sums import summed_for
+from refattn.xp import Array, concrete, namespace, sum_wide
+
+
+@dataclass(frozen=True)
+class System:
+    """What makes scores flow.
+
+    Attributes
+    ----------
+    coupling, intrinsic, mu, kappa
+        g, f and their strengths, which broadcast to a state.
+    links
+        w (b, h, j, j), or a sparse graph.
+    start
+        b (b, h, j, c).
+    visible
+        m (b, h, j, c): 1 where a node exists in a channel, else 0; None where all do.
+    form
+        The module that sums over pairs, of `refattn.mechanisms.graph_energy.forms`.
+    """
+
+    coupling: Coupling
+    intrinsic: Intrinsic
+    mu: Number
+    kappa: Number
+    links: Any
+    start: Array
+    visible: Array | None
+    form: ModuleType
+
+    def coupled(self, *states: Array) -> Array:
+        """Return c at x; at two states that of a coupling of both."""
+        found: Array = self.form.couple_forward(self.coupling, self.links, self.visible, *states)
+        return found
+
+    def rate(self, *states: Array, coupled: Array | None = None) -> Array:
+        """Return v at x, for c where it is known; at two states that of forces of both."""
+        f: Any = self.intrinsic
+        own = self.seen(f.force(*states, self.start, self.mu))
+        return own + self.kappa * (self.coupled(*states) if coupled is None else coupled)
+
+    def seen(self, x: Array) -> Array:
+        """Return m x."""
+        return x if self.visible is None else self.visible * x
+
+    def energy(self, balance: Array | float, x: Array) -> Array:
+        """Return the energy of each channel as (b, h, 1, c), for the weights pi (b, h, j, 1)."""
+        xp = namespace(x)
+        own = self.seen(self.intrinsic.potential(x, self.start, self.mu))
+        edges = self.links[..., None] * self._potentials(self.coupling, x)
+        return xp.sum(balance * (own + 0.5 * self.kappa * xp.sum(edges, axis=3)), axis=2, keepdims=True)
+
+    def energy_backward(
+        self, balance: Array | float, x: Array, d_energy: Array
+    ) -> tuple[dict[str, Array], Array, dict[str, Array]]:
+        """Return gradients for that of the sum of the energies of all channels, (b, h).
+
+        They are those of "scores" x, "start" b and "graph" w, then that of pi (b, h, j, 1), then those of the numbers.
+        """
+        xp, f = namespace(x), self.intrinsic
+        each = d_energy[:, :, None, None]
+        weight = balance * each  # (b, h, j, 1) or (b, h, 1, 1)
+        potentials = self._potentials(self.coupling, x)
+        pulls = xp.sum(self.links[..., None] * potentials, axis=3)
+        own = self.seen(f.potential(x, self.start, self.mu))
+        numbers = {
+            "mu": summed_for(weight * self.seen(f.potential_mu(x, self.start, self.mu)), self.mu),
+            "kappa": summed_for(0.5 * weight * pulls, self.kappa),
+        }
+        if self.coupling.powers:
+            parts = (self.links[..., None] * self._potentials(power, x) for power in self.coupling.powers)
+            sums = [sum_wide(0.5 * self.kappa * weight * xp.sum(part, axis=3)) for part in parts]
+            numbers["coefficients"] = xp.stack(sums)
+        read = {
+            "scores": -weight * self.rate(x),
+            "start": weight * self.seen(f.potential_b(x, self.start, self.mu)),
+            "graph": 0.5 * self.kappa * weight * xp.sum(potentials, axis=4),
+        }
+        return read, each * xp.sum(own + 0.5 * self.kappa * pulls, axis=3, keepdims=True), numbers
+
+    def _potentials(self, coupling: Coupling, x: Array) -> Array:
+        """Return m_ic m_jc G(x_jc - x_ic) as (b, h, i, j, c)."""
+        found = coupling.potential(x[:, :, None, :, :] - x[:, :, :, None, :])
+        if self.visible is None:
+            return found
+        return found * self.visible[:, :, None, :, :] * self.visible[:, :, :, None, :]
+
+
+def system_of(graph: Graph, form: ModuleType) -> System:
+    """Return the system of a call, with the module that sums over pairs."""
+    known = graph.options
+    numbers = (known.mu, known.kappa)
+    return System(known.coupling, known.intrinsic, *numbers, graph.links, graph.start, graph.visible, form)
+
+
+def balance_of(graph: Graph) -> Array | None:
+    """Return pi as (b, h, j, 1), adding up to 1; None where the links are symmetric or have none."""
+    if graph.rows is None:
+        return None
+    top, total = graph.rows
+    xp = namespace(top)
+    if top.shape[-2]:
+        largest = xp.max(top, axis=-2, keepdims=True)
+        total = total * xp.exp(top - xp.where(largest == -float("inf"), 0.0, largest))
+    whole = xp.sum(total, axis=-2, keepdims=True)
+    return total / xp.where(whole > 0.0, whole, 1.0)
+
+
+def weights_of(graph: Graph) -> Array | float:
+    """Return pi as (b, h, j, 1), or 1 where links are symmetric; raise ValueError where they have no such weights."""
+    links = graph.links
+    if isinstance(links, CSR):
+        raise ValueError("saved: got a flow on a sparse graph, whose energy is not computed; needs a dense one")
+    if (balance := balance_of(graph)) is not None:
+        return balance
+    xp = namespace(links)
+    if graph.options.links in ("none", "given"):
+        asymmetry = xp.max(xp.abs(links - xp.matrix_transpose(links))) if links.shape[-1] else 0.0
+        if not concrete(asymmetry == 0.0):
+            raise ValueError(
+                f"an energy exists only for graphs with detailed balance; |w_ij - w_ji| is up to {asymmetry}"
+            )
+    return 1.0
+
+
+def energy(saved: Any) -> Array:
+    """Return the energy of each head before the first step and after every step, (b, h, steps + 1).
+
+    E = sum_ic pi_i m_ic F(x_ic; b_ic) + kappa/2 sum_ijc pi_i w_ij m_ic m_jc G(x_jc - x_ic), with pi = 1 where the graph
+    is symmetric and for "kernel" the weights of its detailed balance, which add up to 1.
+
+    Raises
+    ------
+    ValueError
+        Where the graph has no detailed balance: then no energy exists.
+
+    Notes
+    -----
+    An edge of a token to itself would add nothing, for G(0) = 0.
+    """
+    balance, xp = weights_of(saved.inner.graph), namespace(saved.scores)
+    each = [xp.sum(saved.system.energy(balance, x), axis=(-2, -1)) for x in saved.inner.flow.states]
+    return xp.stack(each, axis=-1)
+
+
+def residual(saved: Any) -> Array:
+    """Return the largest rate |v| of each head after the last step, (b, h): 0 at an equilibrium."""
+    xp = namespace(saved.scores)
+    return xp.max(xp.abs(saved.system.rate(saved.inner.flow.states[-1])), axis=(-2, -1))
+
+
+def steps_taken(saved: Any) -> Array:
+    """Return how many steps each channel has taken, (b, h, c): those of "rk45" that were refused do not count."""
+    xp = namespace(saved.scores)
+    count = xp.zeros_like(saved.inner.graph.start[:, :, :1, :])
+    for step in saved.inner.flow.steps:
+        count = count + xp.astype(step.factor + 0.0 * count > 0.0, count.dtype)
+    return xp.astype(count[:, :, 0, :], xp.int64)
+
+
+def energy_backward(saved: Any, d_energy: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return gradients of what the definition has, and those of numbers, for that of the energy after the last step."""
+    graph, xp = saved.inner.graph, namespace(d_energy)
+    read, d_balance, numbers = saved.system.energy_backward(weights_of(graph), saved.inner.flow.states[-1], d_energy)
+    if (pi := balance_of(graph)) is not None:
+        # forward: pi = exp(l) / sum of exp(l)
+        read["sums"] = pi * (d_balance - xp.sum(pi * d_balance, axis=-2, keepdims=True))
+    return read, numbers

@@ -1,0 +1,1 @@
+"""The contraction with which growth begins, in less memory than the definition takes."""

@@ -1,0 +1,208 @@
+"""Kernels of low rank: the truncations of F = M - gamma D, and the factors that become weights.
+
+A head's kernel is M = s w_q w_k^T, of a rank of at most its width. Growth wants the kernel of rank r nearest to F
+(GROW.17) where distance is that of the scores, |dM|^2 = <dM, T(dM)>. Three truncations F' = L R^T: frobenius is nearest
+in the norm of the weights, which is the report's claim; optimal is nearest in the Kronecker metric A x A, by Eckart and
+Young, and so exactly nearest for one sequence, or where all C_b are equal; optimal_als goes on from there with some
+sweeps of alternating least squares on <F' - F, T(F' - F)> itself. With W of the metric (GROW.11)::
+
+    [GROW.18] S = diag(S_1, S_2, ...) = U^T W F W^T V   by the singular value decomposition; frobenius: of F
+    [GROW.19] L = W^+ [U_1 sqrt(S_1), ..., U_r sqrt(S_r)]
+    [GROW.20] R = W^+ [V_1 sqrt(S_1), ..., V_r sqrt(S_r)]
+
+Then the factors are balanced, and turned so that their columns lie as near as can be to the columns that there were:
+the state that an optimiser keeps of these goes on to mean something. With L = Q_L K_L and R = Q_R K_R, columns of Q
+orthonormal, and x diag(t) y^T the singular value decomposition of K_L K_R^T::
+
+    [GROW.21] L' = Q_L x diag(sqrt(t))                  L'^T L' = R'^T R' = diag(t), and L' R'^T = L R^T
+    [GROW.22] R' = Q_R y diag(sqrt(t))                  spare columns: random in L', 0 in R'
+    [GROW.23] O = p q^T                                 p diag(z) q^T = L'^T w_q + R'^T w_k, of the old weights
+    [GROW.24] w_q' = L' O                               L' and R' of the kernel F' / s
+    [GROW.25] w_k' = R' O
+
+Axes: h head, in width of the augmented tokens, r rank.
+
+Source: Eckart and Young 1936; Friedland and Torokhti 2007; Schoenemann 1966 for the turn.
+"""
+
+from __future__ import annotations
+
+import math
+
+from refattn import counter
+from refattn.mechanisms.growing.growth.metric import Factor, Metric
+from refattn.mechanisms.growing.growth.statistics import Statistics, apply_metric, change_of_scores
+from refattn.ops.solve import conjugate_gradients
+from refattn.xp import Array, backend, concrete, device, namespace, zeros
+
+SWEEPS = 3
+"""Sweeps of alternating least squares: what more of them gain is below a thousandth of the distance."""
+
+NOISE = 1e-13
+"""The part of the square of all scores of a kernel below which a change of it is rounding."""
+
+
+def svd(x: Array) -> tuple[Array, Array, Array]:
+    """Return (u, sigma, v) with x = u diag(sigma) v^T and signs that are always the same: the largest entry of a column
+    of u is positive."""
+    xp = namespace(x)
+    u, sigma, v = xp.linalg.svd(x, full_matrices=False)
+    highest, lowest = xp.max(u, axis=-2, keepdims=True), xp.min(u, axis=-2, keepdims=True)
+    signs = xp.where(highest >= -lowest, xp.ones_like(highest), -1.0)
+    return u * signs, sigma, xp.matrix_transpose(v) * signs
+
+
+def truncate(
+    f: Array, rank: int, how: str, metric: Metric, statistics: Statistics | None = None
+) -> tuple[Array, Array]:
+    """Return factors (L, R), both (h, in, at most `rank`), of a kernel of this rank near F (h, in, in).
+
+    Parameters
+    ----------
+    f
+        The kernel before.
+    rank
+        The largest rank of the kernel after.
+    how
+        "frobenius", "optimal" or "optimal_als".
+    metric
+        The Kronecker metric.
+    statistics
+        For "optimal_als": with the sequences kept.
+
+    Raises
+    ------
+    ValueError
+        Where the truncation needs sequences that were not kept.
+    """
+    if how == "frobenius":
+        return _leading(f, rank)
+    u_roots, v_roots = _leading(metric.whiten(f), rank)
+    left, right = metric.left.back @ u_roots, metric.right.back @ v_roots  # [GROW.19], [GROW.20]
+    if how == "optimal":
+        return left, right
+    assert statistics is not None
+    return alternate(f, left, right, metric, statistics)[:2]
+
+
+def _leading(f: Array, rank: int) -> tuple[Array, Array]:
+    u, sigma, v = svd(f)  # (h, in, in), (h, in) [GROW.18]
+    roots = namespace(f).sqrt(sigma[..., None, :rank])
+    return u[..., :rank] * roots, v[..., :rank] * roots
+
+
+def distance(f: Array, left: Array, right: Array, statistics: Statistics) -> float:
+    """Return <F' - F, T(F' - F)>, the square of the distance of all scores."""
+    return change_of_scores(statistics, left @ namespace(f).matrix_transpose(right) - f)
+
+
+def alternate(
+    f: Array, left: Array, right: Array, metric: Metric, statistics: Statistics, sweeps: int = SWEEPS
+) -> tuple[Array, Array, list[float]]:
+    """Return better factors by alternating least squares, and the distances before and after each sweep.
+
+    With R fixed and orthonormal, L solves T(L R^T) R = T(F) R; and so for R. A step starts from the factor that there
+    is. A sweep after which the distance is not smaller is not taken: where few tokens have few scores, factors meet
+    them all, and what is left is rounding. It ends there, or where the distance falls by less than `NOISE` of |F|^2.
+    """
+    distances = [distance(f, left, right, statistics)]
+    enough = NOISE * change_of_scores(statistics, f)
+    for _ in range(sweeps):
+        new_left, fixed = _half(f, left, right, statistics, metric, swap=False)
+        new_right, new_left = _half(f, fixed, new_left, statistics, metric, swap=True)
+        reached = distance(f, new_left, new_right, statistics)
+        if not reached < distances[-1]:
+            break
+        left, right = new_left, new_right
+        distances.append(reached)
+        if distances[-2] - reached <= enough:
+            break
+    return left, right, distances
+
+
+def _half(
+    f: Array, moving: Array, fixed: Array, statistics: Statistics, metric: Metric, *, swap: bool
+) -> tuple[Array, Array]:
+    """Return the moving factor that is best for a fixed one, and that one with orthonormal columns."""
+    xp = namespace(f)
+    fixed, triangle = xp.linalg.qr(fixed)
+    moving = moving @ xp.matrix_transpose(triangle)
+    own, other = (metric.right, metric.left) if swap else (metric.left, metric.right)
+    # The side that moves is preconditioned by A^+, the fixed one by what A is on its columns.
+    outer = own.back @ xp.matrix_transpose(own.back)
+    projected = other.whitener @ fixed
+    inner = xp.linalg.pinv(xp.matrix_transpose(projected) @ projected)
+
+    def kernel(x: Array) -> Array:
+        return fixed @ xp.matrix_transpose(x) if swap else x @ xp.matrix_transpose(fixed)
+
+    def pulled(z: Array) -> Array:
+        image = apply_metric(statistics, z)
+        return (xp.matrix_transpose(image) if swap else image) @ fixed
+
+    change, _ = conjugate_gradients(
+        lambda x: pulled(kernel(x)),
+        pulled(f - kernel(moving)),
+        lambda x: outer @ x @ inner,
+        tolerance=1e-10,
+        relative_to=pulled(f),
+    )
+    return moving + change, fixed
+
+
+def balance(left: Array, right: Array, width: int, seed: int = 0) -> tuple[Array, Array]:
+    """Return factors (h, in, width) of the same kernel with L^T L = R^T R, diagonal and falling.
+
+    Where the kernel has a lower rank than the width, L has random columns in place of zeros, as long as the others are
+    in the mean, and R has zeros. Zeros in both would never get a gradient.
+    """
+    xp = namespace(left)
+    (q_left, r_left), (q_right, r_right) = xp.linalg.qr(left), xp.linalg.qr(right)
+    u, sigma, v = svd(r_left @ xp.matrix_transpose(r_right))
+    inputs, rank = left.shape[1], sigma.shape[-1]
+    roots = xp.sqrt(sigma)[..., None, :]
+    left, right = q_left @ u * roots, q_right @ v * roots  # [GROW.21], [GROW.22]
+    if width > rank:
+        pad = zeros((left.shape[0], inputs, width - rank), left)
+        left, right, sigma = (
+            xp.concat([left, pad], axis=2),
+            xp.concat([right, pad], axis=2),
+            xp.concat([sigma, pad[:, 0, :]], axis=1),
+        )
+    dead = (sigma <= inputs * xp.finfo(left.dtype).eps * sigma[:, :1])[:, None, :]
+    if concrete(xp.any(dead)) is False:
+        return left, right
+    size = xp.sqrt(xp.mean(xp.sum(left * left, axis=1, keepdims=True), axis=2, keepdims=True))
+    columns = random_columns(left.shape[0], inputs, width, width, seed, left)
+    fresh = xp.where(size > 0.0, size, 1.0) * columns
+    return xp.where(dead, fresh, left), xp.where(dead, 0.0, right)
+
+
+def align(left: Array, right: Array, w_q: Array, w_k: Array) -> tuple[Array, Array]:
+    """Return L O and R O, the same kernel, with the orthogonal O that brings them nearest to w_q and w_k.
+
+    The latter may have fewer columns; they count as having zeros behind them.
+    """
+    xp = namespace(left)
+    missing = left.shape[2] - w_q.shape[2]
+    pad = zeros((*w_q.shape[:2], missing), w_q)
+    w_q, w_k = (xp.concat([w, pad], axis=2) for w in (w_q, w_k))
+    u, _, v = svd(xp.matrix_transpose(left) @ w_q + xp.matrix_transpose(right) @ w_k)
+    turn = u @ xp.matrix_transpose(v)  # [GROW.23]
+    w_q, w_k = left @ turn, right @ turn  # [GROW.24], [GROW.25]
+    return w_q, w_k
+
+
+def random_columns(heads: int, inputs: int, columns: int, width: int, seed: int, like: Array) -> Array:
+    """Return (h, in, columns) random columns of unit length in the mean; others for every width that they lead to."""
+    drawn = counter.normal((heads, inputs, columns), seed=seed, purpose="growing.columns", step=width)
+    draw = drawn / math.sqrt(inputs)
+    return backend(like).from_numpy(draw, device=device(like))
+
+
+def projector(metric_side: Factor, w: Array) -> Array:
+    """Return the projector (h, seen, seen) on the whitened columns of w (h, in, d)."""
+    xp = namespace(w)
+    u, sigma, _ = svd(metric_side.whitener @ w)
+    kept = u * xp.astype(sigma > 1e-10 * sigma[:, :1], u.dtype)[:, None, :]
+    return kept @ xp.matrix_transpose(kept)

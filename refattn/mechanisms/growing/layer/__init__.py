@@ -1,0 +1,1 @@
+"""Attention whose weights can grow, as a layer."""

@@ -1,0 +1,98 @@
+"""What the forms without an array of all scores have in common: their rows, and the way from sums to outputs.
+
+Such a form gives for each query the sums of its weights times the values and times 1, side by side: [a_i, z_i]. A sum
+that divides with delta still in it ("plain") is that z_i and delta times the number of keys in A(i).
+
+Axes: b batch, h query head, g key/value head, r query head within its group, i query, j key, e width of values.
+"""
+
+from __future__ import annotations
+
+from refattn.mechanisms.higher_order.dense import divisor_of, divisor_slope
+from refattn.mechanisms.higher_order.options import Options
+from refattn.ops.tiles import Tile
+from refattn.xp import Array, arange, namespace, zeros
+
+
+def forward(sums: Array, attended: Array | None, options: Options) -> tuple[Array, Array]:
+    """Return (out, total), (b, g, r, i, e) and (b, g, r, i, 1), for sums (b, g, r, i, e + 1).
+
+    `attended` are the numbers of keys in A(i), (b, 1, 1, i, 1) or of a shape that broadcasts to it, or None where the
+    normaliser does not ask for them.
+    """
+    normaliser = options.normaliser
+    numerator = sums[..., :-1]  # (b, g, r, i, e) [HOL.6]
+    counted = sums[..., -1:]
+    left = normaliser.delta * attended if normaliser.plain and attended is not None else 0.0
+    total = counted + left  # (b, g, r, i, 1) [HOL.7]
+    divisor = divisor_of(total, normaliser, attended)  # (b, g, r, i, 1) [HOL.8]
+    out = numerator / divisor  # (b, g, r, i, e) [HOL.9]
+    return out, total
+
+
+def backward(out: Array, total: Array, attended: Array | None, options: Options, d_out: Array) -> Array:
+    """Return the gradient of the sums (b, g, r, i, e + 1) for that of out."""
+    xp = namespace(out)
+    divisor = divisor_of(total, options.normaliser, attended)
+    # forward: out = numerator / divisor
+    d_numerator = d_out / divisor  # (b, g, r, i, e) [dHOL.6]
+    d_divisor = -xp.sum(d_out * out, axis=-1, keepdims=True) / divisor  # (b, g, r, i, 1) [dHOL.8]
+    # forward: divisor = divisor_of(total); total = counted + delta * attended
+    d_total = d_divisor * divisor_slope(total, options.normaliser)  # (b, g, r, i, 1) [dHOL.7]
+    return xp.concat([d_numerator, d_total], axis=-1)
+
+
+def group(x: Array, groups: int) -> Array:
+    """(b, h, ...) -> (b, g, r, ...): query heads beside the others of their key/value head."""
+    b, h, *rest = x.shape
+    return namespace(x).reshape(x, (b, groups, h // groups, *rest))
+
+
+def ungroup(x: Array) -> Array:
+    """(b, g, r, ...) -> (b, h, ...): the inverse and the adjoint of `group`."""
+    b, g, r, *rest = x.shape
+    return namespace(x).reshape(x, (b, g * r, *rest))
+
+
+def merge_rows(x: Array) -> Array:
+    """(b, g, r, n, d) -> (b, g, r*n, d): the queries of a group one after the other, for a state that they share."""
+    b, g, r, n, d = x.shape
+    return namespace(x).reshape(x, (b, g, r * n, d))
+
+
+def split_rows(x: Array, r: int) -> Array:
+    """(b, g, r*n, d) -> (b, g, r, n, d): the inverse and the adjoint of `merge_rows`."""
+    b, g, n, d = x.shape
+    return namespace(x).reshape(x, (b, g, r, n // r, d))
+
+
+def whole(q: Array, k: Array) -> Tile:
+    """Return the tile of all queries and all keys."""
+    return Tile(slice(0, q.shape[0]), slice(0, k.shape[1]), (0, q.shape[2]))
+
+
+def with_ones(v: Array, key_mask: Array | None, tile: Tile) -> Array:
+    """Return [v, 1], (b, g, j, e + 1), of a tile, with 0 in place of the 1 where a key is padding, as v has it already.
+
+    A weight times this is what the weight adds to the numerator and to the normaliser.
+    """
+    own = tile.of(v)
+    ones = zeros((*own.shape[:-1], 1), v) + 1.0
+    if key_mask is not None:
+        ones *= namespace(v).astype(tile.of(key_mask[:, None, :, None]), v.dtype)
+    return namespace(v).concat([own, ones], axis=-1)
+
+
+def keys_attended(key_mask: Array | None, offset: int | None, q: Array, k: Array) -> Array:
+    """Return how many keys each query may attend, (b, 1, 1, i, 1)."""
+    xp = namespace(q)
+    b, queries, keys = q.shape[0], q.shape[2], k.shape[2]
+    ones = zeros((b, keys), q) + 1.0
+    ones = ones if key_mask is None else ones * xp.astype(key_mask, q.dtype)
+    if offset is None:
+        counts = xp.broadcast_to(xp.sum(ones, axis=1, keepdims=True), (b, queries))
+    else:
+        up_to = xp.cumulative_sum(ones, axis=1, include_initial=True)
+        seen = xp.clip(arange(0, queries, q) + (offset + 1), 0, keys)
+        counts = xp.take(up_to, seen, axis=1)
+    return counts[:, None, None, :, None]

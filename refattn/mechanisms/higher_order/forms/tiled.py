@@ -1,0 +1,121 @@
+"""Higher-order attention in tiles: the same equations without an array of size queries x keys.
+
+A task owns some heads and a block of rows and adds up, over blocks of keys, the sums [a_i, z_i]. Nothing has to be
+subtracted or rescaled on the way, for no weight is an exponential. The backward computes the weights again, so that
+memory is linear in the lengths; the work is not.
+
+Axes as in the dense form, with the query heads as two axes: g key/value head, r query head within its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from refattn import equations
+from refattn.mechanisms.higher_order.forms import common, pairs
+from refattn.mechanisms.higher_order.forms.common import group, keys_attended, ungroup, whole, with_ones
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.mechanisms.higher_order.forms.schedule import join
+from refattn.mechanisms.higher_order.options import Options
+from refattn.ops.masks import allowed_pairs
+from refattn.ops.tiles import Tile, most_rows, plan, run
+from refattn.xp import Array, namespace, zeros
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the tiled form reads."""
+
+    q: Array  # (b, h, i, d)
+    k: Array  # (b, g, j, d)
+    v: Array  # (b, g, j, e)
+    key_mask: Array | None
+    offset: int | None
+    options: Options
+    attended: Array | None  # (b, 1, 1, i, 1)
+    out: Array  # (b, g, r, i, e)
+    total: Array  # (b, g, r, i, 1)
+
+
+def forward(
+    q: Array, k: Array, v: Array, *, key_mask: Array | None, offset: int | None, options: Options
+) -> tuple[Array, Array, Saved]:
+    """Return (out, normaliser, saved): (b, h, i, e), (b, h, i) and what `backward` reads."""
+    grid = plan(q, k, most_rows(offset))
+    kernel = Kernel(options, q.shape[3])
+    queries, keys, values = group(q, k.shape[1]), kernel.lift(k)[0], with_ones(v, key_mask, whole(q, k))
+    attended = keys_attended(key_mask, offset, q, k) if options.normaliser.counts else None
+
+    def task(tile: Tile) -> tuple[Array, Array]:
+        rows, tile_keys, tile_values = kernel.lift(tile.of_rows(queries))[0], tile.of(keys), tile.of(values)
+        sums = zeros((*rows.shape[:-1], values.shape[-1]), rows)
+        for columns in _column_blocks(k.shape[2], tile.rows, offset, grid.columns):
+            at = slice(*columns)
+            allowed = _allowed(offset, tile.rows, columns, rows)
+            sums += pairs.forward(kernel, rows, tile_keys[..., at, :], tile_values[..., at, :], allowed)
+        counts = None if attended is None else tile.of_rows(attended)
+        return equations.active(common).forward(sums, counts, options)
+
+    parts = run(q, task, grid.rows)
+    out, total = (grid.join_rows([part[n] for part in parts]) for n in range(2))
+    saved = Saved(q, k, v, key_mask, offset, options, attended, out, total)
+    return ungroup(out), ungroup(total)[..., 0], saved
+
+
+def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
+    """Return the gradients of q, k and v for given d_out."""
+    q, k, v, offset, options = saved.q, saved.k, saved.v, saved.offset, saved.options
+    xp = namespace(q, k, v)
+    grid = plan(q, k, most_rows(offset))
+    kernel = Kernel(options, q.shape[3])
+    queries, d_out_rows = group(q, k.shape[1]), group(d_out, k.shape[1])
+    length, width = k.shape[2], grid.columns
+    if offset is not None:
+        width = min(width, grid.rows[0].rows[1])  # blocks as wide as they are high compute the least above the diagonal
+
+    def task(tile: Tile) -> tuple[Array, Array, Array]:
+        (keys, k_normal), values = kernel.lift(tile.of(k)), with_ones(v, saved.key_mask, tile)
+        blocks = [(start, min(start + width, length)) for start in range(0, length, width)]
+        d_keys = [xp.zeros_like(keys[..., a:b, :]) for a, b in blocks]
+        d_values = [xp.zeros_like(values[..., a:b, :]) for a, b in blocks]
+        d_queries = []
+        for part in grid.rows_of(tile):
+            rows, q_normal = kernel.lift(part.of_rows(queries))
+            out, total, d_part_out = (part.of_rows(x) for x in (saved.out, saved.total, d_out_rows))
+            counts = None if saved.attended is None else part.of_rows(saved.attended)
+            d_sums = equations.active(common).backward(out, total, counts, options, d_part_out)
+            d_rows = zeros(rows.shape, rows)
+            # The last block may reach beyond what the rows see: it is taken whole, so that its gradients add up.
+            seen = len(list(_column_blocks(length, part.rows, offset, width)))
+            for n, columns in enumerate(blocks[:seen]):
+                at = slice(*columns)
+                allowed = _allowed(offset, part.rows, columns, rows)
+                d_part, d_tile_keys, d_tile_values = pairs.backward(
+                    kernel, rows, keys[..., at, :], values[..., at, :], allowed, d_sums
+                )
+                d_rows += d_part
+                d_keys[n] += d_tile_keys
+                d_values[n] += d_tile_values
+            d_queries.append(kernel.lift_backward(q_normal, d_rows))
+        d_tile_k = kernel.lift_backward(k_normal, xp.concat(d_keys, axis=2))
+        return xp.concat(d_queries, axis=3), d_tile_k, xp.concat(d_values, axis=2)[..., :-1]
+
+    joined = join(grid, run(q, task, grid.heads))
+    d_q = ungroup(joined[0])  # (b, h, i, d) [dHOL.q]
+    d_k = joined[1]  # (b, g, j, d) [dHOL.k]
+    d_v = joined[2]  # (b, g, j, e) [dHOL.v]
+    return {"q": d_q, "k": d_k, "v": d_v}
+
+
+def _column_blocks(keys: int, rows: tuple[int, int], offset: int | None, width: int) -> Iterator[tuple[int, int]]:
+    """Yield the blocks of keys that some of the rows may attend."""
+    stop = keys if offset is None else min(max(rows[1] + offset, 0), keys)
+    for start in range(0, stop, width):
+        yield start, min(start + width, stop)
+
+
+def _allowed(offset: int | None, rows: tuple[int, int], columns: tuple[int, int], like: Array) -> Array | None:
+    """Return 1 where a row may attend a column and 0 elsewhere, as numbers: products with them are quick."""
+    allowed = allowed_pairs(None, offset, rows, columns, like)
+    return None if allowed is None else namespace(like).astype(allowed, like.dtype)

@@ -1,0 +1,164 @@
+"""Higher-order attention a second time: scalar loops written from the paper, which share the options alone.
+
+The polynomial is summed term by term with its factorials, its derivative likewise; the adjoint of the layer
+normalisation is taken from its full Jacobian dx'_a / dx_b = r (delta_ab - 1/d - x'_a x'_b / d). Values come back by the
+ids of the dense form's docstring. Slow on purpose; for small sizes.
+
+Source: Mercat 2020 (arXiv:2010.14816), equations 1 to 3, corrected as docs/deviations.md tells.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from refattn.mechanisms.higher_order.options import Add, Clamp, Normaliser, Options, Signed
+
+Values = dict[str, np.ndarray]
+
+
+def _layer_norm(x: np.ndarray, eps: float) -> tuple[np.ndarray, float]:
+    """Return the normalised vector and the factor r."""
+    mean = math.fsum(x) / len(x)
+    variance = math.fsum((a - mean) ** 2 for a in x) / len(x)
+    r = 1.0 / math.sqrt(variance + eps)
+    return np.asarray([(a - mean) * r for a in x]), r
+
+
+def _layer_norm_jacobian(x: np.ndarray, eps: float) -> np.ndarray:
+    normal, r = _layer_norm(x, eps)
+    d = len(x)
+    return np.asarray(
+        [[r * ((a == b) - 1.0 / d - normal[a] * normal[b] / d) for b in range(d)] for a in range(d)], dtype=np.float64
+    )
+
+
+def _polynomial(s: float, order: int) -> float:
+    return math.fsum(s**r / math.factorial(r) for r in range(order + 1))
+
+
+def _divide_by(z: float, keys: int, normaliser: Normaliser) -> tuple[float, float]:
+    """Return what divides the sum over so many keys, and its derivative."""
+    if isinstance(normaliser, Add):
+        return z + normaliser.eps, 1.0
+    if isinstance(normaliser, Clamp):
+        return (z, 1.0) if z > normaliser.eps else (normaliser.eps, 0.0)
+    if isinstance(normaliser, Signed):
+        return (z, 1.0) if abs(z) > normaliser.eps else (math.copysign(normaliser.eps, -1.0 if z < 0.0 else 1.0), 0.0)
+    if normaliser.delta == 1.0 and not normaliser.plain and abs(z) <= 32.0 * 2.0**-53 * keys:
+        return math.inf, 0.0
+    return (z, 1.0) if z != 0.0 else (1.0, 0.0)
+
+
+def _without_padding(k: np.ndarray, key_mask: np.ndarray | None) -> np.ndarray:
+    """Return the keys, 0 where they are padding, whatever they hold there."""
+    k = np.array(k, dtype=np.float64)
+    for b, j in [] if key_mask is None else np.argwhere(~key_mask):
+        k[b, :, j] = 0.0
+    return k
+
+
+def _allowed(key_mask: np.ndarray | None, causal: Any, b: int, i: int, j: int, queries: int, keys: int) -> bool:
+    if key_mask is not None and not key_mask[b, j]:
+        return False
+    if causal == "top_left":
+        return j <= i
+    # Counted from the end: the last query sees all keys, the last but one all but the last, ...
+    return causal is False or queries - i <= keys - j
+
+
+def forward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    key_mask: np.ndarray | None = None,
+    causal: Any = False,
+    **options: Any,
+) -> Values:
+    """Return the value of every equation of the forward, by id."""
+    o = Options(**options)
+    normaliser = o.normaliser
+    batch, heads, queries, d = q.shape
+    _, groups, keys, e = v.shape
+    k = _without_padding(k, key_mask)
+    value = {"HOL.1": np.array(q, dtype=np.float64), "HOL.2": np.array(k, dtype=np.float64)}
+    if o.layer_norm:
+        for id in ("HOL.1", "HOL.2"):
+            for at in np.ndindex(*value[id].shape[:3]):
+                value[id][at] = _layer_norm(value[id][at], o.norm_eps)[0]
+    plane = (batch, heads, queries, keys)
+    value |= {id: np.zeros(plane) for id in ("HOL.3", "HOL.4", "HOL.5")}
+    value |= {id: np.zeros((*plane[:3], 1)) for id in ("HOL.7", "HOL.8")}
+    value |= {id: np.zeros((*plane[:3], e)) for id in ("HOL.6", "HOL.9")}
+    for b, h, i in np.ndindex(batch, heads, queries):
+        g = h * groups // heads
+        total, seen = 0.0, 0
+        for j in range(keys):
+            product = math.fsum(value["HOL.1"][b, h, i, c] * value["HOL.2"][b, g, j, c] for c in range(d))
+            score = product / (o.alpha * math.sqrt(d))
+            value["HOL.3"][b, h, i, j], value["HOL.4"][b, h, i, j] = score, _polynomial(score, o.order)
+            if not _allowed(key_mask, causal, b, i, j, queries, keys):
+                continue
+            weight, seen = _polynomial(score, o.order) - normaliser.delta, seen + 1
+            value["HOL.5"][b, h, i, j] = weight
+            total += _polynomial(score, o.order) if normaliser.plain else weight
+            for c in range(e):
+                value["HOL.6"][b, h, i, c] += weight * v[b, g, j, c]
+        divisor = _divide_by(total, seen, normaliser)[0]
+        value["HOL.7"][b, h, i, 0], value["HOL.8"][b, h, i, 0] = total, divisor
+        for c in range(e):
+            value["HOL.9"][b, h, i, c] = value["HOL.6"][b, h, i, c] / divisor
+    return value
+
+
+def backward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    d_out: np.ndarray,
+    *,
+    key_mask: np.ndarray | None = None,
+    causal: Any = False,
+    **options: Any,
+) -> Values:
+    """Return the value of every equation of the backward, by id."""
+    o = Options(**options)
+    value = forward(q, k, v, key_mask=key_mask, causal=causal, **options)
+    k = _without_padding(k, key_mask)
+    batch, heads, queries, d = q.shape
+    _, groups, keys, e = v.shape
+    factor = 1.0 / (o.alpha * math.sqrt(d))
+    like = {"dHOL.6": "HOL.6", "dHOL.8": "HOL.8", "dHOL.7": "HOL.7", "dHOL.4": "HOL.4", "dHOL.3": "HOL.3"}
+    like |= {"dHOL.1": "HOL.1", "dHOL.2": "HOL.2"}
+    grad = {id: np.zeros(value[of].shape) for id, of in like.items()}
+    grad |= {"dHOL.v": np.zeros(v.shape), "dHOL.q": np.zeros(q.shape), "dHOL.k": np.zeros(k.shape)}
+    for b, h, i in np.ndindex(batch, heads, queries):
+        g = h * groups // heads
+        total = value["HOL.7"][b, h, i, 0]
+        seen = [j for j in range(keys) if _allowed(key_mask, causal, b, i, j, queries, keys)]
+        divisor, slope = _divide_by(total, len(seen), o.normaliser)
+        # o_c = a_c / D: d o_c / d a_c = 1 / D, d o_c / d D = -a_c / D^2
+        d_divisor = -math.fsum(d_out[b, h, i, c] * value["HOL.6"][b, h, i, c] / divisor**2 for c in range(e))
+        d_total = d_divisor * slope
+        grad["dHOL.8"][b, h, i, 0], grad["dHOL.7"][b, h, i, 0] = d_divisor, d_total
+        for c in range(e):
+            grad["dHOL.6"][b, h, i, c] = d_out[b, h, i, c] / divisor
+        for j in seen:
+            score = value["HOL.3"][b, h, i, j]
+            d_value = math.fsum(d_out[b, h, i, c] / divisor * v[b, g, j, c] for c in range(e)) + d_total
+            # The derivative of s^r / r! is r s^(r-1) / r!.
+            d_score = d_value * math.fsum(r * score ** (r - 1) / math.factorial(r) for r in range(1, o.order + 1))
+            grad["dHOL.4"][b, h, i, j], grad["dHOL.3"][b, h, i, j] = d_value, d_score
+            for c in range(e):
+                grad["dHOL.v"][b, g, j, c] += value["HOL.5"][b, h, i, j] * d_out[b, h, i, c] / divisor
+            for c in range(d):
+                grad["dHOL.1"][b, h, i, c] += factor * d_score * value["HOL.2"][b, g, j, c]
+                grad["dHOL.2"][b, g, j, c] += factor * d_score * value["HOL.1"][b, h, i, c]
+    for name, x, id in (("q", q, "dHOL.1"), ("k", k, "dHOL.2")):
+        for at in np.ndindex(*x.shape[:3]):
+            jacobian = _layer_norm_jacobian(x[at], o.norm_eps) if o.layer_norm else np.eye(d)
+            grad[f"dHOL.{name}"][at] = [math.fsum(grad[id][at] * jacobian[:, c]) for c in range(d)]
+    return grad

@@ -1,0 +1,148 @@
+"""The multi-head block: projections around the core, and optional biases and residual.
+
+Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
+
+    [HOL.10]  q = heads(x w_q + b_q)
+    [HOL.11]  k = heads(y w_k + b_k)
+    [HOL.12]  v = heads(y w_v + b_v)
+    [HOL.13]  a = merge(o)                              o of HOL.9 for these q, k, v
+    [HOL.14]  x' = x + a w_o + b_o                      without a residual: x' = a w_o + b_o
+
+Adjoints, for given dx'::
+
+    [dHOL.13]  da = dx' w_o^T
+    [dHOL.9]  do = heads(da)
+    [dHOL.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx' the parts for k and v go to the memory where there is one
+
+with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map.
+
+The layer normalisation of the core stands between the projections and the scores, so nothing depends on the size of a
+head's part of x w_q + b_q, nor on a number that is added to all of its elements: the loss is flat in these directions.
+
+Axes: b batch, i query token, j key token, m width of the model, h head, g key/value head, d and e widths of a head.
+
+Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2, around Mercat 2020 (arXiv:2010.14816).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.mechanisms import projections
+from refattn.mechanisms.arguments import check_gradient
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.higher_order import core
+from refattn.mechanisms.higher_order.options import Options, refusing_old
+from refattn.mechanisms.projections import (
+    State,
+    check_memory,
+    check_params,
+    check_tokens,
+    fresh,
+    padding,
+    projected_backward,
+    read,
+    read_backward,
+    start,
+    start_backward,
+)
+from refattn.ops.heads import merge_heads, split_heads
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array
+
+__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+
+
+@refusing_old
+@dataclass(frozen=True)
+class Config(Options, projections.Config):
+    """Static choices of a block: those of its projections, `refattn.mechanisms.projections.Config`, and of the core.
+
+    Attributes
+    ----------
+    order, alpha, normaliser, layer_norm, norm_eps
+        As in the core.
+    """
+
+    def __post_init__(self) -> None:
+        projections.Config.__post_init__(self)
+        Options.__post_init__(self)
+
+
+class Params(projections.Params[Config]):
+    """Weights (in, out) and biases; a bias is None where the configuration has none."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the block reads."""
+
+    x: Array
+    memory: Array | None
+    joined: Array
+    core: core.Saved
+
+
+def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
+    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0."""
+    return Params(config, *fresh(config, "higher_order", seed=seed, like=like, layer=layer))
+
+
+def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
+    """Return the next state and what `backward` reads."""
+    x = state.x  # (b, i, m): it came in
+    check_tokens("state.x", x, params.config.width)
+    check_params(params)
+    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
+    keys, values = keys_and_values(params, y)  # tagged in the function
+    attended, core_saved = core.attend(
+        queries_of(params, x),
+        keys,
+        values,
+        options=params.config,
+        key_mask=padding(context, *y.shape[:2]),
+        causal=context.causal,
+    )  # o of HOL.9, tagged in the core
+    result, joined = output(params, x, attended)  # tagged in the function
+    return State(result), Saved(x, context.memory, joined, core_saved)
+
+
+def queries_of(params: Params, x: Array) -> Array:
+    """Return the queries (b, h, i, d) of tokens x (b, i, m)."""
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), params.config.heads)  # (b, h, i, d) [HOL.10]
+    return queries
+
+
+def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
+    """Return the keys (b, g, j, d) and values (b, g, j, e) of tokens y (b, j, m)."""
+    _, g, _, _ = params.config.sizes
+    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [HOL.11]
+    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, e) [HOL.12]
+    return keys, values
+
+
+def output(params: Params, x: Array, attended: Array) -> tuple[Array, Array]:
+    """Return (result, joined) of tokens x (b, i, m) and what their heads attended to (b, h, i, e)."""
+    joined = merge_heads(attended)  # (b, i, h*e) [HOL.13]
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): HOL.14 without its residual
+    result = x + out if params.config.residual else out  # (b, i, m) [HOL.14]
+    return result, joined
+
+
+def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
+    """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
+    config, x = params.config, saved.x
+    h = config.heads
+    check_gradient("d_state.x", d_state.x, x.shape, x)
+    d_result = d_state.x  # (b, i, m): it came in
+    # forward: out = joined @ w_o + b_o
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dHOL.13], -, -
+    # forward: joined = merge_heads(attended)
+    d_attended = split_heads(d_joined, h)  # (b, h, i, e) [dHOL.9]
+    d = core.backward(saved.core, d_attended)
+    # forward: queries = split_heads(x @ w_q + b_q), and so for keys and values
+    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dHOL.x, the weights'
+    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dHOL.x
+    d_x = own + d_result if config.residual else own  # (b, i, m) [dHOL.x]
+    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
+    return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}

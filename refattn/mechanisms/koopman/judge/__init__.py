@@ -1,0 +1,1 @@
+"""What judges the mechanism: a second derivation, designed calls, sizes of rounding errors and wrong readings."""

@@ -1,0 +1,118 @@
+"""Plausible wrong readings of Koopman attention: what an implementation computes that follows another convention.
+
+Each has the signature of the core without `form` and returns (out,). Verification has to tell them from the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.families import numbers_of
+from refattn.mechanisms.koopman import core
+from refattn.ops.masks import allowed_pairs, causal_offset
+from refattn.xp import Array, namespace
+
+Wrong = Callable[..., tuple[Array]]
+
+
+def _core(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    return (core.forward(q, k, v, **options)[0],)
+
+
+def _family(options: dict[str, Any], name: str, **numbers: Any) -> dict[str, Any]:
+    """Return the options with other numbers of a family, each made of the number that was given or its default."""
+    kind = core.FAMILIES[name](options.get(name, defaults_of(core.forward)[name]))
+    return {**options, name: replace(kind, **numbers)}
+
+
+def operator_on_the_vector(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Take K psi(q') for phi of the vector psi(q'), not for the function K psi at q'.
+
+    With psi = pi, which inverts itself, what is left of the operator is phi(q').
+    """
+    return _core(q, k, v, **{**options, "perturbation": "identity(epsilon=0.0)"})
+
+
+def plain_attention(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Stop after as many plain updates: the attended vector is the next query."""
+    for _ in range(options.get("updates", 2)):
+        (q,) = _core(q, k, v, **{**options, "updates": 1})
+    return (q,)
+
+
+def one_update_more(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Count the Koopman updates alone."""
+    options = _family(_family(options, "fit", ridge=None), "perturbation", epsilon=None)
+    return _core(q, k, v, **{**options, "updates": options.get("updates", 2) + 1})
+
+
+def ridge_halved(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Count the squared norm of the operator half."""
+    ridge = numbers_of(options, core.FAMILIES).get("ridge", core.MEAN)
+    return _core(q, k, v, **_family(options, "fit", ridge=ridge / 2))
+
+
+def bandwidth_doubled(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Take exp(-rho / (4 bandwidth^2)), and likewise for other kernels."""
+    if "linear" in str(options.get("kernel")).lower():
+        return _core(q, k, v, **options)
+    bandwidth = numbers_of(options, core.FAMILIES).get("bandwidth", q.shape[3] ** 0.5)
+    return _core(q, k, v, **_family(options, "kernel", bandwidth=2**0.5 * bandwidth))
+
+
+def other_fit(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Measure the error in the other norm."""
+    fit = core.FAMILIES["fit"](options.get("fit", "stein"))
+    other = core.Stein if isinstance(fit, core.Separable) else core.Separable
+    return _core(q, k, v, **{**options, "fit": other(**vars(fit))})
+
+
+def ignored_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array]:
+    """Let every query see all keys: in its softmax, and as its observables."""
+    return _core(q, k, v, **options)
+
+
+def strict_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array]:
+    """Hide a token from itself."""
+    if causal is False:
+        return _core(q, k, v, **options)
+    mask = options.pop("mask", None)
+    offset = causal_offset(causal, q.shape[2], k.shape[2])
+    assert offset is not None
+    past = allowed_pairs(mask, offset - 1, (0, q.shape[2]), (0, k.shape[2]), q)
+    return _core(q, k, v, mask=past, causal=causal, **options)
+
+
+def inverted_mask(q: Array, k: Array, v: Array, *, mask: Array | None = None, **options: Any) -> tuple[Array]:
+    """Take True for "may not attend"."""
+    return _core(q, k, v, mask=None if mask is None else ~mask, **options)
+
+
+def interleaved_groups(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Give query head h the key/value head h mod g, not floor(h g / h_total)."""
+    xp = namespace(q, k, v)
+    times = q.shape[1] // max(k.shape[1], 1)
+    return _core(q, xp.concat([k] * times, axis=1), xp.concat([v] * times, axis=1), **options)
+
+
+CONVENTIONS: dict[str, Wrong] = {
+    "the operator applied to the vector": operator_on_the_vector,
+    "every update is plain attention": plain_attention,
+    "one update more": one_update_more,
+    "the ridge halved": ridge_halved,
+    "the bandwidth doubled in the exponent": bandwidth_doubled,
+    "top-left causality": lambda q, k, v, causal=False, **options: _core(
+        q, k, v, causal="top_left" if causal else False, **options
+    ),
+    "the other fit": other_fit,
+    "drawn to the identity": lambda q, k, v, **options: _core(q, k, v, **_family(options, "fit", tau=1.0)),
+    "the full space": lambda q, k, v, **options: _core(q, k, v, **{**options, "space": "full"}),
+    "causality ignored": ignored_causality,
+    "a token does not see itself": strict_causality,
+    "mask ignored": lambda q, k, v, mask=None, **options: _core(q, k, v, **options),
+    "mask inverted": inverted_mask,
+    "interleaved groups": interleaved_groups,
+}

@@ -1,0 +1,157 @@
+"""One query of one head, among the keys that it sees alone: its way, a second time, by the sources.
+
+There is no mask here, only a shorter list of keys. The operator is found from the eigenvectors of its two Gram
+matrices, and the perturbation is inverted by Newton's method without damping, whose Jacobian is taken by complex steps.
+Arrays have one axis in front, for what runs side by side; they may be complex.
+
+Source: Tie 2024; Khosravi 2023 (arXiv:2208.01681).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+See = Callable[[str, np.ndarray], np.ndarray]
+"""What every value goes through on its way: (id, value) -> the value to go on with."""
+
+J = 1e-20
+"""Increment for the Jacobian within Newton's method: that of the adjoints vanishes beside it."""
+
+
+def transposed(x: np.ndarray) -> np.ndarray:
+    return np.swapaxes(x, -1, -2)
+
+
+def kernel(x: np.ndarray, y: np.ndarray, o: dict[str, Any]) -> np.ndarray:
+    """k(x, y) of rows x (., p, d) and y (., q, d), written out with differences in place of squares of norms."""
+    dot = x @ transposed(y)
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    rho = np.sum(difference * difference, axis=-1)
+    width, kind = o["bandwidth"], o["kernel"]
+    if kind == "linear":
+        return dot
+    if kind == "rbf":
+        second = np.exp(-0.5 * rho / width**2)
+    elif kind == "polynomial":
+        second = (dot / width**2 + o["constant"]) ** o["degree"]
+    else:
+        # At equal points the root has no derivative, and k2 the derivative 0.
+        r = np.sqrt(np.where(np.abs(rho) < 1e-30, 1e-30, rho)) / width
+        if kind == "matern32":
+            second = (1.0 + math.sqrt(3.0) * r) * np.exp(-math.sqrt(3.0) * r)
+        else:
+            second = (1.0 + math.sqrt(5.0) * r + 5.0 * r * r / 3.0) * np.exp(-math.sqrt(5.0) * r)
+    return dot + o["weight"] * second
+
+
+def _fit(z: np.ndarray, g: np.ndarray, y: np.ndarray, o: dict[str, Any], ridge: Any) -> np.ndarray:
+    """A of Z A G + ridge A = Y: a real solution from eigenvectors, and one correction for the imaginary parts."""
+    if o["fit"] == "separable":
+        left = np.linalg.solve(z + ridge * np.eye(z.shape[-1]), y)
+        return transposed(np.linalg.solve(transposed(g), transposed(left)))
+    (s, u), (e, w) = np.linalg.eigh(z.real), np.linalg.eigh(g.real)
+    pairs = np.real(ridge) + s[..., :, None] * e[..., None, :]
+
+    def real(right: np.ndarray) -> np.ndarray:
+        return u @ ((transposed(u) @ right @ w) / pairs) @ transposed(w)
+
+    a = real(y.real).astype(y.dtype)
+    for _ in range(2):  # the residual of the real part is rounding, that of the imaginary part is linear in h
+        left = y - z @ a @ g - ridge * a
+        a = a + real(left.real) + (1j * real(left.imag) if np.iscomplexobj(left) else 0.0)
+    return a
+
+
+def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict[str, Any], see: See) -> np.ndarray:
+    """Return the last query (., 1, d) for q (., 1, d) and the k, v (., j, d) that it sees; `see` gets every value."""
+    d, count = q.shape[-1], k.shape[-2]
+    x, points = q, [q]
+    gram: np.ndarray = np.zeros((1, 1, 1))
+    coordinates: np.ndarray = gram
+    for number in range(1, o["updates"] + 1):
+        if number == 2:
+            between = see("KOOP.5", kernel(k, k, o))
+            if o["causal"] is not False:
+                delta = o["jitter"] * (1.0 + (0.0 if o["kernel"] == "linear" else o["weight"])) * np.ones((1, 1, 1))
+            else:
+                delta = o["jitter"] * np.mean(np.sum(between * np.eye(count), -1), -1)[..., None, None]
+            norm, coordinates = 1.0, k
+            if o["kernel"] == "polynomial":
+                norm = 1.0 / (
+                    1.0 + o["weight"] * o["degree"] * o["constant"] ** (o["degree"] - 1) / o["bandwidth"] ** 2
+                )
+            gram = between
+            if o["space"] == "augmented":
+                corner = norm * np.eye(d) * np.ones((len(k), 1, 1))
+                coordinates = np.concatenate([k, corner], axis=-2)
+                gram = np.concatenate(
+                    [np.concatenate([between, k], -1), np.concatenate([transposed(k), corner], -1)], -2
+                )
+            gram = see("KOOP.6", gram + delta * np.eye(gram.shape[-1]))
+        raw = x @ transposed(k) / math.sqrt(d) if o["similarity"] == "dot" else kernel(x, k, o)
+        scores = see("KOOP.2", see("KOOP.1", raw))
+        powers = np.exp(scores - np.max(scores.real, axis=-1, keepdims=True))
+        weights = see("KOOP.3", powers / np.sum(powers, axis=-1, keepdims=True))
+        attended = see("KOOP.4", weights @ v)
+        x = see("first", attended) if number == 1 else _update(points, attended, k, gram, coordinates, o, see, number)
+        points.append(x)
+    return x
+
+
+def _update(
+    points: list[np.ndarray],
+    attended: np.ndarray,
+    k: np.ndarray,
+    gram: np.ndarray,
+    coordinates: np.ndarray,
+    o: dict[str, Any],
+    see: See,
+    number: int,
+) -> np.ndarray:
+    """q^r by the operator of the trajectory: K acts on a function f as (K f)(x) = tau f(x) + kappa(x)^T A f(P)."""
+    size = len(points) if o["window"] is None else min(len(points), o["window"] + 1)
+    shape = np.broadcast_shapes(*(p.shape for p in points))
+    path = np.concatenate([np.broadcast_to(p, shape) for p in points[-size:]], axis=-2)
+    first, last, d, tau = path[..., :-1, :], path[..., 1:, :], path.shape[-1], o["tau"]
+
+    def g(y: np.ndarray) -> np.ndarray:
+        at = kernel(y, k, o)
+        return np.concatenate([at, y + 0.0 * at[..., :1]], axis=-1) if o["space"] == "augmented" else at
+
+    b_ = see("KOOP.7", g(first))
+    y_ = see("KOOP.8", g(last) - tau * b_)
+    if o["space"] != "full":
+        n_ = see("KOOP.9", transposed(np.linalg.solve(transposed(gram) + 0.0 * b_[..., :1, :1], transposed(b_))))
+        z_ = see("KOOP.10", n_ @ transposed(b_))
+    else:
+        n_, z_ = None, see("KOOP.10", kernel(first, first, o))
+    ridge = o["ridge"][..., number - 2][..., None, None]
+    epsilon = o["epsilon"][..., number - 2][..., None, None]
+    factor = first.shape[-2] * k.shape[-2] if o["scale"] == "mean" else 1.0
+    a_ = see("KOOP.11", _fit(z_, gram, y_, o, ridge * factor))
+    d_ = see("KOOP.12", a_ @ coordinates)
+    r_ = see("KOOP.13", a_ @ transposed(b_))
+    a, b = {"identity": (1.0, epsilon), "shift": (epsilon, 1.0), "pencil": (o["mix"], epsilon)}[o["perturbation"]]
+    h_ = see("KOOP.14", (a + 2.0 * tau * b) * d_ + b * (r_ @ d_))
+
+    def kappa(y: np.ndarray) -> np.ndarray:
+        return kernel(first, y, o) if n_ is None else n_ @ transposed(g(y))
+
+    c_ = see("KOOP.15", kappa(attended))
+    z = see("KOOP.16", (a + b) * tau * attended + transposed(c_) @ h_)
+
+    def residual(y: np.ndarray) -> np.ndarray:
+        return (a + b * tau) * y + b * (transposed(kappa(y)) @ d_) - z
+
+    root = tau * attended + transposed(c_) @ d_
+    for _ in range(60):
+        columns = [residual(root.real + J * 1j * np.eye(d)[n]).imag / J for n in range(d)]
+        move = np.linalg.solve(transposed(np.concatenate(columns, axis=-2)), transposed(residual(root)))
+        root = root - transposed(move)
+        if np.max(np.abs(move.real)) <= 1e-15 * (1.0 + np.max(np.abs(root.real))):
+            break
+    return see("KOOP.17", root)

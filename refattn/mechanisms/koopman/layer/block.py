@@ -1,0 +1,213 @@
+"""The multi-head block: projections around the core, and optional biases and residual.
+
+Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
+
+    [KOOP.18]  q^0 = heads(x w_q + b_q)
+    [KOOP.19]  k = heads(y w_k + b_k)
+    [KOOP.20]  v = heads(y w_v + b_v)
+    [KOOP.21]  t = merge(q^m)                           q^m of KOOP.17 for these q^0, k, v
+    [KOOP.22]  x' = x + t w_o + b_o                     without a residual: x' = t w_o + b_o
+
+Adjoints, for given dx'::
+
+    [dKOOP.21]  dt = dx' w_o^T
+    [dKOOP.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'  the parts for k and v go to the memory where there is one
+
+with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map; the kernel's bandwidth and
+weight are exponentials of the parameters log_bandwidth and log_weight.
+
+A block that is trained takes psi = pi + epsilon phi, which did invert wherever it was tried, where the core's default
+psi = phi + epsilon pi often does not. Its jitter is larger too, because tokens that repeat make the Gram matrix
+singular, and float32 holds no 1e-8. It takes the fit "separable", because "stein", the core's default, has a large
+system for each query where the future is hidden. Ridge and epsilon are those of the configuration, or what the
+context's draws hold.
+
+Axes: b batch, i query token, j key token, m width of the model, h head, g key/value head, d width of a head.
+
+Source: N. Tie 2024, Koopman attention.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from refattn.mechanisms import projections
+from refattn.mechanisms.arguments import check_gradient, check_is
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.families import text_of
+from refattn.mechanisms.koopman import core
+from refattn.mechanisms.projections import (
+    State,
+    check_memory,
+    check_tokens,
+    fresh,
+    mask_of,
+    projected_backward,
+    read,
+    read_backward,
+    start,
+    start_backward,
+)
+from refattn.ops.heads import merge_heads, split_heads
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, device, namespace
+
+__all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
+
+_USUAL = defaults_of(core.forward)
+_FIT, _PERTURBATION, _JITTER = "separable", "identity", 1e-2  # why they are others: above
+
+
+@dataclass(frozen=True)
+class Config(projections.Sizes):
+    """Static choices of a block; those of its projections are `refattn.mechanisms.projections.Sizes`.
+
+    Attributes
+    ----------
+    updates, kernel, space, fit, perturbation, similarity, jitter
+        As in the core; families as text, or as objects without arrays, which become text.
+    learn_kernel
+        Whether the bandwidth and weight of the second kernel are parameters, which start at the kernel's.
+    """
+
+    updates: int = _USUAL["updates"]
+    kernel: str = _USUAL["kernel"]
+    space: str = _USUAL["space"]
+    fit: str = _FIT
+    perturbation: str = _PERTURBATION
+    similarity: str = _USUAL["similarity"]
+    jitter: float | None = _JITTER
+    learn_kernel: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_is("learn_kernel", self.learn_kernel, bool)
+        own = {name: getattr(self, name) for name in ("updates", "space", "similarity", "jitter")}
+        core.check_choices(**own)
+        families = core.chosen_families(**{name: getattr(self, name) for name in core.KINDS})
+        for name, kind in families.items():
+            if not isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, text_of(kind, core.KINDS[name]))
+
+    @property
+    def families(self) -> dict[str, Any]:
+        """The families of options of the core, as objects."""
+        return {name: make(getattr(self, name)) for name, make in core.FAMILIES.items()}
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is a second kernel whose numbers are parameters."""
+        second = any(field.name == "bandwidth" for field in fields(self.families["kernel"]))
+        return self.learn_kernel and second and self.updates > 1
+
+
+@dataclass(frozen=True)
+class Params(projections.Params[Config]):
+    """Weights (in, out) and biases; what the configuration has not is None."""
+
+    log_bandwidth: Array | None = None  # (1,)
+    log_weight: Array | None = None  # (1,)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the block reads."""
+
+    x: Array
+    memory: Array | None
+    joined: Array
+    core: core.Saved
+
+
+def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
+    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, biases of 0, and the kernel's numbers."""
+    weights = fresh(config, "koopman", seed=seed, like=like, layer=layer)
+    if not config.learns:
+        return Params(config, *weights)
+    xp, kernel = namespace(like), config.families["kernel"]
+    bandwidth = math.sqrt(config.sizes[2]) if kernel.bandwidth is None else kernel.bandwidth
+    starts = (math.log(bandwidth), math.log(1.0 if kernel.weight is None else kernel.weight))
+    return Params(config, *weights, *(xp.full((1,), x, dtype=like.dtype, device=device(like)) for x in starts))
+
+
+def _check_params(params: Params) -> None:
+    """Raise where the parameters do not fit their configuration."""
+    needs = projections.shapes_of(params.config)
+    if params.config.learns:
+        needs |= {"log_bandwidth": (1,), "log_weight": (1,)}
+    projections.check_shapes(params, needs)
+
+
+def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
+    """Return the next state and what `backward` reads."""
+    x = state.x  # (b, i, m)
+    check_tokens("state.x", x, params.config.width)
+    _check_params(params)
+    y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
+    keys, values = keys_and_values(params, y)  # (b, g, j, d), (b, g, j, d)
+    result, saved = attend(params, x, keys, values, context)  # (b, i, m)
+    return State(result), saved
+
+
+def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
+    """Return the keys and values (b, g, j, d) of tokens y (b, j, m)."""
+    _, g, _, _ = params.config.sizes
+    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [KOOP.19]
+    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, d) [KOOP.20]
+    return keys, values
+
+
+def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
+    """Return the next x of tokens x (b, i, m) whose queries move among the keys and values, and what is saved."""
+    config, h, families = params.config, params.config.heads, params.config.families
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [KOOP.18]
+    draws = dict(context.draws or {})
+    if unknown := sorted(set(draws) - {"ridge", "epsilon"}):
+        raise ValueError(f"context.draws: got {', '.join(unknown)}, needs ridge and epsilon")
+    families["fit"] = replace(families["fit"], **{n: d for n, d in draws.items() if n == "ridge"})
+    families["perturbation"] = replace(families["perturbation"], **{n: d for n, d in draws.items() if n == "epsilon"})
+    if params.log_bandwidth is not None and params.log_weight is not None:
+        exp = namespace(x).exp
+        numbers = {"bandwidth": exp(params.log_bandwidth)[0], "weight": exp(params.log_weight)[0]}
+        families["kernel"] = replace(families["kernel"], **numbers)
+    last, core_saved = core.forward(
+        queries,
+        keys,
+        values,
+        mask=mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2])),
+        causal=context.causal,
+        updates=config.updates,
+        space=config.space,
+        similarity=config.similarity,
+        jitter=config.jitter,
+        **families,
+    )  # q^m of KOOP.17, tagged in the core
+    joined = merge_heads(last)  # (b, i, h*d) [KOOP.21]
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): KOOP.22 without its residual
+    result = x + out if config.residual else out  # (b, i, m) [KOOP.22]
+    return result, Saved(x, context.memory, joined, core_saved)
+
+
+def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
+    """Return (d_state, d_params, d_context); the context's gradient has "memory" where there is one."""
+    config, x = params.config, saved.x
+    check_gradient("d_state.x", d_state.x, x.shape, x)
+    d_result = d_state.x  # (b, i, m)
+    # forward: out = joined @ w_o + b_o
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*d) [dKOOP.21]
+    # forward: joined = merge_heads(last)
+    d = core.backward(saved.core, split_heads(d_joined, config.heads))
+    # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
+    d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dKOOP.x, the weights'
+    own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dKOOP.x
+    d_x = own + d_result if config.residual else own  # (b, i, m) [dKOOP.x]
+    # forward: bandwidth = exp(log_bandwidth), and so for the weight
+    if params.log_bandwidth is not None and params.log_weight is not None:
+        exp = namespace(x).exp
+        gradients["log_bandwidth"] = d["bandwidth"] * exp(params.log_bandwidth)  # (1)
+        gradients["log_weight"] = d["weight"] * exp(params.log_weight)  # (1)
+    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
+    return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}

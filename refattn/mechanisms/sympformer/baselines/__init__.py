@@ -1,0 +1,1 @@
+"""The blocks that SympFormer is compared with: they have no Hamiltonian."""

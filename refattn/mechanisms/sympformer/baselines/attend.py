@@ -1,0 +1,101 @@
+"""The attention of the baselines: a softmax for each head, by the core at rest, and the output matrix.
+
+Equations (o, z of the core for heads(y w_q), heads(y w_k), heads(y w_v), y the normalised tokens)::
+
+    [SYMP.46]  a = merge(o / z)
+    [SYMP.47]  f = a w_o
+
+Adjoints, for a given df::
+
+    [dSYMP.46]  da = df w_o^T
+    [dSYMP.45]  dy = dq w_q^T + dk w_k^T + dv w_v^T     dq, dk, dv: the core's adjoint at do = da / z, dlog_z = -da . a
+
+Axes: b batch, h head, i token, d width of a head, m width.
+
+Source: Vaswani et al. 2017 (arXiv:1706.03762).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.oracles.past import Prefix
+from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.ops.heads import merge_heads, split_heads
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, namespace
+
+Heads = tuple[Array, Array, Array]
+"""Queries, keys and values by head, or their gradients."""
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What the backward of the attention reads; `core` is None where tokens came one after the other."""
+
+    core: core.Saved | None
+    log_z: Array  # (b, h, i, 1)
+    result: Array  # (b, h, i, e)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    y: Array
+    qkv: Heads
+    attended: Attended
+    joined: Array
+
+
+def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
+    """Return f of normalised tokens y, and what `backward` reads."""
+    weights, heads = (layer.params.w_q, layer.params.w_k, layer.params.w_v), layer.params.config.heads
+    q, k, v = (split_heads(linear_forward(y, w, None), heads) for w in weights)  # (b, h, i, d), (b, h, i, d)
+    by_head, attended = attention(q, k, v, layer.causal)  # (b, h, i, d)
+    joined = merge_heads(by_head)  # (b, i, m) [SYMP.46]
+    force = linear_forward(joined, layer.params.w_o, None)  # (b, i, m) [SYMP.47]
+    return force, Saved(y, (q, k, v), attended, joined)
+
+
+def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None, add: Add) -> Array:
+    """Return the gradient of y, and add those of the weights; `d_further` is what else asks of q, k and v."""
+    # forward: force = joined @ w_o
+    d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m) [dSYMP.46], (m, m)
+    add("w_o", d_w_o)
+    # forward: joined = merge(attention(q, k, v))
+    d_qkv = attention_backward(saved.attended, split_heads(d_joined, layer.params.config.heads))
+    if d_further is not None:
+        d_qkv = tuple(a + b for a, b in zip(d_qkv, d_further, strict=True))
+    # forward: q = split(y @ w_q), and so for k and v
+    parts = []
+    for name, value in zip("qkv", d_qkv, strict=True):
+        weight = getattr(layer.params, f"w_{name}")  # (m, m)
+        d_part, d_w, _ = linear_backward(saved.y, weight, merge_heads(value))  # (b, i, m), (m, m)
+        add(f"w_{name}", d_w)
+        parts.append(d_part)
+    d_y = parts[0] + parts[1] + parts[2]  # (b, i, m) [dSYMP.45]
+    return d_y
+
+
+def attention(q: Array, k: Array, v: Array, causal: bool | Prefix) -> tuple[Array, Attended]:
+    """Return o / z (b, h, i, e) of queries and keys (b, h, i, d), values (b, h, i, e); and what is saved."""
+    xp, inner = namespace(q), None
+    if isinstance(causal, Prefix):
+        out, log_z = causal.attend(q, k, v, None, q.shape[-1] ** -0.5)  # (b, h, i, e), (b, h, i)
+    else:
+        out, inner = core.forward(q, k, v, causal=causal)  # (b, h, i, e)
+        log_z = inner.log_z  # (b, h, i)
+    result = out * xp.exp(-log_z)[..., None]  # (b, h, i, e)
+    return result, Attended(inner, log_z[..., None], result)
+
+
+def attention_backward(saved: Attended, d_result: Array) -> Heads:
+    """Return the gradients of q, k and v."""
+    xp = namespace(d_result)
+    assert saved.core is not None
+    # forward: result = out * exp(-log_z)
+    d_log_z = -xp.sum(d_result * saved.result, axis=-1)  # (b, h, i)
+    d = core.backward(saved.core, d_result * xp.exp(-saved.log_z), d_log_z)
+    return d["q"], d["k"], d["v"]

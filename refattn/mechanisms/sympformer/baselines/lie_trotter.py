@@ -1,0 +1,157 @@
+"""The block of a Lie-Trotter splitting with momentum, and with a connection.
+
+With a connection (see there) it is what the authors' later manuscript calls H1 and R2. H1 turns the momentum by its
+connection along the old momentum. R2 takes it along the new one, and moves the tokens by a momentum that is turned by
+half of it.
+
+Equations (f is SYMP.47 for y; c is SYMP.56, or 0)::
+
+    [SYMP.45]  y = gain norm(x + mu p)                  without looking ahead, or at rest: gain norm(x)
+    [SYMP.57]  w = beta p + gamma f                     at rest: f
+    [SYMP.48]  p' = gain_p norm(w - c)
+    [SYMP.49]  x' = x + p'                              R2: x + gain_p norm(w - c/2)
+
+Adjoints, for given dx' and, where p' is read later, dp'::
+
+    [dSYMP.48]  dp' = dx' + later                       R2: later
+    [dSYMP.57]  dw = adjoint of norm at dp'             R2: with that of the other norm at dx', and what c asks of w
+    [dSYMP.47]  df = gamma dw + what c asks of f        at rest: gamma = 1
+
+and dy = dSYMP.45 at df, dp = beta dw + mu dn + what c asks of p (H1), dn the adjoint of the norm at dy, dx = dx' + dn,
+dbeta = sum dw p, dgamma = sum dw f, dmu = sum dn p.
+
+Axes: b batch, i token, m width.
+
+Source: the Lie-Trotter block of arXiv:2601.23236. Without looking ahead it is what the manuscript calls H0.
+
+How their code differs: the two substeps share the gain of one norm of the momentum; here each has its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from refattn import equations
+from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.sympformer.baselines import attend, connection
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
+from refattn.ops import layer_norm
+from refattn.xp import Array
+
+
+@dataclass(frozen=True)
+class LieTrotter(Integrator):
+    """The Lie-Trotter block: this file. Its step is that of the clock, which nothing reads.
+
+    Attributes
+    ----------
+    connection
+        What its momentum is turned by: "none" (H0), or the connection along the old momentum ("h1") or along the new
+        one ("r2"); see `connection`.
+    """
+
+    connection: str = "none"
+
+    moves: ClassVar[bool] = True
+    baseline: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("connection", self.connection, ("none", "h1", "r2"))
+
+    def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
+        """There is no damping."""
+        return False
+
+    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+        """Return mu, where it looks ahead, beta and gamma: none at rest."""
+        if config.rests:
+            return {}
+        ahead = {"attention_mu": ("unit", 0.9)} if config.look_ahead else {}
+        return {**ahead, "attention_beta": ("unit", 0.9), "attention_gamma": ("positive", 1.0)}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    p: Array | None
+    norm: layer_norm.Saved
+    attended: attend.Saved
+    force: Array
+    norm_p: layer_norm.Saved
+    connection: connection.Saved | None
+    norm_half: layer_norm.Saved | None
+
+
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
+    """Return the next tokens and momenta, and what `backward` reads."""
+    kind, mu = layer.params.config.integrator.connection, layer.numbers.get("attention_mu")  # -, (1)
+    ahead = x if mu is None or p is None else x + mu * p  # (b, i, m): what is normalised
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.45]
+    force, attended = equations.active(attend).forward(layer, y)  # (b, i, m): SYMP.47
+    whole = force  # (b, i, m): SYMP.57 at rest
+    if p is not None:
+        whole = layer.numbers["attention_beta"] * p + layer.numbers["attention_gamma"] * force  # (b, i, m) [SYMP.57]
+    turned, bent, norm_half = whole, None, None  # (b, i, m): without a connection
+    along = {"h1": p, "r2": whole}.get(kind)  # (b, i, m): what the connection is taken along
+    if along is not None:
+        turn, bent = equations.active(connection).forward(layer, along, *attended.qkv, force)  # (b, i, m)
+        turned = whole - turn  # (b, i, m): what is normalised
+    momentum, norm_p = layer_norm.layer_norm_forward(turned, layer.params.gain_p)  # (b, i, m) [SYMP.48]
+    push = momentum  # (b, i, m)
+    if kind == "r2":
+        half = 0.5 * (whole + turned)  # (b, i, m): w - c/2
+        push, norm_half = layer_norm.layer_norm_forward(half, layer.params.gain_p)  # (b, i, m): part of SYMP.49
+    result = x + push  # (b, i, m) [SYMP.49]
+    return result, momentum, Saved(p, norm, attended, force, norm_p, bent, norm_half)
+
+
+def backward(
+    layer: Layer, saved: Saved, d_result: Array, d_later: Array | None, add: Add
+) -> tuple[Array, Array | None, None]:
+    """Return the gradients of x and p, none of the time, and add those of the parameters and the numbers."""
+    p, kind = saved.p, layer.params.config.integrator.connection  # (b, i, m)
+    # forward: result = x + push
+    d_moved = d_result if saved.norm_half is None else 0.0 * d_result  # (b, i, m): where tokens move by p'
+    d_momentum = d_moved if d_later is None else d_moved + d_later  # (b, i, m) [dSYMP.48]
+    # forward: momentum = norm(whole - turn)
+    d_turned, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # (b, i, m), (m)
+    add("gain_p", d_gain)
+    parts, d_turn, d_p = [d_turned], -d_turned, None  # -, (b, i, m)
+    if saved.norm_half is not None:
+        # forward: push = norm(whole - turn / 2)
+        d_half, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_half, d_result)  # (b, i, m), (m)
+        add("gain_p", d_gain)
+        d_turn = d_turn - 0.5 * d_half  # (b, i, m): dSYMP.56
+        parts.append(d_half)
+    d_bent, d_own = None, 0.0 * d_result  # -, (b, i, m): what the connection asks of f
+    if saved.connection is not None:
+        # forward: turn = connection(along, q, k, v, force)
+        own = equations.active(connection)
+        d_along, *d_qkv, d_own = own.backward(layer, saved.connection, d_turn, add)  # (b, i, m)
+        d_bent = tuple(d_qkv)
+        if kind == "h1":
+            d_p = d_along  # (b, i, m)
+        else:
+            parts.append(d_along)
+    d_whole = sum(parts[1:], parts[0])  # (b, i, m) [dSYMP.57]
+    # forward: whole = beta * p + gamma * force
+    gamma = 1.0  # at rest
+    if p is not None:
+        add("attention_beta", inner(d_whole, p))
+        add("attention_gamma", inner(d_whole, saved.force))
+        d_old = layer.numbers["attention_beta"] * d_whole  # (b, i, m)
+        d_p = d_old if d_p is None else d_p + d_old  # (b, i, m): without looking ahead
+        gamma = layer.numbers["attention_gamma"]  # (1)
+    d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.47]
+    d_y = equations.active(attend).backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
+    # forward: y = norm(x + mu * p)
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    add("gain", d_gain)
+    if p is not None and d_p is not None and "attention_mu" in layer.numbers:
+        add("attention_mu", inner(d_ahead, p))
+        d_p = d_p + layer.numbers["attention_mu"] * d_ahead  # (b, i, m)
+    return d_result + d_ahead, d_p, None

@@ -1,0 +1,1 @@
+"""The force in memory linear in the number of tokens."""

@@ -1,0 +1,222 @@
+"""Two copies of tokens and momenta, (X, P) and (Y, Q), each moved by the other: four calls of the layer.oracle.
+
+The map A asks the oracle at (X, Q) and moves P and Y, the map B asks at (Y, P) and moves X and Q, both by half a step,
+and `rotation` holds the copies together. A, B, rotation, B, A is the same backwards, and hence of second order, where
+the angle is 2 xi h with xi fixed. A learned angle that does not vanish with h makes it first order.
+
+Momenta may be measured in units of exp(-a_s): `times` has a_s for s = h_y/2 in the maps B and the rotation, and for s =
+h_y in the last map A; in the first it is 0. `presymplectic` gives them, `strang` does not.
+
+Equations (`at` the copies that the oracle is asked at, `move` those that move; without times a_s = 0)::
+
+    [SYMP.24]  p = exp(-a_s) P_at
+    [SYMP.25]  P_move = P_move + h_y/2 exp(a_s) g       g, f of the oracle at (x_at, p)
+    [SYMP.26]  x_move = x_move + h_x/2 f
+    [SYMP.27]  P_move = exp(a_s) gain_p norm(exp(-a_s) P_move)      where substeps are normalised
+
+Adjoints, for given gradients of what a map makes, in reverse order of the maps::
+
+    [dSYMP.27]  dP_move = exp(-a_s) times the adjoint of norm at exp(a_s) dP_move
+    [dSYMP.25]  dg = h_y/2 exp(a_s) dP_move
+    [dSYMP.26]  df = h_x/2 dx_move
+    [dSYMP.24]  dp = dSYMP.momentum                     what the oracle asks for dg and df; dP_at = exp(-a_s) dp
+
+and da_s = sum dP_move (exp(a_s) h_y/2 g) - sum dp p, with a norm of the momentum its own part of the same kind.
+
+Axes: b batch, i token, m width.
+
+Source: Tao 2016 (arXiv:1609.02212), equations 1 to 3; derived again here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from refattn import equations
+from refattn.mechanisms.arguments import check_number
+from refattn.mechanisms.sympformer.integrators import rotation
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
+from refattn.ops import layer_norm
+from refattn.xp import Array, namespace
+
+Times = tuple[Array, Array] | None
+"""a_s for half of the step and for all of it."""
+
+
+@dataclass(frozen=True)
+class Doubled(Integrator):
+    """An integrator with two copies.
+
+    Attributes
+    ----------
+    xi
+        The rotation turns by 2 xi h_x.
+    angle
+        None, or: it turns by a learned angle between 0 and this one.
+    """
+
+    xi: float = 1.0
+    angle: float | None = None
+
+    moves: ClassVar[bool] = True
+    calls: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("xi", self.xi, positive=True)
+        if self.angle is not None:
+            check_number("angle", self.angle, positive=True)
+
+    def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
+        """Return the share of the angle, where it is learned."""
+        return {} if self.angle is None else {"angle": ("unit", 0.5)}
+
+
+@dataclass(frozen=True)
+class Normed:
+    """What the backward of a normalised momentum reads."""
+
+    norm: layer_norm.Saved
+    a: Array | None
+    given: Array
+    result: Array
+
+
+@dataclass(frozen=True)
+class Shear:
+    """What the backward of a map A or B reads."""
+
+    p: Array
+    force: Array
+    speed: Array
+    moved: Array
+    context: Any
+    asked: Any
+    a: Array | None
+    norm: Normed | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads: the maps in order, the copies before the rotation, and its angle."""
+
+    shears: tuple[Shear, Shear, Shear, Shear]
+    before: rotation.Copies
+    normed: tuple[Normed, Normed] | None
+    angle: Array
+
+
+def forward(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Array, Saved]:
+    """Return X and P after the four maps that begin with both copies at (x, p), and what `backward` reads."""
+    kind = layer.params.config.integrator
+    half, whole = (None, None) if times is None else times  # (1), (1)
+    one, two, first, second = x, x, p, p
+    first, two, shear_1 = _shear(layer, one, second, first, two, None)  # (b, i, m), (b, i, m)
+    second, one, shear_2 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
+    before = (one, two, first, second)
+    angle = 2.0 * kind.xi * layer.numbers["h_x"] if kind.angle is None else kind.angle * layer.numbers["angle"]  # (1)
+    one, two, first, second = equations.active(rotation).forward(*before, angle)  # (b, i, m), (b, i, m), (b, i, m)
+    normed = None
+    if layer.params.config.normalise == "each_substep":
+        first, normed_1 = _normalise(layer, first, half)  # (b, i, m)
+        second, normed_2 = _normalise(layer, second, half)  # (b, i, m)
+        normed = (normed_1, normed_2)
+    second, one, shear_3 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
+    first, two, shear_4 = _shear(layer, one, second, first, two, whole)  # (b, i, m), (b, i, m)
+    return one, first, Saved((shear_1, shear_2, shear_3, shear_4), before, normed, angle)
+
+
+def backward(layer: Layer, saved: Saved, d_one: Array, d_first: Array, add: Add) -> tuple[Array, Array, Array, Array]:
+    """Return the gradients of x, p and of a_s for half of the step and for all of it; add those of the others."""
+    kind, none = layer.params.config.integrator, namespace(d_one).zeros_like(d_one)  # -, (b, i, m)
+    shear_1, shear_2, shear_3, shear_4 = saved.shears
+    d_one, d_second, d_first, d_two, d_whole = _shear_backward(
+        layer, shear_4, (d_one, none, d_first, none), add
+    )  # (b, i, m)
+    d_two, d_first, d_second, d_one, d_half = _shear_backward(
+        layer, shear_3, (d_two, d_first, d_second, d_one), add
+    )  # (b, i, m)
+    if saved.normed is not None:
+        d_first, d_a = _normalise_backward(saved.normed[0], d_first, add)  # (b, i, m), (1)
+        d_second, d_b = _normalise_backward(saved.normed[1], d_second, add)  # (b, i, m), (1)
+        d_half = d_half + d_a + d_b  # (1)
+    # forward: one, two, first, second = rotation(*before, angle)
+    turned = equations.active(rotation).backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))
+    (d_one, d_two, d_first, d_second), d_angle = turned
+    # forward: angle = 2 xi h_x, or the learned share of the largest angle
+    add(*(("h_x", 2.0 * kind.xi * d_angle) if kind.angle is None else ("angle", kind.angle * d_angle)))
+    d_two, d_first, d_second, d_one, d_a = _shear_backward(
+        layer, shear_2, (d_two, d_first, d_second, d_one), add
+    )  # (b, i, m)
+    d_one, d_second, d_first, d_two, _ = _shear_backward(
+        layer, shear_1, (d_one, d_second, d_first, d_two), add
+    )  # (b, i, m)
+    return d_one + d_two, d_first + d_second, d_half + d_a, d_whole
+
+
+def _shear(
+    layer: Layer, x_at: Array, p_at: Array, p_move: Array, x_move: Array, a: Array | None
+) -> tuple[Array, Array, Shear]:
+    """Return the moved momentum and tokens of a map A or B; `a` is None where a_s is 0."""
+    xp = namespace(x_at)
+    p = p_at  # (b, i, m): without damping
+    if a is not None:
+        p = xp.exp(-a) * p_at  # (b, i, m) [SYMP.24]
+    answer, saved = layer.oracle.forward(layer, x_at, p)
+    speed = layer.oracle.velocity(answer.b, answer.context)  # (b, i, m)
+    kick = 0.5 * layer.numbers["h_y"] if a is None else 0.5 * layer.numbers["h_y"] * xp.exp(a)  # (1)
+    kicked = p_move + kick * answer.g  # (b, i, m) [SYMP.25]
+    drifted = x_move + 0.5 * layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.26]
+    norm = None
+    if layer.params.config.normalise == "each_substep":
+        kicked, norm = _normalise(layer, kicked, a)  # (b, i, m)
+    return kicked, drifted, Shear(p, answer.g, speed, answer.b, answer.context, saved, a, norm)
+
+
+def _shear_backward(
+    layer: Layer, saved: Shear, d: tuple[Array, Array, Array, Array], add: Add
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the gradients of (x_at, p_at, p_move, x_move) for those of the same after the map, and that of a_s."""
+    d_x_at, d_p_at, d_p_move, d_x_move = d
+    xp, a, d_a = namespace(d_x_at), saved.a, 0.0 * layer.numbers["h_y"]  # -, -, (1)
+    if saved.norm is not None:
+        d_p_move, d_a = _normalise_backward(saved.norm, d_p_move, add)  # (b, i, m), (1)
+    # forward: drifted = x_move + h_x / 2 * speed
+    d_speed = 0.5 * layer.numbers["h_x"] * d_x_move  # (b, i, m) [dSYMP.26]
+    add("h_x", 0.5 * inner(d_x_move, saved.speed))
+    # forward: kicked = p_move + h_y / 2 exp(a) * force
+    grown = 0.0 * layer.numbers["h_y"] + 1.0 if a is None else xp.exp(a)  # (1): exp(a_s)
+    d_force = 0.5 * layer.numbers["h_y"] * grown * d_p_move  # (b, i, m) [dSYMP.25]
+    work = 0.5 * grown * inner(d_p_move, saved.force)  # (1)
+    add("h_y", work)
+    d_a = d_a + layer.numbers["h_y"] * work  # (1)
+    d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
+    d_x, d_p = layer.oracle.backward(
+        layer, saved.asked, d_force, d_moved, d_context, add
+    )  # (b, i, m), (b, i, m) [dSYMP.24]
+    if a is not None:
+        # forward: p = exp(-a) * p_at
+        d_a = d_a - inner(d_p, saved.p)  # (1)
+        d_p = xp.exp(-a) * d_p  # (b, i, m): the gradient of P_at
+    return d_x_at + d_x, d_p_at + d_p, d_p_move, d_x_move, d_a
+
+
+def _normalise(layer: Layer, momentum: Array, a: Array | None) -> tuple[Array, Normed]:
+    xp = namespace(momentum)
+    physical = momentum if a is None else xp.exp(-a) * momentum  # (b, i, m): part of SYMP.27
+    unit, norm = layer_norm.layer_norm_forward(physical, layer.params.gain_p)  # (b, i, m): part of SYMP.27
+    result = unit if a is None else xp.exp(a) * unit  # (b, i, m) [SYMP.27]
+    return result, Normed(norm, a, physical, result)
+
+
+def _normalise_backward(saved: Normed, d_result: Array, add: Add) -> tuple[Array, Array]:
+    """Return the gradients of the momentum and of a_s."""
+    xp, a = namespace(d_result), saved.a  # -, (1)
+    # forward: result = exp(a) * norm(physical); physical = exp(-a) * momentum
+    d_unit = d_result if a is None else xp.exp(a) * d_result  # (b, i, m)
+    d_physical, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_unit)  # (b, i, m), (m)
+    add("gain_p", d_gain)
+    d_momentum = d_physical if a is None else xp.exp(-a) * d_physical  # (b, i, m) [dSYMP.27]
+    return d_momentum, inner(d_result, saved.result) - inner(d_physical, saved.given)

@@ -1,0 +1,73 @@
+"""The presymplectic integrator of second order: two copies, and momenta that carry their damping.
+
+The system depends on time through its damping. With P = exp(a_s) p, a_s the damping of the time s since the step began,
+it is Hamiltonian, and `copies` moves (X, P) and (Y, Q) by the maps of that.
+
+Equations (a is SYMP.66; P that of `copies`, which begins with P = p, and with 0 at rest)::
+
+    [SYMP.32]  p' = exp(-a) P
+
+Adjoints, for a given dp': dP = exp(-a) dp', and da = -sum dp' p' beside that of the maps; the rest is in `copies`.
+
+Axes: b batch, i token, m width.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its presymplectic integrator, after Tao 2016 (arXiv:1609.02212);
+derived again here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn import equations
+from refattn.mechanisms.sympformer import presymplectic_euler
+from refattn.mechanisms.sympformer.integrators import copies
+from refattn.mechanisms.sympformer.integrators.drift import at_rest
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Presymplectic(copies.Doubled):
+    """The presymplectic integrator: this file, with `copies`."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    t: Array
+    a: Array
+    momentum: Array
+    copies: copies.Saved
+
+
+def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, Array, Saved]:
+    """Return the next tokens and momenta, and what `backward` reads."""
+    clock, h_y = equations.active(presymplectic_euler), layer.numbers["h_y"]  # -, (1)
+    times = tuple(clock.damping(layer, t, share * h_y) for share in (0.5, 1.0))
+    own = equations.active(copies)
+    result, scaled, inside = own.forward(layer, x, at_rest(p, x), times)  # (b, i, m), (b, i, m)
+    momentum = namespace(x).exp(-times[1]) * scaled  # (b, i, m) [SYMP.32]
+    return result, momentum, Saved(t, times[1], momentum, inside)
+
+
+def backward(
+    layer: Layer, saved: Saved, d_result: Array, d_momentum: Array | None, add: Add
+) -> tuple[Array, Array, Array]:
+    """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
+    d_later = namespace(d_result).zeros_like(d_result) if d_momentum is None else d_momentum  # (b, i, m)
+    # forward: momentum = exp(-a) * scaled
+    d_scaled = namespace(d_result).exp(-saved.a) * d_later  # (b, i, m)
+    d_end = -inner(d_later, saved.momentum)  # (1): dSYMP.66
+    # forward: result, scaled = copies(x, p)
+    own = equations.active(copies)
+    turned = own.backward(layer, saved.copies, d_result, d_scaled, add)
+    d_x, d_p, d_half, d_whole = turned  # (b, i, m), (b, i, m), (1), (1)
+    d_t, clock = 0.0 * saved.t, equations.active(presymplectic_euler)  # (1), -
+    for share, d_a in ((0.5, d_half), (1.0, d_whole + d_end)):
+        h = share * layer.numbers["h_y"]  # (1)
+        d_now, d_h = clock.damping_backward(layer, saved.t, h, d_a, add)  # (1), (1)
+        d_t = d_t + d_now  # (1)
+        add("h_y", share * d_h)
+    return d_x, d_p, d_t

@@ -1,0 +1,243 @@
+"""The block: an attention step that moves tokens and momenta, then an MLP step that moves the tokens.
+
+Equations (the attention step is that of the integrator, the MLP step that of `mlp`)::
+
+    [SYMP.39]  p0 = x w_start                           the first momentum with start="linear"
+    [SYMP.40]  p = gain_p norm(p')                      p' of the attention step
+
+and the time of the next layer is t + h_x.
+
+Adjoints, for given dp and dp0::
+
+    [dSYMP.40]  dp' = adjoint of norm at dp
+    [dSYMP.39]  dx = dp0 w_start^T + what else comes
+
+Axes: b batch, i token, m width.
+
+The state is (x, t, p, v, history): tokens, the time, momenta, the velocity of the MLP step, and what a multistep
+integrator remembers. p, v and the history are None before the first layer and after the last: see `config`. The first
+momentum may also be looked up: see `tables`. float16 and bfloat16 are raised to float32 at entry, and results cast
+back.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535).
+
+How the authors' code differs: it lets no gradient through the time, so that its gradients are not those of its loss;
+here they are, unless `detach` asks for the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from refattn import equations, tree
+from refattn.mechanisms.arguments import check_causal, check_gradient
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.projections import check_shapes, check_tokens
+from refattn.mechanisms.sympformer.integrators.two_steps import History
+from refattn.mechanisms.sympformer.layer import mlp as substep
+from refattn.mechanisms.sympformer.layer import tables
+from refattn.mechanisms.sympformer.layer.config import MODULES, Config, one_element
+from refattn.mechanisms.sympformer.layer.init import init
+from refattn.mechanisms.sympformer.oracles.past import Prefix
+from refattn.mechanisms.sympformer.params import Layer, Mlp, Numbers, Params
+from refattn.ops import layer_norm
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, namespace, raised
+
+__all__ = ["Config", "History", "Mlp", "Params", "Saved", "State", "init"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class State:
+    """What flows through the layers."""
+
+    x: Array  # (b, i, m)
+    t: Array  # (1,)
+    p: Array | None = None  # (b, i, m)
+    v: Array | None = None  # (b, i, m)
+    history: History | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward of the block reads."""
+
+    state: State
+    tokens: Array | None  # (b, i), of tables
+    numbers: Numbers
+    attention: Any  # of the integrator
+    norm_p: layer_norm.Saved | None
+    mlp: substep.Saved | None
+    like: Array  # the tokens as they came, for their dtype
+
+
+def start(params: Params, x: Array, context: Context) -> State:
+    """Return the state of tokens x (b, i, m); given to a later layer they are at rest."""
+    check_tokens("x", x, params.config.width)
+    config, at_rest = params.config, None
+    if config.layer:
+        at_rest = namespace(x).zeros_like(x)  # (b, i, m): no velocity
+    t = one_element(config.start_time + config.layer * config.integrator.step, x)  # (1): the time
+    momentum = at_rest if config.integrator.carries else None  # (b, i, m)
+    return State(x, t, momentum, at_rest if isinstance(config.mlp, substep.Velocity) else None)
+
+
+def start_backward(params: Params, d_state: State) -> tuple[Array, None]:
+    """Return (d_x, d_params); start uses no parameter."""
+    return d_state.x, None
+
+
+def read(params: Params, state: State) -> Array:
+    """Return the tokens of a state."""
+    return state.x
+
+
+def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None]:
+    """Return (d_state, d_params); read uses no parameter."""
+    return replace(tree.zeros_like(state), x=d_x), None
+
+
+def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
+    """Return the next state and what `backward` reads."""
+    return advance(params, state, check_causal(context.causal) is not False, context.tokens)
+
+
+def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array | None) -> tuple[State, Saved]:
+    """Return the same; of new tokens alone where those before them stand in a `Prefix`."""
+    config, like = params.config, state.x
+    check_tokens("state.x", like, config.width)
+    check_shapes(params, config.shapes())
+    _check_state(params, state)
+    params, state = _raised(params, like), _raised(state, like)
+    x, t, p = state.x, state.t, state.p
+    numbers = {name: number.value(params.numbers.get(name), x) for name, number in config.numbers().items()}
+    if params.w_start is not None:
+        p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.39]
+    looked_up = None
+    if config.tables:
+        first = causal.tokens() if isinstance(causal, Prefix) else 0
+        looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i): they came in
+        p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.65
+    own, oracle = (equations.active(MODULES[type(kind)]) for kind in (config.integrator, config.oracle))
+    layer, history = Layer(oracle, params, numbers, causal), None
+    if config.integrator.remembers:
+        moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
+    else:
+        moved, raw, attention = own.forward(layer, x, p, t)  # (b, i, m), (b, i, m)
+    momentum, norm_p = raw if config.keeps else None, None  # (b, i, m)
+    if momentum is not None and params.gain_p is not None and not config.integrator.baseline:
+        momentum, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p)  # (b, i, m) [SYMP.40]
+    result, v, mlp = moved, None, None  # (b, i, m)
+    if params.mlp is not None:
+        carried = momentum if isinstance(config.mlp, substep.Momentum) else state.v  # (b, i, m): what it carries on
+        result, push, mlp = equations.active(substep).forward(layer, x, moved, carried)  # (b, i, m), (b, i, m)
+        if isinstance(config.mlp, substep.Momentum):
+            momentum = push  # (b, i, m): SYMP.37
+        elif isinstance(config.mlp, substep.Velocity):
+            v = push  # (b, i, m): SYMP.37
+    later = t + numbers.get("h_x", 0.0)  # (1): the time of the next layer
+    following = State(result, later, *((None, None, None) if config.last else (momentum, v, history)))
+    return _cast(following, like), Saved(state, looked_up, numbers, attention, norm_p, mlp, like)
+
+
+def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
+    """Return (d_state, d_params, d_context); no field of the context has a gradient."""
+    check_gradient("d_state.x", d_state.x, saved.like.shape, saved.like)
+    params, d_state = _raised(params, saved.like), _raised(d_state, saved.like)
+    config, x = params.config, saved.state.x
+    oracle = equations.active(MODULES[type(config.oracle)])
+    layer = Layer(oracle, params, saved.numbers, None)
+    found: dict[str, Array] = {}
+
+    def add(name: str, value: Array) -> None:
+        found[name] = found[name] + value if name in found else value  # a sum over uses
+
+    d_moved, d_before, d_momentum, d_v = d_state.x, None, d_state.p, None
+    if saved.mlp is not None:
+        carries = isinstance(config.mlp, substep.Momentum)
+        d_later = d_state.p if carries else d_state.v  # (b, i, m)
+        own = equations.active(substep)
+        turned = own.backward(layer, saved.mlp, d_state.x, d_later, add)
+        d_before, d_moved, d_carried = turned  # (b, i, m), (b, i, m), (b, i, m)
+        if carries:
+            d_momentum = d_carried  # (b, i, m): dSYMP.33
+        elif isinstance(config.mlp, substep.Velocity):
+            d_v = d_carried  # (b, i, m): dSYMP.33, or nothing
+    d_raw = d_momentum  # (b, i, m): dSYMP.40 without a norm
+    if saved.norm_p is not None and d_momentum is not None:
+        # forward: momentum = norm(raw)
+        d_raw, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # (b, i, m) [dSYMP.40], (m)
+        add("gain_p", d_gain)
+    own, d_history = equations.active(MODULES[type(config.integrator)]), None
+    if config.integrator.remembers:
+        step = own.backward(layer, saved.attention, d_moved, d_raw, d_state.history, add)
+        d_x, d_p, d_history, d_t = step  # (b, i, m), (b, i, m), -, (1)
+    else:
+        d_x, d_p, d_t = own.backward(layer, saved.attention, d_moved, d_raw, add)  # (b, i, m), (b, i, m), (1)
+    d_t = 0.0 * d_state.t if d_t is None else d_t  # (1)
+    # forward: later = t + h_x
+    if not config.detach:
+        d_t = d_t + d_state.t  # (1): the gradient of the time
+        add("h_x", d_state.t)
+    else:
+        d_t = 0.0 * d_t  # (1): no gradient through the time
+        if d_history is not None:
+            d_history = replace(d_history, t=d_t, h_x=d_t, h_y=d_t)
+    if d_before is not None:
+        d_x = d_x + d_before  # (b, i, m): the velocity of the attention step begins at x
+    if params.w_start is not None:
+        # forward: p = x @ w_start
+        d_from, d_w_start, _ = linear_backward(x, params.w_start, d_p)  # (b, i, m), (m, m)
+        add("w_start", d_w_start)
+        d_x = d_x + d_from  # (b, i, m) [dSYMP.39]
+    if saved.tokens is not None:
+        # forward: p = tables.forward(params, tokens)
+        equations.active(tables).backward(params, saved.tokens, d_p, add)
+    d_inner = State(d_x, d_t, None if saved.state.p is None else d_p, d_v, d_history)
+    return _cast(d_inner, saved.like), _cast(_gradients(params, found), saved.like), {}
+
+
+def _gradients(params: Params, found: dict[str, Array]) -> Params:
+    """Return the gradients of all parameters."""
+    numbers = params.config.numbers()
+    leaves = {f"numbers.{name}": numbers[name].backward(r, found[name]) for name, r in params.numbers.items()}
+    names = tree.flatten(params)
+    leaves |= {name: value for name, value in found.items() if name in names}
+    return tree.unflatten(params, leaves)
+
+
+def _raised(given: T, like: Array) -> T:
+    """Return a tree of the dtype of `like` in the one that is computed in."""
+    return given if raised(like).dtype == like.dtype else tree.map_leaves(raised, given)
+
+
+def _cast(given: T, like: Array) -> T:
+    """Return a tree in the dtype of the tokens that came in."""
+    if raised(like).dtype == like.dtype:
+        return given
+    return tree.map_leaves(lambda leaf: namespace(leaf).astype(leaf, like.dtype), given)
+
+
+def _check_state(params: Params, state: State) -> None:
+    """Raise where the state is none that this layer of the stack receives."""
+    config, x, later = params.config, state.x, params.config.layer > 0  # -, (b, i, m)
+    carried = later and isinstance(config.mlp, substep.Velocity)
+    for name, given, needed in (
+        ("state.p", state.p, later and config.integrator.carries),
+        ("state.v", state.v, carried),
+    ):
+        if (given is not None) != needed:
+            wants = f"{tuple(x.shape)}" if needed else "None: a stack starts at rest"
+            got = "None" if given is None else f"shape {tuple(given.shape)}"
+            raise ValueError(f"{name}: got {got}, layer {config.layer} of {config.layers} needs {wants}")
+        if given is not None and tuple(given.shape) != tuple(x.shape):
+            raise ValueError(f"{name}: got shape {tuple(given.shape)}, needs {tuple(x.shape)}")
+    if state.history is not None and not (later and config.integrator.remembers):
+        raise ValueError(
+            f"state.history: was given, {type(config.integrator).__name__} in layer {config.layer} reads none"
+        )
+    if tuple(state.t.shape) != (1,):
+        raise ValueError(f"state.t: got shape {tuple(state.t.shape)}, needs (1,)")

@@ -1,0 +1,317 @@
+"""The static choices of a block, and what follows from them: which parameters and numbers it has.
+
+A parameter that can have no gradient is not allocated. Which these are depends on the block's place. A stack that
+starts at rest has no momentum before its first layer, and what nothing reads after its last is not computed:
+
+* integrators that move tokens at rest drift with the new momentum; the others drift with the old one, and their first
+  layer moves nothing: no B, no step of the positions, no look-ahead there;
+* the others kick a momentum in the last layer that nobody reads: no values, no output matrix, no damping there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeVar
+
+from refattn.mechanisms.arguments import check_choice, check_is, check_number
+from refattn.mechanisms.families import choose
+from refattn.mechanisms.projections import check_sizes
+from refattn.mechanisms.sympformer import presymplectic_euler
+from refattn.mechanisms.sympformer.baselines import classical, lie_trotter
+from refattn.mechanisms.sympformer.integrators import (
+    ab2,
+    damping,
+    etd_ab2,
+    explicit_euler,
+    exponential_euler,
+    exponential_presymplectic,
+    forward_euler,
+    half_damped,
+    plain_euler,
+    presymplectic,
+    strang,
+)
+from refattn.mechanisms.sympformer.layer import mlp
+from refattn.mechanisms.sympformer.oracles import hamiltonian, linear, softmax
+from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
+from refattn.xp import Array, device, namespace
+
+MODULES: dict[type, ModuleType] = {
+    presymplectic_euler.PresymplecticEuler: presymplectic_euler,
+    forward_euler.ForwardEuler: forward_euler,
+    exponential_presymplectic.ExponentialPresymplectic: exponential_presymplectic,
+    exponential_euler.ExponentialEuler: exponential_euler,
+    half_damped.HalfDamped: half_damped,
+    explicit_euler.ExplicitEuler: explicit_euler,
+    plain_euler.PlainEuler: plain_euler,
+    ab2.AB2: ab2,
+    etd_ab2.EtdAB2: etd_ab2,
+    presymplectic.Presymplectic: presymplectic,
+    strang.Strang: strang,
+    classical.Classical: classical,
+    lie_trotter.LieTrotter: lie_trotter,
+    softmax.Softmax: softmax,
+    hamiltonian.Hamiltonian: hamiltonian,
+    linear.Linear: linear,
+}
+"""Where a kind of integrator or oracle is computed: in the file of its name."""
+
+NAMES = {module.__name__.rpartition(".")[2]: kind for kind, module in MODULES.items()}
+ORACLES = {name: NAMES[name] for name in ("softmax", "hamiltonian", "linear")}
+INTEGRATORS = {name: kind for name, kind in NAMES.items() if name not in ORACLES}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a block: it stays positive, or between 0 and 1, because a map of the line makes it.
+
+    With kind "positive" it is s = log(1 + e^r), ds/dr = 1 / (1 + e^-r); with "unit" s = 1 / (1 + e^-r), ds/dr = s (1 -
+    s). `start` is where it starts, and where it stays unless it is learned.
+    """
+
+    kind: str
+    start: float
+    learned: bool = True
+
+    def raw(self) -> float:
+        """Return the r with which it starts."""
+        if self.kind == "positive":
+            return math.log(math.expm1(self.start)) if self.start < 30.0 else self.start
+        return math.log(self.start / (1.0 - self.start))
+
+    def value(self, r: Array | None, like: Array) -> Array:
+        """Return the number as an array of one element: of its r, or as it starts."""
+        if r is None:
+            return one_element(self.start, like)
+        xp = namespace(r)
+        return xp.logaddexp(r, xp.zeros_like(r)) if self.kind == "positive" else 1.0 / (1.0 + xp.exp(-r))
+
+    def backward(self, r: Array, d: Array) -> Array:
+        """Return the gradient of r."""
+        s = 1.0 / (1.0 + namespace(r).exp(-r))
+        return d * (s if self.kind == "positive" else s * (1.0 - s))
+
+
+def one_element(value: float, like: Array) -> Array:
+    """Return a number as an array of one element."""
+    return namespace(like).full((1,), value, dtype=like.dtype, device=device(like))
+
+
+T = TypeVar("T", bound=type)
+
+RENAMED = {
+    **dict.fromkeys(("attention", "force"), 'oracle="softmax", "linear" or "hamiltonian"'),
+    **{name: f'oracle="softmax({name}=...)"' for name in ("normaliser", "mobility")},
+    "form": 'oracle="linear(form=...)"',
+    **{name: f'damping="loglin({name}=...)"' for name in ("c_log", "c_lin", "clip")},
+    "learn_damping": 'damping="loglin(learned=...)"',
+    "step": 'integrator="presymplectic_euler(step=...)", and so for the others',
+    "learn_steps": 'integrator="presymplectic_euler(learned=...)", and so for the others',
+    "retention": 'integrator="plain_euler(retention=...)"',
+    "connection": 'integrator="lie_trotter(connection=...)"',
+    "xi": 'integrator="presymplectic(xi=...)", and so for strang',
+    **dict.fromkeys(("rotation", "angle"), 'integrator="presymplectic(angle=...)", and so for strang'),
+    "mlp_ratio": 'mlp="attention_velocity(ratio=...)", and so for the others',
+    "gelu": 'mlp="attention_velocity(gelu=...)", and so for the others',
+}
+"""What the choices of earlier versions are called now."""
+
+
+def _tells_new_names(kind: T) -> T:
+    """Return the class with an error that names the new choice where an old one is given."""
+    init = kind.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def told(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name in RENAMED:
+                raise TypeError(f"{name}: got an option of before, needs {RENAMED[name]}")
+        init(self, *args, **given)
+
+    kind.__init__ = told  # type: ignore[misc]
+    return kind
+
+
+@_tells_new_names
+@dataclass(frozen=True)
+class Config:
+    """Static choices of a block. Kinds are taken as objects, names or text: "strang(xi=0.5)".
+
+    Attributes
+    ----------
+    width, heads
+        Width of the tokens; the heads, over which scores are averaged: they enter by the factor of the scores alone,
+        1 / (heads sqrt(width / heads)).
+    layer, layers
+        Position in the stack, counted from 0, and the number of its layers.
+    oracle
+        "softmax" attention, linear attention ("linear"), or the gradient of a Hamiltonian of all tokens, which may not
+        be causal ("hamiltonian"): the files of `oracles`.
+    integrator
+        "presymplectic_euler", the files of `integrators`, or the blocks they are compared with, those of `baselines`.
+    damping
+        "log", "linear" or "loglin": the kinds of `integrators.damping`.
+    mlp
+        What the MLP substep looks ahead along and changes: "attention_velocity", "momentum", "velocity", "plain", or
+        "none", where there is none: the kinds of `layer.mlp`.
+    normalise
+        Layer normalisation of the momentum: at the "end" of a step, "each_substep" (`presymplectic` and `strang`: also
+        after every kick and after the rotation) or "none".
+    look_ahead
+        Whether the oracle sees x + lambda p in place of x, with lambda learned from 0.001 on (`lie_trotter`: 0.9).
+    start
+        "rest"; "linear": the first momentum is a linear map of the tokens; "table": it is looked up by the number of a
+        token and by its position, see `tables`.
+    vocabulary, context
+        Of these tables: the number of different tokens, and the most tokens of a sequence.
+    start_time
+        The time of the first layer.
+    spread
+        Standard deviation of fresh weights; None: 1 / sqrt(inputs). The authors take 0.02.
+    detach
+        Whether gradients through the time of a layer, the steps of the layer before it, and the step that the velocity
+        of the attention step is divided by are left out, as the authors do.
+    """
+
+    width: int
+    heads: int
+    layer: int = 0
+    layers: int = 1
+    oracle: Any = "softmax"
+    integrator: Any = "presymplectic_euler"
+    damping: Any = "loglin"
+    mlp: Any = "attention_velocity"
+    normalise: str = "end"
+    look_ahead: bool = False
+    start: str = "rest"
+    vocabulary: int = 256
+    context: int = 256
+    start_time: float = 1.0
+    spread: float | None = None
+    detach: bool = False
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "width", "heads", "layers", "vocabulary", "context")
+        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
+            raise ValueError(f"layer: got {self.layer!r}, needs a whole number of at least 0")
+        if self.width % self.heads:
+            raise ValueError(f"heads: got {self.heads}, needs a divisor of the width {self.width}")
+        if self.layer >= self.layers:
+            raise ValueError(f"layer: got {self.layer}, needs one below the {self.layers} layers")
+        kinds: dict[str, Any] = {"oracle": ORACLES, "integrator": INTEGRATORS, "damping": damping.KINDS}
+        for name, known in {**kinds, "mlp": mlp.KINDS}.items():
+            object.__setattr__(self, name, choose(name, getattr(self, name), known))
+        check_choice("normalise", self.normalise, ("end", "each_substep", "none"))
+        check_choice("start", self.start, ("rest", "linear", "table"))
+        for name in ("look_ahead", "detach"):
+            check_is(name, getattr(self, name), bool)
+        check_number("start_time", self.start_time, positive=True)
+        if self.spread is not None:
+            check_number("spread", self.spread, positive=True)
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        """Raise where two choices do not go together."""
+        kind, name = self.integrator, MODULES[type(self.integrator)].__name__.rpartition(".")[2]
+        if self.normalise == "each_substep" and kind.calls == 1:
+            raise ValueError("normalise: got 'each_substep', which only presymplectic and strang have")
+        if kind.baseline and self.oracle != softmax.Softmax():
+            raise ValueError(
+                f"oracle: got {self.oracle!r}, but {name} asks none: it has softmax attention of its heads"
+            )
+        if kind.baseline and isinstance(self.mlp, mlp.AttentionVelocity):
+            raise ValueError(f"mlp: got 'attention_velocity', {name} has no steps: it needs another substep")
+        if not kind.carries and isinstance(self.mlp, mlp.Momentum):
+            raise ValueError(f"mlp: got 'momentum', {name} has none: it needs another substep")
+        if not kind.carries and self.start != "rest":
+            raise ValueError(f"start: got {self.start!r}, {name} has no momentum: it needs 'rest'")
+        if self.rests and self.layers == 1 and not kind.moves:
+            raise ValueError(
+                f"layers: got 1, but {name} moves no token in a first layer that starts at rest: it needs "
+                "more layers, or start='linear' or 'table'"
+            )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of the context that a block of this configuration reads."""
+        causal = ("causal",) if self.oracle.may_be_causal else ()
+        return (*causal, "tokens") if self.tables else causal
+
+    @property
+    def scale(self) -> float:
+        """The factor of the scores."""
+        return 1.0 / math.sqrt(self.heads * self.width)
+
+    @property
+    def connects(self) -> bool:
+        """Whether there is a connection."""
+        kind = getattr(self.integrator, "connection", "none")
+        return kind == "r2" or (kind == "h1" and not self.rests)
+
+    @property
+    def rests(self) -> bool:
+        """Whether no momentum comes in."""
+        return not self.integrator.carries or (self.layer == 0 and self.start == "rest")
+
+    @property
+    def tables(self) -> bool:
+        """Whether the momentum that comes in is looked up."""
+        return self.layer == 0 and self.start == "table"
+
+    @property
+    def last(self) -> bool:
+        """Whether the block is the last one."""
+        return self.layer == self.layers - 1
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the new momentum is read: by the MLP substep or by the next layer."""
+        return bool(self.integrator.carries) and (not self.last or isinstance(self.mlp, mlp.Momentum))
+
+    @property
+    def kicks(self) -> bool:
+        """Whether the force is read."""
+        return bool(self.integrator.moves) or self.keeps
+
+    @property
+    def drifts(self) -> bool:
+        """Whether positions change."""
+        return bool(self.integrator.moves) or not self.rests
+
+    def numbers(self) -> dict[str, Number]:
+        """Return the numbers of the block; one that changes nothing is not there, or not learned."""
+        kind: Integrator = self.integrator
+        found: dict[str, Number] = {}
+        if not kind.baseline:
+            found["h_x"] = Number("positive", kind.step, kind.learned and self.drifts)
+            found["h_y"] = Number("positive", kind.step, kind.learned and self.kicks)
+            damps = self.damping.learned and kind.damps(self.rests, self.kicks, self.keeps)
+            has = [name for name in ("c_log", "c_lin") if hasattr(self.damping, name)]
+            found |= {name: Number("positive", getattr(self.damping, name), damps) for name in has}
+            if self.look_ahead and (not self.rests or kind.calls > 1):
+                found["look"] = Number("unit", 1e-3)
+        more = {**kind.numbers(self), **self.mlp.numbers(self)}
+        return found | {name: Number(*given) for name, given in more.items()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter that a block has, by name."""
+        m, kind = self.width, self.integrator
+        has = {"w_q", "w_k", "w_v", "w_o"} if kind.baseline else self.oracle.weights(self.kicks, self.drifts)
+        needs: dict[str, tuple[int, ...]] = {"gain": (m,)} | {name: (m, m) for name in has}
+        ends = self.keeps and self.normalise == "end"
+        if ends or self.normalise == "each_substep" or (kind.baseline and kind.carries):
+            needs["gain_p"] = (m,)
+        if self.layer == 0 and self.start == "linear":
+            needs["w_start"] = (m, m)
+        if self.tables:
+            needs |= {"token_embedding": (self.vocabulary, m), "position_embedding": (self.context, m)}
+        needs |= {f"numbers.{name}": (1,) for name, number in self.numbers().items() if number.learned}
+        if not isinstance(self.mlp, mlp.NoMlp):
+            wide = self.mlp.ratio * m
+            needs |= {"mlp.gain": (m,), "mlp.w_in": (m, wide), "mlp.w_out": (wide, m)}
+        if isinstance(self.mlp, mlp.Momentum | mlp.Velocity):
+            needs["mlp.gain_v"] = (m,)
+        return needs

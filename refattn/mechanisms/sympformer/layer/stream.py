@@ -1,0 +1,57 @@
+"""Decoding: every call of the oracle keeps its own past.
+
+The oracle sees positions and momenta, which the calls of one step do not share, so a step that calls it four times
+keeps four pasts. Of softmax attention a past is the keys, values and u of all tokens, of linear attention two sums of
+constant size. What a later token asks of an earlier one does not change the earlier one: its state stays as it was.
+
+Axes: b batch, n new token, m width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from refattn import equations, tree
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.sympformer.layer import block
+from refattn.mechanisms.sympformer.oracles.linear import Linear
+from refattn.mechanisms.sympformer.oracles.past import Past, Prefix
+from refattn.xp import device, namespace, raised, zeros
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The pasts of the calls of one step: a tree of arrays, which says everything that there is to know."""
+
+    calls: tuple[Past, ...]
+
+
+def start(params: block.Params, batch: int) -> Cache:
+    """Return the cache before the first token."""
+    config, like = params.config, raised(params.gain)
+    m, wide = config.width, config.width if config.kicks else 0
+    if isinstance(config.oracle, Linear):
+        xp = namespace(like)
+        none = xp.zeros((1,), dtype=xp.int32, device=device(like))
+        past = Past(force=zeros((batch, m, m), like), velocity=zeros((batch, m, m), like), count=none)
+    else:
+        h = config.heads if config.integrator.baseline else 1
+        past = Past(*(zeros((batch, h, 0, width), like) for width in (m // h, wide // h, 1)))
+        if config.connects:
+            return Cache((past, replace(past, v=zeros((batch, h, 0, 3 * m // h), like))))
+    return Cache((past,) * config.integrator.calls)
+
+
+def prefill(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
+    """Return the next state of new tokens (b, n, m), and the cache with them."""
+    batch = next(iter(tree.flatten(cache).values())).shape[0]
+    if state.x.shape[0] != batch:
+        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")
+    prefix = Prefix(cache.calls)
+    result, _ = equations.active(block).advance(params, state, prefix, context.tokens)
+    return result, Cache(tuple(prefix.after))
+
+
+def step(params: block.Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
+    """Return the next state of one new token (b, 1, m), and the cache with it."""
+    return prefill(params, cache, state, context)

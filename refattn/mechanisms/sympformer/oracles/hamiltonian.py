@@ -1,0 +1,203 @@
+"""The oracle of a Hamiltonian of all tokens: its force is the gradient, and a token is pushed by all others.
+
+    H = 1/2 sum_i <p_i, B p_i> / z_i - 1/2n sum_ij E_ij       E_ij = e^(scale q_i . k_j), z_i = 1/n sum_j E_ij
+
+A token is a query, and a key of the others: through its key it is pushed by what attends it. With causal scores these
+would be the tokens that come later, and so there is no causal form of this force; `softmax` is what there is instead.
+
+Equations (o(q, k, v) and c are SYMP.10 and SYMP.7 at rest, without causality: o_i = 1/n sum_j E_ij v_j)::
+
+    [SYMP.58]  y = gain norm(x + look p)                without looking ahead, or at rest: gain norm(x)
+    [SYMP.59]  q = y w_q
+    [SYMP.60]  k = y w_k
+    [SYMP.61]  s = <p, B p> exp(-2 c) + 1               at rest: 1
+    [SYMP.62]  r = s o(q, k, k)                         as a query
+    [SYMP.63]  t = o(k, q, s q)                         as a key: the same E, transposed
+    [SYMP.64]  g = scale/2 (r w_q^T + t w_k^T)          -dH/dy, for a symmetric B
+
+Adjoints, for given dg and what else asks for a gradient of B p and c::
+
+    [dSYMP.62]  dr = scale/2 dg w_q
+    [dSYMP.63]  dt = scale/2 dg w_k
+    [dSYMP.61]  ds = sum_m dr o(q, k, k) + sum_m q V2
+    [dSYMP.60]  dk = K1 + V1 + Q2
+    [dSYMP.59]  dq = Q1 + K2 + s V2
+    [dSYMP.58]  dy = dq w_q^T + dk w_k^T
+
+where (Q1, K1, V1) is the core's adjoint of o(q, k, k) at do = s dr and dlog_z = dc, (Q2, K2, V2) that of o(k, q, s q)
+at do = dt; dc = further - 2 (s - 1) ds, de = exp(-2 c) ds, and e = <p, B p> asks of p as SYMP.16 does.
+
+Axes: b batch, i token, m width.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), with the normalised tokens for the positions, as in their program.
+
+How their code differs: its potential lacks the 1/n, and B comes from an inverse of the scores' matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from refattn import equations
+from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.oracles import softmax
+from refattn.mechanisms.sympformer.oracles.softmax import MOBILITIES, Answer
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.ops import layer_norm
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Hamiltonian:
+    """The force of a Hamiltonian of all tokens, which may not be causal: this file.
+
+    Attributes
+    ----------
+    mobility
+        "learned", the matrix B, from the identity on; "identity": none.
+    """
+
+    mobility: str = "learned"
+
+    may_be_causal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_choice("mobility", self.mobility, MOBILITIES)
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block, where the force is read, and where positions change."""
+        return {"w_q", "w_k"} | ({"w_b"} if drifts and self.mobility == "learned" else set())
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads; the names are those of the equations."""
+
+    p: Array | None
+    b: Array | None
+    y: Array
+    norm: layer_norm.Saved
+    look: Array | None
+    q: Array
+    s: Array | None  # (b, i, 1)
+    inverse: Array  # (b, i, 1): exp(-2 c)
+    attended: Array  # (b, i, m)
+    r: Array | None
+    t: Array | None
+    as_query: core.Saved
+    as_key: core.Saved | None
+
+
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
+    """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
+    if layer.causal is not False:
+        raise ValueError(
+            "causal: got True, needs False: the force of a Hamiltonian of all tokens pushes a token by those that come "
+            "later, which attend it; oracle='softmax' does not"
+        )
+    xp, kicks, scale = namespace(x), layer.params.config.kicks, layer.params.config.scale
+    look = layer.numbers.get("look") if p is not None else None  # (1)
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.58]
+    q = linear_forward(y, layer.params.w_q, None)  # (b, i, m) [SYMP.59]
+    k = linear_forward(y, layer.params.w_k, None)  # (b, i, m) [SYMP.60]
+    moved = None if p is None else mobilised(layer, p)  # (b, i, m): SYMP.15
+    values = k if kicks else k[..., :0]  # no value where only z is asked for
+    three = (each[:, None, ...] for each in (q, k, values))
+    out, as_query = core.forward(*three, scale=scale)  # (b, 1, i, e)
+    attended = out[:, 0, ...]  # (b, i, e): SYMP.10 without the head
+    log_z = as_query.log_z[:, 0, :, None]  # (b, i, 1): SYMP.7 without the head
+    inverse = xp.exp(-2.0 * log_z)  # (b, i, 1): part of SYMP.61
+    share = query = key = as_key = force = None
+    if kicks:
+        share = xp.ones_like(log_z)  # (b, i, 1): SYMP.61 at rest
+        if p is not None:
+            share = xp.sum(moved * p, axis=-1, keepdims=True) * inverse + 1.0  # (b, i, 1) [SYMP.61]
+        query = share * attended  # (b, i, m) [SYMP.62]
+        shared = share * q  # (b, i, m): the values of SYMP.63
+        three = (each[:, None, ...] for each in (k, q, shared))
+        turned, as_key = core.forward(*three, scale=scale)  # (b, 1, i, m)
+        key = turned[:, 0, ...]  # (b, i, m) [SYMP.63]
+        back_q, back_k = xp.matrix_transpose(layer.params.w_q), xp.matrix_transpose(layer.params.w_k)  # (m, m), (m, m)
+        force = 0.5 * scale * (query @ back_q + key @ back_k)  # (b, i, m) [SYMP.64]
+    saved = Saved(p, moved, y, norm, look, q, share, inverse, attended, query, key, as_query, as_key)
+    return Answer(force, moved, log_z), saved
+
+
+def mobilised(layer: Layer, p: Array) -> Array:
+    """Return B p."""
+    return equations.active(softmax).mobilised(layer, p)
+
+
+def mobilised_backward(layer: Layer, p: Array, d_moved: Array, add: Add) -> Array:
+    """Return the gradient of p, and add that of B."""
+    return equations.active(softmax).mobilised_backward(layer, p, d_moved, add)
+
+
+def velocity(moved: Array, log_z: Array) -> Array:
+    """Return B p / z."""
+    return equations.active(softmax).velocity(moved, log_z)
+
+
+def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) -> tuple[Array, Array]:
+    """Return the gradients of B p and of log z."""
+    return equations.active(softmax).velocity_backward(moved, speed, log_z, d_speed)
+
+
+def backward(
+    layer: Layer, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
+) -> tuple[Array, Array | None]:
+    """Return the gradients of x and p, and add those of the parameters."""
+    p = saved.p  # (b, i, m)
+    xp, scale = namespace(saved.y), layer.params.config.scale
+    d_bounded = xp.zeros_like(saved.inverse) if d_log_z is None else d_log_z  # (b, i, 1): of SYMP.7
+    d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
+    d_ask = d_moved  # (b, i, m): of B p
+    d_pull = None
+    d_q, d_k = xp.zeros_like(saved.q), xp.zeros_like(saved.q)  # (b, i, m), (b, i, m)
+    if d_force is not None and saved.as_key is not None and saved.s is not None:
+        # forward: force = scale / 2 * (query @ w_q^T + key @ w_k^T)
+        asked = 0.5 * scale * d_force  # (b, i, m): without the matrices
+        d_query = asked @ layer.params.w_q  # (b, i, m) [dSYMP.62]
+        d_key = asked @ layer.params.w_k  # (b, i, m) [dSYMP.63]
+        for name, value in (("w_q", saved.r), ("w_k", saved.t)):
+            add(name, linear_backward(asked, layer.params.w_q, value)[1])
+        # forward: key = core(k, q, share * q); query = share * core(q, k, k)
+        d = core.backward(saved.as_key, d_key[:, None, ...])
+        d_k = d["q"][:, 0, ...]  # (b, i, m)
+        d_value = d["v"][:, 0, ...]  # (b, i, m): of s q
+        d_q = d["k"][:, 0, ...] + saved.s * d_value  # (b, i, m)
+        d_attended = saved.s * d_query  # (b, i, m): of SYMP.10
+        d_share = xp.sum(d_query * saved.attended + d_value * saved.q, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.61]
+        if p is not None:
+            # forward: share = sum(moved * p) * exp(-2 log_z) + 1
+            d_kinetic = d_share * saved.inverse  # (b, i, 1): of <p, B p>
+            d_bounded = d_bounded - 2.0 * (saved.s - 1.0) * d_share  # (b, i, 1): of SYMP.7
+            d_pull = d_kinetic * saved.b  # (b, i, m): of p beside B p
+            d_ask = d_kinetic * p if d_ask is None else d_ask + d_kinetic * p  # (b, i, m): of B p
+    d_p = None
+    if p is not None:
+        d_p = xp.zeros_like(p) if d_ask is None else mobilised_backward(layer, p, d_ask, add)  # (b, i, m)
+        d_p = d_p if d_pull is None else d_p + d_pull  # (b, i, m)
+    # forward: attended, log_z = core(q, k, k)
+    d = core.backward(saved.as_query, d_attended[:, None, ...], xp.permute_dims(d_bounded, (0, 2, 1)))
+    d_queries = d_q + d["q"][:, 0, ...]  # (b, i, m) [dSYMP.59]
+    d_own = d["k"][:, 0, ...]  # (b, i, m)
+    if saved.as_key is not None:
+        d_own = d_own + d["v"][:, 0, ...]  # (b, i, m)
+    d_keys = d_k + d_own  # (b, i, m) [dSYMP.60]
+    d_y_q, d_w_q, _ = linear_backward(saved.y, layer.params.w_q, d_queries)  # (b, i, m), (m, m)
+    d_y_k, d_w_k, _ = linear_backward(saved.y, layer.params.w_k, d_keys)  # (b, i, m), (m, m)
+    add("w_q", d_w_q)
+    add("w_k", d_w_k)
+    d_y = d_y_q + d_y_k  # (b, i, m) [dSYMP.58]
+    # forward: seen = norm(x + look * p)
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    add("gain", d_gain)
+    if saved.look is not None and p is not None and d_p is not None:
+        d_p = d_p + saved.look * d_ahead  # (b, i, m)
+        add("look", inner(d_ahead, p))
+    return d_ahead, d_p

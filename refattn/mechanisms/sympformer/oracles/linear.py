@@ -1,0 +1,181 @@
+"""The oracle of linear attention: a bilinear kernel between tokens, and a potential of each token alone.
+
+Particles under H = 1/2n sum_ij (u_i^T A u_j) <p_i, p_j> - 1/2 sum_i u_i^T V u_i, whose sums run over the prefix.
+
+Equations (n_i is the number of tokens that i attends, itself among them)::
+
+    [SYMP.41]  y = gain norm(x + look p)                without looking ahead, or at rest: gain norm(x)
+    [SYMP.42]  a = y w_a
+    [SYMP.43]  f_i = 1/n_i sum_j <a_i, y_j> p_j         the velocity, for the old momentum or the new one
+    [SYMP.44]  g_i = y_i w_v - 1/n_i sum_j <p_i, p_j> a_j   at rest: y_i w_v
+
+Adjoints, for given dg and df; those of the sums are sums of the same kind, see `mixing`::
+
+    [dSYMP.43]  dm = df / n                             of the sum in SYMP.43
+    [dSYMP.44]  dm = -dg / n                            of the sum in SYMP.44
+    [dSYMP.42]  da = sum_j <dm_i, p_j> y_j + sum_{i>=j} <p_i, p_j> dm_i    dm of SYMP.43, and of SYMP.44
+    [dSYMP.41]  dy = da w_a^T + dg w_v^T + sum_{i>=j} <dm_i, p_j> a_i      dm of SYMP.43
+
+Axes: b batch, i token, m width.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its accelerated linear attention.
+
+How the authors' code differs: it divides by the number of all tokens, also where attention is causal, which makes the
+first tokens of a long sequence hardly move; here by the number of tokens that a token attends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.sympformer.dense import counts
+from refattn.mechanisms.sympformer.oracles.mixing import FORMS, mix, mix_backward
+from refattn.mechanisms.sympformer.oracles.past import Prefix
+from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer, share_of
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.ops import layer_norm
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Linear attention, with the matrices A and V alone: this file.
+
+    Attributes
+    ----------
+    normaliser
+        What sums over tokens are divided by: see `Softmax`.
+    form
+        "gram" (all pairs), "state" (time linear in the tokens) or "auto".
+    """
+
+    normaliser: str = "prefix"
+    form: str = "auto"
+
+    may_be_causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice("normaliser", self.normaliser, NORMALISERS)
+        check_choice("form", self.form, ("auto", *FORMS))
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block, where the force is read, and where positions change."""
+        return {name for name, there in (("w_a", drifts), ("w_v", kicks)) if there}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the velocity needs beside the momentum."""
+
+    y: Array  # (b, i, m)
+    a: Array | None  # (b, i, m)
+    n: Array  # (i, 1)
+    side: int
+    form: str
+    past: Prefix | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    p: Array | None
+    norm: layer_norm.Saved
+    look: Array | None
+    kernel: Kernel
+
+
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
+    """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
+    look = layer.numbers.get("look") if p is not None else None  # (1)
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.41]
+    a = None
+    if layer.params.w_a is not None:
+        a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.42]
+    tokens, causal = x.shape[1], layer.causal
+    past = causal if isinstance(causal, Prefix) else None
+    n = counts(0 if causal else None, (0, tokens), tokens, x)  # (i, 1): n_i
+    if past is not None:
+        n = n + past.begin(tokens)  # (i, 1): n_i, with the tokens that came before
+    share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
+    n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
+    kernel = Kernel(y, a, n, 1 if causal else 0, layer.params.config.oracle.form, past)
+    force = None
+    if layer.params.w_v is not None:
+        force = linear_forward(y, layer.params.w_v, None)  # (b, i, m): SYMP.44 at rest
+        if p is not None:
+            force = force - _mixed(kernel, "force", p, p, a) / n  # (b, i, m) [SYMP.44]
+    return Answer(force, p, kernel), Saved(p, norm, look, kernel)
+
+
+def mobilised(layer: Layer, p: Array) -> Array:
+    """Return p: there is no mobility."""
+    return p
+
+
+def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
+    """Return the gradient of p."""
+    return d_p
+
+
+def velocity(p: Array, kernel: Kernel) -> Array:
+    """Return the velocity of tokens with momenta p."""
+    speed = _mixed(kernel, "velocity", kernel.a, kernel.y, p) / kernel.n  # (b, i, m) [SYMP.43]
+    return speed
+
+
+def _mixed(kernel: Kernel, what: str, a: Array, b: Array, c: Array) -> Array:
+    """Return sum_j <a_i, b_j> c_j, with the past where tokens come one after the other."""
+    if kernel.past is not None:
+        return kernel.past.mix(what, a, b, c)
+    return mix(a, b, c, kernel.side, kernel.form)
+
+
+def velocity_backward(p: Array, speed: Array, kernel: Kernel, d_speed: Array) -> tuple[Array, tuple[Array, Array]]:
+    """Return the gradients of p, and of y and a."""
+    # forward: speed = mix(a, y, p) / n
+    d_sum = d_speed / kernel.n  # (b, i, m) [dSYMP.43]
+    d_a, d_y, d_p = mix_backward(kernel.a, kernel.y, p, kernel.side, kernel.form, d_sum)  # (b, i, m), (b, i, m)
+    return d_p, (d_y, d_a)
+
+
+def backward(
+    layer: Layer,
+    saved: Saved,
+    d_force: Array | None,
+    d_moved: Array | None,
+    d_kernel: tuple[Array, Array] | None,
+    add: Add,
+) -> tuple[Array, Array | None]:
+    """Return the gradients of x and p, and add those of the parameters; `d_kernel` are those of SYMP.43 by y and a."""
+    kernel, p, params = saved.kernel, saved.p, layer.params
+    none = namespace(kernel.y).zeros_like(kernel.y)  # (b, i, m)
+    d_y_speed, d_a_speed = (none, none) if d_kernel is None else d_kernel  # (b, i, m), (b, i, m)
+    d_y_v = d_y_a = d_a_force = none  # (b, i, m)
+    d_p = None if p is None else none if d_moved is None else d_moved  # (b, i, m)
+    if d_force is not None:
+        # forward: force = y @ w_v - mix(p, p, a) / n
+        d_y_v, d_w_v, _ = linear_backward(kernel.y, params.w_v, d_force)  # (b, i, m), (m, m)
+        add("w_v", d_w_v)
+        if p is not None and d_p is not None:
+            d_sum = -d_force / kernel.n  # (b, i, m) [dSYMP.44]
+            turned = mix_backward(p, p, kernel.a, kernel.side, kernel.form, d_sum)
+            d_left, d_right, d_a_force = turned  # (b, i, m), (b, i, m), (b, i, m)
+            d_p = d_p + d_left + d_right  # (b, i, m)
+    if kernel.a is not None:
+        d_a = d_a_speed + d_a_force  # (b, i, m) [dSYMP.42]
+        # forward: a = y @ w_a
+        d_y_a, d_w_a, _ = linear_backward(kernel.y, params.w_a, d_a)  # (b, i, m), (m, m)
+        add("w_a", d_w_a)
+    d_y = d_y_speed + d_y_v + d_y_a  # (b, i, m) [dSYMP.41]
+    # forward: y = norm(x + look * p)
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    add("gain", d_gain)
+    if saved.look is not None and p is not None and d_p is not None:
+        d_p = d_p + saved.look * d_ahead  # (b, i, m)
+        add("look", inner(d_ahead, p))
+    return d_ahead, d_p

@@ -1,0 +1,220 @@
+"""The oracle of a block: what tokens at x with momenta p are pushed by, and how fast they move.
+
+Equations (norm is layer normalisation without a bias; o and c are those of SYMP.10 and SYMP.7 for these q, k, v, e,
+with one head as wide as the tokens; the product of the queries and keys of all heads is averaged by the scale)::
+
+    [SYMP.11]  y = gain norm(x + look p)                without looking ahead, or at rest: gain norm(x)
+    [SYMP.12]  q = y w_q
+    [SYMP.13]  k = y w_k
+    [SYMP.14]  v = y w_v
+    [SYMP.15]  b = p w_b                                B p; with the identity for B: p
+    [SYMP.16]  e = sum_m b_m p_m                        not at rest
+    [SYMP.17]  g = o w_o
+    [SYMP.18]  f = b exp(-c)                            B p / z, the velocity
+
+Adjoints, for given dg, df and what else asks for a gradient of b and c::
+
+    [dSYMP.10]  do = dg w_o^T
+    [dSYMP.15]  db = df exp(-c) + de p + further
+    [dSYMP.log_z]  dc = -sum_m df_m f_m + further
+    [dSYMP.momentum]  dp = de b + db w_b^T + look dn    dn the gradient of what is normalised
+    [dSYMP.11]  dy = dq w_q^T + dk w_k^T + dv w_v^T
+
+Axes: b batch, i token, m width.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its accelerated softmax attention with the matrices that learning
+puts in place of A and B: w_q w_k^T for A, w_v and w_o for the derivative of the scores, a free w_b for B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.dense import counts
+from refattn.mechanisms.sympformer.oracles.past import Prefix
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
+from refattn.ops import layer_norm
+from refattn.ops.linear import linear_backward, linear_forward
+from refattn.xp import Array, namespace
+
+NORMALISERS, MOBILITIES = ("prefix", "length"), ("learned", "identity")
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Softmax attention of the prefix: this file.
+
+    Attributes
+    ----------
+    normaliser
+        What sums over tokens are divided by: the tokens that a token attends ("prefix"), or all of them ("length"), as
+        the authors' first program does, so that the past depends on how many tokens follow.
+    mobility
+        "learned", the matrix B, from the identity on; "identity": none.
+    """
+
+    normaliser: str = "prefix"
+    mobility: str = "learned"
+
+    may_be_causal: ClassVar[bool] = True
+    """Whether a token may be kept from those that come later."""
+
+    def __post_init__(self) -> None:
+        check_choice("normaliser", self.normaliser, NORMALISERS)
+        check_choice("mobility", self.mobility, MOBILITIES)
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block, where the force is read, and where positions change."""
+        has = {"w_q", "w_k"} | ({"w_v", "w_o"} if kicks else set())
+        return has | ({"w_b"} if drifts and self.mobility == "learned" else set())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the oracle says; None where nobody asks."""
+
+    g: Array | None  # (b, i, m)
+    b: Array | None  # (b, i, m)
+    context: Any  # log z (b, i, 1): what the velocity needs beside B p
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads."""
+
+    p: Array | None
+    b: Array | None
+    y: Array
+    norm: layer_norm.Saved
+    look: Array | None
+    core: core.Saved | None
+    attended: Array  # (b, i, m)
+    share: Array | None  # (i, 1)
+
+
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
+    """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
+    xp, params, causal = namespace(x), layer.params, layer.causal
+    look = layer.numbers.get("look") if p is not None else None  # (1)
+    ahead = x if look is None or p is None else x + look * p  # (b, i, m)
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # (b, i, m) [SYMP.11]
+    q = linear_forward(y, params.w_q, None)  # (b, i, m) [SYMP.12]
+    k = linear_forward(y, params.w_k, None)  # (b, i, m) [SYMP.13]
+    kicks = params.w_o is not None
+    if kicks:
+        v = linear_forward(y, params.w_v, None)  # (b, i, m) [SYMP.14]
+    else:
+        v = y[..., :0]  # (b, i, 0): no value, only z is asked for
+    share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
+    moved = energy = force = saved = None
+    if p is not None:
+        moved = mobilised(layer, p)  # (b, i, m): SYMP.15
+    if moved is not None and kicks:
+        kinetic = xp.sum(moved * p, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.16]
+        other = kinetic if share is None else kinetic / (share * share)  # (b, i, 1): so that u has the other z
+        energy = other[:, None, ...]  # (b, 1, i, 1): with one head, as q, k and v
+    one = (q[:, None, ...], k[:, None, ...], v[:, None, ...])
+    if isinstance(causal, Prefix):
+        out, bounded = causal.attend(*one, energy, params.config.scale)  # (b, 1, i, e), (b, 1, i)
+    else:
+        out, saved = core.forward(*one, kinetic=energy, causal=causal, scale=params.config.scale)  # (b, 1, i, e)
+        bounded = saved.log_z  # (b, 1, i)
+    attended = out[:, 0, ...]  # (b, i, e): SYMP.10 without the head
+    log_z = bounded[:, 0, :, None]  # (b, i, 1): SYMP.7 without the head
+    if share is not None:
+        attended = share * attended  # (b, i, e): SYMP.10 divided by all tokens
+        log_z = log_z + xp.log(share)  # (b, i, 1): SYMP.7 divided by all tokens
+    if kicks:
+        force = linear_forward(attended, params.w_o, None)  # (b, i, m) [SYMP.17]
+    return Answer(force, moved, log_z), Saved(p, moved, y, norm, look, saved, attended, share)
+
+
+def backward(
+    layer: Layer, saved: Saved, d_force: Array | None, d_moved: Array | None, d_log_z: Array | None, add: Add
+) -> tuple[Array, Array | None]:
+    """Return the gradients of x and p, and add those of the parameters."""
+    xp, params, p, share = namespace(saved.y), layer.params, saved.p, saved.share  # -, -, (b, i, m), (i, 1)
+    assert saved.core is not None
+    d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
+    if d_force is not None and params.w_o is not None:
+        # forward: force = attended @ w_o
+        d_attended, d_w_o, _ = linear_backward(saved.attended, params.w_o, d_force)  # (b, i, m) [dSYMP.10], (m, m)
+        add("w_o", d_w_o)
+    # forward: attended = share * out
+    d_out = d_attended if share is None else share * d_attended  # (b, i, e)
+    d_bounded = None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))  # (b, 1, i)
+    d = core.backward(saved.core, d_out[:, None, ...], d_bounded)
+    d_p = None
+    if p is not None:
+        d_pull = xp.zeros_like(p)  # (b, i, m): what kinetic asks of p, but for B p
+        d_ask = d_pull if d_moved is None else d_moved  # (b, i, m)
+        if "kinetic" in d:
+            # forward: kinetic = sum(moved * p); other = kinetic / share^2
+            d_other = d["kinetic"][:, 0, ...]  # (b, i, 1): dSYMP.kinetic without the head
+            d_kinetic = d_other if share is None else d_other / (share * share)  # (b, i, 1)
+            d_pull = d_kinetic * saved.b  # (b, i, m)
+            d_ask = d_ask + d_kinetic * p  # (b, i, m) [dSYMP.15]
+        d_p = d_pull + mobilised_backward(layer, p, d_ask, add)  # (b, i, m): dSYMP.momentum without looking ahead
+    # forward: q = y @ w_q, and so for k and v
+    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # (b, i, m), (m, m)
+    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # (b, i, m), (m, m)
+    add("w_q", d_w_q)
+    add("w_k", d_w_k)
+    d_y_v = 0.0 * d_y_k  # (b, i, m): without values
+    if d_force is not None:
+        d_y_v, d_w_v, _ = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # (b, i, m), (m, m)
+        add("w_v", d_w_v)
+    d_y = d_y_q + d_y_k + d_y_v  # (b, i, m) [dSYMP.11]
+    # forward: y = norm(x + look * p)
+    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    add("gain", d_gain)
+    if saved.look is not None and p is not None and d_p is not None:
+        d_p = d_p + saved.look * d_ahead  # (b, i, m) [dSYMP.momentum]
+        add("look", inner(d_ahead, p))
+    return d_ahead, d_p
+
+
+def share_of(layer: Layer, x: Array) -> Array | None:
+    """Return which share of all tokens each one attends (i, 1), where sums are divided by all; otherwise None."""
+    if layer.params.config.oracle.normaliser == "prefix" or layer.causal is False:
+        return None
+    if isinstance(layer.causal, Prefix):
+        raise ValueError("normaliser: got 'length', but a stream does not know how many tokens come: it needs 'prefix'")
+    tokens = x.shape[1]
+    return counts(0, (0, tokens), tokens, x) / tokens
+
+
+def mobilised(layer: Layer, p: Array) -> Array:
+    """Return B p."""
+    if layer.params.w_b is None:
+        return p
+    moved = linear_forward(p, layer.params.w_b, None)  # (b, i, m) [SYMP.15]
+    return moved
+
+
+def mobilised_backward(layer: Layer, p: Array, d_moved: Array, add: Add) -> Array:
+    """Return the gradient of p, and add that of B."""
+    if layer.params.w_b is None:
+        return d_moved
+    # forward: moved = p @ w_b
+    d_p, d_w_b, _ = linear_backward(p, layer.params.w_b, d_moved)  # (b, i, m), (m, m)
+    add("w_b", d_w_b)
+    return d_p
+
+
+def velocity(moved: Array, log_z: Array) -> Array:
+    """Return B p / z, the velocity."""
+    speed = moved * namespace(moved).exp(-log_z)  # (b, i, m) [SYMP.18]
+    return speed
+
+
+def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) -> tuple[Array, Array]:
+    """Return the gradients of B p and of log z."""
+    xp = namespace(speed)
+    # forward: speed = moved * exp(-log_z)
+    d_moved = d_speed * xp.exp(-log_z)  # (b, i, m): part of dSYMP.15
+    d_log_z = -xp.sum(d_speed * speed, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.log_z]
+    return d_moved, d_log_z

@@ -1,0 +1,255 @@
+"""The page itself: the definition, what it uses, a call with the defaults of the library, and a small run."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import itertools
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.golden.inputs import make
+from refattn.mechanisms.record import Mechanism
+from refattn.show.calls import Call, choices, definition, expression, watch, written
+from refattn.show.inline import written_out
+from refattn.show.layout import WIDTH, call, signed
+from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
+from refattn.show.prune import Sample, prune, without_functions
+
+RESERVED = ("gradients", "out", "saved", "q", "k", "v")
+"""Names of the page itself."""
+
+ARRAY = Ref(PLAIN, "Array")
+
+SCORES = 64 * 64
+"""Cases with more scores a head are no samples."""
+
+TOLD = (
+    "Printed by `refattn show {name}`, version {version}, on NumPy alone and without checks of arguments, from {file} "
+    "and what it uses. Defaults are those of refattn.{name}.forward."
+)
+
+USUAL = " Any numbers and masks may be others; for other choices see `refattn show {name} --all`."
+
+
+def page(record: Mechanism, version: str, *, everything: bool = False) -> str:
+    """Return the definition of a mechanism as one file that runs on NumPy alone; it names the version of refattn.
+
+    Of what may be chosen it has what the library chooses by default, with any numbers and masks, or `everything`.
+
+    Raises
+    ------
+    ValueError
+        Where the mechanism has no core, or its definition uses what is neither of `refattn.ops` nor of its room.
+    """
+    with np.errstate(all="ignore"):
+        return Shown(record, everything=everything).page(version)
+
+
+class Shown:
+    """What is known of a mechanism: its linked items, and how its core calls the definition.
+
+    Attributes
+    ----------
+    linked
+        What `forward` and `backward` use.
+    name
+        A function that gives the name on the page for a name of a module.
+    """
+
+    def __init__(self, record: Mechanism, *, everything: bool = False) -> None:
+        self.record, self.everything, module = record, everything, definition(record).__name__
+        self.tiny = make(record.name, record.case("tiny"), "float64")
+        self.options = record.case("tiny").options
+        b, h, n, d = self.tiny["q"].shape
+        plain = {name: self.tiny[name] for name in ("q", "k", "v")}
+        wider = {name: _made((b + 1, h, n + 1, d + 1)) for name in plain}
+        self.calls = [watch(record, arrays, {}, outputs=True) for arrays in (plain, wider)]
+        self.call = watch(record, self.tiny, self.options)
+        found: list[Ref] = []
+
+        def look(ref: Ref) -> str:
+            found.append(ref)
+            return ref.name
+
+        self.name: Callable[[Ref], str] = look
+        self.usual()
+        self.given()
+        for each in self.other_calls() if everything else ():
+            with contextlib.suppress(ValueError):  # of what has no text, such as a solver
+                written(each.forward, self.name)
+        self.roots = [ref for name in ("forward", "backward") if isinstance(ref := resolve(module, name), Ref)]
+        self.linked = Linked(dict.fromkeys((*self.roots, *found)), RESERVED)
+        self.name = self.linked.names.__getitem__
+
+    def page(self, version: str) -> str:
+        """Return the file."""
+        module = definition(self.record).__name__
+        items = [item for item in self.linked.ordered(module) if item.ref != ARRAY]
+        texts = [self.linked.text(item, whole=item.ref.module == module) for item in items]
+        for which, root in enumerate(self.roots):
+            at = next(n for n, item in enumerate(items) if item.ref == root)
+            texts[at] = self.with_defaults(texts[at], which)
+        stand_ins = {
+            self.name(item.ref): text for item, text in zip(items, texts, strict=True) if item.ref.module == PLAIN
+        }
+        texts = [written_out(text, stand_ins) for text in texts]
+        imports, main, roots = self.linked.imports, self.main(), [*map(self.name, self.roots)]
+        if self.everything:
+            texts = without_functions(texts, [*map(self.name, self.linked.roots)])
+        else:
+            *texts, main = prune(texts, main, _imports(imports, None), self.samples(), roots)
+        for item, text in zip(items, texts, strict=True):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Name) and node.id in item.missing:
+                    raise ValueError(item.missing[node.id])
+        pieces: list[str] = []
+        home, before = module, None
+        for item, text in zip(items, texts, strict=True):
+            if text:
+                head = f"# From {_file(XP if item.ref.module == PLAIN else item.ref.module)}\n"
+                pieces += [_gap(before, item.nodes[0]), head if item.ref.module != home else "", text]
+                home, before = item.ref.module, item.nodes[0]
+        body = "".join([*pieces, "\n\n", main])
+        told = (TOLD if self.everything else TOLD + USUAL).format(
+            name=self.record.name, version=version, file=_file(module)
+        )
+        docstring = f'"""{source(module).docstring.rstrip()}\n\n{textwrap.fill(told, WIDTH)}\n"""'
+        return f"{docstring}\n\nfrom __future__ import annotations\n\n{_imports(imports, body)}{body}"
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield calls with the choices of the library, and various numbers, masks and sizes."""
+        yield Sample("q, k, v", "saved, np.ones_like(out)", self.calls[0].forward)
+        for each in (*self.calls, *self.masked(), *self.other_calls()):
+            forward, arrays = written(each.forward, self.name)
+            backward, more = written(each.backward, self.name)
+            yield Sample(forward, backward, arrays | more)
+
+    def masked(self) -> Iterator[Call]:
+        """Yield calls of the defaults with every kind of mask that the core takes, alone and with others."""
+        q, k, v = (self.tiny[name] for name in ("q", "k", "v"))
+        masks = {
+            "mask": np.eye(q.shape[2], k.shape[2]) == 0.0,
+            "key_mask": np.arange(k.shape[2]) != np.zeros((len(k), 1)),
+        }
+        masks |= {"causal": True}
+        known = inspect.signature(self.record.core.forward).parameters  # type: ignore[union-attr]
+        names = [name for name in masks if name in known]
+        for chosen in itertools.product((False, True), repeat=len(names)):
+            options = {name: masks[name] for name, given in zip(names, chosen, strict=True) if given}
+            with contextlib.suppress(ValueError):  # that some exclude each other
+                each = watch(self.record, {"q": q, "k": k, "v": v}, options)
+                if choices(each.forward) == choices(self.calls[0].forward):
+                    yield each
+
+    def other_calls(self) -> Iterator[Call]:
+        """Yield the calls of designed cases, those alone whose choices are those of the library, or of all."""
+        usual = choices(self.calls[0].forward)
+        for case in self.record.cases:
+            queries, keys = case.inputs["q"].shape, case.inputs["k"].shape
+            if 0 not in (*queries, *keys) and queries[2] * keys[2] <= SCORES:
+                each = watch(self.record, make(self.record.name, case, "float64"), case.options)
+                if self.everything or choices(each.forward) == usual:
+                    yield each
+
+    def usual(self) -> dict[str, str]:
+        """Return the arguments that `forward` has no default for, or another, with what the core gives by default."""
+        parameters = inspect.signature(definition(self.record).forward).parameters
+        queries = [call.forward["q"] for call in self.calls]
+        texts = {
+            name: expression([call.forward[name] for call in self.calls], queries, self.name)
+            for name in self.calls[0].forward
+            if name not in ("q", "k", "v")
+        }
+        return {name: text for name, text in texts.items() if text != repr(parameters[name].default)}
+
+    def given(self) -> dict[str, str]:
+        """Return what the case "tiny" gives to `forward` beside q, k and v, where that is not the default."""
+        given: dict[str, str] = {}
+        usual = self.calls[0].forward
+        for name, value in self.call.forward.items():
+            if name in self.tiny:
+                given |= {name: name} if name not in ("q", "k", "v") else {}
+            elif self.is_usual:
+                text = expression([value], [None], self.name)
+                given |= {} if text == expression([usual[name]], [None], self.name) else {name: text}
+        return given
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the case "tiny" has the choices that the library makes by default."""
+        return bool(choices(self.call.forward) == choices(self.calls[0].forward))
+
+    def with_defaults(self, text: str, which: int) -> str:
+        """Return the text of `forward` (0) or `backward` (1) with the defaults that the core has."""
+        if which == 0:
+            return signed(text, self.usual())
+        given = list(self.call.backward.items())[2:]
+        return signed(text, {name: expression([value], [None], self.name) for name, value in given})
+
+    def main(self) -> str:
+        """Return the run of the case "tiny"."""
+        given = [f"{name}={text}" for name, text in self.given().items()]
+        forward, backward = map(self.name, self.roots)
+        about = f'The case "tiny", as `refattn trace {self.record.name}` has it.'
+        about = about if self.is_usual else 'The arrays of the case "tiny", and the defaults.'
+        lines = ['if __name__ == "__main__":', f"    # {about}"]
+        lines += ["    # fmt: off", *_arrays(self.tiny), "    # fmt: on"]
+        lines.append(call(f"    out, *_, saved = {forward}", ["q", "k", "v", *given], "    ", ""))
+        lines.append(f"    gradients = {backward}(saved, np.ones_like(out))  # of the sum of out")
+        lines.append('    print({"out": out, **{f"d_{name}": gradient for name, gradient in gradients.items()}})')
+        return "\n".join(lines) + "\n"
+
+
+def _made(shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return numbers of any kind."""
+    return np.cos(np.arange(math.prod(shape), dtype=np.float64)).reshape(shape)
+
+
+def _arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterable[str]:
+    """Yield lines that make the arrays, those of one shape together; designed numbers are whole over a power of two."""
+    power = next(
+        p for p in range(60) if all(np.all(np.ldexp(x, p) == np.rint(np.ldexp(x, p))) for x in arrays.values())
+    )
+    for shape in dict.fromkeys(x.shape for x in arrays.values()):
+        names = [name for name, x in arrays.items() if x.shape == shape]
+        yield f"    {', '.join(names)} = np.array(["
+        for name in names:
+            line = " " * 8
+            for number in np.ldexp(arrays[name], power).astype(np.int64).ravel().tolist():
+                if len(line) + len(f"{number}, ") > WIDTH:
+                    yield line.rstrip()
+                    line = " " * 8
+                line += f"{number}, "
+            yield line.rstrip()
+        yield f"    ]).reshape{(len(names), *shape) if len(names) > 1 else shape} / {2**power}"
+
+
+def _gap(before: ast.stmt | None, node: ast.stmt) -> str:
+    """Return the empty lines between two items."""
+    large = isinstance(before, ast.FunctionDef | ast.ClassDef) or isinstance(node, ast.FunctionDef | ast.ClassDef)
+    return "\n\n" if large else "\n"
+
+
+def _file(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def _imports(imports: Mapping[str, tuple[str, str | None]], body: str | None) -> str:
+    """Return the lines that import what the body uses, or all, in the order of isort; and what an array is."""
+    nodes = ast.walk(ast.parse(body or ""))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)} if body is not None else {*imports, "math"}
+    whole = {home for home, inner in imports.values() if inner is None and home in used} | ({"math"} & used)
+    parts: dict[str, set[str]] = {}
+    for name, (home, inner) in imports.items():
+        if inner is not None and name in used:
+            parts.setdefault(home, set()).add(inner if name == inner else f"{inner} as {name}")
+    lines = [f"import {home}" for home in sorted(whole)]
+    lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(parts.items())]
+    return "\n".join([*lines, "", "import numpy as np", "", "Array = np.ndarray", ""])

@@ -1,0 +1,237 @@
+"""The bank: ways in which each equation of a core may be wrong, with what each does to the results of a case.
+
+It holds the kinds of `refattn.verify.blame.mutants` and relatives of them: other factors, other roundings, the other
+end of an axis. An error that is none of these is in general nearly a sum of some of them, times numbers, as long as it
+is an error of the same equation; that is what `refattn.verify.blame.suspects` ranks by.
+
+`reach` tells which results an equation can disturb at all: one that cannot change a result is not to blame for an error
+in it, and one whose error would show in a result is not to blame where that result agrees.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import counter, equations
+from refattn.golden.storage import LOWER, TYPES, chop_to, spacing
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.blame.mutants import KINDS, Change, applies, changed_by, core_tags
+from refattn.verify.judge.budget import SMALLEST, evaluate, rounded, rows, wide
+from refattn.verify.outcome import Truth
+
+Floats = NDArray[np.float64]
+
+FACTORS = (0.9, 2.0, -0.5, 0.0)
+"""Factors beside those of the mutants."""
+
+LARGE = 1e3
+"""What stands for a NaN or an infinity that is not expected, in granted errors; a NaN is thrice that."""
+
+MOST = 1e16
+"""The largest error in granted errors: their squares are summed in float32."""
+
+DISTURBED = 0.1
+"""Relative size of a disturbance: far above rounding, and small enough that nothing overflows."""
+
+CHANGED = 1e-9
+"""A result is disturbed where it changes by this much of its largest element; rounding alone changes it by 1e-13."""
+
+
+def kinds(axes: tuple[str, ...], lower: str) -> dict[str, Change]:
+    """Return what may be wrong with a value with these axes, by name; `lower` is the type that it may be rounded to."""
+    found = {kind: changed_by(kind, axes, lower) for kind in KINDS if applies(kind, axes)}
+    found |= {f"scaled by {factor:g}": functools.partial(operator.mul, factor) for factor in FACTORS}
+    bits = TYPES[lower].bits
+    found |= {
+        "rounded to a bit less": lambda x: _rounded(x, bits - 1),
+        "rounded to a bit more": lambda x: _rounded(x, bits + 1),
+        "truncated to one type lower": lambda x: chop_to(x.astype(np.float64), lower).astype(x.dtype),
+    }
+    heads, tokens, keys = (next((n for n, a in enumerate(axes) if a in some), None) for some in ("hg", "ij", "j"))
+    if heads is not None:
+        first = (slice(None),) * heads + (slice(0, 1),)
+        found |= {
+            "heads shifted by one": lambda x: np.roll(x, 1, axis=heads),
+            "heads shifted back by one": lambda x: np.roll(x, -1, axis=heads),
+            "first head everywhere": lambda x: np.broadcast_to(x[first], x.shape).copy(),
+        }
+    if tokens is not None:
+        found |= {
+            "one row doubled": lambda x: _times(x, tokens, x.shape[tokens] // 2, 2.0),
+            "last row zeroed": lambda x: _times(x, tokens, -1, 0.0),
+            "last quarter of the rows zeroed": lambda x: _times(x, tokens, _last_quarter(x, tokens), 0.0),
+            "shifted back by one": lambda x: np.roll(x, -1, axis=tokens),
+            "shifted by one, the first zeroed": lambda x: _times(np.roll(x, 1, axis=tokens), tokens, 0, 0.0),
+        }
+    if keys is not None:
+        found |= {
+            "last key doubled": lambda x: _times(x, keys, -1, 2.0),
+            "first key dropped": lambda x: _times(x, keys, 0, 0.0),
+            "last quarter of the keys dropped": lambda x: _times(x, keys, _last_quarter(x, keys), 0.0),
+        }
+    if keys is not None and keys != tokens:
+        found["shifted by one key"] = lambda x: np.roll(x, 1, axis=keys)
+    return found
+
+
+def _last_quarter(x: NDArray[Any], axis: int) -> slice:
+    return slice(-max(x.shape[axis] // 4, 1), None)
+
+
+def _times(x: NDArray[Any], axis: int, at: int | slice, factor: float) -> NDArray[Any]:
+    """Return x with one slice, or some, multiplied; an axis without elements stays as it is."""
+    if x.shape[axis] == 0:
+        return x
+    x = x.copy()
+    x[(slice(None),) * axis + (at,)] *= factor
+    return x
+
+
+def _rounded(x: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Round to so many significant bits, with exponents of any size."""
+    fraction, exponent = np.frexp(x)
+    return np.where(np.isfinite(x), np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits), x)
+
+
+def changes(mechanism: Mechanism, dtype: str) -> dict[str, dict[str, Change]]:
+    """Return by equation of the core and by name what may be wrong with it in a kernel for this storage type."""
+    found = {}
+    for tag in core_tags(mechanism):
+        low = dtype in ("float16", "bfloat16") and tag.id not in mechanism.stored
+        found[tag.id] = kinds(tag.axes or (), dtype if low else LOWER[dtype])
+    return found
+
+
+class Bank:
+    """What the bank predicts for one case: results as vectors of errors in units of what is granted.
+
+    Parameters
+    ----------
+    mechanism, case, truth
+        The case in one storage type, with the gradients of learned inputs where `truth` has an upstream gradient.
+    known
+        What may be wrong with each equation, from `changes`.
+    """
+
+    def __init__(self, mechanism: Mechanism, case: Case, truth: Truth, known: dict[str, dict[str, Change]]) -> None:
+        self.mechanism, self.case, self.truth, self.known = mechanism, case, truth, known
+        self.inputs = wide(truth.inputs)
+        self.upstream = None if truth.upstream is None else truth.upstream.astype(np.float64)
+        learned = [f"d_{name}" for name, x in self.inputs.items() if x.dtype != np.bool_]
+        self.tensors = [name for name in ("out", *mechanism.outputs, *learned) if name in truth.values]
+        self.targets = {name: rounded(truth, name) for name in self.tensors}
+        self.size = sum(x.size for x in self.targets.values())
+        self._granted = {name: self._granted_of(name) for name in self.tensors}
+        self._predicted: dict[str, dict[str, NDArray[np.float32]]] = {}
+
+    def _granted_of(self, name: str) -> Floats:
+        """Return the root mean square error that is granted to each element: at least its row's, with a rounding."""
+        value = self.truth.values[name]
+        granted = rows(name, self.truth.variance[name])
+        if granted.size:
+            granted = np.maximum(granted, np.mean(granted, axis=-1, keepdims=True))
+        step = spacing(np.where(np.isfinite(value), value, 0.0), self.truth.stored[name])
+        return np.maximum(np.sqrt(granted.reshape(value.shape) + step**2 / 12.0), SMALLEST)
+
+    @cached_property
+    def ran(self) -> dict[str, int]:
+        """The equations that run in this case, in order, and how many elements they compute."""
+        with equations.trace() as traced:
+            evaluate(self.mechanism, self.inputs, self.case.options, self.upstream)
+        found: dict[str, int] = {}
+        for key, value in traced.items():
+            id = key.partition("[")[0]
+            found[id] = found.get(id, 0) + value.size
+        return found
+
+    @cached_property
+    def reached(self) -> dict[str, tuple[str, ...]]:
+        """By equation, the results that it can disturb."""
+        return reach(self.mechanism, self.case, self.inputs, self.upstream)
+
+    def errors(self, name: str, x: NDArray[Any], target: Floats) -> Floats:
+        """Return how far a result is from another, as a vector in units of what is granted."""
+        x = np.asarray(x, dtype=np.float64)
+        finite = np.isfinite(x) & np.isfinite(target)
+        error = np.where(finite, np.where(finite, x, 0.0) - np.where(finite, target, 0.0), 0.0) / self._granted[name]
+        unexpected = LARGE * (_code(x) - _code(target))
+        return np.clip(error + unexpected, -MOST, MOST).reshape(-1)
+
+    def marks(self, name: str, x: NDArray[Any]) -> Floats:
+        """Return how far a result of the wrong reference is from the truth, neither of them rounded."""
+        return self.errors(name, x, self.truth.values[name])
+
+    def results(self, id: str, change: Change) -> dict[str, Floats] | None:
+        """Return the results of the reference with one equation changed; None where it finds none."""
+        try:
+            with equations.mutate(id, change), np.errstate(all="ignore"):
+                return evaluate(self.mechanism, self.inputs, self.case.options, self.upstream)
+        except ArithmeticError:
+            return None
+
+    def predicted(self, id: str) -> dict[str, NDArray[np.float32]]:
+        """Return what each kind of error in an equation does to each result: (kinds, elements)."""
+        if id not in self._predicted:
+            made = {t: np.zeros((len(self.known[id]), x.size), np.float32) for t, x in self.targets.items()}
+            for n, change in enumerate(self.known[id].values() if id in self.ran else ()):
+                results = self.results(id, change)
+                for name, value in results.items() if results else ():
+                    if name in made:
+                        made[name][n] = self.marks(name, value)
+            self._predicted[id] = made
+        return self._predicted[id]
+
+
+def _code(x: Floats) -> Floats:
+    return np.select([np.isnan(x), np.isposinf(x), np.isneginf(x)], [3.0, 1.0, -1.0], 0.0)
+
+
+def reach(
+    mechanism: Mechanism, case: Case, inputs: Mapping[str, NDArray[Any]], upstream: NDArray[Any] | None
+) -> dict[str, tuple[str, ...]]:
+    """Return by equation of the core the results that change when it is disturbed; () for one that does not run.
+
+    `inputs` and `upstream` are those of the case, in float64. The gradients of learned inputs are among the results
+    where there is an upstream gradient.
+    """
+
+    def run(id: str, change: Change) -> dict[str, Any]:
+        with equations.mutate(id, change), np.errstate(all="ignore"):
+            try:
+                return evaluate(mechanism, inputs, case.options, upstream)
+            except ArithmeticError:  # it finds no result: nothing is as it was
+                return {name: np.full_like(x, np.nan) for name, x in exact.items()}
+
+    exact = evaluate(mechanism, inputs, case.options, upstream)
+    learned = [f"d_{name}" for name, x in inputs.items() if x.dtype != np.bool_]
+    names = [name for name in ("out", *mechanism.outputs, *learned) if name in exact]
+    found = {}
+    for tag in core_tags(mechanism):
+        disturbed = [run(tag.id, change) for change in disturbances(tag.id)]
+        found[tag.id] = tuple(name for name in names if any(differ(one[name], exact[name]) for one in disturbed))
+    return found
+
+
+def disturbances(id: str) -> tuple[Change, ...]:
+    """Return what is done to an equation: a random change of every element, all signs flipped, and all zeroed.
+
+    One alone could be something that does not matter, such as a factor of what is normalised afterwards.
+    """
+    return (
+        lambda x: x * (1.0 + DISTURBED * counter.normal(x.shape, seed=0, purpose=f"reach.{id}")),
+        lambda x: -x,
+        lambda x: x * 0.0,
+    )
+
+
+def differ(got: Any, expected: Any) -> bool:
+    """Tell whether a result has changed by more than rounding."""
+    size = float(np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0))
+    return not np.allclose(got, expected, rtol=0.0, atol=CHANGED * size, equal_nan=True)

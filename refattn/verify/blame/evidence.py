@@ -1,0 +1,172 @@
+"""What an implementation returned, as vectors of errors, and how well the errors that an equation may have explain it.
+
+An error in one equation leaves its mark on all results that it reaches. `refattn.verify.blame.bank` knows the marks of
+many kinds of error in every equation; the equation whose marks explain best what was got stands first. The error itself
+need not be in the bank: what counts is how much of it no sum of an equation's marks, times numbers, can explain.
+
+With what was got as e, a vector for each case and result, and the marks p_n of an equation, all in units of what is
+granted and each vector divided by its own norm, the equation is ranked by::
+
+    min over a of  |e - sum_n a_n p_n|^2 / |e|^2        a_n: a number for each mark
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.golden.storage import round_to
+from refattn.verify.blame.bank import Bank
+from refattn.verify.judge.compare import judge
+from refattn.verify.outcome import Result
+
+Floats = NDArray[np.float64]
+
+CASES = 4
+"""Cases that are looked at: the smallest that fail, one for each set of equations that run, and some that agree."""
+
+ELEMENTS = 200
+"""Cases with fewer elements in their results, or with axes of one element, tell little: they are looked at last."""
+
+RIDGE = 1e-4
+"""Keeps marks that are nearly multiples of each other from cancelling with huge numbers."""
+
+SAME = 1e-5
+"""Marks that differ by less, relative to their norm, are the same."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an implementation returned for one case: the errors of its results that can be compared.
+
+    Attributes
+    ----------
+    bank
+        The case, and what it predicts.
+    result
+        What was returned.
+    errors
+        By name, how far a result is from the truth, in units of what is granted; 0 where it agrees.
+    weights
+        By name, one over the squared norm of these, or of what is granted where it agrees.
+    """
+
+    bank: Bank
+    result: Result
+    errors: dict[str, Floats]
+    weights: dict[str, float]
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The results that disagree."""
+        return tuple(name for name, error in self.errors.items() if error.any())
+
+
+def evidence(bank: Bank, result: Result) -> Evidence:
+    """Return what the results of a case tell, judged in the same way as for the report."""
+    verdicts = {verdict.tensor: verdict for verdict in judge(result, bank.truth)}
+    errors, weights = {}, {}
+    for name, target in bank.targets.items():
+        if name not in result.tensors or result.tensors[name].shape != target.shape or not target.size:
+            continue
+        value = round_to(result.tensors[name].astype(np.float64), bank.truth.stored[name])
+        error = bank.errors(name, value, target)
+        norm = float(error @ error)
+        errors[name] = np.zeros_like(error) if verdicts[name].agrees else error
+        weights[name] = 1.0 / (norm if errors[name].any() else error.size)
+    return Evidence(bank, result, errors, weights)
+
+
+def narrowed(seen: Sequence[Evidence]) -> tuple[list[str], list[str]]:
+    """Return the equations that can disturb every result that is wrong; and of these, those that disturb no other."""
+    wrong = [one for one in seen if one.wrong]
+    reached = {id: [set(one.bank.reached[id]) for one in wrong] for id in seen[0].bank.known}
+    able = [id for id, sets in reached.items() if all(set(one.wrong) <= s for one, s in zip(wrong, sets, strict=True))]
+    right = [set(one.errors) - set(one.wrong) for one in wrong]
+    return able, [id for id in able if not any(s & spared for s, spared in zip(reached[id], right, strict=True))]
+
+
+def chosen(banks: Sequence[tuple[Bank, bool]]) -> list[Bank]:
+    """Return the cases to look at, of those given with whether they failed: at most `CASES`, a failed one first."""
+
+    def cost(pair: tuple[Bank, bool]) -> tuple[bool, bool, int]:
+        bank, failed = pair
+        single = any(size < 2 for x in bank.targets.values() for size in x.shape[2:])
+        return not failed, single or bank.size < ELEMENTS, sum(bank.ran.values())
+
+    ordered = sorted((pair for pair in banks if pair[0].size), key=cost)
+    first: dict[frozenset[str], tuple[Bank, bool]] = {}
+    for pair in ordered:
+        first.setdefault(frozenset(pair[0].ran), pair)
+    rest = [pair for pair in ordered if pair[1] and pair not in first.values()]
+    return [bank for bank, _ in (*first.values(), *rest)][:CASES]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well the marks of one equation explain the evidence.
+
+    Attributes
+    ----------
+    left
+        The part of the squared error that no sum of its marks explains.
+    alone
+        By mark, the part that it leaves when it is multiplied by the best number.
+    factor
+        By mark, that number.
+    as_is
+        By mark, the part that it leaves as it is.
+    """
+
+    id: str
+    left: float
+    alone: Floats
+    factor: Floats
+    as_is: Floats
+
+
+def fit(id: str, seen: Sequence[Evidence], left_out: frozenset[int] = frozenset()) -> Fit:
+    """Fit the marks of an equation, but for those left out, to the evidence."""
+    count = len(seen[0].bank.known[id])
+    squares, products, total = np.zeros((count, count)), np.zeros(count), 0.0
+    for one in seen:
+        marks = one.bank.predicted(id)
+        for name, error in one.errors.items():
+            p, weight = marks[name], one.weights[name]
+            squares += weight * (p @ p.T).astype(np.float64)
+            products += weight * (p @ error.astype(np.float32)).astype(np.float64)
+            total += weight * float(error @ error)
+    norms = np.diag(squares)
+    used = np.array([n for n in range(count) if norms[n] > 0.0 and n not in left_out], dtype=int)
+    alone, as_is, factor = np.full(count, np.inf), np.full(count, np.inf), np.zeros(count)
+    factor[used] = products[used] / norms[used]
+    alone[used] = 1.0 - factor[used] * products[used] / total
+    as_is[used] = 1.0 - (2.0 * products[used] - norms[used]) / total
+    if not used.size:
+        return Fit(id, 1.0, alone, factor, as_is)
+    size = np.sqrt(norms[used])
+    matrix = squares[np.ix_(used, used)] / np.outer(size, size)
+    sides = products[used] / size
+    numbers = np.linalg.solve(matrix + RIDGE * np.eye(len(used)), sides)
+    left = 1.0 - (2.0 * numbers @ sides - numbers @ matrix @ numbers) / total
+    return Fit(id, max(float(left), 0.0), alone, factor, as_is)
+
+
+def rank(fits: Iterable[Fit]) -> list[Fit]:
+    """Sort fits, the best first; where two explain as much, the one whose best single mark does."""
+    return sorted(fits, key=lambda one: (round(math.log(one.left + 1e-9), 1), float(np.min(one.alone, initial=np.inf))))
+
+
+def same_marks(id: str, at: int, other: str, seen: Sequence[Evidence]) -> NDArray[np.bool_]:
+    """Tell which errors in another equation leave the same mark as error number `at` of an equation, in every case."""
+    same = np.ones(len(seen[0].bank.known[other]), np.bool_)
+    for one in seen:
+        marks, mark = one.bank.predicted(other), one.bank.predicted(id)
+        for name in one.errors:
+            apart = np.sum((marks[name] - mark[name][at]) ** 2, axis=-1, dtype=np.float64)
+            same &= apart <= SAME**2 * np.sum(mark[name][at] ** 2, dtype=np.float64)
+    return same

@@ -1,0 +1,240 @@
+"""Wrong kernels on purpose: verification is worth what it catches of these.
+
+A mutant is the dense form with one equation disturbed, forward or backward, run as a kernel in a storage type would run
+it (float32 inside, the record's roundings on the way, a last rounding at the end). They come from the equation engine:
+no mechanism has to write one. Conventions, which are wrong in more than one line, come from the record, as wrong
+backward passes do, and a few faults of storing a result (truncation, a NaN) belong to every kernel.
+
+A mutant that changes nothing (a scaled maximum of a softmax, say) is equivalent: no test can catch it, and none should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import equations
+from refattn.golden.storage import LOWER, chop_to, round_to
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.judge.budget import evaluate, rounded
+from refattn.verify.judge.budget import truth as make_truth
+from refattn.verify.judge.compare import judge
+from refattn.verify.outcome import Result, Truth
+
+Change = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way to be wrong: an equation and what is done to its value, or a convention or a fault by its name alone."""
+
+    id: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.kind}" if self.id else self.kind
+
+
+KINDS = (
+    "scaled by 1.02",
+    "sign flipped",
+    "heads swapped",
+    "last key dropped",
+    "one row zeroed",
+    "shifted by one",
+    "rounded one type lower",
+)
+
+FAULTS = ("output truncated", "one NaN")
+
+
+def mutants(mechanism: Mechanism) -> tuple[Mutant, ...]:
+    """Return all mutants of a mechanism's core: equations times kinds, faults, and the record's conventions."""
+    engine = (Mutant(tag.id, kind) for tag in core_tags(mechanism) for kind in KINDS if applies(kind, tag.axes or ()))
+    named = (*FAULTS, *mechanism.conventions, *mechanism.wrong_gradients)
+    return (*engine, *(Mutant("", name) for name in named))
+
+
+def core_tags(mechanism: Mechanism) -> Iterator[equations.Tag]:
+    """Yield the tags of the core, one for each equation, though exclusive branches may have several."""
+    around = (mechanism.block.module, *mechanism.around)
+    core = (module for module in mechanism.tagged if module not in around)
+    found: dict[str, equations.Tag] = {}
+    for module in core:
+        for tag in equations.tags(module):
+            if tag.claims:
+                found.setdefault(tag.id, tag)
+    return iter(found.values())
+
+
+def applies(kind: str, axes: tuple[str, ...]) -> bool:
+    """Tell whether a value with these axes can be wrong in this way."""
+    needed = {
+        "heads swapped": {"h", "g"},
+        "last key dropped": {"j"},
+        "one row zeroed": {"i", "j"},
+        "shifted by one": {"i", "j"},
+    }
+    return kind not in needed or bool(needed[kind] & set(axes))
+
+
+def changed_by(kind: str, axes: tuple[str, ...], lower: str) -> Change:
+    """Return what a kind of mutation does to a value with these axes."""
+
+    def axis(letters: str) -> int:
+        return next(n for letter in letters for n, a in enumerate(axes) if a == letter)
+
+    def zero(x: NDArray[Any], along: int, at: int) -> NDArray[Any]:
+        if x.shape[along] == 0:
+            return x
+        x = x.copy()
+        x[(slice(None),) * along + (at,)] = 0.0
+        return x
+
+    return {
+        "scaled by 1.02": lambda x: x * 1.02,
+        "sign flipped": lambda x: -x,
+        "heads swapped": lambda x: np.flip(x, axis=axis("hg")),
+        "last key dropped": lambda x: zero(x, axis("j"), -1),
+        "one row zeroed": lambda x: zero(x, axis("ij"), x.shape[axis("ij")] // 2),
+        "shifted by one": lambda x: np.roll(x, 1, axis=axis("ij")),
+        "rounded one type lower": lambda x: round_to(x.astype(np.float64), lower).astype(x.dtype),
+    }[kind]
+
+
+def kernel(
+    mechanism: Mechanism, case: Case, truth: Truth, dtype: str, mutant: Mutant | None = None, *, exact: bool = False
+) -> Result:
+    """Return what an honest kernel, or a mutant of it, gives for a case in a storage type.
+
+    With `exact` it computes in float64 and rounds nothing but its results: what remains is the mutant alone.
+    """
+    return _store(_computed(mechanism, case, truth, dtype, mutant, exact), truth, mutant)
+
+
+def _computed(
+    mechanism: Mechanism, case: Case, truth: Truth, dtype: str, mutant: Mutant | None, exact: bool
+) -> dict[str, NDArray[Any]]:
+    """Return the results of a kernel before they are stored."""
+    working = np.float64 if exact or dtype == "float64" else np.float32
+    inputs = {name: x if x.dtype == np.bool_ else x.astype(working) for name, x in truth.inputs.items()}
+    upstream = None if truth.upstream is None else truth.upstream.astype(working)
+    if mutant is not None and mutant.kind in mechanism.conventions:
+        # A convention is judged by its outputs, which are wrong already.
+        outputs = mechanism.conventions[mutant.kind](**inputs, **case.options)
+        return dict(zip(("out", *mechanism.outputs), outputs, strict=True))
+    if mutant is not None and mutant.kind in mechanism.wrong_gradients and upstream is not None:
+        gradients = mechanism.wrong_gradients[mutant.kind](**inputs, **case.options, d_out=upstream)
+        right = evaluate(mechanism, inputs, case.options, None)
+        return right | {f"d_{name}": x for name, x in gradients.items()}
+    with ExitStack() as stack, np.errstate(all="ignore"):  # a mutant may overflow or divide by zero
+        if dtype in ("float16", "bfloat16") and not exact:
+            stack.enter_context(equations.rounding(dict.fromkeys(mechanism.stored, dtype), _round_here))
+        if mutant is not None and mutant.id:
+            stack.enter_context(_mutation(mechanism, dtype, mutant))
+        return evaluate(mechanism, inputs, case.options, upstream)
+
+
+def _round_here(x: NDArray[Any], dtype: str) -> NDArray[Any]:
+    return round_to(x.astype(np.float64), dtype).astype(x.dtype)
+
+
+def _mutation(mechanism: Mechanism, dtype: str, mutant: Mutant) -> AbstractContextManager[None]:
+    tag = next(tag for tag in core_tags(mechanism) if tag.id == mutant.id)
+    # Declared is the storage type where a kernel rounds to it, otherwise the type that it computes in.
+    low = dtype in ("float16", "bfloat16") and mutant.id not in mechanism.stored
+    return equations.mutate(mutant.id, changed_by(mutant.kind, tag.axes or (), dtype if low else LOWER[dtype]))
+
+
+def _store(tensors: dict[str, Any], truth: Truth, mutant: Mutant | None) -> Result:
+    """Round results to their storage types, or do one of the faults of storing."""
+    stored, dtypes = {}, {}
+    for name, value in tensors.items():
+        wanted = truth.stored[name]
+        truncated = mutant is not None and mutant.kind == "output truncated" and name == "out"
+        exact = value.astype(np.float64)
+        kept = chop_to(exact, wanted) if truncated else round_to(exact, wanted)
+        if mutant is not None and mutant.kind == "one NaN" and name == "out" and kept.size:
+            kept = kept.copy()
+            kept.reshape(-1)[kept.size // 2] = np.nan
+        stored[name] = kept.astype(np.float32 if wanted == "bfloat16" else wanted)
+        dtypes[name] = wanted
+    return Result(stored, dtypes)
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of a mutant over the designed cases in one storage type.
+
+    Attributes
+    ----------
+    status
+        "caught"; "equivalent": in exact arithmetic its results are the true ones; "below rounding": in exact
+        arithmetic they differ by less than an honest kernel's; "missed": they differ by more, and nobody noticed.
+    share
+        The largest used share of the allowed error that it reached.
+    case, tensor
+        Where.
+    """
+
+    mutant: Mutant
+    dtype: str
+    status: str
+    share: float
+    case: str
+    tensor: str
+
+
+def census(
+    mechanism: Mechanism, dtype: str, suspects: Iterable[Mutant] | None = None, *, seed: int = 0
+) -> tuple[Fate, ...]:
+    """Return the fate of every mutant in one storage type."""
+    truths = [(case, make_truth(mechanism, case, dtype, grad=True, seed=seed)) for case in mechanism.cases]
+    return tuple(_fate(mechanism, truths, dtype, mutant) for mutant in suspects or mutants(mechanism))
+
+
+def kill_rate(fates: Iterable[Fate]) -> float:
+    """Return how many of the mutants that are not equivalent were caught, as a part of all of these."""
+    real = [fate.status == "caught" for fate in fates if fate.status != "equivalent"]
+    return sum(real) / len(real)
+
+
+def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mutant: Mutant) -> Fate:
+    worst: tuple[float, str, str] = (-1.0, "", "")
+    for case, truth in truths:
+        try:
+            verdicts = judge(kernel(mechanism, case, truth, dtype, mutant), truth)
+        except ArithmeticError:  # a kernel that finds no result is caught by whoever calls it
+            return Fate(mutant, dtype, "caught", float("inf"), case.name, "")
+        worst = max(worst, *((verdict.share, case.name, verdict.tensor) for verdict in verdicts))
+        if worst[0] > 1.0:
+            return Fate(mutant, dtype, "caught", *worst)
+    status = "equivalent"
+    for case, truth in truths:
+        computed = _computed(mechanism, case, truth, dtype, mutant, exact=True)
+        result = _store(computed, truth, mutant)
+        if not all(verdict.agrees for verdict in judge(result, truth)):
+            return Fate(mutant, dtype, "missed", *worst)
+        # Equal as they are computed (but for float64's own rounding, which is relative to the largest result: a smaller
+        # one may be what cancels of that), or at least as they are stored.
+        rounding = 1e-12 * max(_largest(x) for x in truth.values.values())
+        if not all(
+            _same(computed[name], truth.values[name], rounding) or _same(stored, rounded(truth, name), 0.0)
+            for name, stored in result.tensors.items()
+        ):
+            status = "below rounding"
+    return Fate(mutant, dtype, status, *worst)
+
+
+def _largest(x: NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0))
+
+
+def _same(got: NDArray[Any], expected: NDArray[np.float64], error: float) -> bool:
+    """Tell whether two results are equal, up to an error."""
+    return np.allclose(got, expected, rtol=0.0, atol=error)

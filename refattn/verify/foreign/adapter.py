@@ -1,0 +1,277 @@
+"""Foreign implementations: loading one, calling it, and bringing what it returns to the host.
+
+An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
+``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
+any library, ``(out, lse)``, or `Decline`. It may carry attributes: ``framework`` ("torch" or "jax": it is given
+tensors of that library, not NumPy arrays) and ``roundings`` (ids of equations whose values it rounds to
+float16 or bfloat16 beside those that every kernel rounds). Where it has, after a call, an attribute ``intermediates``,
+that is a dict of its own values of equations, by id: `refattn.verify.blame.substitution` finds with them where it goes
+wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import backends
+from refattn.verify.outcome import Decline, Result
+
+
+class LoadError(Exception):
+    """An implementation cannot be loaded; the message names what was asked and what went wrong."""
+
+
+class CallError(Exception):
+    """An implementation raised, changed its inputs or returned what is no result."""
+
+
+def load(spec: str) -> Any:
+    """Return the implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
+
+    Raises
+    ------
+    LoadError
+        Where the spec has no colon, the module or file is missing or fails, or the name is missing or not callable.
+    """
+    place, colon, name = spec.rpartition(":")
+    if not (colon and place and name):
+        raise LoadError(f"--impl: got {spec!r}, needs MODULE_OR_FILE:FUNCTION")
+    try:
+        module = _import_file(Path(place)) if place.endswith(".py") or "/" in place else importlib.import_module(place)
+    except LoadError:
+        raise
+    except ModuleNotFoundError as error:
+        raise LoadError(f"--impl {spec}: cannot import {place}: {error}") from error
+    except (Exception, SystemExit) as error:  # the file may do anything
+        raise LoadError(f"--impl {spec}: importing {place} raised {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        raise LoadError(f"--impl {spec}: {place} has no {name!r}")
+    found = getattr(module, name)
+    try:
+        implementation = found() if inspect.isclass(found) else found
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"--impl {spec}: making {name} raised {type(error).__name__}: {error}") from error
+    if not callable(implementation) and not hasattr(implementation, "forward"):
+        raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
+    return implementation
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise LoadError(f"--impl: there is no file {path}")
+    name = f"refattn_implementation_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"--impl: {path} is no Python file, whose name ends in .py")
+    # Its neighbours can be imported, as when Python runs the file; also later, from inside a function.
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(
+    implementation: Any,
+    inputs: Mapping[str, NDArray[Any]],
+    options: Mapping[str, Any],
+    dtype: str,
+    upstream: NDArray[Any] | None = None,
+    outputs: tuple[str, ...] = ("out", "lse"),
+) -> Result | Decline:
+    """Run an implementation on one case, with gradients where `upstream` is given.
+
+    `outputs` are the names of what it may return: the first alone, or a tuple of as many as it has.
+
+    Raises
+    ------
+    CallError
+        Where it raises, changes its inputs, or returns anything but arrays, (out, lse) or `Decline`.
+    """
+    elsewhere = getattr(implementation, "call_case", None)  # in another process: `refattn.verify.foreign.isolate`
+    if elsewhere is not None:
+        found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs)
+        return found
+    forward = getattr(implementation, "forward", implementation)
+    framework = getattr(forward, "framework", None)
+    if dtype == "bfloat16" and not (framework or _takes_dtype(forward)):
+        return Decline("it takes no dtype=, and so cannot be told that its float32 arrays stand for bfloat16")
+    extra = dict(options) | ({"dtype": dtype} if _takes_dtype(forward) else {})
+    if dtype == "float64" and "jax" in sys.modules:
+        backends.get("jax").enable_float64()  # otherwise JAX turns float64 into float32 as it comes in
+    arguments = {name: _given(x, framework, dtype) for name, x in inputs.items()}
+    before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
+    returned = _guard(lambda: forward(**arguments, **extra))
+    if isinstance(returned, Decline):
+        return returned
+    given = returned if isinstance(returned, tuple) else (returned,)
+    needs = f"needs {outputs[0]} or ({', '.join(outputs)})"
+    if len(given) > len(outputs):
+        raise CallError(f"returned a tuple of {len(given)}, {needs}")
+    result = {name: x for name, x in zip(outputs, given, strict=False) if x is not None}
+    if outputs[0] not in result:
+        raise CallError(f"returned no output, {needs}")
+    declined = ""
+    if upstream is not None:
+        gradients = _gradients(implementation, forward, inputs, extra, dtype, given[0], upstream)
+        if isinstance(gradients, Decline):
+            declined = gradients.reason
+        else:
+            result |= {f"d_{name}": x for name, x in gradients.items()}
+    own = getattr(forward, "intermediates", None) or getattr(implementation, "intermediates", None) or {}
+    result |= {id: x for id, x in own.items() if id not in result}
+    changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]
+    if changed:
+        raise CallError(f"changed its inputs: {', '.join(changed)}")
+    dtypes = {name: _dtype(name, x) for name, x in result.items()}
+    return Result({name: to_host(name, x) for name, x in result.items()}, dtypes, declined)
+
+
+def _given(x: NDArray[Any], framework: str | None, dtype: str) -> Any:
+    """Return a fresh copy of an input: a read-only NumPy array, or a tensor of the library that was named."""
+    if framework == "torch":
+        import torch
+
+        return torch.tensor(x) if x.dtype == np.bool_ else torch.tensor(x, dtype=getattr(torch, dtype))
+    if framework == "jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray(x) if x.dtype == np.bool_ else jnp.asarray(x, dtype=dtype)
+    return _read_only(x)
+
+
+def _gradients(
+    implementation: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, NDArray[Any]],
+    extra: Mapping[str, Any],
+    dtype: str,
+    out: Any,
+    upstream: NDArray[Any],
+) -> dict[str, Any] | Decline:
+    """Return the gradients of its arrays: by its own backward, or by the library that its output is of."""
+    if hasattr(implementation, "backward"):
+        found = _guard(lambda: implementation.backward(_read_only(upstream)))
+        if isinstance(found, (Decline, dict)):
+            return found
+        names = learned(inputs)
+        if isinstance(found, tuple) and len(found) == len(names):
+            return dict(zip(names, found, strict=True))
+        listed = ", ".join(f"d_{name}" for name in names)
+        raise CallError(f"backward returned {type(found).__name__}, needs a dict or ({listed})")
+    library = type(out).__module__.partition(".")[0]
+    if library == "torch":
+        return _guard(lambda: _torch_gradients(forward, inputs, extra, dtype, upstream))
+    if library in ("jax", "jaxlib"):
+        return _guard(lambda: _jax_gradients(forward, inputs, extra, dtype, upstream))
+    return Decline("no gradients: it has no backward, and is no function of torch or jax")
+
+
+def _torch_gradients(
+    forward: Any, inputs: Mapping[str, Any], extra: Mapping[str, Any], dtype: str, upstream: Any
+) -> dict[str, Any] | Decline:
+    import torch
+
+    names = learned(inputs)
+    tensors = {name: _given(x, "torch", dtype).requires_grad_(name in names) for name, x in inputs.items()}
+    out = forward(**tensors, **extra)
+    if isinstance(out, Decline):
+        return out
+    out = out[0] if isinstance(out, tuple) else out
+    if not out.requires_grad:
+        return Decline("no gradients: torch says that the output depends on no input")
+    found = torch.autograd.grad(out, [tensors[name] for name in names], torch.tensor(upstream, dtype=out.dtype))
+    return dict(zip(names, found, strict=True))
+
+
+def _jax_gradients(
+    forward: Any, inputs: Mapping[str, Any], extra: Mapping[str, Any], dtype: str, upstream: Any
+) -> dict[str, Any] | Decline:
+    import jax
+    import jax.numpy as jnp
+
+    names = learned(inputs)
+    arrays = {name: _given(x, "jax", dtype) for name, x in inputs.items()}
+
+    def run(*values: Any) -> Any:
+        out = forward(**{**arrays, **dict(zip(names, values, strict=True))}, **extra)
+        return out[0] if isinstance(out, tuple) else out
+
+    out, pull = jax.vjp(run, *(arrays[name] for name in names))
+    return dict(zip(names, pull(jnp.asarray(upstream, dtype=out.dtype)), strict=True))
+
+
+def roundings(implementation: Any, equations: Iterable[str]) -> tuple[str, ...]:
+    """Return the equations that an implementation declares to round, beside those that every kernel rounds.
+
+    Raises
+    ------
+    LoadError
+        Where its attribute `roundings` is no tuple or list of ids of `equations`.
+    """
+    declared = getattr(getattr(implementation, "forward", implementation), "roundings", ())
+    known = tuple(equations)
+    if not isinstance(declared, (tuple, list)) or not all(id in known for id in declared):
+        raise LoadError(f"--impl: its roundings are {declared!r}, needs a tuple of ids such as {known[0]}")
+    return tuple(declared)
+
+
+def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Return the names of the inputs that have a gradient: all but masks."""
+    return tuple(name for name, x in inputs.items() if x.dtype != np.bool_)
+
+
+def to_host(name: str, x: Any) -> NDArray[Any]:
+    """Return an array of any library as a NumPy array; bfloat16 becomes float32."""
+    try:
+        try:
+            return _numbers(backends.of(x).to_numpy(x))
+        except TypeError:
+            return _numbers(np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x))
+    except Exception as error:
+        raise CallError(f"{name}: got {type(x).__name__}, needs an array ({type(error).__name__}: {error})") from error
+
+
+def _numbers(x: NDArray[Any]) -> NDArray[Any]:
+    if x.dtype.name == "bfloat16":  # of ml_dtypes
+        return x.astype(np.float32)
+    if x.dtype.kind not in "fiub":
+        raise TypeError(f"dtype {x.dtype}")
+    return x
+
+
+def _dtype(name: str, x: Any) -> str:
+    return str(x.dtype).rpartition(".")[2] if hasattr(x, "dtype") else str(to_host(name, x).dtype)
+
+
+def _read_only(x: NDArray[Any]) -> NDArray[Any]:
+    fresh = x.copy()
+    fresh.setflags(write=False)
+    return fresh
+
+
+def _takes_dtype(function: Any) -> bool:
+    try:
+        return "dtype" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _guard(function: Callable[[], Any]) -> Any:
+    """Run foreign code; whatever it raises becomes a `CallError` of one line."""
+    try:
+        return function()
+    except CallError:
+        raise
+    except (Exception, SystemExit) as error:  # foreign code may raise anything, and may even try to end the program
+        text = " ".join(str(error).split())
+        raise CallError(f"raised {type(error).__name__}: {text[:300]}") from error

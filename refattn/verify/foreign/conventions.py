@@ -1,0 +1,264 @@
+"""Which conventions an implementation follows, told from six tiny calls.
+
+Values are the rows of an identity, so that an output is the weights themselves, and scores are few and far apart: a
+convention shows in the weights whatever else is wrong. docs/conventions.md says which conventions are meant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.golden.storage import TYPES, stored
+from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
+from refattn.verify.foreign.adapter import CallError, call
+from refattn.verify.outcome import Decline
+
+EXPECTED = {
+    "causal mask": "bottom-right",
+    "mask": "True may attend",
+    "empty rows": "zero",
+    "soft-cap": "before the mask",
+    "lse": "natural",
+    "scale": "1/sqrt(d)",
+    "grouped heads": "neighbours share",
+}
+"""The questions, and the answers of refattn."""
+
+WIDTH = 8
+"""Of queries, keys and values: what kernels for an accelerator are made for at least."""
+
+Floats = NDArray[np.float64]
+Run = Callable[..., Mapping[str, Floats]]
+Answers = dict[str, str]
+
+
+class _Unanswered(Exception):  # noqa: N818
+    """An answer that is none, and says why."""
+
+
+def probe_conventions(
+    implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)
+) -> Answers:
+    """Return for each question of `EXPECTED` which convention an implementation follows.
+
+    Parameters
+    ----------
+    implementation
+        See `refattn.verify.foreign.adapter`.
+    mechanism
+        The mechanism that it implements, or its name. Questions that make no sense for it are left out.
+    dtypes
+        Storage types to ask in: of those that it does not decline, the first.
+
+    Returns
+    -------
+    dict[str, str]
+        Question -> the convention, as in `EXPECTED`, or what it is in words; "declined: ..." where it declined, and
+        "unknown: ..." where no convention that is known here gives what it returned.
+    """
+    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+
+    def reference(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        assert record.core is not None
+        out, saved = record.core.forward(q, k, v, **options)
+        return (out, *(getattr(saved, name) for name in record.outputs))
+
+    own = _ask(reference, record, ("float64",))
+    found = _ask(implementation, record, tuple(dtypes))
+    return {question: answer for question, answer in found.items() if own[question] == EXPECTED[question]}
+
+
+def differing(implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)) -> Answers:
+    """Return of `probe_conventions` what is known, and is not the convention of refattn."""
+    answers = probe_conventions(implementation, mechanism, dtypes=dtypes)
+    return {
+        question: answer
+        for question, answer in answers.items()
+        if answer != EXPECTED[question] and not answer.startswith(("unknown: ", "declined: "))
+    }
+
+
+def _ask(implementation: Any, record: Mechanism, dtypes: tuple[str, ...]) -> Answers:
+    """Ask every question, in the first type that is not declined."""
+    answers: Answers = {}
+    for dtype in dtypes:
+        run = _runner(implementation, record, dtype)
+        for questions, probe in PROBES:
+            if any(answers.get(question, "declined").startswith("declined") for question in questions):
+                answers |= _answered(probe, run, questions)
+    return answers
+
+
+def _answered(probe: Callable[[Run], Answers], run: Run, questions: tuple[str, ...]) -> Answers:
+    try:
+        return probe(run)
+    except _Unanswered as error:
+        return dict.fromkeys(questions, str(error))
+
+
+def _runner(implementation: Any, record: Mechanism, dtype: str) -> Run:
+    """Return the implementation as a function of float64 arrays that returns tensors by name."""
+
+    def run(**arguments: Any) -> Mapping[str, Floats]:
+        options = {name: x for name, x in arguments.items() if not isinstance(x, np.ndarray)}
+        if unknown := [name for name in ("mask", *options) if name in arguments and name not in record.defaults]:
+            raise _Unanswered(f"declined: there is no {unknown[0]}")
+        inputs = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
+        given = {name: x if x.dtype == np.bool_ else stored(x, dtype) for name, x in inputs.items()}
+        try:
+            result = call(implementation, given, options, dtype, None, ("out", *record.outputs))
+        except CallError as error:
+            raise _Unanswered(f"unknown: {error}") from error
+        if isinstance(result, Decline):
+            raise _Unanswered(f"declined: {result.reason}")
+        shape = (*given["q"].shape[:3], WIDTH)
+        if result.tensors["out"].shape != shape:
+            raise _Unanswered(f"unknown: out has the shape {result.tensors['out'].shape}, needs {shape}")
+        return {"unit": np.asarray(TYPES[dtype].unit), **{n: x.astype(np.float64) for n, x in result.tensors.items()}}
+
+    return run
+
+
+def _arrays(scores: Floats, heads: int = 1) -> dict[str, Floats]:
+    """Return q, k and v with the same inner products of q and k in every row, and weights for an output."""
+    keys = len(scores)
+    k = np.zeros((1, heads, keys, WIDTH))
+    k[..., 0] = scores
+    return {"k": k, "v": np.broadcast_to(np.eye(keys, WIDTH), k.shape).copy()}
+
+
+def _queries(rows: int, heads: int = 1) -> Floats:
+    q = np.zeros((1, heads, rows, WIDTH))
+    q[..., 0] = 1.0
+    return q
+
+
+def _which(found: Floats, unit: Floats, readings: Mapping[str, Floats]) -> str:
+    """Return the name of the reading that gives these numbers, which may err by some roundings."""
+    for name, expected in readings.items():
+        if np.allclose(found, expected, rtol=0.0, atol=16.0 * float(unit) + 1e-6, equal_nan=True):
+            return name
+    shown = ", ".join(f"{x:.3g}" for x in np.ravel(found)[:8])
+    return f"unknown: got {shown}"
+
+
+def _uniform(*rows: str) -> Floats:
+    """Return equal weights for the keys that a row marks with x: "xx." gives 1/2, 1/2, 0."""
+    marks = np.asarray([[mark == "x" for mark in row] for row in rows], np.float64)
+    return marks / np.maximum(marks.sum(axis=-1, keepdims=True), 1.0)
+
+
+def _causal(run: Run) -> Answers:
+    """Two queries, four keys, scores of 0: who sees whom."""
+    found = run(q=_queries(2), **_arrays(np.zeros(4)), causal=True)
+    readings = {
+        "bottom-right": _uniform("xxx.", "xxxx"),
+        "top-left": _uniform("x...", "xx.."),
+        "ignored": _uniform("xxxx", "xxxx"),
+        "bottom-right, and a token does not see itself": _uniform("xx..", "xxx."),
+        "top-left, and a token does not see itself": _uniform("....", "x..."),
+        "the past is hidden": _uniform(".xxx", "..xx"),
+    }
+    return {"causal mask": _which(found["out"][0, 0, :, :4], found["unit"], readings)}
+
+
+def _mask(run: Run) -> Answers:
+    """Three keys with scores of 0: one query may attend none, one the outer two, one all."""
+    mask = np.asarray([[False, False, False], [True, False, True], [True, True, True]])
+    found = run(q=_queries(3), **_arrays(np.zeros(3)), mask=mask)
+    weights = found["out"][0, 0, :, :3]
+    sense = _which(
+        weights[1],
+        found["unit"],
+        {"True may attend": _uniform("x.x")[0], "inverted": _uniform(".x.")[0], "ignored": _uniform("xxx")[0]},
+    )
+    rows = {"zero": np.zeros(3), "the mean of all values": np.full(3, 1.0 / 3.0), "NaN": np.full(3, math.nan)}
+    empty = "unknown: the mask is ignored" if sense == "ignored" else None
+    return {
+        "mask": sense,
+        "empty rows": empty or _which(weights[2 if sense == "inverted" else 0], found["unit"], rows),
+    }
+
+
+def _softcap(run: Run) -> Answers:
+    """Scores of 4 and 0, a key that is hidden, a soft-cap of 2: by its weights."""
+    options = {"scale": 0.5, "softcap": 2.0, "mask": np.asarray([[True, True, False]])}
+    found = run(q=_queries(1), **_arrays(np.asarray([8.0, 0.0, 2.0])), **options)
+
+    def weights(*scores: float) -> Floats:
+        powers = np.exp(scores)
+        return np.asarray(powers / powers.sum())
+
+    capped = 2.0 * math.tanh(2.0)
+    readings = {
+        "before the mask": weights(capped, 0.0, -math.inf),
+        "after the mask": weights(capped, 0.0, -2.0),
+        "before the scale": weights(math.tanh(4.0), 0.0, -math.inf),
+        "ignored": weights(4.0, 0.0, -math.inf),
+    }
+    return {"soft-cap": _which(found["out"][0, 0, 0, :3], found["unit"], readings)}
+
+
+def _lse(run: Run) -> Answers:
+    """Three scores of 2: the logarithm of the sum of their exponentials."""
+    found = run(q=_queries(1), **_arrays(np.full(3, 2.0)), scale=1.0)
+    if "lse" not in found:
+        return {"lse": "declined: it returns none"}
+    readings = {
+        "natural": 2.0 + math.log(3.0),
+        "base 2": (2.0 + math.log(3.0)) / math.log(2.0),
+        "without the maximum": math.log(3.0),
+        "base 2, without the maximum": math.log2(3.0),
+        "the sum, not its logarithm": 3.0 * math.exp(2.0),
+    }
+    unit = np.asarray(max(float(found["unit"]), 1e-6))
+    return {"lse": _which(found["lse"].ravel(), unit, {name: np.asarray([x]) for name, x in readings.items()})}
+
+
+def _scale(run: Run) -> Answers:
+    """Inner products of 4 and 0, two heads, no scale given: the ratio of their weights tells it."""
+    found = run(q=_queries(1, heads=2), **_arrays(np.asarray([4.0, 0.0]), heads=2))
+    scales = {
+        "1/sqrt(d)": WIDTH**-0.5,
+        "1: left out": 1.0,
+        "1/d: applied twice": 1.0 / WIDTH,
+        "1/sqrt(heads d)": (2.0 * WIDTH) ** -0.5,
+        "sqrt(d)": WIDTH**0.5,
+    }
+    readings = {
+        name: np.asarray([1.0, 0.0]) + np.asarray([-1.0, 1.0]) / (1.0 + math.exp(4.0 * s)) for name, s in scales.items()
+    }
+    first, second = found["out"][0, 0, 0, :2]
+    answer = _which(found["out"][0, 0, 0, :2], found["unit"], readings)
+    if answer.startswith("unknown") and first > 0.0 and second > 0.0:
+        answer = f"unknown: a factor of {math.log(first / second) / 4.0:.4g}"
+    return {"scale": answer}
+
+
+def _groups(run: Run) -> Answers:
+    """Four query heads, two key/value heads with a key each: whose value each query head takes."""
+    k = np.zeros((1, 2, 1, WIDTH))
+    v = np.eye(2, WIDTH).reshape(1, 2, 1, WIDTH)
+    found = run(q=_queries(1, heads=4), k=k, v=v)
+    readings = {
+        "neighbours share": np.eye(2)[[0, 0, 1, 1]],
+        "interleaved": np.eye(2)[[0, 1, 0, 1]],
+        "all take the first": np.eye(2)[[0, 0, 0, 0]],
+    }
+    return {"grouped heads": _which(found["out"][0, :, 0, :2], found["unit"], readings)}
+
+
+PROBES: tuple[tuple[tuple[str, ...], Callable[[Run], Answers]], ...] = (
+    (("causal mask",), _causal),
+    (("mask", "empty rows"), _mask),
+    (("soft-cap",), _softcap),
+    (("lse",), _lse),
+    (("scale",), _scale),
+    (("grouped heads",), _groups),
+)

@@ -1,0 +1,1 @@
+"""The reference by itself: forms, laws and gradients of a mechanism."""

@@ -1,0 +1,98 @@
+"""What a core is called with when it is checked: samples of its arguments, and designed cases in other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from refattn.golden.inputs import make, make_upstream
+from refattn.mechanisms.record import Case, Input, Mechanism
+from refattn.verify.itself.probe import Values, host
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of a core, on the host in float64: inputs, numbers, and upstream gradients of all outputs."""
+
+    name: str
+    inputs: Values
+    options: Mapping[str, float]
+    upstream: Values
+    long: bool = False  # of several tiles
+
+
+def sample(mechanism: Mechanism, case: Case, *, long: bool = False) -> Sample:
+    """Return the arguments of a designed case, with upstream gradients."""
+    inputs = make(mechanism.name, case, "float64")
+    shapes = {name: x.shape for name, x in host(mechanism).forward(inputs, case.options)[0].items()}
+    upstream = {f"d_{n}": make_upstream(mechanism.name, case, n, shape, "float64") for n, shape in shapes.items()}
+    return Sample(case.name, inputs, case.options, upstream, long)
+
+
+def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sample, ...]:
+    """Return samples without and with mask and numbers: two small ones, and two of `long` numbers of queries and keys.
+
+    In the last one a group has two query heads, which share the rows of a tile. Values are as wide as keys where they
+    are in every designed case, and nothing is long where no form has tiles.
+    """
+    given: dict[str, Any] = {"keep": 0.6, "scale": 0.5, "softcap": 2.0}
+    small = (2, 4, 2, 11, 17, 8, 6)
+    cases = [_law_case(mechanism, "plain", small), _law_case(mechanism, "masked", small, **given)]
+    if long is not None and mechanism.tiled:
+        cases.append(_law_case(mechanism, "long", (1, 2, 2, *long, 8, 6)))
+        cases.append(_law_case(mechanism, "long masked", (1, 2, 1, *long, 8, 6), **given))
+    return tuple(sample(mechanism, case, long=n >= 2) for n, case in enumerate(cases))
+
+
+def _law_case(
+    mechanism: Mechanism, name: str, sizes: tuple[int, ...], keep: float | None = None, **numbers: float
+) -> Case:
+    b, h, g, queries, keys, d, e = sizes
+    queries = keys if mechanism.one_sequence else queries
+    if all(case.inputs["v"].shape[3] == case.inputs["q"].shape[3] for case in mechanism.cases):
+        e = d
+    inputs = {"q": Input((b, h, queries, d)), "k": Input((b, g, keys, d)), "v": Input((b, g, keys, e))}
+    if keep is not None and "mask" in mechanism.defaults:
+        inputs["mask"] = Input((b, h, queries, keys), "mask", {"keep": keep})
+    elif keep is not None and "key_mask" in mechanism.defaults:
+        inputs["key_mask"] = Input((b, keys), "mask", {"keep": keep})
+    known = {n: x for n, x in numbers.items() if n in mechanism.defaults}
+    return Case(name, "law", inputs, {**mechanism.sampled, **known})
+
+
+def shrunk(case: Case) -> Case:
+    """Return the case with at most 2 x 2 heads, 5 tokens and width 5; what was equal, less or more stays so."""
+    (b, h, queries, d), (_, g, keys, _) = case.inputs["q"].shape, case.inputs["k"].shape
+    e = case.inputs["v"].shape[3]
+    rows, columns = _smaller(queries, keys, 3)
+    d, e = _smaller(d, e, 3)
+    return resized(case, min(b, 1), min(g, 2), min(h // max(g, 1), 2), rows, columns, d, e)
+
+
+def resized(case: Case, b: int, groups: int, shared: int, rows: int, columns: int, d: int, e: int) -> Case:
+    """Return the case with other sizes: `shared` is how many query heads a key head serves."""
+    plane = (b, groups * shared, rows, columns)
+    shapes: dict[str, tuple[int, ...]] = {"q": (*plane[:3], d), "key_mask": (b, columns)}
+    shapes |= {"k": (b, groups, columns, d), "v": (b, groups, columns, e)}
+    inputs = {}
+    for name, given in case.inputs.items():
+        # What has no shape of its own belongs to the scores, and is broadcast to their shape from the right.
+        own = [1 if n == 1 else size for n, size in zip(given.shape, plane[4 - len(given.shape) :], strict=True)]
+        inputs[name] = replace(given, shape=shapes.get(name, tuple(own)), numbers=_denser(given, columns))
+    return replace(case, inputs=inputs)
+
+
+def _smaller(a: int, b: int, size: int) -> tuple[int, int]:
+    """Bound two sizes: by `size + 1` where they are equal, otherwise by `size` and `size + 2`."""
+    if a == b:
+        return min(a, size + 1), min(b, size + 1)
+    small, large = min(a, b, size), min(max(a, b), size + 2)
+    return (small, large) if a < b else (large, small)
+
+
+def _denser(given: Input, keys: int) -> Mapping[str, float]:
+    """Keep so much of a mask that on average a row may attend one of its fewer keys."""
+    if "keep" not in given.numbers or not keys:
+        return given.numbers
+    return {**given.numbers, "keep": max(given.numbers["keep"], 1.0 / keys)}

@@ -1,0 +1,305 @@
+"""The sections of the check of a mechanism by itself: what is run, and the share of the allowed error that it uses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from refattn import backends, equations
+from refattn.golden import vectors
+from refattn.mechanisms.record import Case, Mechanism, Unsupported
+from refattn.verify.freeze import recompute
+from refattn.verify.itself import gradients
+from refattn.verify.itself.laws import LAWS
+from refattn.verify.itself.probe import Core, on_backend, same_bits, used_share
+from refattn.verify.itself.samples import Sample, law_samples, sample, shrunk
+from refattn.verify.judge.budget import evaluate, truth
+from refattn.verify.judge.compare import compare
+from refattn.verify.outcome import Truth
+from refattn.xp import dtype_name
+
+DTYPES = ("float64", "float32")
+
+DIRECTIONS = 2
+"""Along how many directions of each leaf a sample of differences is taken."""
+
+Found = tuple[float, str]
+"""The largest used share of the allowed error, and where that was or what went wrong."""
+
+
+class NotRun(Exception):  # noqa: N818 (it is no error)
+    """Raised by a task that cannot run here; the message says why and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part of the check: one row of the report."""
+
+    section: str
+    name: str
+    run: Callable[[], Found]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is checked where, and what several tasks need and is slow to compute.
+
+    Without `full` it is a sample: each case in one of the dtypes, in turn; of each law every sample in every form, in
+    one of the dtypes, where it is long not in the definition, which has no tiles; differences along a few directions.
+    """
+
+    mechanism: Mechanism
+    owner: backends.Backend
+    full: bool = False
+    truths: dict[str, Truth] = field(default_factory=dict)
+    noises: dict[bytes, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the library compiles every operation for every new shape, which then takes most of the time."""
+        return self.owner.name == "jax"
+
+    @property
+    def kinds(self) -> tuple[Case, ...]:
+        """The first designed case of each kind."""
+        return tuple({case.kind: case for case in reversed(self.mechanism.cases)}.values())[::-1]
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The designed cases; of a library that compiles, the first of each kind, shrunk to few different shapes."""
+        return tuple(map(shrunk, self.kinds)) if self.compiles else self.mechanism.cases
+
+    def subjects(self, what: str) -> Iterator[gradients.Subject]:
+        """Return what is differentiated: the "core" or the "block"."""
+        if what == "block":
+            return gradients.block_subjects(self.mechanism)
+        return gradients.core_subjects(self.mechanism, self.cases, full=self.full)
+
+    @property
+    def directions(self) -> int | None:
+        """Along how many directions of each leaf differences are taken; None: along every axis."""
+        return None if self.full else DIRECTIONS
+
+    def cases_of(self, dtype: str) -> tuple[Case, ...]:
+        """The designed cases that forms are compared on in a dtype."""
+        dtypes = self.dtypes
+        return tuple(c for n, c in enumerate(self.cases) if self.full or dtypes[n % len(dtypes)] == dtype)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes to run in; of a library that compiles float64 alone, for `_jit` runs both."""
+        return DTYPES[:1] if self.compiles else DTYPES
+
+    @property
+    def long(self) -> tuple[int, int] | None:
+        """Numbers of queries and keys that take several tiles; None where that takes too long.
+
+        NumPy's tiles have up to 256 rows and 512 keys (256 in float64); `small_tiles` are of 32 and 32.
+        """
+        return (300, 530) if self.owner.pools else None if self.compiles else (40, 70)
+
+    def core(self, form: str, dtype: str = "float64") -> Core:
+        """Return a form as a function of host arrays."""
+        return Core(self.mechanism, form, self.owner, dtype, self.noises)
+
+    def truth(self, case: Case, dtype: str) -> Truth:
+        """Return the true results of a case and their error budget."""
+        key = f"{dtype} {case!r}"
+        if key not in self.truths:
+            self.truths[key] = truth(self.mechanism, case, dtype, grad=True)
+        return self.truths[key]
+
+
+@contextmanager
+def small_tiles(owner: backends.Backend) -> Iterator[None]:
+    """Cut tiles as small as they get, so that small arrays have several; those of a backend that pools are small."""
+    usual = owner.tile_bytes
+    owner.tile_bytes = usual if owner.pools else 1
+    try:
+        yield
+    finally:
+        owner.tile_bytes = usual
+
+
+def tasks(scope: Scope) -> Iterator[Task]:
+    """Yield all tasks of a check; a mechanism without a core has those of its block and its equations."""
+    mechanism = scope.mechanism
+    if mechanism.core is not None:
+        for dtype, form in itertools.product(scope.dtypes, mechanism.forms):
+            yield Task("forms", f"{form}, {dtype}", partial(_form, scope, form, dtype))
+        if scope.owner.name == "jax":
+            for form in mechanism.forms:
+                yield Task("forms", f"{form} under jit", partial(_jit, scope, form))
+        yield Task("loops", "every equation", partial(_loops, scope))
+        yield Task("equations", "hooked copies", partial(_hooked, scope))
+    yield Task("equations", "docstrings, tags and trace", partial(_ids, scope))
+    if mechanism.core is not None:
+        for law in mechanism.laws:
+            yield Task("laws", law, partial(_law, scope, law))
+    if mechanism.core is not None and scope.owner.name == "numpy":
+        yield Task("vectors", "every stored case", partial(_vectors, scope))
+    for what, way in itertools.product(("core", "block"), gradients.TOLERANCES):
+        if what == "block" or mechanism.core is not None:
+            yield Task("gradients", f"{what}, {way}", partial(_gradients, scope, what, way))
+
+
+def _form(scope: Scope, form: str, dtype: str) -> Found:
+    """A form against the dense one in float64 on the host, forward and backward."""
+    cases = scope.cases_of(dtype)
+    return _worst((case.name, partial(_compare, scope, case, form, dtype, evaluate)) for case in cases)
+
+
+def _jit(scope: Scope, form: str) -> Found:
+    """The same under jax.jit, forward and backward in one function, over a case of each kind in its full size."""
+    import jax
+
+    def run(mechanism: Mechanism, inputs: Any, options: Mapping[str, Any], upstream: Any, form: str) -> Any:
+        return jax.jit(lambda x, d: evaluate(mechanism, x, options, d, form))(inputs, upstream)
+
+    parts = itertools.product(scope.kinds, DTYPES)
+    return _worst((f"{case.name}, {dtype}", partial(_compare, scope, case, form, dtype, run)) for case, dtype in parts)
+
+
+def _compare(scope: Scope, case: Case, form: str, dtype: str, run: Callable[..., Mapping[str, Any]]) -> Found:
+    wanted = scope.truth(case, dtype)
+    inputs = {name: on_backend(scope.owner, x) for name, x in wanted.inputs.items()}
+    assert wanted.upstream is not None
+    found = run(scope.mechanism, inputs, case.options, on_backend(scope.owner, wanted.upstream), form)
+    if missing := set(wanted.values) - set(found):
+        return math.inf, f"no {', '.join(sorted(missing))}"
+    verdicts = [compare(name, scope.owner.to_numpy(x), dtype_name(x), wanted) for name, x in found.items()]
+    worst = max(verdicts, key=lambda verdict: verdict.share)
+    return worst.share, f"{worst.tensor} ({worst.statistic})"
+
+
+def _loops(scope: Scope) -> Found:
+    """The second derivation against the trace of the dense form, id by id, on shrunk cases."""
+    mechanism = scope.mechanism
+    core = scope.core(mechanism.forms[0])
+
+    def compare_ids(case: Case) -> Found:
+        s = sample(mechanism, case)
+        with equations.trace() as traced:
+            core(s.inputs, s.options, s.upstream)
+        expected = mechanism.loops.forward(**s.inputs, **s.options)
+        expected |= mechanism.loops.backward(**s.inputs, **s.upstream, **s.options)
+        if differ := set(traced) ^ set(expected):
+            return math.inf, f"not in both derivations: {', '.join(sorted(differ))}"
+        noise = core.noise(s.inputs, s.options, s.upstream)
+        values = {id: scope.owner.to_numpy(x) for id, x in traced.items()}
+        found = ((used_share({id: x}, {id: expected[id]}, noise), id) for id, x in values.items())
+        return max(found, default=(0.0, "no equation ran"))
+
+    return _worst((case.name, partial(compare_ids, shrunk(case))) for case in scope.cases)
+
+
+def _hooked(scope: Scope) -> Found:
+    """Every form gives the same bits with a hook that changes nothing."""
+
+    def compare_bits(case: Case, form: str) -> Found:
+        s = sample(scope.mechanism, case)
+        plain = scope.core(form)(s.inputs, s.options, s.upstream)
+        with equations.apply(lambda id, name, value: value):
+            return same_bits(plain, scope.core(form)(s.inputs, s.options, s.upstream)), form
+
+    parts = itertools.product(scope.cases, scope.mechanism.forms)
+    return _worst((case.name, partial(compare_bits, case, form)) for case, form in parts)
+
+
+def _ids(scope: Scope) -> Found:
+    """The ids of the docstrings, of the tags, and of a trace of core and block are the same.
+
+    Where only a sample of the cases runs, its trace may lack some.
+    """
+    mechanism = scope.mechanism
+    with equations.trace() as traced:
+        for what in ("core", "block") if mechanism.core is not None else ("block",):
+            for subject in scope.subjects(what):
+                gradients.by_hand(subject, scope.owner, subject.forms[0])
+    computed, named = set(traced.variables), set(mechanism.equations)
+    odd = computed - named if scope.compiles else computed ^ named
+    problems = [f"{id} is not both declared and computed" for id in odd]
+    for module in mechanism.tagged:
+        differ = {tag.id for tag in equations.tags(module) if tag.id} ^ set(equations.declared(module))
+        problems += [f"{id} is not both declared and tagged in {module.__name__}" for id in differ]
+    return (math.inf, "; ".join(sorted(problems))) if problems else (0.0, f"{len(computed)} equations")
+
+
+def _vectors(scope: Scope) -> Found:
+    """The golden vectors that come with the package: the reference computes what it did when they were written."""
+    try:
+        golden = vectors.read(vectors.SHIPPED)
+    except vectors.SetError as error:
+        if not error.empty:
+            return math.inf, str(error)
+        golden = None
+    known = {case.name for case in scope.mechanism.cases}
+    entries = [entry for entry in golden.cases if entry["mechanism"] == scope.mechanism.name] if golden else []
+    if golden is None or not entries:
+        raise NotRun("there are no golden vectors of it: refattn golden write")
+    parts = ((e["case"], partial(recompute, scope.mechanism, golden, e)) for e in entries if e["case"] in known)
+    return _worst(parts)
+
+
+def _law(scope: Scope, name: str) -> Found:
+    """A law for every form, dtype and sample."""
+    if name not in LAWS:
+        return math.inf, f"no law is called {name}"
+
+    def hold(form: str, dtype: str, s: Sample) -> Found:
+        return LAWS[name](scope.core(form, dtype), s), f"{form}, {dtype}"
+
+    samples, forms = law_samples(scope.mechanism, scope.long), scope.mechanism.forms
+    parts = list(itertools.product(samples, forms, scope.dtypes))
+    if not scope.full:
+        pairs = itertools.product(enumerate(samples), enumerate(forms))
+        parts = [(s, form, scope.dtypes[(n + m) % len(scope.dtypes)]) for (n, s), (m, form) in pairs if m or not s.long]
+    return _worst((f"sample {s.name}", partial(hold, form, dtype, s)) for s, form, dtype in parts)
+
+
+def _gradients(scope: Scope, what: str, way: str) -> Found:
+    """The hand-written backward of every form against another way."""
+    if way == "autograd" and (reason := backends.get("torch").why_unavailable()) is not None:
+        raise NotRun(reason)
+
+    def compare_ways(subject: gradients.Subject) -> Found:
+        judge = gradients.beside(subject, way, scope.directions)
+        errors = []
+        for form in subject.forms:
+            with suppress(Unsupported):
+                errors.append((*judge(gradients.by_hand(subject, scope.owner, form)), form))
+        error, leaf, form = max(errors)
+        return error / gradients.TOLERANCES[way], f"gradient of {leaf}, form {form}"
+
+    return _worst((subject.name, partial(compare_ways, subject)) for subject in scope.subjects(what))
+
+
+def _worst(parts: Iterable[tuple[str, Callable[[], Found]]]) -> Found:
+    """Run all parts; return the largest share and where it was. A part that raises has an infinite share.
+
+    Parts that ask a form for what it does not compute are passed over.
+    """
+    worst, where, count = 0.0, "", 0
+    for name, run in parts:
+        try:
+            share, place = run()
+        except Unsupported:
+            continue
+        except Exception as error:  # a broken mechanism may raise anything
+            share, place = math.inf, one_line(error)
+        count += 1
+        if not share <= worst:  # true for NaN
+            worst, where = share, f"{name}: {place}"
+    if not count:
+        raise NotRun("the record has nothing to run")
+    return worst, where or f"{count} times"
+
+
+def one_line(error: Exception) -> str:
+    """Return what an exception says, in one line."""
+    return f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"

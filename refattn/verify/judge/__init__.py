@@ -1,0 +1,1 @@
+"""Truth, error budget, and the verdict on a result."""

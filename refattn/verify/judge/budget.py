@@ -1,0 +1,265 @@
+"""Error budgets: how far an honest implementation in a given dtype may be from the truth, element by element.
+
+The truth is the dense form in float64. A budget is not a number that somebody chose: every equation of the dense form
+is disturbed, many times, by random errors of the size of its rounding (unit roundoff times the size of the terms that
+it sums, as the record tells), forward and backward, and the root mean square of what this does to an output is the
+noise that any implementation with such roundings has to be granted. A last rounding to the storage type comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn import counter, equations
+from refattn.golden.inputs import make, make_upstream
+from refattn.golden.storage import TYPES, round_to, spacing, stored
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.outcome import Truth
+
+Floats = NDArray[np.float64]
+
+DRAWS = 16
+"""Disturbed runs per case: the noise is known to about 1/sqrt(2 * 16), that is 18 %."""
+
+SMALLEST = 2.0**-500
+"""An error that is always granted: the squares of smaller ones underflow."""
+
+SIGMA = 3**-0.5
+"""Root mean square of a rounding error in units of the unit roundoff. A disturbance has this size and a random sign, so
+that where one rounding dominates its effect is known exactly."""
+
+
+def evaluate(
+    mechanism: Mechanism, inputs: Mapping[str, Any], options: Mapping[str, Any], upstream: Any, form: str = "dense"
+) -> dict[str, Any]:
+    """Run a core; return its outputs and, where an upstream gradient is given, its gradients, by name."""
+    assert mechanism.core is not None
+    out, saved = mechanism.core.forward(**inputs, **options, form=form)
+    values = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
+    if upstream is not None:
+        values |= {f"d_{name}": g for name, g in mechanism.core.backward(saved, upstream).items()}
+    return values
+
+
+def wide(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays in float64; masks as they are."""
+    return {name: x if x.dtype == np.bool_ else x.astype(np.float64) for name, x in arrays.items()}
+
+
+def truth(
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    *,
+    grad: bool,
+    seed: int = 0,
+    roundings: tuple[str, ...] = (),
+    given: str = "",
+) -> Truth:
+    """Return inputs, true results and error budget of a case in a storage type.
+
+    `roundings` are equations that the implementation declares to round to the storage type, beside the record's. The
+    inputs are rounded to `given` where that is another type, one that `dtype` holds.
+    """
+    inputs = make(mechanism.name, case, given or dtype, seed=seed)
+    inputs = {name: x if x.dtype == np.bool_ else stored(x.astype(np.float64), dtype) for name, x in inputs.items()}
+    exact = wide(inputs)
+    shape = evaluate(mechanism, exact, case.options, None)["out"].shape
+    exact_upstream = upstream = None
+    if grad:
+        exact_upstream = make_upstream(mechanism.name, case, "out", shape, given or dtype, seed=seed).astype(np.float64)
+        upstream = stored(exact_upstream, dtype)
+    with equations.trace() as traced:
+        values = evaluate(mechanism, exact, case.options, exact_upstream)
+    errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, traced, values, roundings, seed)
+    types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
+    variance, bias = {}, {}
+    for name, value in values.items():
+        noise = np.sqrt(np.mean(errors[name] ** 2, axis=0))
+        # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
+        # carries it over a rounding boundary, and by the noise itself where that is larger.
+        variance[name] = noise**2 + 0.8 * noise * spacing(value, types[name])
+        # In float64 the truth has errors of the same size as the result that is judged.
+        variance[name] *= 2.0 if dtype == "float64" else 1.0
+        granted = np.maximum(variance[name], SMALLEST**2)
+        biases = [bias_of(name, error, granted, value) for error in errors[name]]
+        bias[name] = float(np.sqrt(np.mean(np.square(biases))))
+    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
+    return Truth(inputs, upstream, values, variance, bias, types, exact_names)
+
+
+def _disturbances(
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    inputs: Mapping[str, Any],
+    upstream: Any,
+    traced: equations.Trace,
+    values: Mapping[str, Floats],
+    roundings: tuple[str, ...],
+    seed: int,
+) -> dict[str, Floats]:
+    """Return what rounding errors in every equation do to each result: one more axis in front, for the draws."""
+    if unknown := [id for id in roundings if id not in mechanism.equations]:
+        raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
+    given = {**inputs, **case.options, "d_out": upstream}
+    sizes, computed = kernel_sizes(mechanism, given, traced, dtype, roundings), unit_of(dtype)
+    errors: dict[str, list[Floats]] = {name: [] for name in values}
+    for draw in range(DRAWS):
+        with equations.apply(disturbance(sizes, computed, draw, seed)):
+            disturbed = evaluate(mechanism, inputs, case.options, upstream)
+        for name, value in values.items():
+            # An output that is not finite has no noise.
+            errors[name].append(np.where(np.isfinite(value), finite(disturbed[name]) - finite(value), 0.0))
+    return {name: np.stack(draws) for name, draws in errors.items()}
+
+
+def unit_of(dtype: str) -> float:
+    """Return the unit roundoff of the type that a kernel for this storage type computes in."""
+    return TYPES["float64" if dtype == "float64" else "float32"].unit
+
+
+def kernel_sizes(
+    mechanism: Mechanism,
+    given: Mapping[str, Any],
+    traced: Mapping[str, Any],
+    dtype: str,
+    roundings: tuple[str, ...] = (),
+) -> dict[str, Floats]:
+    """Return by equation id the size of its rounding error in a kernel for a storage type.
+
+    `roundings` are equations that it rounds to this type, beside the record's; `given` and `traced` are those of
+    `rounding_sizes`.
+    """
+    sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype))
+    # What is below the smallest normal number may be flushed to 0, as most accelerators do; 0 is exact.
+    flushed = 2.0 ** TYPES["float64" if dtype == "float64" else "float32"].lowest
+    sizes = {key: np.hypot(size, np.where(size == 0.0, 0.0, flushed)) for key, size in sizes.items()}
+    low = {*mechanism.stored, *roundings} if dtype in ("float16", "bfloat16") else set()
+    for key in [key for key in sizes if key.partition("[")[0] in low]:
+        id = key.partition("[")[0]
+        size = np.abs(mechanism.stored[id](given, Pass(traced, key)) if id in mechanism.stored else traced[key])
+        # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
+        subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
+        sizes[key] = np.hypot(sizes[key], np.maximum(TYPES[dtype].unit * finite(size), subnormal))
+    return sizes
+
+
+def rounding_sizes(
+    mechanism: Mechanism, given: Mapping[str, Any], traced: Mapping[str, Any], unit: float
+) -> dict[str, Floats]:
+    """Return by equation id the size of its rounding error: `unit` times what the record says that it is relative to.
+
+    `given` holds the arguments of the call and upstream gradients, `traced` the value of every equation.
+    """
+    sizes = {}
+    for key, value in traced.items():
+        id = key.partition("[")[0]
+        known = mechanism.magnitudes.get(id)
+        terms = np.abs(value) if known is None else known(given, Pass(traced, key))
+        sizes[key] = unit * finite(terms)
+    return sizes
+
+
+class Pass(Mapping[str, Any]):
+    """What was traced, as the pass `key` of an equation sees it: other equations by their pass that belongs to it.
+
+    Passes of the forward belong together counted from the last, which all equations of a repetition take part in; those
+    of the backward from the first, which is the last of the forward.
+    """
+
+    def __init__(self, traced: Mapping[str, Any], key: str) -> None:
+        self.traced = traced
+        id, _, number = key.partition("[")
+        at = int(number.rstrip("]") or 0)
+        self.from_last = at if id.startswith("d") else self._count(id) - 1 - at
+
+    def _count(self, id: str) -> int:
+        if id not in self.traced:
+            return 0
+        return next(n for n in count(1) if f"{id}[{n}]" not in self.traced)
+
+    def __getitem__(self, id: str) -> Any:
+        number = self.from_last if id.startswith("d") else self._count(id) - 1 - self.from_last
+        single = self._count(id) == 1
+        return self.traced[id if single or number <= 0 else f"{id}[{number}]"]
+
+    def passes(self, id: str) -> list[Any]:
+        """Return the values of all passes of an equation, in the order of the call."""
+        return [self.traced[f"{id}[{n}]" if n else id] for n in range(self._count(id))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.traced)
+
+    def __len__(self) -> int:
+        return len(self.traced)
+
+
+def disturbance(sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0) -> equations.Hook:
+    """Return a hook for one run that adds to each equation a random error of its size: a draw of what rounding does."""
+    passes: dict[str, int] = {}
+
+    def hook(id: str, name: str, value: Floats) -> Floats:
+        number = passes.get(id, 0)
+        passes[id] = number + 1
+        key = f"{id}[{number}]" if number else id
+        signs = SIGMA * _signs(value.size + 1, f"budget.{key}", draw, seed)
+        shared = 1.0 + unit * signs[-1]  # a constant of the equation, rounded once
+        return value * shared + signs[:-1].reshape(value.shape) * sizes[key]
+
+    return hook
+
+
+def finite(x: Any) -> Floats:
+    """Return x with 0 in place of what is not finite."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def _signs(count: int, purpose: str, draw: int, seed: int) -> Floats:
+    """Return +1 or -1, a bit of the counter each."""
+    packed = _bits(1 << (count // 32).bit_length(), purpose, draw, seed)
+    return 2.0 * np.unpackbits(packed, bitorder="little", count=count).astype(np.float64) - 1.0
+
+
+@lru_cache(maxsize=1 << 14)  # the cases of a mechanism have the same equations, and the streams are named by these
+def _bits(words: int, purpose: str, draw: int, seed: int) -> NDArray[np.uint8]:
+    return counter.words(words, seed=seed, purpose=purpose, step=draw).astype("<u4").view(np.uint8)
+
+
+def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
+    """Return x as (rows, elements): a tensor that has no rows is one of single elements."""
+    return x.reshape(-1, x.shape[-1] if has_rows(tensor, x) else 1)
+
+
+def has_rows(tensor: str, x: NDArray[Any]) -> bool:
+    """Tell whether a tensor is of rows, along its last axis: `out`, gradients and equations that have axes."""
+    return x.ndim > 0 and (tensor == "out" or tensor.startswith("d_") or "." in tensor)
+
+
+def ratio(error: NDArray[Any], granted: NDArray[Any]) -> Any:
+    """error / granted, with 0 / 0 = 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(error == 0.0, 0.0, error / granted)
+
+
+def bias_of(tensor: str, error: Floats, variance: Floats, target: Floats) -> float:
+    """Return the mean over rows of their mean error in the direction of the target, in units of what they are granted.
+
+    Truncation makes it negative, a factor that is too large positive; honest roundings nearly cancel.
+    """
+    if not error.size:
+        return 0.0
+    drift = np.mean(rows(tensor, np.sign(np.where(np.isfinite(target), target, 0.0)) * error), axis=-1)
+    granted = np.sqrt(np.mean(rows(tensor, variance), axis=-1))
+    return float(np.mean(np.sign(drift) * ratio(np.abs(drift), granted)))
+
+
+def rounded(truth: Truth, name: str) -> Floats:
+    """Return the true result as the storage type holds it."""
+    return round_to(truth.values[name], truth.stored[name])

@@ -1,0 +1,335 @@
+"""What goes through a verification, as data: a truth and a result, the verdict on each tensor, outcomes and reports.
+
+A report is of a foreign implementation (`Report`, with its `Suspects` where it failed), or of laws and checks, a `Row`
+each (`CheckReport`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Decline:
+    """Returned by an implementation that does not do what it was asked; the case counts as declined, not as failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one call returned, on the host: tensors by name, the dtypes that they came in, and why gradients are missing
+    where they were asked."""
+
+    tensors: dict[str, NDArray[Any]]
+    dtypes: dict[str, str]
+    declined: str = ""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One case in one storage type.
+
+    Attributes
+    ----------
+    inputs
+        The arrays that an implementation is given.
+    upstream
+        Gradient with respect to `out`; None where no gradients are asked.
+    values
+        Outputs ("out", "lse", ...) and gradients ("d_q", ...) in float64.
+    variance
+        By the same names, the square of the error that is granted, per element and against the rounded truth.
+    bias
+        By the same names, the root mean square of the bias statistic (see `bias_of`) of honest results: constants that
+        are rounded once, a scale for instance, push all elements the same way.
+    stored
+        By the same names, the type that a result is stored in.
+    exact
+        The names of those that have to be equal to the rounded truth.
+    """
+
+    inputs: dict[str, NDArray[Any]]
+    upstream: NDArray[Any] | None
+    values: dict[str, Floats]
+    variance: dict[str, Floats]
+    bias: dict[str, float]
+    stored: dict[str, str]
+    exact: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one tensor.
+
+    Attributes
+    ----------
+    tensor
+        "out", "lse", "d_q", ...
+    share
+        Used share of the allowed error, by the statistic that used most; infinite where an earlier rung failed.
+    statistic
+        "element", "row", "whole" or "bias", or the rung that failed: "shape", "dtype", "non-finite", "exact".
+    index
+        Of the worst element; () where there is none.
+    got, expected
+        The values there, or what the failed rung saw, in words.
+    """
+
+    tensor: str
+    share: float
+    statistic: str
+    index: tuple[int, ...]
+    got: str
+    expected: str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the tensor is within its budget."""
+        return self.share <= 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case in one dtype.
+
+    Attributes
+    ----------
+    status
+        "agrees", "disagrees", "raises" (with `detail`) or "declined" (with `detail`).
+    verdicts
+        One per tensor that was returned.
+    seen
+        What was judged: the truth, and what was returned; None where nothing was.
+    """
+
+    case: str
+    kind: str
+    dtype: str
+    status: str
+    detail: str = ""
+    verdicts: tuple[Verdict, ...] = ()
+    seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Line:
+    """An equation with its formula, the file and line that compute it, and what stands there."""
+
+    id: str
+    formula: str
+    place: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An equation, or several that cannot be told apart, and the error in it that comes nearest to what was got.
+
+    Attributes
+    ----------
+    equations
+        In the order of the code; () for a convention, or a fault of storing.
+    kind
+        The error, in words.
+    share
+        Used share of the allowed error where results are judged against those of the reference with this error: up to
+        1 they agree with it.
+    explained
+        How much of the squared error this error explains, times a number.
+    together
+        How much all errors of the first equation that the bank knows explain, each times a number.
+    """
+
+    equations: tuple[Line, ...]
+    kind: str
+    share: float
+    explained: float
+    together: float
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the equations."""
+        return tuple(line.id for line in self.equations)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The first value that does not follow from those before it.
+
+    Attributes
+    ----------
+    case
+        The case.
+    given
+        The equations that values were given for, in order.
+    verdict
+        On the value: its `tensor` is the id of an equation, or a result.
+    between
+        The equations that compute it from the values before.
+    """
+
+    case: str
+    given: tuple[str, ...]
+    verdict: Verdict
+    between: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """What a failed verification says about where the error is.
+
+    Attributes
+    ----------
+    dtype, cases
+        What was looked at.
+    wrong, right
+        The results that disagree in some of these cases, and those that agree in all.
+    count
+        How many equations the core has.
+    possible
+        Those that can disturb all that is wrong; () where none can.
+    narrow
+        Of these, those that disturb nothing that is right.
+    ranked
+        The most likely first.
+    departure
+        The first value of its own that does not follow from those before it; None where none was given, or all follow.
+    between
+        Where the equations stand that compute it from those.
+    """
+
+    dtype: str
+    cases: tuple[str, ...]
+    wrong: tuple[str, ...]
+    right: tuple[str, ...]
+    count: int
+    possible: tuple[str, ...]
+    narrow: tuple[str, ...]
+    ranked: tuple[Suspect, ...]
+    departure: Departure | None
+    between: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All outcomes of one implementation.
+
+    Attributes
+    ----------
+    suspects
+        Where the error is (`refattn.verify.blame.suspects.locate`); None where nobody asked, or no number disagrees.
+    smallest
+        Lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
+    conventions
+        Where something fails, those that are not the conventions of refattn: see `refattn.verify.foreign.conventions`.
+    """
+
+    mechanism: str
+    implementation: str
+    grad: bool
+    outcomes: tuple[Outcome, ...]
+    suspects: Suspects | None = None
+    smallest: tuple[str, ...] = ()
+    conventions: dict[str, str] = field(default_factory=dict)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return how many cases agreed, failed and were declined: by case class, then "all"."""
+        table: dict[str, dict[str, int]] = {}
+        for outcome in self.outcomes:
+            column = {"agrees": "agreed", "declined": "declined"}.get(outcome.status, "failed")
+            for kind in (outcome.kind, "all"):
+                row = table.setdefault(kind, {"run": 0, "agreed": 0, "failed": 0, "declined": 0})
+                row[column] += 1
+                row["run"] += column != "declined"
+        total = table.pop("all", {"run": 0, "agreed": 0, "failed": 0, "declined": 0})
+        return {**table, "all": total}
+
+    @property
+    def exit_code(self) -> int:
+        """0 all that ran agree, 1 something fails, 3 nothing was run."""
+        total = self.counts()["all"]
+        if not total["run"]:
+            return 3
+        return 1 if total["failed"] else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data for JSON; an infinite share is null."""
+        data = dataclasses.asdict(replace(self, outcomes=tuple(replace(one, seen=None) for one in self.outcomes)))
+        for one in data["suspects"]["ranked"] if data["suspects"] else ():
+            one["share"] = None if math.isinf(one["share"]) else one["share"]
+        if data["suspects"] and data["suspects"]["departure"]:
+            verdict = data["suspects"]["departure"]["verdict"]
+            verdict["share"] = None if math.isinf(verdict["share"]) else verdict["share"]
+        for outcome in data["outcomes"]:
+            del outcome["seen"]
+            for verdict in outcome["verdicts"]:
+                verdict["agrees"] = verdict["share"] <= 1.0
+                if math.isinf(verdict["share"]):
+                    verdict["share"] = None
+        return {**data, "counts": self.counts(), "exit_code": self.exit_code}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one check.
+
+    Attributes
+    ----------
+    section
+        "forms", "loops", "equations", "laws" or "gradients".
+    name
+        What was checked.
+    status
+        "agrees", "disagrees" or "not run".
+    share
+        The largest used share of the allowed error: infinite where no error is allowed or something raised, None where
+        nothing was measured.
+    detail
+        Where that was, what went wrong, or how to get what is missing.
+    """
+
+    section: str
+    name: str
+    status: str
+    share: float | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All rows of one mechanism on one backend."""
+
+    mechanism: str
+    backend: str
+    require_all: bool
+    rows: tuple[Row, ...]
+    full: bool = False  # otherwise a sample was run
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of rows by status."""
+        return {status: sum(row.status == status for row in self.rows) for status in ("agrees", "disagrees", "not run")}
+
+    @property
+    def exit_code(self) -> int:
+        """0 all that ran agrees, 1 something disagrees, 3 nothing ran or, where all is required, not all did."""
+        counts = self.counts()
+        if counts["disagrees"]:
+            return 1
+        return 3 if not counts["agrees"] or (self.require_all and counts["not run"]) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data for JSON; a share that is not finite is null."""
+        data = dataclasses.asdict(self)
+        for row in data["rows"]:
+            if row["share"] is not None and not math.isfinite(row["share"]):
+                row["share"] = None
+        return {**data, "counts": self.counts(), "exit_code": self.exit_code}

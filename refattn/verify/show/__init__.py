@@ -1,0 +1,1 @@
+"""What was found, as text and as a page."""

@@ -1,0 +1,116 @@
+"""The probe tells which conventions an implementation follows, from six tiny calls, and the report says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.verify.foreign.conventions import EXPECTED, PROBES, differing, probe_conventions
+from refattn.verify.run import verify
+from refattn.verify.show import report
+
+SOFTMAX = ra.mechanism("softmax")
+SHOWN = {
+    "mask ignored": {"mask": "ignored"},
+    "mask inverted": {"mask": "inverted"},
+    "masked keys have a score of 0": {"mask": "ignored"},  # where the scores are 0 it is no mask at all
+    "top-left causality": {"causal mask": "top-left"},
+    "a token does not see itself": {"causal mask": "bottom-right, and a token does not see itself"},
+    "interleaved groups": {"grouped heads": "interleaved"},
+    "scale left out": {"scale": "1: left out"},
+    "scale applied twice": {"scale": "1/d: applied twice"},
+    "scale of the model's width": {"scale": "1/sqrt(heads d)"},
+    "soft-cap after the mask": {"soft-cap": "after the mask"},
+    "soft-cap left out": {"soft-cap": "ignored"},
+    "soft-cap before the scale": {"soft-cap": "before the scale"},
+    "empty rows get the mean": {"empty rows": "the mean of all values"},
+    "empty rows are NaN": {"empty rows": "NaN"},
+    "lse to base 2": {"lse": "base 2"},
+    "lse without the maximum": {"lse": "without the maximum"},
+}
+"""What the probe says of the conventions of softmax attention."""
+
+UNSEEN = {
+    "bottom-right causality",  # which is the default
+    "scale of the values' width",  # values are as wide as keys, since many kernels need that
+    "softmax over the queries",  # no convention that anyone follows: unknown
+    "keys missing in the denominator",
+}
+
+
+def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    out, saved = ra.softmax.forward(q, k, v, **options)
+    return out, saved.lse
+
+
+def test_the_reference_follows_its_own() -> None:
+    for dtype in ("float64", "float32", "float16"):
+        assert probe_conventions(attend, SOFTMAX, dtypes=[dtype]) == EXPECTED
+    assert len(PROBES) == 6
+
+
+@pytest.mark.parametrize("name", SOFTMAX.conventions)
+def test_every_wrong_convention_is_named(name: str) -> None:
+    assert set(SOFTMAX.conventions) == {*SHOWN, *UNSEEN}
+    wrong = SOFTMAX.conventions[name]
+    found = differing(lambda q, k, v, **options: wrong(q, k, v, **options), "softmax")
+    assert found == SHOWN.get(name, {})
+
+
+def test_empty_rows_are_asked_for_in_the_sense_that_a_mask_is_read() -> None:
+    inverted = SOFTMAX.conventions["mask inverted"]
+    found = probe_conventions(lambda q, k, v, **options: inverted(q, k, v, **options), SOFTMAX)
+    assert (found["mask"], found["empty rows"]) == ("inverted", "zero")
+
+
+def test_other_mechanisms_are_asked_what_makes_sense() -> None:
+    def attended(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return ra.higher_order.forward(q, k, v, **options)[0]
+
+    # No mask but the causal one, no scale, no soft-cap, and no lse.
+    left_out = {"mask", "empty rows", "scale", "soft-cap", "lse"}
+    assert set(probe_conventions(attended, "higher_order")) == set(EXPECTED) - left_out
+    wrong = ra.mechanism("higher_order").conventions["top-left causality"]
+    found = differing(lambda q, k, v, **options: wrong(q, k, v, **options)[0], "higher_order")
+    assert found == {"causal mask": "top-left"}
+
+
+def test_what_is_declined_or_unknown_is_said() -> None:
+    def some(q: Any, k: Any, v: Any, *, causal: Any = False, mask: Any = None, **options: Any) -> Any:
+        if causal:
+            return ra.Decline("no causal masks")
+        if mask is not None:
+            raise RuntimeError("masks are not there yet")
+        return ra.softmax.forward(q, k, v, **{**options, "scale": 0.3})[0]
+
+    found = probe_conventions(some, SOFTMAX)
+    assert found["causal mask"] == "declined: no causal masks"
+    assert found["mask"] == found["empty rows"] == "unknown: raised RuntimeError: masks are not there yet"
+    assert found["lse"] == "declined: it returns none"
+    assert found["scale"] == "unknown: a factor of 0.3"
+    assert differing(some, SOFTMAX) == {}
+    flat = probe_conventions(lambda q, k, v, **options: np.zeros(3, np.float32), SOFTMAX)
+    assert flat["causal mask"] == "unknown: out has the shape (3,), needs (1, 1, 2, 8)"
+
+
+def test_another_type_is_tried_where_one_is_declined() -> None:
+    def narrow(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return ra.Decline("float32 alone") if q.dtype != np.float32 else attend(q, k, v, **options)
+
+    assert probe_conventions(narrow, SOFTMAX, dtypes=("float64", "float32")) == EXPECTED
+
+
+def test_the_report_says_conventions_before_numbers() -> None:
+    wrong = SOFTMAX.conventions["top-left causality"]
+    few = replace(SOFTMAX, cases=tuple(SOFTMAX.case(name) for name in ("plain", "causal-tail", "causal-head")))
+    found = verify(few, lambda q, k, v, **options: wrong(q, k, v, **options), dtypes=["float32"])
+    assert found.conventions == found.to_json()["conventions"] == {"causal mask": "top-left"}
+    lines = report.verified(found, few).splitlines()
+    at = lines.index("  causal mask: top-left; needs bottom-right")
+    assert lines[at - 1].startswith("Conventions that differ") and at < lines.index("Failed (2 of 3 cases run)")
+    right = verify(few, attend, dtypes=["float32"])
+    assert right.conventions == {} and "Conventions" not in report.verified(right, few)
