@@ -141,3 +141,15 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def kernels() -> list[str]:
+    """Return which BLAS libraries NumPy uses, with the processors that their kernels are for."""
+    from threadpoolctl import threadpool_info
+
+    found = {
+        f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}".strip()
+        for lib in threadpool_info()
+        if lib["user_api"] == "blas" and "scipy.libs" not in lib["filepath"]  # which is not always loaded
+    }
+    return sorted(found)

@@ -30,7 +30,6 @@ import __future__
 
 import ast
 import functools
-import importlib
 import inspect
 import io
 import re
@@ -397,12 +396,7 @@ def _apply_to(ids: Iterable[str], hook: Hook) -> Iterator[None]:
 
 
 def _is_declared(id: str) -> bool:
-    """Tell whether a mechanism or any module that was hooked declares an equation."""
-    from refattn.mechanisms import registry
-
-    for name in registry.list_mechanisms():
-        registry.room(name)
-    importlib.import_module("refattn.model")
+    """Tell whether a module in use, of the library or one that was hooked, declares an equation."""
     home = __name__.partition(".")[0]
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == home]
     return any(f"[{id}]" in (module.__doc__ or "") for module in (*modules, *_HOOKED))

@@ -19,6 +19,7 @@ from typing import Any
 
 import refattn
 from refattn import backends
+from refattn.backends import blas
 from refattn.files import (
     LEFT_BEHIND,
     MIB,
@@ -243,14 +244,7 @@ def versions(backend: str) -> dict[str, str]:
 
 def machine() -> dict[str, str]:
     """Return what else last bits may depend on: the processor, the kernels of BLAS, and the source of this package."""
-    from threadpoolctl import threadpool_info
-
-    blas = {
-        f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}".strip()
-        for lib in threadpool_info()
-        if lib["user_api"] == "blas" and "scipy.libs" not in lib["filepath"]  # which is not always loaded
-    }
-    return {"processor": _processor(), "BLAS": ", ".join(sorted(blas)), "source": _source()}
+    return {"processor": _processor(), "BLAS": ", ".join(blas.kernels()), "source": _source()}
 
 
 def _processor() -> str:

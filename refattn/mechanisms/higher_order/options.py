@@ -140,7 +140,7 @@ def refuse_old(given: Mapping[str, Any]) -> None:
     """Raise TypeError where a keyword is given that the core does not have, or has no longer."""
     for name in given:
         if name in OLD:
-            raise TypeError(f"{name}: is no option any more, needs a normaliser with its numbers: {OLD[name]}")
+            raise TypeError(f"{name}: got an option of before, needs a normaliser with its numbers: {OLD[name]}")
         raise TypeError(f"got an unexpected keyword argument {name!r}")
 
 

@@ -133,7 +133,7 @@ def test_a_wrong_context_and_wrong_params_of_the_block() -> None:
 @pytest.mark.parametrize("name", RENAMED)
 def test_an_old_option_says_what_it_is_called_now(name: str) -> None:
     given: dict[str, Any] = {name: None}
-    with pytest.raises(TypeError, match=f"{name}: is no option of graph_energy any more, needs (thr|int|coup|gra|sta)"):
+    with pytest.raises(TypeError, match=f"{name}: got an option of before, needs (thr|int|coup|gra|sta)"):
         core.forward(*qkv(), **given)
 
 

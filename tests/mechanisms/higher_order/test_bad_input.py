@@ -60,11 +60,11 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
         ({"normaliser": "exact(delta=True)"}, r"delta: got bool, needs a finite number"),
         (
             {"delta": 1.0},
-            r'delta: is no option any more, needs a normaliser with its numbers: normaliser="exact\(delta=1.0',
+            r'delta: got an option of before, needs a normaliser with its numbers: normaliser="exact\(delta=1.0',
         ),
-        ({"policy": "signed"}, r'policy: is no option any more, .*: normaliser="signed"'),
-        ({"eps": 1e-3}, r'eps: is no option any more, .*: normaliser="add\(eps=1e-6\)"'),
-        ({"denominator": "plain"}, r'denominator: is no option any more, .*: normaliser="exact\(plain=True\)"'),
+        ({"policy": "signed"}, r'policy: got an option of before, .*: normaliser="signed"'),
+        ({"eps": 1e-3}, r'eps: got an option of before, .*: normaliser="add\(eps=1e-6\)"'),
+        ({"denominator": "plain"}, r'denominator: got an option of before, .*: normaliser="exact\(plain=True\)"'),
         ({"key_mask": np.ones((1, 3))}, r"key_mask: got dtype float64, needs bool"),
         ({"key_mask": [[True]]}, r"key_mask: got list, needs an array"),
         ({"state": X, "causal": True}, r"state: got ndarray, needs a State"),
@@ -86,7 +86,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(order: Any) -> None:
 
 
 def test_a_configuration_tells_what_became_of_old_keywords() -> None:
-    with pytest.raises(TypeError, match=r'policy: is no option any more, .*: normaliser="signed"'):
+    with pytest.raises(TypeError, match=r'policy: got an option of before, .*: normaliser="signed"'):
         BLOCK.Config(width=8, heads=2, policy="signed")
 
 
