@@ -21,7 +21,7 @@ import refattn as ra
 from refattn import equations
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
-from tools.reading import ROOMS, Reading, measure
+from tools.reading import ROOMS, Reading, measure, table
 
 ROOT = Path(__file__).parents[1]
 
@@ -202,6 +202,19 @@ def test_a_file_is_one_idea() -> None:
 
 def files_of(top: str) -> list[Path]:
     return sorted((ROOT / top).rglob("*.py"))
+
+
+def test_the_documentation_shows_the_table() -> None:
+    """Lines apart, which change from day to day."""
+
+    def without_lines(text: str) -> list[list[str]]:
+        rows = [[cell.strip() for cell in row.split("|")] for row in text.splitlines() if row.startswith("|")]
+        return [[cell for n, cell in enumerate(row) if n != 4] for row in rows]
+
+    measured = table([reading_of(name) for name in ra.list_mechanisms()])
+    shown = (ROOT / "docs" / "design.md").read_text()
+    start = shown.index(measured.splitlines()[0])
+    assert without_lines(shown[start:].partition("\n\n")[0]) == without_lines(measured)
 
 
 def test_rooms_are_found() -> None:
