@@ -323,9 +323,13 @@ def _restored(found: checkpoint.Checkpoint, settings: Settings, first: Progress)
         first = replace(first, moments=moments)
     template = tree.flatten({"params": first.params, "optimiser": first.moments})
     for name, x in found.arrays.items():
-        if name in template and (x.shape, x.dtype.name) != (tuple(template[name].shape), dtype_name(template[name])):
-            needs = f"{dtype_name(template[name])} {tuple(template[name].shape)}"
-            raise ValueError(f"{name}: got {x.dtype.name} {x.shape}, needs {needs}")
+        if name not in template:
+            continue  # which is told below
+        shape, dtype = tuple(template[name].shape), dtype_name(template[name])
+        # A growth gives counts of updates, which begin as single numbers, the axes of their parameters.
+        fits = x.shape == shape or (name.startswith("optimiser.count.") and shape == ())
+        if not fits or x.dtype.name != dtype:
+            raise ValueError(f"{name}: got {x.dtype.name} {x.shape}, needs {dtype} {shape}")
     owner = backends.get(settings.backend)
     leaves = {name: owner.from_numpy(x, device=settings.device) for name, x in found.arrays.items()}
     whole: Any = tree.unflatten({"params": first.params, "optimiser": first.moments}, leaves)

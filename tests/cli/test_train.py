@@ -238,10 +238,13 @@ def test_a_run_is_not_made_longer() -> None:
             ["--data", ".", "--set", "context=4"],
             "out: runs/softmax lies in the folder of the text, ., so the run would",
         ),
-        (["--out", "broken"], "broken/config.json: is no configuration of a run that this version reads (Expecting"),
+        (
+            ["--out", "broken"],
+            "broken/config.json: is no configuration of a run that this version reads (is no JSON, or cut off: ",
+        ),
         (["--out", "broken", "--resume"], "broken/config.json: is no configuration of a run that this version reads ("),
-        (["--out", "odd"], "odd/config.json: Is a directory"),
-        (["--out", "odd", "--resume"], "odd/config.json: Is a directory"),
+        (["--out", "odd"], "odd/config.json: is no regular file"),
+        (["--out", "odd", "--resume"], "odd/config.json: is no regular file"),
     ],
 )
 def test_every_problem_is_one_line(here: Path, words: list[str], problem: str) -> None:
