@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -47,6 +47,15 @@ class Backend(Protocol):
 
     def enable_float64(self) -> None:
         """Make `float64` true where a setting of the library decides it."""
+
+    def with_float64(self) -> AbstractContextManager[None]:
+        """Compute in float64 in the ``with`` block, and afterwards as before."""
+
+    def precision_lost(self, x: Array) -> str | None:
+        """Return why products of arrays like `x` lose digits as the library is set now, None where they do not."""
+
+    def full_precision(self) -> AbstractContextManager[None]:
+        """Compute with all digits of the arrays in the ``with`` block, however the library is set."""
 
     def from_numpy(self, x: NDArray[Any], device: Any = None) -> Array:
         """Return a copy of `x` as an array of this library (NumPy: `x` itself)."""

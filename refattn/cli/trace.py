@@ -53,10 +53,11 @@ def trace(
     if safetensors == "-":
         raise Problem("--safetensors: got '-', needs a file: it is no text that could be printed")
     check_writable(safetensors, "--safetensors")
-    if block:
-        found = traced.trace_block(record, dtype, library)
-    else:
-        found = traced.trace_core(record, case or "tiny", dtype, library)
+    with library.full_precision():
+        if block:
+            found = traced.trace_block(record, dtype, library)
+        else:
+            found = traced.trace_core(record, case or "tiny", dtype, library)
     if safetensors is not None:
         _write(found, safetensors)
     deliver(lambda **form: traced_text.text(found, **form), {**found.to_json(), "version": refattn.__version__}, file)

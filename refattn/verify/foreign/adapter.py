@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,25 @@ def call(
     if elsewhere is not None:
         found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs)
         return found
+    # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
+    wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
+    with wide:
+        return _call(implementation, inputs, options, dtype, upstream, outputs)
+
+
+def _call(
+    implementation: Any,
+    inputs: Mapping[str, NDArray[Any]],
+    options: Mapping[str, Any],
+    dtype: str,
+    upstream: NDArray[Any] | None,
+    outputs: tuple[str, ...],
+) -> Result | Decline:
     forward = getattr(implementation, "forward", implementation)
     framework = getattr(forward, "framework", None)
     if dtype == "bfloat16" and not (framework or _takes_dtype(forward)):
         return Decline("it takes no dtype=, and so cannot be told that its float32 arrays stand for bfloat16")
     extra = dict(options) | ({"dtype": dtype} if _takes_dtype(forward) else {})
-    if dtype == "float64" and "jax" in sys.modules:
-        backends.get("jax").enable_float64()  # otherwise JAX turns float64 into float32 as it comes in
     arguments = {name: _given(x, framework, dtype) for name, x in inputs.items()}
     before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
     returned = _guard(lambda: forward(**arguments, **extra))

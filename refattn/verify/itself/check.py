@@ -175,7 +175,7 @@ def _run(name: str, backend: str, full: bool, part: Sequence[int]) -> list[Row]:
 @contextmanager
 def _quiet(owner: backends.Backend) -> Iterator[None]:
     # Threads of BLAS that wait for each other make small products many times slower on a busy machine.
-    with _strictest(owner), small_tiles(owner), blas.one_thread():
+    with owner.full_precision(), _strictest(owner), small_tiles(owner), blas.one_thread():
         yield
 
 

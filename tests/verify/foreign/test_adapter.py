@@ -338,3 +338,21 @@ def test_who_takes_numpy_and_computes_in_torch_says_so() -> None:
     assert called(attend, upstream=OUT).declined
     attend.framework = "torch"  # type: ignore[attr-defined]
     np.testing.assert_array_equal(called(attend, upstream=OUT).tensors["d_v"], OUT)
+
+
+def test_float64_of_jax_is_as_it_was_afterwards() -> None:
+    jax = pytest.importorskip("jax", reason='needs jax: pip install "refattn[jax]"')
+    before = jax.config.jax_enable_x64
+    try:
+        jax.config.update("jax_enable_x64", False)
+        seen = []
+
+        def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+            seen.append(jax.config.jax_enable_x64)
+            return q
+
+        x = np.ones((1, 1, 2, 2))
+        call(attend, {"q": x, "k": x, "v": x}, {}, "float64")
+        assert seen == [True] and not jax.config.jax_enable_x64
+    finally:
+        jax.config.update("jax_enable_x64", before)
