@@ -27,9 +27,6 @@ ROOT = Path(__file__).parents[1]
 
 CORE_FILES, BLOCK_FILES, TOP_FILES, OPTIONS, LINES = 4, 7, 8, 16, 500
 
-NOT_YET: dict[str, set[str]] = {}
-"""Rules that a room does not keep yet. What is kept has to leave this table, so that it stays kept."""
-
 BORROWS = {"growing": "softmax"}
 """A room whose core is that of another one."""
 
@@ -187,11 +184,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_a_room_keeps_the_rules(name: str, rule: str) -> None:
-    problems = list(RULES[rule](ra.mechanism(name)))
-    if rule in NOT_YET.get(name, set()):
-        assert problems, f"{name} keeps {rule} now: take it out of NOT_YET"
-    else:
-        assert problems == []
+    assert list(RULES[rule](ra.mechanism(name))) == []
 
 
 def test_a_file_is_one_idea() -> None:

@@ -51,6 +51,12 @@ def group_heads(x: Array, groups: int) -> Array:
     return namespace(x).reshape(x, (b, groups, h // groups, *rest))
 
 
+def ungroup_heads(x: Array) -> Array:
+    """(b, g, r, ...) -> (b, h, ...): the inverse and the adjoint of `group_heads`."""
+    b, g, r, *rest = x.shape
+    return namespace(x).reshape(x, (b, g * r, *rest))
+
+
 def group_mask(mask: Array | None, groups: int) -> Array | None:
     """Group the heads of a mask (b, h, i, j); an axis of size 1 stays one."""
     if mask is None:

@@ -25,14 +25,7 @@ from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.higher_order.forms import common, pairs
-from refattn.mechanisms.higher_order.forms.common import (
-    group,
-    keys_attended,
-    merge_rows,
-    split_rows,
-    ungroup,
-    with_ones,
-)
+from refattn.mechanisms.higher_order.forms.common import keys_attended, merge_rows, split_rows, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.schedule import Chunk, Schedule, causal_schedule, join, past, plan
 from refattn.mechanisms.higher_order.forms.state import (
@@ -50,6 +43,7 @@ from refattn.mechanisms.higher_order.forms.state import (
     whole_gradient,
 )
 from refattn.mechanisms.higher_order.options import Options
+from refattn.ops.heads import group_heads, ungroup_heads
 from refattn.ops.tiles import Tile, run
 from refattn.xp import Array, namespace, zeros
 
@@ -109,7 +103,7 @@ def forward(
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
     schedule = causal_schedule(q.shape[2], k.shape[2], offset, size)
-    queries, allowed = group(q, k.shape[1]), past(size, q)
+    queries, allowed = group_heads(q, k.shape[1]), past(size, q)
     attended = None
     if options.normaliser.counts:
         attended = keys_attended(key_mask, offset, q, k)
@@ -127,7 +121,7 @@ def forward(
     out, total = joined[:2]
     last = None if state is None else State(joined[2], joined[3], state.settings)
     saved = Saved(q, k, v, key_mask, offset, options, state, last, out, total)
-    return ungroup(out), ungroup(total)[..., 0], saved
+    return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
 
 
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
@@ -139,7 +133,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
     schedule = causal_schedule(q.shape[2], k.shape[2], saved.offset, size)
-    queries, d_out_rows, allowed = group(q, k.shape[1]), group(d_out, k.shape[1]), past(size, q)
+    queries, d_out_rows, allowed = group_heads(q, k.shape[1]), group_heads(d_out, k.shape[1]), past(size, q)
 
     def task(tile: Tile) -> tuple[Array, ...]:
         (rows, q_normal), (keys, k_normal) = kernel.lift(tile.of(queries)), kernel.lift(tile.of(k))
@@ -159,7 +153,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         return *d_inputs, d_start.products, d_start.values
 
     joined = join(grid, run(q, task, grid.heads))
-    d_q = ungroup(joined[0])  # (b, h, i, d) [dHOL.q]
+    d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]
     gradients: dict[str, Any] = {"q": d_q, "k": d_k, "v": d_v}

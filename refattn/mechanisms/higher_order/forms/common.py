@@ -42,18 +42,6 @@ def backward(out: Array, total: Array, attended: Array | None, options: Options,
     return xp.concat([d_numerator, d_total], axis=-1)
 
 
-def group(x: Array, groups: int) -> Array:
-    """(b, h, ...) -> (b, g, r, ...): query heads beside the others of their key/value head."""
-    b, h, *rest = x.shape
-    return namespace(x).reshape(x, (b, groups, h // groups, *rest))
-
-
-def ungroup(x: Array) -> Array:
-    """(b, g, r, ...) -> (b, h, ...): the inverse and the adjoint of `group`."""
-    b, g, r, *rest = x.shape
-    return namespace(x).reshape(x, (b, g * r, *rest))
-
-
 def merge_rows(x: Array) -> Array:
     """(b, g, r, n, d) -> (b, g, r*n, d): the queries of a group one after the other, for a state that they share."""
     b, g, r, n, d = x.shape

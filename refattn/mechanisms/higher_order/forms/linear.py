@@ -18,14 +18,7 @@ from dataclasses import dataclass
 
 from refattn import equations
 from refattn.mechanisms.higher_order.forms import common
-from refattn.mechanisms.higher_order.forms.common import (
-    group,
-    keys_attended,
-    merge_rows,
-    split_rows,
-    ungroup,
-    with_ones,
-)
+from refattn.mechanisms.higher_order.forms.common import keys_attended, merge_rows, split_rows, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.schedule import chunks, join, plan
 from refattn.mechanisms.higher_order.forms.state import (
@@ -42,6 +35,7 @@ from refattn.mechanisms.higher_order.forms.state import (
     settings,
 )
 from refattn.mechanisms.higher_order.options import Options
+from refattn.ops.heads import group_heads, ungroup_heads
 from refattn.ops.tiles import Tile, run
 from refattn.xp import Array, namespace
 
@@ -69,7 +63,7 @@ def forward(
     xp = namespace(q, k, v)
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
-    queries = group(q, k.shape[1])
+    queries = group_heads(q, k.shape[1])
     attended = keys_attended(key_mask, None, q, k) if options.normaliser.counts else None
 
     def task(tile: Tile) -> tuple[Array, ...]:
@@ -89,7 +83,7 @@ def forward(
     out, total, products, sums = join(grid, run(q, task, grid.heads))
     state = State(products, sums, settings(kernel, q))
     saved = Saved(q, k, v, key_mask, options, state, attended, out, total)
-    return ungroup(out), ungroup(total)[..., 0], saved
+    return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -98,7 +92,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     xp = namespace(q, k, v)
     kernel = Kernel(options, q.shape[3])
     grid, size = plan(kernel, q, k)
-    queries, d_out_rows = group(q, k.shape[1]), group(d_out, k.shape[1])
+    queries, d_out_rows = group_heads(q, k.shape[1]), group_heads(d_out, k.shape[1])
 
     def task(tile: Tile) -> tuple[Array, ...]:
         (rows, q_normal), (keys, k_normal) = kernel.lift(tile.of(queries)), kernel.lift(tile.of(k))
@@ -123,7 +117,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         return d_queries, kernel.lift_backward(k_normal, xp.concat(d_keys, axis=2)), xp.concat(d_values, axis=2)
 
     joined = join(grid, run(q, task, grid.heads))
-    d_q = ungroup(joined[0])  # (b, h, i, d) [dHOL.q]
+    d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]
     return {"q": d_q, "k": d_k, "v": d_v}

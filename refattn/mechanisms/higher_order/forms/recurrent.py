@@ -21,7 +21,7 @@ from typing import Any
 
 from refattn import equations
 from refattn.mechanisms.higher_order.forms import common
-from refattn.mechanisms.higher_order.forms.common import group, keys_attended, ungroup, whole, with_ones
+from refattn.mechanisms.higher_order.forms.common import keys_attended, whole, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.state import (
     Running,
@@ -38,6 +38,7 @@ from refattn.mechanisms.higher_order.forms.state import (
     whole_gradient,
 )
 from refattn.mechanisms.higher_order.options import Options
+from refattn.ops.heads import group_heads, ungroup_heads
 from refattn.xp import Array, namespace, zeros
 
 
@@ -74,7 +75,7 @@ def forward(
     assert offset is not None
     xp = namespace(q, k, v)
     kernel = Kernel(options, q.shape[3])
-    queries, keys = kernel.lift(group(q, k.shape[1]))[0], kernel.lift(k)[0]
+    queries, keys = kernel.lift(group_heads(q, k.shape[1]))[0], kernel.lift(k)[0]
     values = with_ones(v, key_mask, whole(q, k))
     running, sums, seen = Running(kernel, _started(kernel, state, values), values), [], 0
     for i in range(q.shape[2]):
@@ -88,7 +89,11 @@ def forward(
         attended = attended if state is None else attended + state.values[:, :1, None, :, -1:]
     out, total = equations.active(common).forward(xp.stack(sums, axis=3), attended, options)
     last = None if state is None else settled(running.begun(), running.centre)[0]
-    return ungroup(out), ungroup(total)[..., 0], Saved(q, k, v, key_mask, offset, options, state, last, out, total)
+    return (
+        ungroup_heads(out),
+        ungroup_heads(total)[..., 0],
+        Saved(q, k, v, key_mask, offset, options, state, last, out, total),
+    )
 
 
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
@@ -99,9 +104,11 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     q, k, v = saved.q, saved.k, saved.v
     xp = namespace(q, k, v)
     kernel = Kernel(saved.options, q.shape[3])
-    (queries, q_normal), (keys, k_normal) = kernel.lift(group(q, k.shape[1])), kernel.lift(k)
+    (queries, q_normal), (keys, k_normal) = kernel.lift(group_heads(q, k.shape[1])), kernel.lift(k)
     values = with_ones(v, saved.key_mask, whole(q, k))
-    d_sums = equations.active(common).backward(saved.out, saved.total, None, saved.options, group(d_out, k.shape[1]))
+    d_sums = equations.active(common).backward(
+        saved.out, saved.total, None, saved.options, group_heads(d_out, k.shape[1])
+    )
     # Forward in time: the states once more.
     running, seen, d_queries = Running(kernel, _started(kernel, saved.start, values), values), 0, []
     centres = [running.centre]
@@ -130,7 +137,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
             d_keys.append(d_key)
             d_values.append(d_value)
         d_current = recentred(d_current, centre, centres[i])
-    d_q = ungroup(kernel.lift_backward(q_normal, xp.stack(d_queries, axis=3)))  # (b, h, i, d) [dHOL.q]
+    d_q = ungroup_heads(kernel.lift_backward(q_normal, xp.stack(d_queries, axis=3)))  # (b, h, i, d) [dHOL.q]
     d_k = kernel.lift_backward(k_normal, xp.concat(d_keys[::-1], axis=2))  # (b, g, j, d) [dHOL.k]
     d_v = xp.concat(d_values[::-1], axis=2)[..., :-1]  # (b, g, j, e) [dHOL.v]
     gradients = {"q": d_q, "k": d_k, "v": d_v}

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from refattn import equations
 from refattn.mechanisms.higher_order.forms import common, pairs
-from refattn.mechanisms.higher_order.forms.common import group, keys_attended, ungroup, whole, with_ones
+from refattn.mechanisms.higher_order.forms.common import keys_attended, whole, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.schedule import join
 from refattn.mechanisms.higher_order.options import Options
+from refattn.ops.heads import group_heads, ungroup_heads
 from refattn.ops.masks import allowed_pairs
 from refattn.ops.tiles import Tile, most_rows, plan, run
 from refattn.xp import Array, namespace, zeros
@@ -44,7 +45,7 @@ def forward(
     """Return (out, normaliser, saved): (b, h, i, e), (b, h, i) and what `backward` reads."""
     grid = plan(q, k, most_rows(offset))
     kernel = Kernel(options, q.shape[3])
-    queries, keys, values = group(q, k.shape[1]), kernel.lift(k)[0], with_ones(v, key_mask, whole(q, k))
+    queries, keys, values = group_heads(q, k.shape[1]), kernel.lift(k)[0], with_ones(v, key_mask, whole(q, k))
     attended = keys_attended(key_mask, offset, q, k) if options.normaliser.counts else None
 
     def task(tile: Tile) -> tuple[Array, Array]:
@@ -60,7 +61,7 @@ def forward(
     parts = run(q, task, grid.rows)
     out, total = (grid.join_rows([part[n] for part in parts]) for n in range(2))
     saved = Saved(q, k, v, key_mask, offset, options, attended, out, total)
-    return ungroup(out), ungroup(total)[..., 0], saved
+    return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -69,7 +70,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     xp = namespace(q, k, v)
     grid = plan(q, k, most_rows(offset))
     kernel = Kernel(options, q.shape[3])
-    queries, d_out_rows = group(q, k.shape[1]), group(d_out, k.shape[1])
+    queries, d_out_rows = group_heads(q, k.shape[1]), group_heads(d_out, k.shape[1])
     length, width = k.shape[2], grid.columns
     if offset is not None:
         width = min(width, grid.rows[0].rows[1])  # blocks as wide as they are high compute the least above the diagonal
@@ -102,7 +103,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         return xp.concat(d_queries, axis=3), d_tile_k, xp.concat(d_values, axis=2)[..., :-1]
 
     joined = join(grid, run(q, task, grid.heads))
-    d_q = ungroup(joined[0])  # (b, h, i, d) [dHOL.q]
+    d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]
     return {"q": d_q, "k": d_k, "v": d_v}

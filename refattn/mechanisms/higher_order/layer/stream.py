@@ -20,11 +20,12 @@ from refattn import equations
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.forms import common, pairs
-from refattn.mechanisms.higher_order.forms.common import group, merge_rows, split_rows, ungroup, whole, with_ones
+from refattn.mechanisms.higher_order.forms.common import merge_rows, split_rows, whole, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.state import State, check_state, empty, fold, mean, read, settled
 from refattn.mechanisms.higher_order.layer import block
 from refattn.mechanisms.higher_order.options import check_sign
+from refattn.ops.heads import group_heads, ungroup_heads
 from refattn.xp import Array, namespace, raised, zeros
 
 BUFFER = 64
@@ -70,7 +71,7 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     queries, (keys, values) = own.queries_of(params, x), own.keys_and_values(params, x)
     if key_mask is not None:
         values = xp.where(key_mask[:, None, :, None], values, 0.0)
-    rows = kernel.lift(group(raised(queries), keys.shape[1]))[0]
+    rows = kernel.lift(group_heads(raised(queries), keys.shape[1]))[0]
     waiting = xp.concat([cache.keys, kernel.lift(raised(keys))[0]], axis=2)
     waiting_values = xp.concat([cache.values, with_ones(raised(values), key_mask, whole(queries, keys))], axis=2)
     sums = split_rows(read(kernel, cache.state, merge_rows(rows), mean(cache.state.values)), rows.shape[2])
@@ -78,7 +79,7 @@ def step(params: block.Params, cache: Cache, state: block.State, context: Contex
     counts = None
     if kernel.options.normaliser.counts:
         counts = (cache.state.values + xp.sum(waiting_values, axis=2, keepdims=True))[:, :1, None, :, -1:]
-    attended = ungroup(equations.active(common).forward(sums, counts, kernel.options)[0])
+    attended = ungroup_heads(equations.active(common).forward(sums, counts, kernel.options)[0])
     result, _ = own.output(params, x, xp.astype(attended, x.dtype, copy=False))
     if waiting.shape[2] < BUFFER:
         return replace(state, x=result), Cache(cache.state, waiting, waiting_values)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.sympformer.dense import BOUND, counts
+from refattn.ops.heads import group_heads, ungroup_heads
 from refattn.ops.masks import allowed_pairs
 from refattn.ops.tiles import Plan, Tile, plan, run
 from refattn.xp import Array, max_last, namespace, zeros
@@ -51,7 +52,7 @@ def forward(
 ) -> tuple[Array, Array, Saved]:
     """Return (out, log_z, saved): (b, h, i, e), (b, h, i) and what `backward` reads."""
     xp, grid, groups = namespace(q, k, v), plan(q, k), k.shape[1]
-    queries, energies = _group(q, groups), _group(kinetic, groups)
+    queries, energies = group_heads(q, groups), group_heads(kinetic, groups)
 
     def task(tile: Tile) -> tuple[Array, ...]:
         keys, values = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
@@ -84,7 +85,7 @@ def forward(
     tasks = _each(q, task, grid)
     out, lse, log_z, push = (grid.join_heads([found[n] for found in tasks]) for n in range(4))
     saved = Saved(q, k, v, offset, scale, lse, log_z, push, out)
-    return _ungroup(out), _ungroup(log_z)[..., 0], saved
+    return ungroup_heads(out), ungroup_heads(log_z)[..., 0], saved
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
     xp, grid = namespace(q, k, v), plan(saved.q, saved.k)
     n = counts(offset, (0, q.shape[2]), k.shape[2], q)
     free = xp.abs(saved.lse - xp.log(n)) < BOUND
-    d_given = zeros(saved.lse.shape, q) if d_log_z is None else _group(d_log_z[..., None], groups)
-    queries, d_outs = _group(q, groups), _group(d_out, groups)
+    d_given = zeros(saved.lse.shape, q) if d_log_z is None else group_heads(d_log_z[..., None], groups)
+    queries, d_outs = group_heads(q, groups), group_heads(d_out, groups)
 
     def task(tile: Tile) -> tuple[Array, ...]:
         keys, values, push = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...], tile.of(saved.push)
@@ -243,8 +244,8 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
 
     tasks = _each(q, task, grid)
     d_q, d_k, d_v, d_push = (grid.join_heads([found[n] for found in tasks]) for n in range(4))
-    d_kinetic = _ungroup(d_push * xp.exp(-2.0 * saved.log_z))  # (b, h, i, 1) [dSYMP.kinetic]
-    return {"q": _ungroup(d_q), "k": d_k, "v": d_v, "kinetic": d_kinetic}
+    d_kinetic = ungroup_heads(d_push * xp.exp(-2.0 * saved.log_z))  # (b, h, i, 1) [dSYMP.kinetic]
+    return {"q": ungroup_heads(d_q), "k": d_k, "v": d_v, "kinetic": d_kinetic}
 
 
 def _placed(part: Array, first: int, like: Array) -> Array:
@@ -256,15 +257,3 @@ def _placed(part: Array, first: int, like: Array) -> Array:
 
 def _plus(x: Array | None, more: Array) -> Array:
     return more if x is None else x + more
-
-
-def _group(x: Array, groups: int) -> Array:
-    """(b, h, ...) -> (b, g, r, ...): query heads beside the others of their key/value head."""
-    b, h, *rest = x.shape
-    return namespace(x).reshape(x, (b, groups, h // groups, *rest))
-
-
-def _ungroup(x: Array) -> Array:
-    """(b, g, r, ...) -> (b, h, ...)."""
-    b, g, r, *rest = x.shape
-    return namespace(x).reshape(x, (b, g * r, *rest))
