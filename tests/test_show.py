@@ -117,7 +117,10 @@ def test_it_gives_the_bits_of_the_library(record: Mechanism, everything: bool, t
             given = make(record.name, case, dtype)
             out = record.core.forward(**given, **case.options)[0]  # type: ignore[union-attr]
             d_out = make_upstream(record.name, case, "out", out.shape, dtype)
-            call = calls.watch(record, given, case.options, d_out, outputs=dtype == "float64")
+            try:
+                call = calls.watch(record, given, case.options, d_out, outputs=dtype == "float64")
+            except calls.Elsewhere:
+                continue
             if not everything and calls.choices(call.forward) != usual:
                 continue
             try:

@@ -64,6 +64,10 @@ def definition(record: Mechanism) -> ModuleType:
     return module
 
 
+class Elsewhere(ValueError):  # noqa: N818 (it is no error where a call may be passed over)
+    """Raised where a core does not call its definition: a solver takes the steps, say."""
+
+
 class _Watch:
     """A context that keeps the arguments and the result of the first call of a function."""
 
@@ -81,7 +85,7 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._before)
         if not self.given:
-            raise ValueError(f"{self.code.co_filename}: {self.code.co_name} was not called by the core")
+            raise Elsewhere(f"{self.code.co_filename}: {self.code.co_name} was not called by the core")
 
     def _look(self, frame: FrameType, event: str, value: Any) -> None:
         if frame.f_code is not self.code:

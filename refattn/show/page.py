@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refattn.golden.inputs import make
 from refattn.mechanisms.record import Mechanism
-from refattn.show.calls import Call, choices, definition, expression, watch, written
+from refattn.show.calls import Call, Elsewhere, choices, definition, expression, watch, written
 from refattn.show.inline import written_out
 from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
@@ -154,7 +154,10 @@ class Shown:
         for case in self.record.cases:
             queries, keys = case.inputs["q"].shape, case.inputs["k"].shape
             if 0 not in (*queries, *keys) and queries[2] * keys[2] <= SCORES:
-                each = watch(self.record, make(self.record.name, case, "float64"), case.options)
+                try:
+                    each = watch(self.record, make(self.record.name, case, "float64"), case.options)
+                except Elsewhere:
+                    continue
                 if self.everything or choices(each.forward) == usual:
                     yield each
 

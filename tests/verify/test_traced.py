@@ -41,7 +41,8 @@ def test_every_equation_has_a_place_that_computes_it(name: str) -> None:
         lines = (ROOT / place.file).read_text().splitlines()
         code = place.code.splitlines()
         at = [line.strip() for line in lines[place.line - 1 : place.line - 1 + len(code)]]
-        assert at[0].startswith(place.variable) and f"[{id}]" in at[-1]
+        names = [name.strip() for name in at[0].partition(" = ")[0].split(",")]
+        assert place.variable in names and f"[{id}]" in at[-1]
         assert [line.strip() for line in code[:-1]] == at[:-1] and at[-1].startswith(code[-1].strip())
         assert "#" not in code[-1]
 
