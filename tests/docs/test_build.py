@@ -12,7 +12,8 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 import refattn as ra
-from refattn.verify.traced import places
+from refattn import equations
+from refattn.verify.traced import Place, places
 
 for _package in ("sphinx", "myst_parser", "furo", "bs4"):
     pytest.importorskip(_package, reason='the pages are built with pip install -e ".[docs]"')
@@ -45,12 +46,19 @@ def anchor(id: str) -> str:
     return id.lower().replace(".", "-")
 
 
+def home_of(place: Place) -> str:
+    """The mechanism whose room an equation stands in: growing attention has those of softmax attention."""
+    return place.file.split("/")[2]
+
+
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_every_equation_has_an_anchor_and_no_anchor_is_left_over(pages: dict[str, Any], name: str) -> None:
     record = ra.mechanism(name)
     page = pages[f"mechanisms/{name}.html"]
     shown = [term["id"] for term in page.select("dt.equation")]
-    assert shown == [anchor(id) for id in record.equations]
+    own = {id for id, place in places(record).items() if home_of(place) == name}
+    grown = [id for module in getattr(record.grow, "TAGGED", ()) for id in equations.declared(module)]
+    assert shown == [anchor(id) for id in (*record.equations, *grown) if id in own or id in grown]
     assert len(set(shown)) == len(shown)
 
 
@@ -58,8 +66,11 @@ def test_every_equation_has_an_anchor_and_no_anchor_is_left_over(pages: dict[str
 def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) -> None:
     page = pages[f"mechanisms/{name}.html"]
     for id, place in places(ra.mechanism(name)).items():
-        term = page.find(id=anchor(id))
-        assert term.get_text().split()[: 1 + len(place.formula.split())] == [id, *place.formula.split()]
+        if home_of(place) != name:
+            assert page.find("a", href=f"{home_of(place)}.html#{anchor(id)}")
+            continue
+        term, formula = page.find(id=anchor(id)), place.formula.replace("`", "").split()
+        assert term.get_text().split()[: 1 + len(formula)] == [id, *formula]
         about = term.find_next("dd")
         assert about.find("pre").get_text().strip() == place.code.strip()
         assert place.axes is None or f"({', '.join(place.axes)})" in about.get_text()
@@ -87,7 +98,7 @@ def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> Non
         assert case.name in text
     assert pages["mechanisms/index.html"].find("a", string=record.title)
     linked = {a["href"] for a in pages["mechanisms/index.html"].find_all("a")}
-    assert {f"{name}.html#{anchor(id)}" for id in record.equations} <= linked
+    assert {f"{home_of(place)}.html#{anchor(id)}" for id, place in places(record).items()} <= linked
 
 
 def test_links_lead_somewhere(pages: dict[str, Any], site: Path) -> None:

@@ -42,7 +42,9 @@ def bank_of(dtype: str) -> Bank:
     return Bank(FEW, CASE, truth(RECORD, CASE, dtype, grad=True), {})
 
 
-def returned(id: str = "SM.1", factor: float = 1.0, *, dtype: str = "float32", given: Any = GIVEN) -> tuple[Bank, Result]:
+def returned(
+    id: str = "SM.1", factor: float = 1.0, *, dtype: str = "float32", given: Any = GIVEN
+) -> tuple[Bank, Result]:
     """What a kernel returns that has one equation wrong, with its values for some."""
     bank = bank_of(dtype)
     with ra.trace() as traced, equations.mutate(id, lambda x: x * factor):
