@@ -190,9 +190,10 @@ class Mechanism:
 
     def with_numbers(self, options: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of the core with such numbers; those that no option and no family of them has are left out."""
-        usual = {name: self.defaults[name] for name in self.families if name in self.defaults}
+        usual = {name: self.defaults[name] for name in self.families if name in self.defaults and name not in options}
         found = with_numbers({**usual, **options}, self.families, numbers)
-        return {name: value for name, value in found.items() if name in self.defaults}
+        # A family that has none of these numbers and was not given stays so: it may come in as an array.
+        return {n: x for n, x in found.items() if n in self.defaults and (n not in usual or x is not usual[n])}
 
     def case(self, name: str) -> Case:
         """Return the case of this name; ValueError where there is none."""
