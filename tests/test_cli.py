@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import refattn as ra
-from refattn.cli import cli
+from refattn.cli import cli, output
 from refattn.verify.outcome import CheckReport, Row
 
 ROOT = Path(__file__).parents[1]
@@ -712,3 +712,22 @@ def test_on_a_terminal(plain: bool, monkeypatch: pytest.MonkeyPatch, kernels: Ca
     assert ("verify softmax: 32 of 32 cases" in text) is plain
     report = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text[text.rindex("against") :])
     assert max(map(len, report.splitlines())) <= 100
+
+
+def test_progress_waits_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Items that come one after the other are passed on as they come."""
+
+    class Coming:
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            for n in range(4):
+                made.append(n)
+                yield n
+
+    made: list[int] = []
+    with output.progress("work", "parts") as wrap:
+        for n in wrap(Coming()):
+            assert made == list(range(n + 1))
+    assert "work: 4 of 4 parts" in capsys.readouterr().err

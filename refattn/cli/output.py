@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -78,16 +78,16 @@ def _bar(what: str) -> Iterator[Wrap]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield lambda items: bar.track(list(items), description=what)
+        yield lambda items: bar.track(items, description=what)
 
 
 def _lines(items: Iterable[Any], what: str, unit: str) -> Iterator[Any]:
     """Pass items on; say at each quarter, and every ten seconds, how many are done."""
-    todo = list(items)
-    said = time.monotonic()
+    todo = items if isinstance(items, Sized) else list(items)  # what comes as it is ready is not waited for
+    size, said = len(todo), time.monotonic()
     for done, item in enumerate(todo, start=1):
         yield item
-        quarter = 4 * done // len(todo) > 4 * (done - 1) // len(todo)
+        quarter = 4 * done // size > 4 * (done - 1) // size
         if quarter or time.monotonic() - said > 10.0:
             said = time.monotonic()
-            click.echo(f"{what}: {done} of {len(todo)} {unit}", err=True)
+            click.echo(f"{what}: {done} of {size} {unit}", err=True)

@@ -427,3 +427,20 @@ def test_a_wrong_gradient_shows_along_a_direction() -> None:
             wrong.reshape(-1)[at] += 1e-6 * np.max(np.abs(x))
             assert judge({**right, name: wrong})[0] > gradients.TOLERANCES["differences"]
     assert judge({**right, "q": right["q"][..., :1]})[0] == math.inf
+
+
+def test_a_report_comes_before_the_last_is_done() -> None:
+    """What wraps the tasks is handed each as it ends, and a mechanism is reported once its own are."""
+    ended: list[int] = []
+
+    def progress(items: Any) -> Any:
+        assert len(items) > 20
+        for n, item in enumerate(items):
+            ended.append(n)
+            yield item
+
+    reports = check_all(["softmax", "growing"], jobs=2, progress=progress)
+    assert next(reports).mechanism == "softmax"
+    seen = len(ended)
+    assert [one.mechanism for one in reports] == ["growing"]
+    assert seen < len(ended)
