@@ -1,10 +1,14 @@
 """The force of SympFormer's prefix oracle, the definition: every score at once.
 
-Particles with positions x and momenta p move under H = 1/2 sum_i <B p_i, p_i> / z_i - 1/2n sum_ij e^(s_ij), where s are
-scores and z_i = 1/n_i sum_j e^(s_ij) is a mean over the n_i tokens that i attends. What pushes token i is, but for the
-matrix that the block puts in place of the scores' derivative, the sum over its prefix alone::
+Particles with positions x and momenta p move under H = 1/2 sum_i <B p_i, p_i> / z_i - 1/(2n) sum_ij e^(s_ij), where n
+is the number of all tokens, s are scores, B is a symmetric positive matrix of the block (m, m), the mobility, and
+z_i = 1/n_i sum_j e^(s_ij) is a mean over the n_i tokens that i attends. B is not on this page: <B p_i, p_i> comes in as
+e_i, the argument `kinetic`. What pushes token i is -dH/dx_i, with v_j in place of the derivative of s_ij, which is a
+matrix of the block times x_j, and only those terms of the sum that token i attends::
 
-    o_i = 1/2n_i sum_j e^(s_ij) (u_i + u_j + 2) v_j,   u_i = e_i / z_i^2,   e_i = <B p_i, p_i>
+    o_i = 1/(2 n_i) sum_j e^(s_ij) (u_i + u_j + 2) v_j,   u_i = e_i / z_i^2,   e_i = <B p_i, p_i>
+
+With e^(s_ij) / n_i = z_i w_ij this is SYMP.9 and SYMP.10, in which no power of e^(s) stands that could overflow.
 
 Equations (A(i) is the set of tokens that i attends, and n_i their number)::
 
@@ -14,7 +18,7 @@ Equations (A(i) is the set of tokens that i attends, and n_i their number)::
     [SYMP.4]  p_ij = exp(m_ij - t_i)
     [SYMP.5]  r_i = sum_j p_ij
     [SYMP.6]  w_ij = p_ij / r_i
-    [SYMP.7]  c_i = clip(t_i + log(r_i / n_i), -20, 20) log z_i
+    [SYMP.7]  c_i = clip(t_i + log(r_i / n_i), -20, 20)     which is log z_i
     [SYMP.8]  u_i = e_i exp(-2 c_i)
     [SYMP.9]  a_ij = w_ij (1 + (u_i + u_j) / 2)
     [SYMP.10]  o_i = exp(c_i) sum_j a_ij v_j
@@ -111,7 +115,7 @@ def forward(
     log_z = xp.clip(mean, -BOUND, BOUND)  # (b, h, i, 1) [SYMP.7]
     push = kinetic * xp.exp(-2.0 * log_z)  # (b, h, i, 1) [SYMP.8]
     pushes = push if before is None else xp.concat([before, push], axis=2)  # (b, h, j, 1): u of the keys
-    factor = (1.0 + 0.5 * push) + 0.5 * xp.matrix_transpose(pushes)  # (b, h, i, j): part of SYMP.9
+    factor = (1.0 + 0.5 * push) + 0.5 * xp.matrix_transpose(pushes)  # (b, h, i, j): 1 + (u_i + u_j) / 2
     pairs = weights * factor  # (b, h, i, j) [SYMP.9]
     out = xp.exp(log_z) * (pairs @ v_heads)  # (b, h, i, e) [SYMP.10]
     free = xp.abs(mean) < BOUND  # (b, h, i, 1): where c is not clipped

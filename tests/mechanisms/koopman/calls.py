@@ -14,7 +14,8 @@ def options_of(**given: Any) -> dict[str, Any]:
     own = {name: x for name, x in given.items() if name in RECORD.defaults}
     numbers = {name: x for name, x in given.items() if name not in own and x is not None}
     found = RECORD.with_numbers(own, numbers)
-    has = {name for family in RECORD.families for name in vars(RECORD.families[family](found[family]))}
+    whole = {**RECORD.defaults, **found}
+    has = {name for family in RECORD.families for name in vars(RECORD.families[family](whole[family]))}
     assert set(numbers) <= has, f"no family has {set(numbers) - has}"
     return found
 
