@@ -380,10 +380,10 @@ def rounding(points: Mapping[str, str], round_to: Callable[[Array, str], Array])
 @contextmanager
 def _apply_to(ids: Iterable[str], hook: Hook) -> Iterator[None]:
     """Put a hook for some equations in force; raise at the end where one is none that any module has."""
-    ran: set[str] = set()
+    ran: dict[str, None] = {}  # a set that keeps the order
 
     def watched(id: str, name: str, value: Array) -> Array:
-        ran.add(id)
+        ran[id] = None
         return hook(id, name, value)
 
     with apply(watched):

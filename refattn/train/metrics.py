@@ -45,14 +45,16 @@ class Metrics:
         Raises
         ------
         TypeError, ValueError
-            Where there is no step, or a value is one that JSON does not have.
+            Where there is no step, a value is one that JSON does not have, or one of `read`'s fields has another type.
         OSError
             Where the line cannot be written.
         """
         if "step" not in row:
             raise ValueError(f"row: got the keys {', '.join(map(repr, row)) or 'none'}, needs 'step' among them")
         check_whole("row['step']", row["step"], 0)
-        line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+        row = _finite(row)
+        line = (json.dumps(row, allow_nan=False) + "\n").encode()
+        check(row, _SCHEMA)
         try:
             written = self._file.write(line)
         except OSError as error:
@@ -92,10 +94,13 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row: dict[str, Any] = parse_json(line)
-            check(row, _SCHEMA)
         except ValueError as error:
             if number == len(lines):
                 break
+            raise ValueError(f"{path}: line {number} is no JSON object with a step: {error}") from error
+        try:
+            check(row, _SCHEMA)
+        except ValueError as error:
             raise ValueError(f"{path}: line {number} is no JSON object with a step: {error}") from error
         rows.append(row)
     return rows

@@ -29,7 +29,8 @@ def steps(path: Path) -> list[int]:
 
 rows = st.lists(
     st.dictionaries(
-        st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none() | st.integers()
+        st.text(max_size=5).filter(lambda key: key not in metrics._SCHEMA),
+        st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none() | st.integers(),
     ),
     max_size=5,
 ).map(lambda found: [row | {"step": n} for n, row in enumerate(found)])
@@ -131,6 +132,14 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
         assert path.read_bytes() == before
 
 
+def test_a_last_line_that_is_whole_is_no_broken_write(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for wrong in ('{"loss": 1.0}', '{"step": 2, "loss": "low"}'):
+        path.write_text(f'{{"step": 1}}\n{wrong}\n')
+        with pytest.raises(ValueError, match="line 2 is no JSON object with a step: "):
+            read(path)
+
+
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with Metrics(path) as out:
@@ -169,6 +178,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
             out.append({"step": 1.5})
         with pytest.raises(TypeError, match="float32"):
             out.append({"step": 1, "loss": np.float32(1.0)})
+        with pytest.raises(ValueError, match="^loss: got 'low', needs a "):  # what `read` would refuse
+            out.append({"step": 1, "loss": "low"})
     assert path.read_bytes() == b""
     with pytest.raises(ValueError, match="^step: got -1, needs"):
         metrics.cut(path, -1)
