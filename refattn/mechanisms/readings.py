@@ -47,7 +47,7 @@ def of_masks(core: Core) -> dict[str, Core]:
         queries, keys = q.shape[2], k.shape[2]
         offset = causal_offset(causal, queries, keys)
         assert offset is not None
-        past = allowed_pairs(mask, offset - 1, (0, queries), (0, keys), q)
+        past = allowed_pairs(mask, offset - 1, queries, keys, q)
         return core(q, k, v, mask=past, causal=causal, **options)
 
     def interleaved_groups(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
@@ -74,7 +74,7 @@ def attend_over_queries(
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     scores = q @ xp.matrix_transpose(repeat_heads(k, heads)) * factor
-    allowed = allowed_pairs(mask, causal_offset(causal, queries, keys), (0, queries), (0, keys), q)
+    allowed = allowed_pairs(mask, causal_offset(causal, queries, keys), queries, keys, q)
     if allowed is not None:
         scores = xp.where(allowed, scores, -math.inf)
     exponentials = xp.exp(scores)

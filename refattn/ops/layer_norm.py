@@ -25,14 +25,28 @@ class Saved:
     gain: Array | None  # (m,)
 
 
+def normalise(x: Array, eps: float) -> tuple[Array, Array]:
+    """Return n (..., m) and r (..., 1) for x (..., m)."""
+    xp, width = namespace(x), x.shape[-1]
+    centred = x - sum_last(x) / width
+    inverse = 1.0 / xp.sqrt(xp.vecdot(centred, centred)[..., None] / width + eps)
+    return centred * inverse, inverse
+
+
+def normalise_backward(normalised: Array, inverse: Array, d_normalised: Array) -> Array:
+    """Return the gradient of x for that of n, and for n and r."""
+    width = normalised.shape[-1]
+    # forward: normalised = (x - mean(x)) * inverse
+    along_one = sum_last(d_normalised) / width
+    along_x = namespace(normalised).vecdot(d_normalised, normalised)[..., None] / width
+    return (d_normalised - along_one - normalised * along_x) * inverse
+
+
 def layer_norm_forward(
     x: Array, gain: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Saved]:
     """Return (y, saved) for x (..., m), and a gain and a bias (m,) that are 1 and 0 where they are None."""
-    xp, width = namespace(x), x.shape[-1]
-    centred = x - sum_last(x) / width
-    inverse = 1.0 / xp.sqrt(xp.vecdot(centred, centred)[..., None] / width + eps)
-    normalised = centred * inverse
+    normalised, inverse = normalise(x, eps)
     y = normalised if gain is None else normalised * gain
     return y if bias is None else y + bias, Saved(normalised, inverse, gain)
 
@@ -44,14 +58,5 @@ def layer_norm_backward(saved: Saved, d_y: Array) -> tuple[Array, Array, Array]:
     # forward: y = normalised * gain + bias
     d_gain = xp.sum(d_y * saved.normalised, axis=axes)
     d_bias = xp.sum(d_y, axis=axes)
-    return layer_norm_backward_x(saved, d_y), d_gain, d_bias
-
-
-def layer_norm_backward_x(saved: Saved, d_y: Array) -> Array:
-    """Return the gradient with respect to x alone."""
-    normalised, width = saved.normalised, saved.normalised.shape[-1]
     d_normalised = d_y if saved.gain is None else d_y * saved.gain
-    # forward: normalised = (x - mean(x)) * inverse
-    along_one = sum_last(d_normalised) / width
-    along_x = namespace(normalised).vecdot(d_normalised, normalised)[..., None] / width
-    return (d_normalised - along_one - normalised * along_x) * saved.inverse
+    return normalise_backward(saved.normalised, saved.inverse, d_normalised), d_gain, d_bias

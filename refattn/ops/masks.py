@@ -23,10 +23,18 @@ def causal_offset(causal: Causal, queries: int, keys: int) -> int | None:
     return 0 if causal == "top_left" else keys - queries
 
 
-def allowed_pairs(
+def allowed_pairs(mask: Array | None, offset: int | None, queries: int, keys: int, like: Array) -> Array | None:
+    """Return which query may attend which key, broadcastable to (..., i, j), or None where every pair may attend."""
+    if offset is None or keys - 1 <= offset:
+        return mask
+    past = arange(0, keys, like)[None, :] <= arange(0, queries, like)[:, None] + offset
+    return past if mask is None else mask & past
+
+
+def allowed_in_tile(
     mask: Array | None, offset: int | None, rows: tuple[int, int], columns: tuple[int, int], like: Array
 ) -> Array | None:
-    """Return the mask of one tile, or None where every pair may attend.
+    """Return `allowed_pairs` of one tile.
 
     Parameters
     ----------
@@ -38,24 +46,13 @@ def allowed_pairs(
         First and last-plus-one position of the tile's queries and keys.
     like
         An array on the device where the result shall be.
-
-    Returns
-    -------
-    Array or None
-        Boolean, broadcastable to ``(..., i, j)`` of the tile.
     """
-    tile = None
     if mask is not None:
         i = slice(*rows) if mask.shape[-2] != 1 else slice(0, 1)
         j = slice(*columns) if mask.shape[-1] != 1 else slice(0, 1)
-        tile = mask[..., i, j]
-    # A tile that lies wholly in the past of its first row needs no causal mask.
-    if offset is not None and columns[1] - 1 > rows[0] + offset:
-        i = arange(rows[0], rows[1], like)[:, None]
-        j = arange(columns[0], columns[1], like)[None, :]
-        past = j <= i + offset
-        tile = past if tile is None else tile & past
-    return tile
+        mask = mask[..., i, j]
+    shifted = None if offset is None else offset + rows[0] - columns[0]
+    return allowed_pairs(mask, shifted, rows[1] - rows[0], columns[1] - columns[0], like)
 
 
 class Future:
@@ -83,11 +80,11 @@ class Future:
     def allowed(self, mask: Array | None, rows: tuple[int, int], columns: tuple[int, int]) -> Array | None:
         """Return `allowed_pairs` of a tile."""
         if mask is not None or self.offset is None:
-            return allowed_pairs(mask, self.offset, rows, columns, self._like)
+            return allowed_in_tile(mask, self.offset, rows, columns, self._like)
         # Tiles that the diagonal crosses in the same way share a mask.
         key = (rows[1] - rows[0], columns[1] - columns[0], rows[0] - columns[0])
         if key not in self._triangles:
-            self._triangles[key] = allowed_pairs(None, self.offset, rows, columns, self._like)
+            self._triangles[key] = allowed_in_tile(None, self.offset, rows, columns, self._like)
         return self._triangles[key]
 
 

@@ -118,7 +118,7 @@ def test_the_mask_of_a_tile_is_cut_from_the_whole(i: int, j: int, offset: Any, k
         whole = whole & (np.arange(j)[None, :] <= np.arange(i)[:, None] + offset)
     rows = sorted((data.draw(st.integers(0, i)), data.draw(st.integers(0, i))))
     columns = sorted((data.draw(st.integers(0, j)), data.draw(st.integers(0, j))))
-    tile = masks.allowed_pairs(mask, offset, (rows[0], rows[1]), (columns[0], columns[1]), np.zeros(1))
+    tile = masks.allowed_in_tile(mask, offset, (rows[0], rows[1]), (columns[0], columns[1]), np.zeros(1))
     expected = whole[..., slice(*rows), slice(*columns)]
     found = np.ones((1, 1, 1, 1), dtype=bool) if tile is None else tile
     assert found.dtype == bool
@@ -127,14 +127,14 @@ def test_the_mask_of_a_tile_is_cut_from_the_whole(i: int, j: int, offset: Any, k
 
 def test_no_mask_is_made_where_all_is_past() -> None:
     x = np.zeros(1)
-    assert masks.allowed_pairs(None, None, (0, 4), (0, 4), x) is None
-    assert masks.allowed_pairs(None, 0, (4, 8), (0, 5), x) is None
-    assert masks.allowed_pairs(None, 0, (4, 8), (0, 6), x) is not None
+    assert masks.allowed_in_tile(None, None, (0, 4), (0, 4), x) is None
+    assert masks.allowed_in_tile(None, 0, (4, 8), (0, 5), x) is None
+    assert masks.allowed_in_tile(None, 0, (4, 8), (0, 6), x) is not None
 
 
 def test_masks_over_libraries(backend: Any) -> None:
     mask = draw("mask", 2, 1, 4, 5) > 0.0
-    tile = masks.allowed_pairs(backend.array(mask), 1, (1, 3), (2, 5), backend.array(0.0))
+    tile = masks.allowed_in_tile(backend.array(mask), 1, (1, 3), (2, 5), backend.array(0.0))
     expected = mask[..., 1:3, 2:5] & (np.arange(2, 5) <= np.arange(1, 3)[:, None] + 1)
     assert np.array_equal(backend.host(tile), expected)
 

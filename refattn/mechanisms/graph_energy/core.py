@@ -182,7 +182,7 @@ def forward(
     call = enter(q, k, v, mask=mask, causal=causal)
     is_causal, masked = call.offset is not None, mask is not None
     options = checked(call.q, call.k, call.v, masked=masked, causal=is_causal, **given, scale=scale, bias=bias)
-    allowed = allowed_pairs(call.mask, call.offset, (0, call.plane[2]), (0, call.plane[3]), q)
+    allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], q)
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     chosen = _form(form, options, call.plane, v.shape[3])

@@ -57,8 +57,7 @@ from dataclasses import dataclass
 
 from refattn.mechanisms.higher_order.options import Add, Clamp, Normaliser, Options, Signed
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.layer_norm import Saved as Normalised
-from refattn.ops.layer_norm import layer_norm_backward_x, layer_norm_forward
+from refattn.ops.layer_norm import normalise, normalise_backward
 from refattn.ops.masks import allowed_pairs
 from refattn.xp import Array, namespace
 
@@ -71,8 +70,8 @@ class Saved:
     v: Array  # (b, g, j, e)
     q_hat: Array  # (b, h, i, d)
     k_hat: Array  # (b, g, j, d)
-    q_normal: Normalised | None
-    k_normal: Normalised | None
+    q_inverse: Array | None  # (b, h, i, 1): r_i, None without layer normalisation
+    k_inverse: Array | None  # (b, g, j, 1): r_j
     scores: Array  # (b, h, i, j)
     allowed: Array | None  # broadcasts to (b, h, i, j)
     weights: Array  # (b, h, i, j)
@@ -92,14 +91,15 @@ def forward(
     xp, normaliser = namespace(q, k, v), options.normaliser
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     scale = 1.0 / (options.alpha * math.sqrt(q.shape[3]))
-    q_hat, q_normal = normalise(q, options)  # (b, h, i, d) [HOL.1], -
-    k_hat, k_normal = normalise(k, options)  # (b, g, j, d) [HOL.2], -
+    normal, eps = options.layer_norm, options.norm_eps
+    q_hat, q_inverse = normalise(q, eps) if normal else (q, None)  # (b, h, i, d) [HOL.1], (b, h, i, 1): r_i
+    k_hat, k_inverse = normalise(k, eps) if normal else (k, None)  # (b, g, j, d) [HOL.2], (b, g, j, 1): r_j
     k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q_hat @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [HOL.3]
     values = taylor(scores, options.order)  # (b, h, i, j) [HOL.4]
     columns = None if key_mask is None else key_mask[:, None, None, :]  # (b, 1, 1, j): for all heads
-    allowed = allowed_pairs(columns, offset, (0, queries), (0, keys), q)  # j in A(i)
+    allowed = allowed_pairs(columns, offset, queries, keys, q)  # j in A(i)
     weights = masked(values - normaliser.delta, allowed)  # (b, h, i, j) [HOL.5]
     numerator = weights @ v_heads  # (b, h, i, e) [HOL.6]
     counted = masked(values, allowed) if normaliser.plain else weights  # (b, h, i, j): the terms of HOL.7
@@ -109,7 +109,7 @@ def forward(
         attended = xp.sum(masked(xp.ones_like(values), allowed), axis=-1, keepdims=True)  # (b, h, i, 1): n_i
     divisor = divisor_of(total, normaliser, attended)  # (b, h, i, 1) [HOL.8]
     out = numerator / divisor  # (b, h, i, e) [HOL.9]
-    saved = Saved(options, v, q_hat, k_hat, q_normal, k_normal, scores, allowed, weights, total, divisor, out)
+    saved = Saved(options, v, q_hat, k_hat, q_inverse, k_inverse, scores, allowed, weights, total, divisor, out)
     return out, total[..., 0], saved
 
 
@@ -125,7 +125,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_numerator = d_out / saved.divisor  # (b, h, i, e) [dHOL.6]
     d_divisor = -xp.sum(d_out * saved.out, axis=-1, keepdims=True) / saved.divisor  # (b, h, i, 1) [dHOL.8]
     # forward: divisor = divisor_of(total)
-    d_total = d_divisor * divisor_slope(saved.total, options.normaliser)  # (b, h, i, 1) [dHOL.7]
+    d_total = through_divisor(d_divisor, saved.total, options.normaliser)  # (b, h, i, 1) [dHOL.7]
     # forward: numerator = weights @ v_heads; total = sum(weights), or of t; weights = t - delta: delta is constant
     d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_numerator, groups)  # (b, g, j, e) [dHOL.v]
     d_each = d_numerator @ xp.matrix_transpose(v_heads) + d_total  # (b, h, i, j): dHOL.4 before its mask
@@ -136,24 +136,15 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_q_hat = d_scores @ k_heads * scale  # (b, h, i, d) [dHOL.1]
     d_k_hat = sum_heads(xp.matrix_transpose(d_scores) @ q_hat, groups) * scale  # (b, g, j, d) [dHOL.2]
     # forward: q_hat = normalise(q); k_hat = normalise(k)
-    d_q = normalise_backward(saved.q_normal, d_q_hat)  # (b, h, i, d) [dHOL.q]
-    d_k = normalise_backward(saved.k_normal, d_k_hat)  # (b, g, j, d) [dHOL.k]
+    q_inverse, k_inverse = saved.q_inverse, saved.k_inverse
+    d_q = d_q_hat if q_inverse is None else normalise_backward(q_hat, q_inverse, d_q_hat)  # (b, h, i, d) [dHOL.q]
+    d_k = d_k_hat if k_inverse is None else normalise_backward(k_hat, k_inverse, d_k_hat)  # (b, g, j, d) [dHOL.k]
     return {"q": d_q, "k": d_k, "v": d_v}
 
 
 def masked(pairs: Array, allowed: Array | None) -> Array:
     """Return an array of pairs (b, h, i, j), 0 where j is not in A(i); its own adjoint."""
     return pairs if allowed is None else namespace(pairs).where(allowed, pairs, 0.0)
-
-
-def normalise(x: Array, options: Options) -> tuple[Array, Normalised | None]:
-    """Return x (..., d) as it enters the scores, with mean 0 and variance 1 unless `layer_norm` is off."""
-    return layer_norm_forward(x, eps=options.norm_eps) if options.layer_norm else (x, None)
-
-
-def normalise_backward(saved: Normalised | None, d_normal: Array) -> Array:
-    """Return the gradient of x for that of `normalise`."""
-    return d_normal if saved is None else layer_norm_backward_x(saved, d_normal)
 
 
 def taylor(s: Array, order: int) -> Array:
@@ -183,11 +174,10 @@ def divisor_of(total: Array, normaliser: Normaliser, attended: Array | None) -> 
     return xp.where(total == 0.0, 1.0, total)
 
 
-def divisor_slope(total: Array, normaliser: Normaliser) -> Array:
-    """Return the derivative of D(z): 1, or 0 where eps stands in its place. By "exact" dD is 0 where z is."""
-    xp = namespace(total)
+def through_divisor(d_divisor: Array, total: Array, normaliser: Normaliser) -> Array:
+    """Return dz for dD: the same, but 0 where eps stands in place of z; by "exact" dD is 0 where 1 does."""
     if isinstance(normaliser, Clamp):
-        return xp.astype(total > normaliser.eps, total.dtype)
+        return d_divisor * namespace(total).astype(total > normaliser.eps, total.dtype)
     if isinstance(normaliser, Signed):
-        return xp.astype(xp.abs(total) > normaliser.eps, total.dtype)
-    return xp.ones_like(total)
+        return d_divisor * namespace(total).astype(namespace(total).abs(total) > normaliser.eps, total.dtype)
+    return d_divisor

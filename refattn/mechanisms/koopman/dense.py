@@ -175,7 +175,7 @@ def forward(
     """Return the last query (b, h, i, d) and what `backward` reads; raise where no candidate of psi was inverted."""
     keys = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     values = repeat_heads(v, q.shape[1])  # (b, h, j, d): copies of v
-    allowed = allowed_pairs(mask, offset, (0, q.shape[2]), (0, k.shape[2]), q)  # broadcasts to J
+    allowed = allowed_pairs(mask, offset, q.shape[2], k.shape[2], q)  # broadcasts to J
     everywhere = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
     seen = everywhere if allowed is None else everywhere & allowed  # (b, h, i, j): whether j is in J(i)
     observables = Observables(options.kernel, keys, seen, options.space == "augmented")

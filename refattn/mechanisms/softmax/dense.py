@@ -87,7 +87,7 @@ def forward(
         capped = scores  # (b, h, i, j): SM.2 without a soft-cap
     else:
         capped = softcap * xp.tanh(scores / softcap)  # (b, h, i, j) [SM.2]
-    allowed = allowed_pairs(mask, offset, (0, queries), (0, keys), q)  # j in A(i)
+    allowed = allowed_pairs(mask, offset, queries, keys, q)  # j in A(i)
     if allowed is None:
         masked = capped  # (b, h, i, j): SM.3 without a mask
     else:

@@ -102,7 +102,7 @@ def forward(
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     n = counts(offset, (0, tokens), keys, q)  # (i, 1): n_i
     scores = q @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [SYMP.1]
-    allowed = allowed_pairs(None, offset, (0, tokens), (0, keys), q)  # j in A(i)
+    allowed = allowed_pairs(None, offset, tokens, keys, q)  # j in A(i)
     if allowed is None:
         masked = scores  # (b, h, i, j): SYMP.2 without causality
     else:

@@ -12,7 +12,7 @@ import pytest
 
 import refattn as ra
 from refattn import backends, counter, tree
-from refattn.mechanisms.higher_order.dense import divisor_of, divisor_slope, taylor
+from refattn.mechanisms.higher_order.dense import divisor_of, taylor, through_divisor
 from refattn.mechanisms.higher_order.judge import loops
 from refattn.mechanisms.higher_order.options import NORMALISERS, Add, Clamp, Exact, Signed
 from refattn.verify.itself import gradients
@@ -298,8 +298,10 @@ def test_what_divides(normaliser: Any, expected: tuple[float, ...]) -> None:
     np.testing.assert_allclose(divisor_of(total, normaliser, None), expected, rtol=1e-15)
     slope = (divisor_of(total + 1e-3, normaliser, None) - divisor_of(total - 1e-3, normaliser, None)) / 2e-3
     away = total != 0.0
-    np.testing.assert_allclose(divisor_slope(total, normaliser)[away], slope[away], atol=1e-12)
-    assert divisor_slope(total, normaliser)[2] == (0.0 if isinstance(normaliser, Clamp | Signed) else 1.0)
+    np.testing.assert_allclose(through_divisor(np.ones_like(total), total, normaliser)[away], slope[away], atol=1e-12)
+    assert through_divisor(np.ones_like(total), total, normaliser)[2] == (
+        0.0 if isinstance(normaliser, Clamp | Signed) else 1.0
+    )
 
 
 # --- causality

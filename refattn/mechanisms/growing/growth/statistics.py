@@ -25,7 +25,7 @@ from refattn import equations
 from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.growing import core, dense
 from refattn.mechanisms.growing.layer import block
-from refattn.ops.masks import allowed_pairs, causal_offset
+from refattn.ops.masks import allowed_in_tile, causal_offset
 from refattn.xp import Array, backend, namespace, sum_wide
 
 CHUNK = 2**22
@@ -46,7 +46,7 @@ class Kept:
 
     def allowed(self, rows: tuple[int, int]) -> Array | None:
         """Return which of some rows may attend which keys, or None where all may."""
-        return allowed_pairs(self.mask, self.offset, rows, (0, self.tokens.shape[1]), self.tokens)
+        return allowed_in_tile(self.mask, self.offset, rows, (0, self.tokens.shape[1]), self.tokens)
 
 
 @dataclass(frozen=True)

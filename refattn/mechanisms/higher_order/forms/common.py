@@ -8,7 +8,7 @@ Axes: b batch, h query head, g key/value head, r query head within its group, i 
 
 from __future__ import annotations
 
-from refattn.mechanisms.higher_order.dense import divisor_of, divisor_slope
+from refattn.mechanisms.higher_order.dense import divisor_of, through_divisor
 from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.tiles import Tile
 from refattn.xp import Array, arange, namespace, zeros
@@ -38,7 +38,7 @@ def backward(out: Array, total: Array, attended: Array | None, options: Options,
     d_numerator = d_out / divisor  # (b, g, r, i, e) [dHOL.6]
     d_divisor = -xp.sum(d_out * out, axis=-1, keepdims=True) / divisor  # (b, g, r, i, 1) [dHOL.8]
     # forward: divisor = divisor_of(total); total = counted + delta * attended
-    d_total = d_divisor * divisor_slope(total, options.normaliser)  # (b, g, r, i, 1) [dHOL.7]
+    d_total = through_divisor(d_divisor, total, options.normaliser)  # (b, g, r, i, 1) [dHOL.7]
     return xp.concat([d_numerator, d_total], axis=-1)
 
 

@@ -27,10 +27,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refattn.mechanisms.higher_order.dense import normalise, normalise_backward, taylor
+from refattn.mechanisms.higher_order.dense import taylor
 from refattn.mechanisms.higher_order.forms.monomials import count, monomials, monomials_backward, pieces
 from refattn.mechanisms.higher_order.options import Options
-from refattn.ops.layer_norm import Saved as Normalised
+from refattn.ops.layer_norm import normalise, normalise_backward
 from refattn.xp import Array, namespace, sum_last
 
 
@@ -61,18 +61,21 @@ class Kernel:
         """How many monomials it has."""
         return count(self.width, self.lowest, self.options.order)
 
-    def lift(self, x: Array) -> tuple[Array, Normalised | None]:
+    def lift(self, x: Array) -> tuple[Array, tuple[Array, Array] | None]:
         """Return x+ for x (..., n, d), and what `lift_backward` reads."""
         factor = math.sqrt(self.options.scale(self.width))
-        normal, saved = normalise(x, self.options)
+        if not self.options.layer_norm:
+            return x * factor, None
+        normal, inverse = normalise(x, self.options.norm_eps)
         if not self.square:
-            return normal * factor, saved
+            return normal * factor, (normal, inverse)
         shift = 1.0 / math.sqrt(self.width) - factor / self.width * sum_last(normal)
-        return normal * factor + shift, saved
+        return normal * factor + shift, (normal, inverse)
 
-    def lift_backward(self, saved: Normalised | None, d_lifted: Array) -> Array:
+    def lift_backward(self, saved: tuple[Array, Array] | None, d_lifted: Array) -> Array:
         """Return the gradient of x for that of `lift`."""
-        return normalise_backward(saved, d_lifted * math.sqrt(self.options.scale(self.width)))
+        d_normal = d_lifted * math.sqrt(self.options.scale(self.width))
+        return d_normal if saved is None else normalise_backward(*saved, d_normal)
 
     def phi(self, x: Array) -> Iterator[Array]:
         """Yield the features of queries x+ (..., n, d): (..., features, n), in pieces."""

@@ -19,7 +19,7 @@ from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.schedule import join
 from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.heads import group_heads, ungroup_heads
-from refattn.ops.masks import allowed_pairs
+from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Tile, most_rows, plan, run
 from refattn.xp import Array, namespace, zeros
 
@@ -118,5 +118,5 @@ def _column_blocks(keys: int, rows: tuple[int, int], offset: int | None, width: 
 
 def _allowed(offset: int | None, rows: tuple[int, int], columns: tuple[int, int], like: Array) -> Array | None:
     """Return 1 where a row may attend a column and 0 elsewhere, as numbers: products with them are quick."""
-    allowed = allowed_pairs(None, offset, rows, columns, like)
+    allowed = allowed_in_tile(None, offset, rows, columns, like)
     return None if allowed is None else namespace(like).astype(allowed, like.dtype)

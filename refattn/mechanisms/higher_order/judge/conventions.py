@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from refattn.mechanisms.higher_order import core
-from refattn.mechanisms.higher_order.dense import divisor_of, normalise
+from refattn.mechanisms.higher_order.dense import divisor_of
 from refattn.mechanisms.higher_order.options import Exact, Options
 from refattn.ops.heads import repeat_heads
+from refattn.ops.layer_norm import normalise
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
 
@@ -37,11 +38,11 @@ def _attend(
     """Attend with other weights, another normalisation or another denominator than the core's."""
     xp, options = namespace(q, k, v), Options.of(given)
     heads, (queries, keys) = q.shape[1], (q.shape[2], k.shape[2])
-    q_hat, k_hat = (normalise(x, options)[0] if normal is None else normal(x) for x in (q, k))
+    q_hat, k_hat = ((normal or _normal(options))(x) for x in (q, k))
     scores = q_hat @ xp.matrix_transpose(repeat_heads(k_hat, heads)) * options.scale(q.shape[3])
     mask = None if given.get("key_mask") is None else given["key_mask"][:, None, None, :]
     offset = causal_offset(given.get("causal", False), queries, keys)
-    allowed = allowed_pairs(mask, offset, (0, queries), (0, keys), q)
+    allowed = allowed_pairs(mask, offset, queries, keys, q)
     weights, counted = (weigh(scores), (count or weigh)(scores))
     if allowed is not None:
         weights, counted = xp.where(allowed, weights, 0.0), xp.where(allowed, counted, 0.0)
@@ -50,6 +51,10 @@ def _attend(
         xp.ones_like(scores) if allowed is None else xp.where(allowed, 1.0, 0.0 * scores), -1, keepdims=True
     )
     return (weights @ repeat_heads(v, heads) / divisor_of(total, options.normaliser, attended),)
+
+
+def _normal(options: Options) -> Callable[[Array], Array]:
+    return lambda x: normalise(x, options.norm_eps)[0] if options.layer_norm else x
 
 
 def _polynomial(order: int, delta: float) -> Callable[[Array], Array]:
@@ -93,7 +98,7 @@ def element_squares(q: Array, k: Array, v: Array, **given: Any) -> Out:
         return _core(q, k, v, **given)
     options, xp = Options.of(given), namespace(q)
     scale = options.scale(q.shape[3])
-    q_hat, k_hat = normalise(q, options)[0], repeat_heads(normalise(k, options)[0], q.shape[1])
+    q_hat, k_hat = _normal(options)(q), repeat_heads(_normal(options)(k), q.shape[1])
     squares = (q_hat * q_hat) @ xp.matrix_transpose(k_hat * k_hat) * (0.5 * scale * scale)
     return _attend(q, k, v, lambda s: 1.0 - options.normaliser.delta + s + squares, given)
 
@@ -222,7 +227,7 @@ def query_contraction(q: Array, k: Array, v: Array, **given: Any) -> Out:
         return _core(q, k, v, **given)
     options, xp = Options.of(given), namespace(q)
     heads = q.shape[1]
-    q_hat, k_hat = normalise(q, options)[0], repeat_heads(normalise(k, options)[0], heads)
+    q_hat, k_hat = _normal(options)(q), repeat_heads(_normal(options)(k), heads)
     scores = q_hat @ xp.matrix_transpose(k_hat) * options.scale(q.shape[3])
     out, saved = core.forward(q, k, v, form="dense", **given)
     divisor = divisor_of(saved.normaliser[..., None], options.normaliser, None)

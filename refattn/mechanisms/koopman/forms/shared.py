@@ -43,7 +43,7 @@ from refattn.mechanisms.koopman.perturbation import (
     picked,
 )
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.masks import allowed_pairs
+from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, arange, namespace, zeros
 
@@ -187,7 +187,7 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
     k, options, whitening = saved.k, saved.options, saved.whitening
     xp, augmented = namespace(k), options.space == "augmented"
     seen = zeros((*k.shape[:2], stop - start, k.shape[2]), k) == 0.0
-    allowed = allowed_pairs(saved.mask, saved.offset, (start, stop), (0, k.shape[2]), k)
+    allowed = allowed_in_tile(saved.mask, saved.offset, (start, stop), (0, k.shape[2]), k)
     seen = seen if allowed is None else xp.logical_and(seen, allowed)
     observables = Observables(options.kernel, k, seen, augmented)
     if options.updates == 1:

@@ -82,7 +82,7 @@ def strict_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **opt
     mask = options.pop("mask", None)
     offset = causal_offset(causal, q.shape[2], k.shape[2])
     assert offset is not None
-    past = allowed_pairs(mask, offset - 1, (0, q.shape[2]), (0, k.shape[2]), q)
+    past = allowed_pairs(mask, offset - 1, q.shape[2], k.shape[2], q)
     return _core(q, k, v, mask=past, causal=causal, **options)
 
 

@@ -84,7 +84,7 @@ def _weights(q: Array, k: Array, mask: Array | None, causal: Causal) -> tuple[Ar
         raise ValueError(f"k: got {k.shape[1]} heads, needs {q.shape[1]} as q")
     shape = (*q.shape[:3], k.shape[2])
     mask = check_mask(mask, shape)
-    allowed = allowed_pairs(mask, causal_offset(check_causal(causal), *shape[2:]), (0, shape[2]), (0, shape[3]), q)
+    allowed = allowed_pairs(mask, causal_offset(check_causal(causal), *shape[2:]), shape[2], shape[3], q)
     scores = q @ xp.matrix_transpose(k) / math.sqrt(q.shape[3])
     scores = scores if allowed is None else xp.where(allowed, scores, -math.inf)
     if k.shape[2] == 0:

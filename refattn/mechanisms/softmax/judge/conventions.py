@@ -39,7 +39,7 @@ def softcap_after_mask(
     xp = namespace(q, k, v)
     queries, keys = q.shape[2], k.shape[2]
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    allowed = allowed_pairs(mask, causal_offset(causal, queries, keys), (0, queries), (0, keys), q)
+    allowed = allowed_pairs(mask, causal_offset(causal, queries, keys), queries, keys, q)
     scores = xp.where(allowed, q @ xp.matrix_transpose(repeat_heads(k, q.shape[1])) * factor, -math.inf)
     weights = xp.exp(softcap * xp.tanh(scores / softcap))
     total = xp.sum(weights, axis=-1, keepdims=True)

@@ -57,7 +57,7 @@ def _by_hand(
     slope = scores * 0.0 + 1.0 if softcap is None else slope_of(xp.tanh(scores / softcap), softcap)
     capped = scores if softcap is None else softcap * xp.tanh(scores / softcap)
     offset = causal_offset(options.get("causal", False), queries, keys)
-    allowed = allowed_pairs(options.get("mask"), offset, (0, queries), (0, keys), q)
+    allowed = allowed_pairs(options.get("mask"), offset, queries, keys, q)
     powers = xp.exp(capped - xp.max(capped, axis=-1, keepdims=True))
     seen = powers if allowed is None else xp.where(allowed, powers, 0.0)
     total = xp.sum(seen, axis=-1, keepdims=True)

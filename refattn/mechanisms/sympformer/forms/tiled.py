@@ -24,7 +24,7 @@ from typing import Any
 
 from refattn.mechanisms.sympformer.dense import BOUND, counts
 from refattn.ops.heads import group_heads, ungroup_heads
-from refattn.ops.masks import allowed_pairs
+from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Plan, Tile, plan, run
 from refattn.xp import Array, max_last, namespace, zeros
 
@@ -131,7 +131,7 @@ def _scored(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float)
 def _scores(q: Array, k: Array, strip: _Strip, offset: int | None, scale: float) -> Array:
     xp = namespace(q)
     scores = (q * scale) @ xp.matrix_transpose(k[..., : strip.columns, :])  # (b, g, r, i, j) [SYMP.1]
-    allowed = allowed_pairs(None, offset, strip.rows, (0, strip.columns), q)
+    allowed = allowed_in_tile(None, offset, strip.rows, (0, strip.columns), q)
     if allowed is None:
         return scores
     masked = xp.where(allowed, scores, -math.inf)  # (b, g, r, i, j) [SYMP.2]

@@ -66,7 +66,7 @@ class _Reading:
         offset = 0 if causal else None
         factor = 1.0 / math.sqrt(d) if scale is None else scale
         scores = q @ xp.matrix_transpose(repeat_heads(k, h)) * factor
-        allowed = allowed_pairs(None, offset, (0, n), (0, n), q)
+        allowed = allowed_pairs(None, offset, n, n, q)
         masked = scores if allowed is None else xp.where(allowed, scores, -math.inf)
         top = max_last(masked)
         exponentials = xp.exp(masked - top)
