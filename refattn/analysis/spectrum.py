@@ -97,7 +97,7 @@ def spectrum(q: Any, k: Any, v: Any, **options: Any) -> Spectrum:
     found = []
     for step in saved.inner.updates:
         values = saved.inner.options.tau + eigenvalues_of(step.koopman, step.inner)
-        found.append(largest_first(np.where(np.any(saved.inner.seen, axis=-1)[..., None], values, np.nan)))
+        found.append(largest_first(np.where(np.any(saved.inner.g.seen, axis=-1)[..., None], values, np.nan)))
     return Spectrum(options, tuple(found), np.stack(saved.trajectory, axis=-2))
 
 

@@ -29,11 +29,11 @@ def solve(a: Array, b: Array) -> Array:
     try:
         return xp.linalg.solve(a, b)
     except (ValueError, RuntimeError):  # of these classes are the errors of NumPy and PyTorch
-        lost = xp.linalg.slogdet(a)[0] == 0.0
         largest = xp.max(xp.abs(a), axis=(-2, -1))
         size = 64.0 * float(xp.finfo(a.dtype).eps) * xp.where(largest == 0.0, 1.0, largest)
-        nudge = xp.where(lost, size, 0.0)[..., None, None] * identity(a.shape[-1], a)
-        return xp.linalg.solve(a + nudge, b)
+        while xp.any(lost := xp.linalg.slogdet(a)[0] == 0.0):  # rounding may make one singular again
+            a = a + xp.where(lost, size, 0.0)[..., None, None] * identity(a.shape[-1], a)
+        return xp.linalg.solve(a, b)
 
 
 def solve_backward(a: Array, x: Array, d_x: Array) -> tuple[Array, Array]:

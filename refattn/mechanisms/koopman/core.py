@@ -15,8 +15,11 @@ from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.kernel import KERNELS, Kernel
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, failure_of
 from refattn.mechanisms.record import Unsupported
+from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import Causal
+from refattn.ops.solve import identity
 from refattn.xp import Array, concrete, device, is_array, namespace, raised, zeros
 
 FORMS: dict[str, Any] = {"dense": dense, "shared": shared}
@@ -164,6 +167,8 @@ class Saved:
     inputs: tuple[Array, Array, Array]  # q, k, v: for their shapes and dtype
     given: dict[str, tuple[int, ...]]  # the differentiable numbers that were given, with their shapes
     inner: Any
+    tables: dict[str, Array]  # ridge and epsilon, for each candidate and update
+    chosen: tuple[int, ...]  # the candidate of each update from the second on
 
 
 def forward(
@@ -256,17 +261,26 @@ def forward(
         )
     check_choices(updates=updates, space=space, similarity=similarity, jitter=jitter)
     families = chosen_families(kernel=kernel, fit=fit, perturbation=perturbation)
-    options, given = placed(call.q, updates=updates, space=space, similarity=similarity, jitter=jitter, **families)
+    options, given, tables = placed(
+        call.q, updates=updates, space=space, similarity=similarity, jitter=jitter, **families
+    )
     chosen = dispatch(form, options, call.mask, call.offset, call.plane, q.shape[3])
     trajectory: tuple[Array, ...]
     if 0 in call.plane:
         nothing = 0.0 * call.q
         trajectory = (call.q, *([nothing] * updates))
-        return call.back(nothing), Saved(chosen, trajectory, tuple(q.shape), (q, k, v), given, None)
-    out, inner = equations.active(FORMS[chosen]).forward(
-        call.q, call.k, call.v, mask=call.mask, offset=call.offset, options=options
-    )
-    return call.back(out), Saved(chosen, inner.trajectory, tuple(out.shape), (q, k, v), given, inner)
+        return call.back(nothing), Saved(chosen, trajectory, tuple(q.shape), (q, k, v), given, None, {}, ())
+
+    def run(candidates: tuple[int, ...]) -> tuple[Array, Any, KoopmanInverseError | None]:
+        taken = replace(options, **{name: picked(table, candidates) for name, table in tables.items()})
+        arrays, more = (call.q, call.k, call.v), {"mask": call.mask, "offset": call.offset}
+        out, inner = equations.active(FORMS[chosen]).forward(*arrays, **more, options=taken)
+        failures = (failure_of(left, partial(_lost, *arrays), n) for n, left in enumerate(inner.left, start=2))
+        return out, inner, next((failure for failure in failures if failure is not None), None)
+
+    out, inner, taken = first_that_inverts(run, max(x.shape[0] for x in tables.values()), updates - 1)
+    arrays = (q, k, v)
+    return call.back(out), Saved(chosen, inner.trajectory, tuple(out.shape), arrays, given, inner, tables, taken)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -301,9 +315,59 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         gradients = {name: raised(0.0 * x) for name, x in zip("qkv", saved.inputs, strict=True)}
     else:
         gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_wide)
+        for name, table in saved.tables.items():
+            gradients |= {name: picked_backward(table, saved.chosen, gradients[name])} if saved.chosen else {}
     for name, shape in saved.given.items():
         gradients[name] = _shaped(gradients.get(name), shape, raised(like))
     return returned(gradients, ("q", "k", "v", *saved.given), like)
+
+
+def first_that_inverts(
+    run: Callable[[tuple[int, ...]], tuple[Array, Any, KoopmanInverseError | None]], candidates: int, later: int
+) -> tuple[Array, Any, tuple[int, ...]]:
+    """Return what `run` gives for the first candidates of ridge and epsilon by which psi is inverted in all updates.
+
+    A candidate is one for all queries. Where an update fails it takes its next one, and those after it start again.
+
+    Raises
+    ------
+    KoopmanInverseError
+        Where an update has no further candidate.
+    """
+    chosen = [0] * later
+    while True:
+        out, inner, failure = run(tuple(chosen))
+        if failure is None:
+            return out, inner, tuple(chosen)
+        at = failure.update - 2
+        if chosen[at] == candidates - 1:
+            raise failure
+        chosen[at:] = [chosen[at] + 1, *[0] * (later - at - 1)]
+
+
+def picked(table: Array, chosen: tuple[int, ...]) -> Array:
+    """Return the numbers of the candidates that are taken, (updates - 1,) or (updates - 1, d)."""
+    rows, columns = table.shape[:2]
+    found = [table[min(candidate, rows - 1), min(n, columns - 1), ...] for n, candidate in enumerate(chosen)]
+    return namespace(table).stack(found) if found else table[0, :0, ...]
+
+
+def picked_backward(table: Array, chosen: tuple[int, ...], d_picked: Array) -> Array:
+    """Return the gradient of a table for that of `picked`: a candidate that was not taken has none."""
+    (rows, columns), gradient = table.shape[:2], zeros(table.shape, table)
+    for n, candidate in enumerate(chosen):
+        row = identity(rows, table)[min(candidate, rows - 1), :]
+        place = row[:, None] * identity(columns, table)[min(n, columns - 1), :]  # 1 at the number that was taken
+        part = d_picked[n, ...]
+        gradient = gradient + (part * place if part.shape == () else place[..., None] * part)
+    return namespace(table).astype(gradient, table.dtype, copy=False)
+
+
+def _lost(q: Array, k: Array, v: Array) -> Array:
+    """Return whether a query (b, h, i), or the keys and values of its head, are not finite."""
+    xp = namespace(q)
+    of_heads = repeat_heads(xp.sum(0.0 * k + 0.0 * v, axis=(-2, -1))[:, :, None, None], q.shape[1])[..., 0]
+    return xp.isnan(xp.sum(0.0 * q, axis=-1) + of_heads)
 
 
 def check_choices(*, updates: Any, space: Any, similarity: Any, jitter: Any) -> None:
@@ -335,8 +399,11 @@ def placed(
     perturbation: Perturbation,
     similarity: str,
     jitter: float | None,
-) -> tuple[dense.Options, dict[str, tuple[int, ...]]]:
-    """Return what the forms are given, numbers as arrays like `like`, and the shapes of the numbers that were given."""
+) -> tuple[dense.Options, dict[str, tuple[int, ...]], dict[str, Array]]:
+    """Return what the forms are given, numbers as arrays like `like`, and the shapes of the numbers that were given.
+
+    Last come ridge and epsilon for all candidates; the options have those of the first.
+    """
     xp, later = namespace(like), max(updates - 1, 1)
     owners = {"ridge": fit, "epsilon": perturbation, "bandwidth": kernel, "weight": kernel, "mix": perturbation}
     asked = {n: getattr(owner, n) for n, owner in owners.items() if n in [field.name for field in fields(owner)]}  # type: ignore[arg-type]
@@ -361,16 +428,16 @@ def placed(
         space=space,
         jitter=float(jitter),
         fit=next(name for name, kind in FITS.items() if type(fit) is kind),
-        ridge=tables["ridge"],
+        ridge=picked(tables["ridge"], (0,) * (updates - 1)),
         scale=fit.scale,
         tau=float(fit.tau),
         window=fit.window,
         perturbation=next(name for name, kind in PERTURBATIONS.items() if type(perturbation) is kind),
-        epsilon=tables["epsilon"],
+        epsilon=picked(tables["epsilon"], (0,) * (updates - 1)),
         mix=numbers["mix"],
         certify=perturbation.certify,
     )
-    return options, given
+    return options, given, tables
 
 
 def table(name: str, value: Any, like: Array, later: int) -> Array:

@@ -94,7 +94,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.koopman.kernel import Kernel, Observables
-from refattn.mechanisms.koopman.perturbation import OneStep, a_and_b, failure_of, invert, not_finite, picked, placed
+from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, steepness
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_pairs
 from refattn.ops.solve import identity, solve
@@ -111,19 +111,19 @@ class Options:
     space: str
     jitter: float
     fit: str
-    ridge: Array  # (candidates, updates - 1), or 1 in place of either; a third axis is that of the coordinates
+    ridge: Array  # (updates - 1), for each update after the first; a second axis is that of the coordinates
     scale: str
     tau: float
     window: int | None
     perturbation: str
-    epsilon: Array  # (candidates, updates - 1), or 1 in place of either
+    epsilon: Array  # (updates - 1)
     mix: Array
     certify: bool
 
     @property
-    def candidates(self) -> int:
-        """How many candidates of ridge and epsilon there are."""
-        return max(self.ridge.shape[0], self.epsilon.shape[0])
+    def by_coordinate(self) -> bool:
+        """Whether coordinates have ridges, and so operators, of their own."""
+        return len(self.ridge.shape) == 2
 
     def start_of(self, points: int) -> int:
         """Return the first of so many points that the operator is fitted to."""
@@ -134,20 +134,16 @@ class Options:
 class Step:
     """What the backward of an update reads."""
 
-    path: Array  # (b, h, i, l + 1, d): x_0 ... x_L
+    points: Array  # (b, h, i, l + 1, d): x_0 ... x_L
     attended: Array  # (b, h, i, d): q'
     root: Array  # (b, h, i, d): q^r
-    a: Any
-    b: Any
-    ridge: Array  # () or (b, h, i, 1, 1), behind an axis of coordinates that have their own
-    own: Array | None  # (d, 1, 1, 1, 1, d): the coordinate of each ridge; None: one ridge for all
+    left: Array  # (b, h, i): how far psi is from having been inverted, see `invert`
     starts: Array  # (b, h, i, l, o): B
-    dual: Array | None  # (b, h, i, l, o): N
+    dual: Array  # (b, h, i, l, o): N; in the full space the identity (l, l)
     inner: Array  # (b, h, i, l, l): Z
     found: Array  # (b, h, i, l, o): A
     modes: Array  # (b, h, i, l, d): D
     koopman: Array  # (b, h, i, l, l): R
-    turned: Array  # (b, h, i, l, d): R D
     lifted: Array  # (b, h, i, l, d): H
     section: Array  # (b, h, i, l): c
 
@@ -159,84 +155,85 @@ class Saved:
     options: Options
     causal: bool
     groups: int
-    k: Array  # (b, h, j, d)
     v: Array  # (b, h, j, d)
-    seen: Array  # (b, h, i, j)
+    g: Observables
     gram: Array | None  # (b, h, i, o, o)
     trajectory: tuple[Array, ...]  # q^0, q^1, ..., (b, h, i, d) each
     weights: tuple[Array, ...]  # (b, h, i, j) of each update
     updates: tuple[Step, ...]  # from the second on
-    chosen: tuple[int, ...]  # the candidate of each of these
+
+    @property
+    def left(self) -> tuple[Array, ...]:
+        """How far psi is from having been inverted, of each update from the second on."""
+        return tuple(step.left for step in self.updates)
 
 
 def forward(
     q: Array, k: Array, v: Array, *, mask: Array | None, offset: int | None, options: Options
 ) -> tuple[Array, Saved]:
-    """Return the last query (b, h, i, d) and what `backward` reads; raise where no candidate of psi was inverted."""
+    """Return the last query (b, h, i, d), NaN where psi was not inverted, and what `backward` reads."""
+    xp, causal = namespace(q), offset is not None
     keys = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     values = repeat_heads(v, q.shape[1])  # (b, h, j, d): copies of v
     allowed = allowed_pairs(mask, offset, q.shape[2], k.shape[2], q)  # broadcasts to J
     everywhere = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
     seen = everywhere if allowed is None else everywhere & allowed  # (b, h, i, j): whether j is in J(i)
-    observables = Observables(options.kernel, keys, seen, options.space == "augmented")
-    gram = None if options.updates == 1 else gram_of(observables, offset is not None, options)  # tagged there
+    augmented = options.space == "augmented"
+    g = Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
+    gram = gram_of(g, causal, options) if options.updates > 1 else None  # tagged there
     weights, attended = attend(q, keys, values, seen, options)  # tagged there
-    trajectory, all_weights = [q, attended], [weights]
-    steps: list[Step] = []
-    chosen: list[int] = []
-    while len(trajectory) <= options.updates:
+    trajectory, all_weights, steps = [q, attended], [weights], list[Step]()
+    for n in range(options.updates - 1):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
-        for candidate in range(options.candidates):
-            root, left, step = update(trajectory, attended, observables, gram, options, candidate)  # tagged there
-            failure = failure_of(left, len(trajectory))
-            if failure is None:
-                break
-        if failure is not None:
-            raise failure
-        trajectory.append(root)
-        all_weights.append(weights)
-        steps.append(step)
-        chosen.append(candidate)
-    parts = (keys, values, seen, gram, tuple(trajectory), tuple(all_weights), tuple(steps), tuple(chosen))
-    return trajectory[-1], Saved(options, offset is not None, k.shape[1], *parts)
+        points = xp.stack(trajectory[options.start_of(n + 2) :], axis=3)  # (b, h, i, l + 1, d): x_0 ... x_L
+        step = update(points, attended, g, gram, options, n)  # tagged there
+        trajectory, all_weights, steps = [*trajectory, step.root], [*all_weights, weights], [*steps, step]
+    several = tuple(trajectory), tuple(all_weights), tuple(steps)
+    return trajectory[-1], Saved(options, causal, k.shape[1], values, g, gram, *several)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
-    """Return the gradients of q, k and v and of every number, the tables ridge and epsilon among them."""
-    xp, options, k, v = namespace(d_out), saved.options, saved.k, saved.v  # -, -, (b, h, j, d), (b, h, j, d)
-    observables = Observables(options.kernel, k, saved.seen, options.space == "augmented")
-    total: dict[str, Array] = {"k": xp.zeros_like(k), "v": xp.zeros_like(v)}
-    d_points = [xp.zeros_like(x) for x in saved.trajectory]
-    d_points[-1] = d_out  # (b, h, i, d): it came in
-    numbers: list[dict[str, Array]] = []
+    """Return the gradients of q, k and v and of every number; of ridge and epsilon one for each later update."""
+    xp, options, g, v = namespace(d_out), saved.options, saved.g, saved.v
+    k = g.keys[:, :, 0, :, :]  # (b, h, j, d)
+    nothing = xp.sum(d_out) * 0.0  # ()
+    d = {"k": xp.zeros_like(k), "v": xp.zeros_like(v), "bandwidth": nothing, "weight": nothing}
+    d_points = [*(xp.zeros_like(x) for x in saved.trajectory[:-1]), d_out]
+    d_numbers = list[dict[str, Array]]()
     for number in range(options.updates, 0, -1):
         d_root = d_points[number]  # (b, h, i, d) [dKOOP.17]
-        d: dict[str, Array] = {}
-        if number > 1:
-            # forward: root = update(points, attended, keys, gram, ...)
-            d = update_backward(saved.updates[number - 2], observables, saved.gram, options, d_root)
-            for n in range(options.start_of(number), number):
-                d_points[n] = d_points[n] + d["path"][:, :, :, n - number, :]  # (b, h, i, d)
-            add(total, {name: d[name] for name in ("k", "gram", "bandwidth", "weight", "norm")})
-            numbers.insert(0, {name: d[name] for name in ("ridge", "a", "b")})
-        d_attended = d["attended"] if number > 1 else d_root  # (b, h, i, d) [dKOOP.4]
+        if number == 1:
+            d_attended = d_root  # (b, h, i, d) [dKOOP.4]
+        else:
+            # forward: root = update(points, attended, g, gram, ...)
+            step = saved.updates[number - 2]
+            d_path, d_attended, passed, numbers = update_backward(step, g, saved.gram, options, d_root, number - 2)
+            for n in range(1, d_path.shape[3] + 1):
+                d_points[number - n] = d_points[number - n] + d_path[:, :, :, -n, :]  # (b, h, i, d)
+            add(d, passed)
+            d_numbers = [numbers, *d_numbers]
         # forward: attended = attend(x, k, v)
-        x, weights = saved.trajectory[number - 1], saved.weights[number - 1]  # (b, h, i, d), (b, h, i, j)
-        d = attend_backward(x, k, v, weights, options, d_attended)
-        d_points[number - 1] = d_points[number - 1] + d.pop("x")  # (b, h, i, d)
-        add(total, d)
+        weights = saved.weights[number - 1]  # (b, h, i, j)
+        d_x, passed = attend_backward(saved.trajectory[number - 1], k, v, weights, options, d_attended)
+        d_points[number - 1] = d_points[number - 1] + d_x  # (b, h, i, d)
+        add(d, passed)
     if options.updates > 1:
-        # forward: gram = gram_of(keys, ...)
-        d_gram = total["gram"]  # (b, h, i, o, o) [dKOOP.6]
-        add(total, gram_backward(observables, saved.causal, options, d_gram, total["norm"]))
+        # forward: gram = gram_of(g, ...)
+        d_gram = d["gram"]  # (b, h, i, o, o) [dKOOP.6]
+        add(d, gram_backward(g, saved.causal, options, d_gram, d.get("norm", nothing)))
     d_q = d_points[0]  # (b, h, i, d) [dKOOP.q]
-    d_k = sum_heads(total["k"], saved.groups)  # (b, g, j, d) [dKOOP.k]
-    d_v = sum_heads(total["v"], saved.groups)  # (b, g, j, d) [dKOOP.v]
-    nothing = xp.sum(d_q) * 0.0  # (): of a kernel that was not used
-    d_bandwidth = total.get("bandwidth", nothing)  # () [dKOOP.bandwidth]
-    d_weight = total.get("weight", nothing)  # () [dKOOP.weight]
-    found = {"q": d_q, "k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
-    return found | numbers_gradients(options, saved.chosen, numbers)
+    d_k = sum_heads(d["k"], saved.groups)  # (b, g, j, d) [dKOOP.k]
+    d_v = sum_heads(d["v"], saved.groups)  # (b, g, j, d) [dKOOP.v]
+    d_bandwidth, d_weight = d["bandwidth"], d["weight"]  # () [dKOOP.bandwidth], () [dKOOP.weight]
+    gradients = {"q": d_q, "k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
+    if options.updates == 1:
+        return gradients
+    d_ridge = xp.stack([part["ridge"] for part in d_numbers])  # [dKOOP.ridge]
+    d_epsilon = xp.stack([part["epsilon"] for part in d_numbers])  # [dKOOP.epsilon]
+    if options.perturbation == "pencil":
+        d_mix = sum(part["mix"] for part in d_numbers)  # () [dKOOP.mix]
+        gradients |= {"mix": d_mix}
+    return gradients | {"ridge": d_ridge, "epsilon": d_epsilon}
 
 
 def attend(x: Array, k: Array, v: Array, seen: Array, options: Options) -> tuple[Array, Array]:
@@ -257,57 +254,71 @@ def attend(x: Array, k: Array, v: Array, seen: Array, options: Options) -> tuple
 
 def attend_backward(
     x: Array, k: Array, v: Array, weights: Array, options: Options, d_attended: Array
-) -> dict[str, Array]:
-    """Return the gradients of x, k and v, and of the kernel's numbers where it is the similarity."""
+) -> tuple[Array, dict[str, Array]]:
+    """Return the gradient of x, and by name those of k, v, and of the kernel's numbers where it is the similarity."""
     xp, transpose = namespace(x), namespace(x).matrix_transpose
     # forward: attended = weights @ v
     d_v = transpose(weights) @ d_attended  # (b, h, j, d): of this update
     d_weights = d_attended @ transpose(v)  # (b, h, i, j) [dKOOP.3]
     # forward: weights = softmax(scores)
-    inner = xp.sum(weights * d_weights, axis=-1, keepdims=True)  # (b, h, i, 1)
-    d_scores = weights * (d_weights - inner)  # (b, h, i, j) [dKOOP.1]
+    mean = xp.sum(weights * d_weights, axis=-1, keepdims=True)  # (b, h, i, 1)
+    d_scores = weights * (d_weights - mean)  # (b, h, i, j) [dKOOP.1]
     if options.similarity == "dot":
         # forward: scores = x @ k^T / sqrt(d)
         d_dot = d_scores / math.sqrt(x.shape[-1])  # (b, h, i, j)
-        return {"x": d_dot @ k, "k": transpose(d_dot) @ x, "v": d_v}
+        return d_dot @ k, {"k": transpose(d_dot) @ x, "v": d_v}
     # forward: scores = k(x, k)
     d_x, d_k, d_bandwidth, d_weight = options.kernel.backward(x, k, d_scores)  # (b, h, i, d), (b, h, j, d), (), ()
-    return {"x": d_x, "k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
+    return d_x, {"k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
 
 
 def gram_of(g: Observables, causal: bool, options: Options) -> Array:
     """Return G (b, h, i, o, o)."""
-    xp = namespace(g.keys)
-    between = g.kernel.values(g.keys, g.keys)  # (b, h, j, j) [KOOP.5]
+    xp, keys, seen = namespace(g.keys), g.keys[:, :, 0, :, :], g.seen  # -, (b, h, j, d), (b, h, i, j)
+    between = g.kernel.values(keys, keys)  # (b, h, j, j) [KOOP.5]
+    eye = identity(keys.shape[2], keys)  # (j, j)
     if causal:
-        size = zeros((*g.seen.shape[:3], 1), between) + g.kernel.weight + 1.0  # (b, h, i, 1): delta / jitter
+        size = zeros((*seen.shape[:3], 1), keys) + g.kernel.weight + 1.0  # (b, h, i, 1): delta / jitter
     else:
-        diagonal = xp.sum(between * identity(between.shape[-1], between), axis=-1)  # (b, h, j)
-        sizes = xp.where(g.seen, diagonal[:, :, None, :], 0.0)  # (b, h, i, j)
+        sizes = xp.where(seen, xp.sum(between * eye, axis=-1)[:, :, None, :], 0.0)  # (b, h, i, j): E_jj
         size = xp.sum(sizes, axis=-1, keepdims=True) / g.count()  # (b, h, i, 1): delta / jitter
-    delta = options.jitter * size  # (b, h, i, 1)
-    gram = g.gram(between, delta)  # (b, h, i, o, o) [KOOP.6]
+    diagonal = xp.where(seen, options.jitter * size, options.jitter * size + 1.0)  # (b, h, i, j)
+    pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
+    within = xp.where(pairs, between[:, :, None, :, :], 0.0)  # (b, h, i, j, j)
+    if g.augmented:
+        beside = xp.where(seen[..., None], g.keys, 0.0)  # (b, h, i, j, d)
+        corner = (1.0 / g.kernel.linear_part() + options.jitter * size[..., None]) * identity(keys.shape[3], keys)
+        upper = xp.concat([within + diagonal[..., None] * eye, beside], axis=-1)  # (b, h, i, j, o)
+        lower = xp.concat([xp.matrix_transpose(beside), corner], axis=-1)  # (b, h, i, d, o)
+        gram = xp.concat([upper, lower], axis=-2)  # (b, h, i, o, o) [KOOP.6]
+    else:
+        gram = within + diagonal[..., None] * eye  # (b, h, i, o, o) [KOOP.6]
     return gram
 
 
-def gram_backward(g: Observables, causal: bool, options: Options, d_gram: Array, d_corner: Array) -> dict[str, Array]:
-    """Return the gradients of the keys (b, h, j, d) and the kernel's numbers, for those of G and of 1 / n in P."""
-    xp, kernel, keys = namespace(d_gram), g.kernel, g.keys  # (b, h, j, d)
-    # forward: gram = between where seen, + 1 elsewhere on the diagonal, + delta; the keys and 1 / n beside it
-    d_seen, d_delta, d_beside, d_norm = g.gram_backward(d_gram)  # (b, h, j, j), (b, h, i, 1), (b, h, j, d), ()
-    # forward: delta = jitter * (weight + 1), or jitter * the mean of between_jj over the seen keys
-    d_unit = options.jitter * d_delta  # (b, h, i, 1)
-    shares = xp.where(g.seen, 0.0 * d_unit if causal else d_unit / g.count(), 0.0)  # (b, h, i, j)
-    d_between = d_seen + xp.sum(shares, axis=2)[..., None] * identity(keys.shape[2], keys)  # (b, h, j, j) [dKOOP.5]
+def gram_backward(g: Observables, causal: bool, options: Options, d_gram: Array, d_norm: Array) -> dict[str, Array]:
+    """Return the gradients of the keys and the kernel's numbers, for those of G and, if augmented, of 1 / n in P."""
+    xp, keys, seen, j = namespace(d_gram), g.keys[:, :, 0, :, :], g.seen, g.seen.shape[3]
+    # forward: gram = between where both are seen, + 1 on the diagonal where not, + delta on all of it
+    traces = d_gram * identity(d_gram.shape[-1], d_gram)  # (b, h, i, o, o): its diagonal
+    d_size = options.jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
+    pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
+    d_seen = xp.sum(xp.where(pairs, d_gram[..., :j, :j] if g.augmented else d_gram, 0.0), axis=2)  # (b, h, j, j)
+    # forward: size = weight + 1, or the mean of between_jj over the seen keys
+    shares = xp.where(seen, 0.0 * d_size if causal else d_size / g.count(), 0.0)  # (b, h, i, j)
+    d_between = d_seen + xp.sum(shares, axis=2)[..., None] * identity(j, keys)  # (b, h, j, j) [dKOOP.5]
     # forward: between = k(keys, keys)
-    left, right, d_bandwidth, d_weight = kernel.backward(keys, keys, d_between)  # (b, h, j, d), (b, h, j, d), (), ()
-    total = {"k": left + right + d_beside, "bandwidth": d_bandwidth, "weight": d_weight}
+    left, right, d_bandwidth, d_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), (b, h, j, d), (), ()
+    total = {"k": left + right, "bandwidth": d_bandwidth, "weight": d_weight}
     if causal:
-        add(total, {"weight": xp.sum(d_unit)})
-    # forward: P and G have 1 / n, n = linear_part
-    d_factor = -(d_norm + d_corner) / kernel.linear_part() ** 2  # ()
-    d_bandwidth, d_weight = kernel.linear_part_backward(d_factor)  # (), ()
-    add(total, {"bandwidth": d_bandwidth, "weight": d_weight})
+        add(total, {"weight": xp.sum(d_size)})
+    if g.augmented:
+        # forward: gram = [[gram, keys], [keys^T, I / n + delta I]]; P has 1 / n, too
+        beside = d_gram[..., :j, j:] + xp.matrix_transpose(d_gram[..., j:, :j])  # (b, h, i, j, d)
+        d_factor = -(d_norm + xp.sum(traces[..., j:, j:])) / g.kernel.linear_part() ** 2  # (): of n
+        d_bandwidth, d_weight = g.kernel.linear_part_backward(d_factor)  # (), ()
+        add(total, {"k": xp.sum(xp.where(seen[..., None], beside, 0.0), axis=2)})
+        add(total, {"bandwidth": d_bandwidth, "weight": d_weight})
     return total
 
 
@@ -316,182 +327,176 @@ def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array
 
     With Z and G transposed, which are symmetric but for rounding, it is its own adjoint.
     """
-    xp = namespace(inner, gram, targets)
+    reshape, transpose = namespace(inner).reshape, namespace(inner).matrix_transpose
     targets = targets + 0.0 * ridge  # (..., l, o): with the axis in front that ridges by coordinate have
+    rows, size = targets.shape[-2], targets.shape[-2] * targets.shape[-1]
     if fit == "separable":
-        left = solve(inner + ridge * identity(inner.shape[-1], inner), targets)  # (..., l, o)
-        return xp.matrix_transpose(solve(xp.matrix_transpose(gram), xp.matrix_transpose(left)))
+        left = solve(inner + ridge * identity(rows, inner), targets)  # (..., l, o)
+        return transpose(solve(transpose(gram), transpose(left)))
     # Row by row the elements of A are one vector: element (l, o) of Z A G takes Z_ll' G_o'o of element (l', o').
-    rows, columns = targets.shape[-2:]
-    product = inner[..., :, None, :, None] * xp.matrix_transpose(gram)[..., None, :, None, :]  # (..., l, o, l', o')
-    system = xp.reshape(product, (*product.shape[:-4], rows * columns, rows * columns))  # (..., l o, l' o')
-    flat = xp.reshape(targets, (*targets.shape[:-2], rows * columns, 1))  # (..., l o, 1)
-    found = solve(system + ridge * identity(rows * columns, inner), flat)  # (..., l o, 1)
-    return xp.reshape(found, (*found.shape[:-2], rows, columns))
+    product = inner[..., :, None, :, None] * transpose(gram)[..., None, :, None, :]  # (..., l, o, l', o')
+    system = reshape(product, (*product.shape[:-4], size, size)) + ridge * identity(size, inner)  # (..., l o, l' o')
+    return reshape(solve(system, reshape(targets, (*targets.shape[:-2], size, 1))), targets.shape)
 
 
-def update(
-    trajectory: list[Array], attended: Array, g: Observables, gram: Any, options: Options, candidate: int
-) -> tuple[Array, Array, Step]:
-    """Return (root, left, step) of one candidate of ridge and epsilon, after the points of a trajectory.
-
-    They are the next query (b, h, i, d), how far psi is from having been inverted (b, h, i), as `invert` tells it, and
-    what the backward reads.
-    """
-    xp, transpose, tau, number = namespace(attended), namespace(attended).matrix_transpose, options.tau, len(trajectory)
-    path = xp.stack(trajectory[options.start_of(number) :], axis=3)  # x_0 ... x_L
-    first, last = path[..., :-1, :], path[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
-    a, b = a_and_b(options.perturbation, picked(options.epsilon, candidate, number), options.mix)  # (), or 1
-    ridge, own = ridge_of(picked(options.ridge, candidate, number), g, first, options)  # as in `Step`
+def update(points: Array, attended: Array, g: Observables, gram: Any, options: Options, n: int) -> Step:
+    """Return the fit to points x_0 ... x_L, and the next query: where psi is (K psi)(q')."""
+    xp, transpose, tau = namespace(attended), namespace(attended).matrix_transpose, options.tau
+    first, last = points[..., :-1, :], points[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
+    a, b = a_and_b(options.perturbation, options.epsilon[n, ...], options.mix)  # (), or 1
     starts = g.values(first)  # (b, h, i, l, o) [KOOP.7]
     targets = g.values(last) - tau * starts  # (b, h, i, l, o) [KOOP.8]
     if options.space == "full":
-        dual = None
-        inner = g.kernel.values(first, first)  # (b, h, i, l, l) [KOOP.10]
+        dual = identity(first.shape[3], first)  # (l, l)
+        inner = centres_of(first, g, options).values(first)  # (b, h, i, l, l) [KOOP.10]
     else:
         dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
+    ridge = ridge_of(options, n, g, first)  # (), or it broadcasts to (b, h, i, l, o), behind an axis of coordinates
     found = coefficients(options.fit, inner, gram, ridge, targets)  # (b, h, i, l, o) [KOOP.11]
-    modes = summed(each(found @ g.coordinates(), own), own)  # (b, h, i, l, d) [KOOP.12]
+    modes = joined(found @ g.coordinates(), options)  # (b, h, i, l, d) [KOOP.12]
     koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
-    turned = summed(each(koopman @ modes, own), own)  # (b, h, i, l, d): R D
-    lifted = (a + 2.0 * tau * b) * modes + b * turned  # (b, h, i, l, d) [KOOP.14]
-    phi = OneStep(g, dual, first, modes)
-    section = phi.kappa(attended)  # (b, h, i, l) [KOOP.15]
-    image = (a + b) * tau * attended + combined(section, lifted)  # (b, h, i, d) [KOOP.16]
-    expected = tau * attended + combined(section, modes)  # (b, h, i, d): phi(q')
+    twice = joined(koopman @ modes, options)  # (b, h, i, l, d): R D
+    lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.14]
+    centres = centres_of(first, g, options)
+    at_attended = transpose(centres.values(attended[..., None, :]))  # (b, h, i, o, 1): g(q')
+    section = (dual @ at_attended)[..., 0]  # (b, h, i, l) [KOOP.15]
+    image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.16]
+    expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
     alive = xp.any(g.seen, axis=-1)  # (b, h, i): whether the query sees a key
+    own, factors = a + b * tau, transpose(modes) @ dual  # (), (b, h, i, d, o): D^T kappa(x) = factors g(x)
     if options.certify:
-        phi.certify(a + b * tau, b, alive)
+        certify(steepness(centres, factors), own, b, alive)
 
-    def residual(x: Array) -> tuple[Array, Array, Array]:
+    def psi(x: Array) -> tuple[Array, Array, Array]:
         """Return psi(x) - z, the size of the terms that it sums, and J."""
-        value, size, slope = phi.at(x)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
-        terms = xp.abs((a + b * tau) * x) + xp.abs(b * size) + xp.abs(image)  # (b, h, i, d)
-        jacobian = (a + b * tau) * identity(x.shape[-1], x) + b * slope  # (b, h, i, d, d)
-        return (a + b * tau) * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
+        value, size, slope = centres.look(x, factors)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
+        terms = xp.abs(own * x) + xp.abs(b * size) + xp.abs(image)  # (b, h, i, d)
+        jacobian = own * identity(x.shape[-1], x) + b * slope  # (b, h, i, d, d)
+        return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
 
-    lost = not_finite(g.keys, attended, trajectory[-1])  # (b, h, i): what is NaN
-    reached, left = invert(residual, (expected, attended, trajectory[-1]), alive, lost)  # (b, h, i, d), (b, h, i)
+    reached, left = invert(psi, (expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.17]
-    fitted = (starts, dual, inner, found, modes, koopman, turned, lifted, section)
-    return root, left, Step(path, attended, root, a, b, ridge, own, *fitted)
+    fitted = {"starts": starts, "dual": dual, "inner": inner, "found": found, "modes": modes, "koopman": koopman}
+    return Step(points, attended, root, left, **fitted, lifted=lifted, section=section)
 
 
-def update_backward(step: Step, g: Observables, gram: Any, options: Options, d_root: Array) -> dict[str, Array]:
-    """Return the gradients of the path, q', the keys, G, the kernel's numbers, ridge, a, b and 1 / n."""
-    xp, transpose, fit = namespace(d_root), namespace(d_root).matrix_transpose, options.fit
-    tau, a, b, own, dual, modes = options.tau, step.a, step.b, step.own, step.dual, step.modes
-    root, attended, inner, found = step.root, step.attended, step.inner, step.found  # (b, h, i, d), (b, h, i, d)
-    first, last = step.path[..., :-1, :], step.path[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
-    phi, eye = OneStep(g, dual, first, modes), identity(root.shape[-1], root)  # -, (d, d)
+def update_backward(
+    step: Step, g: Observables, gram: Any, options: Options, d_root: Array, n: int
+) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
+    """Return the gradients of the points and of q', and by name those of what all updates share, and of the numbers."""
+    xp, transpose, tau = namespace(d_root), namespace(d_root).matrix_transpose, options.tau
+    points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
+    starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
+    a, b = a_and_b(options.perturbation, options.epsilon[n, ...], options.mix)  # (), or 1
+    centres, eye = centres_of(points[..., :-1, :], g, options), identity(root.shape[-1], root)  # -, (d, d)
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
-    value, _, slope = phi.at(root)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
-    jacobian = (a + b * tau) * eye + b * slope  # (b, h, i, d, d): J
+    value, _, slope = centres.look(root, transpose(modes) @ dual)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
     alive = xp.any(g.seen, axis=-1)[..., None]  # (b, h, i, 1): whether there is a root
-    regular = xp.where(alive[..., None], jacobian, eye)  # (b, h, i, d, d)
-    d_image = solve(transpose(regular), xp.where(alive, d_root, 0.0)[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
+    jacobian = xp.where(alive[..., None], (a + b * tau) * eye + b * slope, eye)  # (b, h, i, d, d): J
+    d_image = solve(transpose(jacobian), xp.where(alive, d_root, 0.0)[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
     d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): du
     # forward: image = (a + b) tau attended + lifted^T section
     d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
     d_lifted = step.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.14]
     # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-    d_turned = summed(transpose(step.koopman) @ each(d_lifted, own), own)  # (b, h, i, l, d): R^T dH
-    of_psi = phi.kappa(root)[..., None] * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
-    d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_turned - of_psi)  # (b, h, i, l, d) [dKOOP.12]
-    d_koopman = b * each(d_lifted, own) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.13]
+    at_root = centres.values(root[..., None, :])  # (b, h, i, 1, o): g(q^r)
+    of_psi = (dual @ transpose(at_root)) * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
+    d_twice = summed(transpose(step.koopman) @ apart(d_lifted, options), options)  # (b, h, i, l, d): R^T dH
+    d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.12]
+    d_koopman = b * apart(d_lifted, options) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.13]
     # forward: modes = found @ P; koopman = found @ starts^T
-    d_all = each(d_modes, own) @ transpose(g.coordinates()) + d_koopman @ step.starts  # (b, h, i, l, o)
-    d_found = g.seen_alone(d_all)  # (b, h, i, l, o) [dKOOP.11]
-    d_coordinates = xp.sum(summed(transpose(found) @ each(d_modes, own), own), axis=2)  # (b, h, o, d): dP
+    d_fitted = apart(d_modes, options) @ transpose(g.coordinates()) + d_koopman @ starts  # (b, h, i, l, o)
+    d_found = g.visible(d_fitted)  # (b, h, i, l, o) [dKOOP.11]
+    d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
-    d_targets = coefficients(fit, transpose(inner), transpose(gram), step.ridge, d_found)  # (b, h, i, l, o) [dKOOP.8]
-    d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), own)  # (b, h, i, l, l) [dKOOP.10]
-    left = inner @ found + (step.ridge * found if fit == "separable" else 0.0)  # (b, h, i, l, o)
-    d_gram = -summed(transpose(left) @ d_targets, own)  # (b, h, i, o, o): but for what N passes
-    of_ridge = -d_targets * (found @ gram if fit == "separable" else found)  # (b, h, i, l, o)
-    by_query = xp.sum(of_ridge, axis=(-2, -1), keepdims=True) * factor_of(g, first, options)  # (b, h, i, 1, 1)
-    d_ridge = xp.sum(by_query, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
+    ridge = ridge_of(options, n, g, points[..., :-1, :])  # (), or it broadcasts
+    d_targets = coefficients(
+        options.fit, transpose(inner), transpose(gram), ridge, d_found
+    )  # (b, h, i, l, o) [dKOOP.8]
+    d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
+    separable = options.fit == "separable"
+    left = inner @ found + ridge * found if separable else inner @ found  # (b, h, i, l, o)
+    d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
+    of_ridge = -d_targets * (found @ gram if separable else found)  # (b, h, i, l, o)
+    if options.scale == "mean":
+        of_ridge = of_ridge * (float(inner.shape[-1]) * g.count()[..., None])  # (b, h, i, l, o)
+    d_ridge = xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
     # forward: starts = g(first); targets = g(last) - tau starts
-    d_last = summed(d_targets, own)  # (b, h, i, l, o): of g at the ends
-    of_koopman = summed(transpose(d_koopman) @ found, own)  # (b, h, i, l, o): dR^T A
-    evaluations = [("last", last, d_last)]
-    if dual is None:
+    d_last = summed(d_targets, options)  # (b, h, i, l, o): of g at the ends
+    of_koopman = summed(transpose(d_koopman) @ found, options)  # (b, h, i, l, o): dR^T A
+    if options.space == "full":
         d_starts = of_koopman - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
-        # forward: inner = k(first, first); kappa(x) = k(first, x), with a root that is given
-        sections = [("first", first, d_inner)]
-        sections += [("attended", attended[..., None, :], d_section[..., None])]
-        sections += [("root", root[..., None, :], d_at_root[..., None])]
     else:
-        # forward: inner = dual @ starts^T; dual = starts G^-1; kappa(x) = dual @ g(x), with a root that is given
-        of_root = d_at_root[..., None] * g.values(root[..., None, :])  # (b, h, i, l, o)
-        of_attended = d_section[..., None] * g.values(attended[..., None, :])  # (b, h, i, l, o)
-        d_dual = d_inner @ step.starts + of_root + of_attended  # (b, h, i, l, o) [dKOOP.9]
+        # forward: inner = dual @ starts^T; dual = starts G^-1; kappa(x) = dual @ g(x), at q' and at a given root
+        of_attended = d_section[..., None] * g.values(attended[..., None, :])  # (b, h, i, l, o): dc g(q')^T
+        d_dual = d_inner @ starts + d_at_root[..., None] * at_root + of_attended  # (b, h, i, l, o) [dKOOP.9]
         through = transpose(solve(transpose(gram), transpose(d_dual)))  # (b, h, i, l, o): dN G^-1
         d_starts = of_koopman + transpose(d_inner) @ dual + through - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
         d_gram = d_gram - transpose(dual) @ through  # (b, h, i, o, o)
-        evaluations += [("attended", attended[..., None, :], d_section[..., None, :] @ dual)]
-        evaluations += [("root", root[..., None, :], d_at_root[..., None, :] @ dual)]
-        sections = []
-    total = {"k": d_coordinates[..., : g.keys.shape[2], :]}  # and by name what x is: of these, and of the kernel
-    for name, x, d_values in (*evaluations, ("first", first, d_starts)):
-        d_x, passed = g.backward(x, d_values)  # of one evaluation of g
-        add(total, {name: d_x, **passed})
-    for name, x, d_values in sections:
-        d_first, d_x, d_bandwidth, d_weight = g.kernel.backward(first, x, d_values)  # of one evaluation of k
-        add(total, {"first": d_first, "bandwidth": d_bandwidth, "weight": d_weight})
-        add(total, {name: d_x})
-    zero = xp.zeros_like(first[..., :1, :])  # (b, h, i, 1, d): the last point starts nothing, the first ends nothing
-    total["path"] = xp.concat([total["first"], zero], axis=-2) + xp.concat([zero, total["last"]], axis=-2)  # as path
-    total["attended"] = (a + b) * tau * d_image + total["attended"][..., 0, :]  # (b, h, i, d)
+    none = xp.zeros_like(d_last[..., :1, :])  # (b, h, i, 1, o): the last point starts nothing, the first ends nothing
+    d_path = xp.concat([d_starts, none], axis=-2) + xp.concat([none, d_last], axis=-2)  # (b, h, i, l + 1, o)
+    # forward: g or, in the full space, sections at first, at q' and at q^r
+    beside = [attended[..., None, :], root[..., None, :]]  # (b, h, i, 1, d) each
+    d_beside = [d_section[..., None, :] @ dual, d_at_root[..., None, :] @ dual]  # (b, h, i, 1, o) each
+    if options.space == "full":
+        d_points, d_keys, d_bandwidth, d_weight = g.backward(points, d_path)
+        at, d_at = xp.concat([points[..., :-1, :], *beside], axis=-2), xp.concat([d_inner, *d_beside], axis=-2)
+        d_x, d_first, more_bandwidth, more_weight = centres.backward(at, d_at)
+        d_bandwidth, d_weight = d_bandwidth + more_bandwidth, d_weight + more_weight  # (), ()
+        moved = [d_x[..., :-2, :] + d_first, xp.zeros_like(d_first[..., :1, :])]  # as points
+        d_points = d_points + xp.concat(moved, axis=-2)  # (b, h, i, l + 1, d)
+    else:
+        at, d_at = xp.concat([points, *beside], axis=-2), xp.concat([d_path, *d_beside], axis=-2)
+        d_x, d_keys, d_bandwidth, d_weight = g.backward(at, d_at)
+        d_points = d_x[..., :-2, :]  # (b, h, i, l + 1, d)
+    d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d)
     # forward: a and b in psi, in image and in lifted
     d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
     of_image = d_image * (tau * (attended - root) - value)  # (b, h, i, d)
-    d_b = xp.sum(of_image) + xp.sum(d_lifted * (2.0 * tau * modes + step.turned))  # (): db
-    d_norm = xp.sum(d_coordinates[..., g.keys.shape[2] :, :] * eye) if g.augmented else 0.0 * d_a  # (): of 1 / n
-    return total | {"gram": d_gram, "ridge": d_ridge, "a": d_a, "b": d_b, "norm": d_norm}
+    twice = joined(step.koopman @ modes, options)  # (b, h, i, l, d): R D
+    d_b = xp.sum(of_image) + xp.sum(d_lifted * (2.0 * tau * modes + twice))  # (): db
+    d_numbers = {"ridge": d_ridge, "epsilon": d_a if options.perturbation == "shift" else d_b}
+    if options.perturbation == "pencil":
+        d_numbers |= {"mix": d_a}
+    d_k = xp.sum(d_keys, axis=2) + d_coordinates[..., : g.keys.shape[3], :]  # (b, h, j, d)
+    passed = {"k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
+    if g.augmented:
+        passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * eye)}
+    return d_points, d_attended, passed, d_numbers
 
 
-def ridge_of(ridge: Array, g: Observables, first: Array, options: Options) -> tuple[Array, Array | None]:
-    """Return the ridge of each query, for one () or those of the coordinates (d,), and `own` as `Step` has both."""
-    factor = factor_of(g, first, options)  # 1 or (b, h, i, 1, 1)
-    if ridge.shape == ():
-        return ridge * factor, None
-    own = identity(first.shape[-1], first)[:, None, None, None, None, :]  # (d, 1, 1, 1, 1, d)
-    return ridge[:, None, None, None, None, None] * factor, own
+def centres_of(first: Array, g: Observables, options: Options) -> Observables:
+    """Return the functions that phi is made of: g, or in the full space the sections at the starts of transitions."""
+    if options.space != "full":
+        return g
+    everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0
+    return Observables(kernel=g.kernel, keys=first, seen=everywhere, augmented=False)
 
 
-def factor_of(g: Observables, first: Array, options: Options) -> Array | float:
-    """Return what multiplies the ridge: 1, or for a mean error the number of its terms, (b, h, i, 1, 1)."""
-    return 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count()[..., None]
+def ridge_of(options: Options, n: int, g: Observables, first: Array) -> Array:
+    """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
+    ridge = options.ridge[n, ...]
+    if options.by_coordinate:
+        ridge = ridge[:, None, None, None, None, None]
+    return ridge * (float(first.shape[-2]) * g.count()[..., None]) if options.scale == "mean" else ridge
 
 
-def numbers_gradients(options: Options, chosen: tuple[int, ...], parts: list[dict[str, Array]]) -> dict[str, Array]:
-    """Return the gradients of ridge, epsilon and mix from those of the updates."""
-    if not parts:
-        return {}
-    of_epsilon = "a" if options.perturbation == "shift" else "b"
-    d_ridge = placed(options.ridge, chosen, [part["ridge"] for part in parts])  # [dKOOP.ridge]
-    d_epsilon = placed(options.epsilon, chosen, [part[of_epsilon] for part in parts])  # [dKOOP.epsilon]
-    if options.perturbation != "pencil":
-        return {"ridge": d_ridge, "epsilon": d_epsilon}
-    d_mix = sum(part["a"] for part in parts)  # () [dKOOP.mix]
-    return {"ridge": d_ridge, "epsilon": d_epsilon, "mix": d_mix}
+def apart(x: Array, options: Options) -> Array:
+    """Return x (b, h, i, l, d); where coordinates have ridges of their own, the column of each, their axis in front."""
+    if not options.by_coordinate:
+        return x
+    return x * identity(x.shape[-1], x)[:, None, None, None, None, :]
 
 
-def combined(weights: Array, rows: Array) -> Array:
-    """Return sum_l weights_l rows_l, (b, h, i, d)."""
-    return namespace(rows).sum(rows * weights[..., None], axis=-2)
+def joined(x: Array, options: Options) -> Array:
+    """Return x (b, h, i, l, d); where coordinates have ridges of their own, of each the column: `apart`'s adjoint."""
+    return summed(apart(x, options), options)
 
 
-def each(x: Array, own: Array | None) -> Array:
-    """Return x (b, h, i, l, d), for ridges by coordinate the column of each alone, with their axis in front."""
-    return x if own is None else x * own
-
-
-def summed(x: Array, own: Array | None) -> Array:
-    """Return x (b, h, i, ...), for ridges by coordinate summed over their axis in front."""
-    return x if own is None else namespace(x).sum(x, axis=0)
+def summed(x: Array, options: Options) -> Array:
+    """Return x (b, h, i, ...); where coordinates have ridges of their own, summed over their axis in front."""
+    return namespace(x).sum(x, axis=0) if options.by_coordinate else x
 
 
 def add(total: dict[str, Array], parts: dict[str, Array]) -> None:

@@ -28,22 +28,26 @@ from refattn.xp import Array, namespace, sum_wide, zeros
 
 
 class Kernel:
-    """What all kernels do with their second kernel; by itself that has the weight 0.
+    """What all kernels do with their second kernel.
 
     Attributes
     ----------
+    bandwidth, weight
+        Above 0, a float or an array (); None means sqrt(d) and 1.
     steepest
         Largest slope of k2 along a line, times the bandwidth; None where there is none.
+    radial
+        Whether k2 is a function of rho, otherwise of x . y.
     """
 
-    bandwidth: Any = 1.0
-    weight: Any = 0.0
-    steepest: ClassVar[float | None] = 0.0
-    radial: ClassVar[bool] = False
+    bandwidth: Any
+    weight: Any
+    steepest: ClassVar[float | None]
+    radial: ClassVar[bool] = True
 
     def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative: with respect to rho where it is radial, otherwise to x . y."""
-        return namespace(dot).zeros_like(dot), namespace(dot).zeros_like(dot)
+        raise NotImplementedError
 
     def values(self, x: Array, y: Array) -> Array:
         """(..., p, d), (..., q, d) -> (..., p, q)."""
@@ -59,7 +63,7 @@ class Kernel:
         return dot + self.weight * value, along, towards
 
     def backward(self, x: Array, y: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the gradients with respect to x and y, shaped as these, and to the bandwidth and the weight."""
+        """Return the gradients with respect to x and y, (..., p, d) and (..., q, d), the bandwidth and the weight."""
         xp = namespace(x, y, d_values)
         dot, rho = products(x, y)
         # forward: values = x . y + weight k2, with k2 a function of rho / bandwidth^2, or of x . y / bandwidth^2
@@ -67,15 +71,14 @@ class Kernel:
         d_weight = sum_wide(d_values * value)
         d_argument = self.weight * d_values * slope
         d_bandwidth = sum_wide(d_argument * (rho if self.radial else dot)) * (-2.0 / self.bandwidth)
-        if self.radial:
-            # forward: rho = x . x + y . y - 2 x . y
-            d_dot = d_values - 2.0 * d_argument
-            d_x = d_dot @ y + 2.0 * xp.sum(d_argument, axis=-1, keepdims=True) * x
-            d_y = xp.matrix_transpose(d_dot) @ x + 2.0 * xp.sum(d_argument, axis=-2)[..., None] * y
-        else:
+        if not self.radial:
             d_dot = d_values + d_argument
-            d_x, d_y = d_dot @ y, xp.matrix_transpose(d_dot) @ x
-        return sum_to(d_x, x.shape), sum_to(d_y, y.shape), d_bandwidth, d_weight
+            return d_dot @ y, xp.matrix_transpose(d_dot) @ x, d_bandwidth, d_weight
+        # forward: rho = x . x + y . y - 2 x . y
+        d_dot = d_values - 2.0 * d_argument
+        d_x = d_dot @ y + 2.0 * xp.sum(d_argument, axis=-1, keepdims=True) * x
+        d_y = xp.matrix_transpose(d_dot) @ x + 2.0 * xp.sum(d_argument, axis=-2)[..., None] * y
+        return d_x, d_y, d_bandwidth, d_weight
 
     def slope_bound(self) -> float | Array:
         """Return the largest slope of c k2 along a line."""
@@ -95,27 +98,22 @@ class Kernel:
 class Linear(Kernel):
     """k(x, y) = x . y alone."""
 
+    bandwidth = 1.0
+    weight = 0.0
+    steepest: ClassVar[float | None] = 0.0
+
+    def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
+        """Return 0 and 0."""
+        return namespace(dot).zeros_like(dot), namespace(dot).zeros_like(dot)
+
 
 @dataclass(frozen=True)
-class _Second(Kernel):
-    """A kernel with a second one.
-
-    Attributes
-    ----------
-    bandwidth, weight
-        Above 0, a float or an array (); None means sqrt(d) and 1.
-    """
+class Rbf(Kernel):
+    """k2 = exp(-|x - y|^2 / (2 bandwidth^2))."""
 
     bandwidth: Any = None
     weight: Any = None
-
-
-@dataclass(frozen=True)
-class Rbf(_Second):
-    """k2 = exp(-|x - y|^2 / (2 bandwidth^2))."""
-
     steepest: ClassVar[float | None] = math.exp(-0.5)
-    radial: ClassVar[bool] = True
 
     def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative with respect to rho."""
@@ -125,11 +123,12 @@ class Rbf(_Second):
 
 
 @dataclass(frozen=True)
-class Matern32(_Second):
+class Matern32(Kernel):
     """k2 = (1 + s) exp(-s) with s = sqrt(3) |x - y| / bandwidth."""
 
+    bandwidth: Any = None
+    weight: Any = None
     steepest: ClassVar[float | None] = math.sqrt(3.0) / math.e
-    radial: ClassVar[bool] = True
 
     def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative with respect to rho."""
@@ -139,14 +138,15 @@ class Matern32(_Second):
 
 
 @dataclass(frozen=True)
-class Matern52(_Second):
+class Matern52(Kernel):
     """k2 = (1 + s + s^2 / 3) exp(-s) with s = sqrt(5) |x - y| / bandwidth."""
 
+    bandwidth: Any = None
+    weight: Any = None
     # (5/3) t (1 + sqrt(5) t) exp(-sqrt(5) t) is largest at sqrt(5) t = (1 + sqrt(5)) / 2
     steepest: ClassVar[float | None] = (
         math.sqrt(5.0) / 3.0 * (2.0 + math.sqrt(5.0)) * math.exp(-(1.0 + math.sqrt(5.0)) / 2.0)
     )
-    radial: ClassVar[bool] = True
 
     def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative with respect to rho."""
@@ -157,12 +157,15 @@ class Matern52(_Second):
 
 
 @dataclass(frozen=True)
-class Polynomial(_Second):
+class Polynomial(Kernel):
     """k2 = (x . y / bandwidth^2 + constant)^degree, with a whole degree of at least 1 and a constant of at least 0."""
 
+    bandwidth: Any = None
+    weight: Any = None
     degree: int = 2
     constant: float = 1.0
     steepest: ClassVar[float | None] = None
+    radial: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
@@ -197,35 +200,48 @@ KERNELS: dict[str, type[Kernel]] = {
 
 @dataclass(frozen=True)
 class Observables:
-    """The observables g of every query: sections k(k_j, .) at the keys that it sees, and, augmented, the coordinates.
+    """The observables g of every query: sections k(k_o, .) at the keys that it sees, and, augmented, the coordinates.
 
     Their span is the space that the operator acts on. What is not seen has the value 0 everywhere.
     """
 
     kernel: Kernel
-    keys: Array  # (b, h, j, d)
+    keys: Array  # (b, h, 1 or i, j, d)
     seen: Array  # (b, h, i, j): whether the query sees the key
     augmented: bool
 
     def values(self, x: Array) -> Array:
         """(b, h, i, l, d) -> (b, h, i, l, o)."""
-        at_keys = self.seen_alone(self.kernel.values(x, self.keys[:, :, None, :, :]))
-        return namespace(x).concat([at_keys, x], axis=-1) if self.augmented else at_keys
+        at_keys = self.kernel.values(x, self.keys)
+        return self.visible(namespace(x).concat([at_keys, x], axis=-1) if self.augmented else at_keys)
 
-    def backward(self, x: Array, d_values: Array) -> tuple[Array, dict[str, Array]]:
-        """Return the gradient of x, and those of the keys (b, h, j, d) and the kernel's numbers."""
-        j = self.keys.shape[2]
-        # forward: values = concat(k(x, keys) where seen, x)
-        d_at_keys = self.seen_alone(d_values[..., :j])
-        d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys[:, :, None, :, :], d_at_keys)
-        passed = {"k": d_keys[:, :, 0, :, :], "bandwidth": d_bandwidth, "weight": d_weight}
-        return (d_x + d_values[..., j:] if self.augmented else d_x), passed
+    def backward(self, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
+        """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
+        # forward: values = k(x, keys) where seen; augmented: x beside them
+        d_seen, j = self.visible(d_values), self.keys.shape[3]
+        d_at_keys = d_seen[..., :j] if self.augmented else d_seen
+        d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys, d_at_keys)
+        return (d_x + d_seen[..., j:] if self.augmented else d_x), d_keys, d_bandwidth, d_weight
 
-    def seen_alone(self, x: Array) -> Array:
+    def look(self, x: Array, factors: Array) -> tuple[Array, Array, Array]:
+        """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
+        xp, row, j = namespace(x), x[..., None, :], self.keys.shape[3]
+        _, along, towards = self.kernel.look(row, self.keys)  # (b, h, i, 1, j)
+        values = xp.matrix_transpose(self.values(row))  # (b, h, i, o, 1)
+        value, size = (factors @ values)[..., 0], (xp.abs(factors) @ xp.abs(values))[..., 0]
+        # dk/dx = along key + towards (x - key); the coordinates are their own slopes
+        at_keys = factors[..., :j] if self.augmented else factors
+        pull = xp.sum(at_keys * towards, axis=-1, keepdims=True)
+        jacobian = (at_keys * (along - towards)) @ self.keys + pull * row
+        return value, size, jacobian + factors[..., j:] if self.augmented else jacobian
+
+    def visible(self, x: Array) -> Array:
         """Return x (b, h, i, l, o) with 0 at keys that are not seen."""
-        xp, j = namespace(x), self.keys.shape[2]
-        at_keys = xp.where(self.seen[:, :, :, None, :], x[..., :j], 0.0)
-        return at_keys if x.shape[-1] == j else xp.concat([at_keys, x[..., j:]], axis=-1)
+        xp, seen = namespace(x), self.seen[..., None, :]
+        if self.augmented:
+            j = self.keys.shape[3]
+            return xp.concat([xp.where(seen, x[..., :j], 0.0), x[..., j:]], axis=-1)
+        return xp.where(seen, x, 0.0)
 
     def count(self) -> Array:
         """Return how many keys each query sees (b, h, i, 1), 1 where it sees none."""
@@ -235,42 +251,10 @@ class Observables:
 
     def coordinates(self) -> Array:
         """Return P (b, h, 1, o, d), the inner products of the observables with the coordinate functions."""
-        xp, at_keys = namespace(self.keys), self.keys[:, :, None, :, :]
         if not self.augmented:
-            return at_keys
+            return self.keys
         own = identity(self.keys.shape[-1], self.keys) / self.kernel.linear_part()
-        return xp.concat([at_keys, own + zeros((*self.keys.shape[:2], 1, 1, 1), self.keys)], axis=-2)
-
-    def gram(self, between: Array, delta: Array) -> Array:
-        """Return G (b, h, i, o, o) for k(K, K) (b, h, j, j), with delta (b, h, i, 1) added to its diagonal.
-
-        A key that is not seen has a row and a column of the identity.
-        """
-        xp, seen, width = namespace(between), self.seen, self.keys.shape[-1]
-        pairs = seen[..., :, None] & seen[..., None, :]
-        own = xp.where(seen, 0.0 * delta, 1.0) + delta
-        g = xp.where(pairs, between[:, :, None, :, :], 0.0) + own[..., None] * identity(seen.shape[-1], between)
-        if not self.augmented:
-            return g
-        beside = xp.where(seen[..., None], self.keys[:, :, None, :, :], 0.0)
-        corner = (1.0 / self.kernel.linear_part() + delta[..., None]) * identity(width, between)
-        upper = xp.concat([g, beside], axis=-1)
-        return xp.concat([upper, xp.concat([xp.matrix_transpose(beside), corner], axis=-1)], axis=-2)
-
-    def gram_backward(self, d_gram: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the gradients of k(K, K), delta, the keys (b, h, j, d) and 1 / `linear_part` in `gram`."""
-        xp, seen, j = namespace(d_gram), self.seen, self.keys.shape[2]
-        # forward: G = k(K, K) where both are seen, + (1 where not seen + delta) I
-        diagonal = xp.sum(d_gram * identity(d_gram.shape[-1], d_gram), axis=-1)
-        d_delta = xp.sum(diagonal, axis=-1, keepdims=True)
-        pairs = seen[..., :, None] & seen[..., None, :]
-        d_between = xp.sum(xp.where(pairs, d_gram[..., :j, :j], 0.0), axis=2)
-        if not self.augmented:
-            return d_between, d_delta, xp.zeros_like(self.keys), xp.sum(d_delta) * 0.0
-        # forward: G = [[G, keys], [keys^T, I / linear_part + delta I]]
-        beside = d_gram[..., :j, j:] + xp.matrix_transpose(d_gram[..., j:, :j])
-        d_keys = xp.sum(xp.where(seen[..., None], beside, 0.0), axis=2)
-        return d_between, d_delta, d_keys, xp.sum(diagonal[..., j:])
+        return namespace(own).concat([self.keys, own + zeros((*self.keys.shape[:2], 1, 1, 1), self.keys)], axis=-2)
 
 
 def products(x: Array, y: Array) -> tuple[Array, Array]:
@@ -286,9 +270,3 @@ def distance(rho: Array, factor: float) -> Array:
     xp = namespace(rho)
     tiny = float(xp.finfo(rho.dtype).smallest_normal)
     return math.sqrt(factor) * xp.sqrt(xp.where(rho > tiny, rho, tiny))
-
-
-def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return x summed over the axes that broadcasting from `shape` had repeated."""
-    axes = tuple(n for n, size in enumerate(shape) if size == 1 and x.shape[n] != 1)
-    return namespace(x).sum(x, axis=axes, keepdims=True) if axes else x

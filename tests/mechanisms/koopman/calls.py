@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 import refattn as ra
+from refattn.mechanisms.koopman import dense
+from refattn.mechanisms.koopman.kernel import Observables
+from refattn.mechanisms.koopman.perturbation import steepness
 
 RECORD = ra.mechanism("koopman")
 
@@ -22,3 +28,25 @@ def options_of(**given: Any) -> dict[str, Any]:
 
 def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
     return ra.koopman.forward(q, k, v, **options_of(**given))
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """D^T kappa(x) = C g(x), what the one-step map of an update is beside tau x."""
+
+    centres: Observables
+    factors: Any
+
+    def at(self, x: Any) -> Any:
+        """Its values at any x, the sizes of its terms, and its Jacobian."""
+        return self.centres.look(x, self.factors)
+
+    def steepness(self) -> Any:
+        return steepness(self.centres, self.factors)
+
+
+def one_step_of(inner: Any) -> OneStep:
+    """The one-step map of the last update of the dense form."""
+    step = inner.updates[-1]
+    centres = dense.centres_of(step.points[..., :-1, :], inner.g, inner.options)
+    return OneStep(centres, np.swapaxes(step.modes, -1, -2) @ step.dual)

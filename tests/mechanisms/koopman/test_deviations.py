@@ -78,7 +78,7 @@ def test_a_draw_that_does_not_invert_is_replaced() -> None:
         forward(q, k, v, perturbation="shift", epsilon=0.0)
     out, saved = forward(q, k, v, perturbation="shift", epsilon=np.asarray([[0.0], [4.0]]))
     np.testing.assert_array_equal(out, forward(q, k, v, perturbation="shift", epsilon=4.0)[0])
-    assert saved.inner.chosen == (1,)
+    assert saved.chosen == (1,)
 
 
 def test_the_operator_of_no_transition() -> None:

@@ -10,9 +10,9 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.koopman.forms import shared
-from refattn.mechanisms.koopman.kernel import KERNELS, Observables
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, OneStep
-from tests.mechanisms.koopman.calls import forward
+from refattn.mechanisms.koopman.kernel import KERNELS
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
+from tests.mechanisms.koopman.calls import forward, one_step_of
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -25,13 +25,6 @@ def qkv(queries: int = 5, keys: int = 7, d: int = 4) -> tuple[Any, Any, Any]:
 
 def run(q: Any, k: Any, v: Any, **options: Any) -> Any:
     return forward(q, k, v, **{"perturbation": "identity", **options})[0]
-
-
-def one_step_of(inner: Any) -> OneStep:
-    """The one-step map of the last update of the dense form."""
-    step, options = inner.updates[-1], inner.options
-    keys = Observables(options.kernel, inner.k, inner.seen, options.space == "augmented")
-    return OneStep(keys, step.dual, step.path[..., :-1, :], step.modes)
 
 
 @pytest.mark.parametrize("form", ["dense", "shared"])
@@ -53,7 +46,7 @@ def test_the_certificate_is_that_of_the_dense_form(kernel: str, space: dict[str,
         expected = one_step_of(inner).steepness()
         chunk = shared.chunk_of(forward(q, k, v, form="shared", **given)[1].inner, 0, 5)
         way = shared.Way(chunk, list(inner.trajectory))
-        found = shared.Step(way, inner.updates[-1].attended, 3, 0).steepness()
+        found = shared.Step(way, inner.updates[-1].attended, 3).steepness()
         np.testing.assert_allclose(found, expected, rtol=1e-7)
 
 

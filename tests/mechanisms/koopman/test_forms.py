@@ -15,7 +15,7 @@ from refattn import counter
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.kernel import KERNELS
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, invert
 from refattn.mechanisms.record import Unsupported
 from tests.mechanisms.koopman.calls import forward
 
@@ -159,26 +159,18 @@ def test_a_candidate_is_one_for_all_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     assert np.all(found["epsilon"][1] != 0.0)
 
 
-def test_candidates_after_one_that_changes_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order is that of the dense form, whichever chunk fails first."""
-    monkeypatch.setattr(shared, "CHUNK", 1)
+def test_candidates_after_one_that_changes_are_tried_again() -> None:
     tried = []
-    advance = shared.advance
 
-    def failing(saved: Any, q: Any, start: int, stop: int) -> Any:
-        if start == 0:
-            tried.append(saved.chosen)
-        if saved.chosen == (0, 0):
-            return [], KoopmanInverseError([(0, 0, start)], 1, 1.0, 3)
-        if saved.chosen[0] == 0 and start > 0:
-            return [], KoopmanInverseError([(0, 0, start)], 1, 1.0, 2)
-        return advance(saved, q, start, stop)
+    def run(chosen: tuple[int, ...]) -> Any:
+        tried.append(chosen)
+        update = {(0, 0): 3, (0, 1): 2}.get(chosen)
+        return chosen, None, None if update is None else KoopmanInverseError([(0, 0, 0)], 1, 1.0, update)
 
-    monkeypatch.setattr(shared, "advance", failing)
-    table = np.asarray([[0.1, 0.1], [0.2, 0.2]])
-    _, saved = forward(*qkv(20, b=1), perturbation="identity", updates=3, epsilon=table, form="shared")
+    assert core.first_that_inverts(run, 2, 2) == ((1, 0), None, (1, 0))
     assert tried == [(0, 0), (0, 1), (1, 0)]
-    assert saved.inner.chosen == (1, 0)
+    with pytest.raises(KoopmanInverseError):
+        core.first_that_inverts(lambda chosen: run((0, 1)), 2, 2)
 
 
 def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,12 +182,13 @@ def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.Monke
     calls: list[Any] = []
 
     def failing(*given: Any) -> Any:
-        calls.append(given)
+        root, left = invert(*given)
+        calls.append(left)
         if len(calls) == 3:  # of the third chunk, which begins with query 16
-            return KoopmanInverseError([(0, 1, 2)], 1, 1.0, 2)
-        return None
+            left[0, 1, 2] = np.inf
+        return root, left
 
-    monkeypatch.setattr(shared, "failure_of", failing)
+    monkeypatch.setattr(shared, "invert", failing)
     with pytest.raises(KoopmanInverseError, match=r"at 1 positions \(batch, head, query\) \(0, 1, 18\)"):
         forward(q, k, v, perturbation="identity", form="shared")
 

@@ -29,19 +29,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.koopman import dense
-from refattn.mechanisms.koopman.dense import add, each, factor_of, summed
+from refattn.mechanisms.koopman.dense import add, apart, joined, summed
 from refattn.mechanisms.koopman.forms.whitening import Whitening, fit, whiten
 from refattn.mechanisms.koopman.kernel import Observables
-from refattn.mechanisms.koopman.perturbation import (
-    KoopmanInverseError,
-    a_and_b,
-    certify,
-    condition,
-    failure_of,
-    invert,
-    not_finite,
-    picked,
-)
+from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import identity, solve
@@ -63,19 +54,13 @@ class Saved:
     v: Array  # (b, h, j, d)
     whitening: Whitening
     trajectory: tuple[Array, ...]  # q^0, q^1, ..., (b, h, i, d) each
-    chosen: tuple[int, ...]  # the candidate of each update after the first
+    left: tuple[Array, ...]  # (b, h, i) of each update after the first, see `invert`
 
 
 def forward(
     q: Array, k: Array, v: Array, *, mask: Array | None, offset: int | None, options: dense.Options
 ) -> tuple[Array, Saved]:
-    """Return the last query (b, h, i, d) and what `backward` reads; `offset` is that of `causal_offset`.
-
-    Raises
-    ------
-    KoopmanInverseError
-        Where psi was not inverted by any candidate.
-    """
+    """Return the last query (b, h, i, d) and what `backward` reads; `offset` is that of `causal_offset`."""
     xp = namespace(q)
     keys, values = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     whitening = Whitening(keys, None)  # of one update, which has no operator, and takes any mask
@@ -83,24 +68,13 @@ def forward(
         observables = of_all(keys, mask, options)
         gram = dense.gram_of(observables, offset is not None, options)[:, :, 0, :, :]
         whitening = whiten(gram, options.fit == "stein", q.shape[3] if observables.augmented else 0)
-    chosen = [0] * (options.updates - 1)
-    while True:
-        saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), tuple(chosen))
-        chunks: list[list[Array]] = []
-        failure = None
-        for start, stop in chunks_of(saved, q.shape[2]):
-            points, failure = advance(saved, q, start, stop)
-            if failure is not None:
-                break
-            chunks.append(points)
-        if failure is None:
-            trajectory = tuple(xp.concat(list(parts), axis=2) for parts in zip(*chunks, strict=True))
-            return trajectory[-1], replace(saved, trajectory=trajectory)
-        # A candidate is one for all queries: those after it are tried again with the next.
-        at = failure.update - 2
-        if chosen[at] == options.candidates - 1:
-            raise failure
-        chosen[at:] = [chosen[at] + 1, *[0] * (len(chosen) - at - 1)]
+    saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), ())
+    chunks = [advance(saved, q, start, stop) for start, stop in chunks_of(saved, q.shape[2])]
+    points, left = zip(*chunks, strict=True)
+    trajectory, left = (
+        tuple(xp.concat(list(parts), axis=2) for parts in zip(*each, strict=True)) for each in (points, left)
+    )
+    return trajectory[-1], replace(saved, trajectory=trajectory, left=left)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -108,7 +82,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     xp, options = namespace(d_out), saved.options
     total: dict[str, Array] = {"k": xp.zeros_like(saved.k), "v": xp.zeros_like(saved.v)}
     d_q: list[Array] = []
-    numbers: list[dict[str, Array]] = [{} for _ in saved.chosen]
+    numbers: list[dict[str, Array]] = [{} for _ in saved.left]
     for start, stop in chunks_of(saved, d_out.shape[2]):
         d_q.append(chunk_backward(saved, d_out[:, :, start:stop, :], start, stop, total, numbers))
     nothing = xp.sum(d_out) * 0.0
@@ -122,14 +96,22 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         add(total, dense.gram_backward(g, saved.offset is not None, options, d_gram[:, :, None, :, :], d_norm))
     found = {name: total.get(name, nothing) for name in ("bandwidth", "weight")}
     found |= {"q": xp.concat(d_q, axis=2), **{name: sum_heads(total[name], saved.groups) for name in ("k", "v")}}
-    return found | dense.numbers_gradients(options, saved.chosen, numbers)
+    for name in ("ridge", "epsilon") if numbers else ():
+        found |= {name: xp.stack([part[name] for part in numbers])}
+    return found | ({"mix": sum(part["mix"] for part in numbers)} if options.perturbation == "pencil" else {})
 
 
 def of_all(keys: Array, mask: Array | None, options: dense.Options) -> Observables:
     """Return the observables of all queries together, as those of a single one."""
     seen = zeros((*keys.shape[:2], 1, keys.shape[2]), keys) == 0.0
     seen = seen if mask is None else namespace(keys).logical_and(seen, mask)
-    return Observables(options.kernel, keys, seen, options.space == "augmented")
+    return observed(keys, seen, options)
+
+
+def observed(keys: Array, seen: Array, options: dense.Options) -> Observables:
+    """Return the observables at keys (b, h, j, d)."""
+    augmented = options.space == "augmented"
+    return Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
 
 
 def chunks_of(saved: Saved, queries: int) -> Iterator[tuple[int, int]]:
@@ -154,9 +136,14 @@ class Chunk:
     past: Array | None  # (i, o): where the future is hidden, the features that a query sees
     coordinates: Array  # (b, h, o, d): P' = F P
 
+    @property
+    def keys(self) -> Array:
+        """The keys (b, h, j, d)."""
+        return self.g.keys[:, :, 0, :, :]
+
     def sections(self, x: Array) -> Array:
         """(b, h, i, d) -> (b, h, i, o): g(x)."""
-        return self.sections_of(x, self.g.kernel.values(x, self.g.keys))
+        return self.sections_of(x, self.g.kernel.values(x, self.keys))
 
     def sections_of(self, x: Array, values: Array) -> Array:
         """Return g(x) for values (b, h, i, j) of the kernel between x and the keys."""
@@ -166,10 +153,10 @@ class Chunk:
 
     def sections_backward(self, x: Array, d_sections: Array) -> tuple[Array, dict[str, Array]]:
         """Return the gradient of x, and those of the keys and the kernel's numbers."""
-        xp, j = namespace(x), self.g.keys.shape[2]
+        xp, j = namespace(x), self.keys.shape[2]
         # forward: sections = concat(k(x, keys) where seen, x)
         d_values = xp.where(self.g.seen, d_sections[..., :j], 0.0)
-        d_x, d_keys, d_bandwidth, d_weight = self.g.kernel.backward(x, self.g.keys, d_values)
+        d_x, d_keys, d_bandwidth, d_weight = self.g.kernel.backward(x, self.keys, d_values)
         passed = {"k": d_keys, "bandwidth": d_bandwidth, "weight": d_weight}
         return (d_x + d_sections[..., j:] if self.g.augmented else d_x), passed
 
@@ -189,7 +176,7 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
     seen = zeros((*k.shape[:2], stop - start, k.shape[2]), k) == 0.0
     allowed = allowed_in_tile(saved.mask, saved.offset, (start, stop), (0, k.shape[2]), k)
     seen = seen if allowed is None else xp.logical_and(seen, allowed)
-    observables = Observables(options.kernel, k, seen, augmented)
+    observables = observed(k, seen, options)
     if options.updates == 1:
         return Chunk(options, observables, whitening, None, k)
     past, width = None, k.shape[3] if augmented else 0
@@ -198,7 +185,7 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
         i, o = arange(start, stop, k)[:, None], arange(0, width + k.shape[2], k)[None, :]
         past = (o <= i + (saved.offset + width)) | (o < width)
     keys = k if saved.mask is None else xp.where(xp.matrix_transpose(saved.mask), k, 0.0)
-    coordinates = Observables(options.kernel, keys, seen, augmented).coordinates()[:, :, 0, :, :]
+    coordinates = observed(keys, seen, options).coordinates()[:, :, 0, :, :]
     return Chunk(options, observables, whitening, past, whitening.factor @ coordinates)
 
 
@@ -218,26 +205,22 @@ class Way:
             self.duals.append(self.chunk.whitening.back(self.features[len(self.duals)]))
 
 
-def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array], KoopmanInverseError | None]:
-    """Return the trajectory of a chunk of queries, and where psi was not inverted what tells so."""
+def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array], list[Array]]:
+    """Return the trajectory of a chunk of queries, and how far psi is from having been inverted in each update."""
     options, chunk, xp = saved.options, chunk_of(saved, start, stop), namespace(q)
     alive = xp.any(chunk.g.seen, axis=-1)
-    points = [q[:, :, start:stop, :]]
+    points, lefts = [q[:, :, start:stop, :]], list[Array]()
     points.append(dense.attend(points[0], saved.k, saved.v, chunk.g.seen, options)[1])
     way = Way(chunk, points)
     for number in range(2, options.updates + 1):
         _, attended = dense.attend(points[-1], saved.k, saved.v, chunk.g.seen, options)
-        step = Step(way, attended, number, saved.chosen[number - 2])
+        step = Step(way, attended, number)
         if options.certify:
             certify(step.steepness(), step.own_part, step.b, alive)
-        lost = not_finite(saved.k, attended, points[-1])
-        root, left = invert(step.residual, (step.expected, attended, points[-1]), alive, lost, step)
-        failure = failure_of(left, number)
-        if failure is not None:
-            places = [(b, h, i + start) for b, h, i in failure.positions]
-            return points, KoopmanInverseError(places, failure.count, failure.residual, number)
+        root, left = invert(step.residual, (step.expected, attended, points[-1]), alive, step.step)
         points.append(xp.where(alive[..., None], root, 0.0))
-    return points, None
+        lefts.append(left)
+    return points, lefts
 
 
 def chunk_backward(
@@ -266,7 +249,7 @@ def chunk_backward(
         if number > 1:
             # forward: root = the root of psi(x) = z
             root, at = way.points[number], options.start_of(number)
-            step = Step(way, attended, number, saved.chosen[number - 2])
+            step = Step(way, attended, number)
             d = step.backward(root, alive, d_points[number])
             for n in range(number - 1 - at):
                 for name, place in (("starts", at + n), ("targets", at + n + 1)):
@@ -293,11 +276,11 @@ def chunk_backward(
                 d_attended = d_attended + sections_backward(attended, d_sections)
                 sections_backward(root, (d["at_root"][..., None, :] @ step.dual)[..., 0, :])
             add(total, {name: d[name] for name in ("gram", "coordinates")})
-            add(numbers[number - 2], {name: d[name] for name in ("a", "b", "ridge")})
+            add(numbers[number - 2], {name: d[name] for name in ("ridge", "epsilon", "mix") if name in d})
         # forward: attended = attend(x, k, v)
-        d = dense.attend_backward(x, saved.k, saved.v, weights, options, d_attended)
-        d_points[number - 1] = d_points[number - 1] + d.pop("x")
-        add(total, d)
+        d_x, passed = dense.attend_backward(x, saved.k, saved.v, weights, options, d_attended)
+        d_points[number - 1] = d_points[number - 1] + d_x
+        add(total, passed)
     if d_features[0] is None:
         return d_points[0]
     return d_points[0] + sections_backward(way.points[0], chunk.whitening.back(d_features[0]))
@@ -309,17 +292,16 @@ def chunk_backward(
 class Step:
     """What `dense.update` computes, in features: an operator fitted to points of a trajectory, and psi made of it."""
 
-    def __init__(self, way: Way, attended: Array, number: int, candidate: int) -> None:
+    def __init__(self, way: Way, attended: Array, number: int) -> None:
         xp, transpose = namespace(attended), namespace(attended).matrix_transpose
         chunk, options, at = way.chunk, way.chunk.options, way.chunk.options.start_of(number)
         way.to(number)
         tau, full = options.tau, options.space == "full"
         self.chunk, self.attended, self.tau = chunk, attended, tau
         self.first = xp.stack(way.points[at : number - 1], axis=-2)  # (b, h, i, l, d)
-        self.a, self.b = a_and_b(options.perturbation, picked(options.epsilon, candidate, number), options.mix)
+        self.a, self.b = a_and_b(options.perturbation, options.epsilon[number - 2, ...], options.mix)
         self.own_part = self.a + self.b * tau
-        self.ridge, own = dense.ridge_of(picked(options.ridge, candidate, number), chunk.g, self.first, options)
-        self.own = own
+        self.ridge = dense.ridge_of(options, number - 2, chunk.g, self.first)
         self.starts = xp.stack(way.features[at : number - 1], axis=-2)  # (b, h, i, l, o): W
         self.targets = xp.stack(way.features[at + 1 : number], axis=-2) - tau * self.starts  # (b, h, i, l, o): Y'
         self.dual = None if full else xp.stack(way.duals[at : number - 1], axis=-2)  # (b, h, i, l, o): N
@@ -327,9 +309,9 @@ class Step:
             chunk.g.kernel.values(self.first, self.first) if full else self.starts @ transpose(self.starts)
         )  # (b, h, i, l, l): Z
         self.found = fit(self.inner, chunk.whitening.gains, self.ridge, self.targets)  # (b, h, i, l, o): A'
-        self.modes = summed(each(flat_product(self.found, chunk.coordinates), own), own)  # (b, h, i, l, d): D
+        self.modes = joined(flat_product(self.found, chunk.coordinates), options)  # (b, h, i, l, d): D
         self.koopman = self.found @ transpose(self.starts)  # (b, h, i, l, l): R
-        self.turned = summed(each(self.koopman @ self.modes, own), own)  # (b, h, i, l, d): R D
+        self.turned = joined(self.koopman @ self.modes, options)  # (b, h, i, l, d): R D
         self.lifted = (self.a + 2.0 * tau * self.b) * self.modes + self.b * self.turned  # (b, h, i, l, d): H
         self.section = self.kappa(attended)  # (b, h, i, l): c
         self.image = (self.a + self.b) * tau * attended + combined(self.section, self.lifted)  # (b, h, i, d): z
@@ -348,11 +330,12 @@ class Step:
             values, along, towards = g.kernel.look(row, self.first)  # (b, h, i, 1, l)
             along, towards = along[..., 0, :, None], towards[..., 0, :, None]
             return values[..., 0, :], xp.abs(values[..., 0, :]), (along - towards) * self.first + towards * row
-        values, along, towards = g.kernel.look(x, g.keys)  # (b, h, i, j)
+        keys = self.chunk.keys
+        values, along, towards = g.kernel.look(x, keys)  # (b, h, i, j)
         sections = self.chunk.sections_of(x, values)[..., None]
         value, size = (self.dual @ sections)[..., 0], (xp.abs(self.dual) @ xp.abs(sections))[..., 0]
-        at_keys, beyond = self.dual[..., : g.keys.shape[2]], self.dual[..., g.keys.shape[2] :]
-        jacobian = flat_product(at_keys * (along - towards)[..., None, :], g.keys)
+        at_keys, beyond = self.dual[..., : keys.shape[2]], self.dual[..., keys.shape[2] :]
+        jacobian = flat_product(at_keys * (along - towards)[..., None, :], keys)
         jacobian = jacobian + xp.sum(at_keys * towards[..., None, :], axis=-1)[..., None] * row
         return value, size, jacobian + beyond if g.augmented else jacobian
 
@@ -363,8 +346,9 @@ class Step:
         if self.dual is None:
             linear, columns = back @ self.first, xp.sum(squares * identity(squares.shape[-1], squares), axis=-1)
         else:
-            at_keys, beyond = self.dual[..., : g.keys.shape[2]], self.dual[..., g.keys.shape[2] :]
-            linear = back @ flat_product(at_keys, g.keys)
+            keys = self.chunk.keys
+            at_keys, beyond = self.dual[..., : keys.shape[2]], self.dual[..., keys.shape[2] :]
+            linear = back @ flat_product(at_keys, keys)
             linear = linear + back @ beyond if g.augmented else linear
             columns = xp.sum(at_keys * (squares @ at_keys), axis=-2)  # |D^T N_j|^2
         lengths = xp.sum(xp.sqrt(xp.where(columns > 0.0, columns, 0.0)), axis=-1)
@@ -379,17 +363,13 @@ class Step:
         terms = xp.abs(self.own_part * x) + sizes + xp.abs(self.image)
         return residual, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
 
-    def step(self, jacobian: Array, residual: Array, taking: Array) -> Array:
-        """Return J^-1 r where taking."""
+    def step(self, jacobian: Array, residual: Array, taking: Array) -> tuple[Array, Array]:
+        """Return J^-1 r where taking, and the matrix that was solved; 0 where psi has no inverse in this form."""
         xp = namespace(residual)
-        known = xp.where(taking[..., None], residual, 0.0)
-        inner = solve(self._small(jacobian, taking), jacobian @ known[..., None])
-        return self._divided(known - self.b * combined(inner[..., 0], self.modes))
-
-    def last(self, jacobian: Array, residual: Array, near: Array) -> tuple[Array, Array]:
-        """Return J^-1 r where near, and whether J is regular."""
-        small = self._small(jacobian, near)
-        return self.step(jacobian, residual, near), condition(small) & (abs(self.own_part) > 0.0)
+        known, small = xp.where(taking[..., None], residual, 0.0), self._small(jacobian, taking)
+        inner = solve(small, jacobian @ known[..., None])
+        change = self._divided(known - self.b * combined(inner[..., 0], self.modes))
+        return change, small * namespace(small).astype(abs(self.own_part + 0.0 * small) > 0.0, small.dtype)
 
     def step_adjoint(self, jacobian: Array, d_x: Array, taking: Array) -> Array:
         """Return J^-T d_x where taking."""
@@ -411,8 +391,9 @@ class Step:
 
     def backward(self, root: Array, alive: Array, d_root: Array) -> dict[str, Array]:
         """Return the adjoints of the update by name, those of `dense.update_backward`."""
-        xp, transpose, chunk, own = namespace(root), namespace(root).matrix_transpose, self.chunk, self.own
+        xp, transpose, chunk = namespace(root), namespace(root).matrix_transpose, self.chunk
         tau, a, b, attended, gains = self.tau, self.a, self.b, self.attended, chunk.whitening.gains
+        options = chunk.options
         # forward: psi(root) = image
         at_root, _, jacobian = self.look(root)
         d_image = self.step_adjoint(jacobian, d_root, alive)  # (b, h, i, d)
@@ -421,23 +402,24 @@ class Step:
         d_section = (self.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l)
         d_lifted = self.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d)
         # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-        d_turned = summed(transpose(self.koopman) @ each(d_lifted, own), own)  # (b, h, i, l, d)
+        d_turned = summed(transpose(self.koopman) @ apart(d_lifted, options), options)  # (b, h, i, l, d)
         of_psi = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d)
         d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_turned - of_psi)  # (b, h, i, l, d)
-        d_koopman = b * each(d_lifted, own) @ transpose(self.modes)  # (b, h, i, l, l)
+        d_koopman = b * apart(d_lifted, options) @ transpose(self.modes)  # (b, h, i, l, l)
         # forward: modes = found @ P'; koopman = found @ starts^T
-        d_all = flat_product(each(d_modes, own), transpose(chunk.coordinates)) + d_koopman @ self.starts
-        d_coordinates = summed(flat_outer(self.found, each(d_modes, own)), own)  # (b, h, o, d)
+        d_all = flat_product(apart(d_modes, options), transpose(chunk.coordinates)) + d_koopman @ self.starts
+        d_coordinates = summed(flat_outer(self.found, apart(d_modes, options)), options)  # (b, h, o, d)
         # forward: found = fit(inner, gains, ridge, targets)
         d_targets = fit(self.inner, gains, self.ridge, chunk.visible(d_all))  # (b, h, i, l, o)
-        d_inner = -summed(d_targets @ transpose(self.found), own)  # (b, h, i, l, l)
+        d_inner = -summed(d_targets @ transpose(self.found), options)  # (b, h, i, l, l)
         left = self.targets if gains is None else self.inner @ self.found  # (b, h, i, l, o)
-        d_gram = summed(flat_outer(left, d_targets), own)  # (b, h, o, o)
+        d_gram = summed(flat_outer(left, d_targets), options)  # (b, h, o, o)
         of_ridge = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
-        by_query = xp.sum(of_ridge, axis=(-2, -1), keepdims=True) * factor_of(chunk.g, self.first, chunk.options)
+        if options.scale == "mean":
+            of_ridge = of_ridge * (float(self.first.shape[-2]) * chunk.g.count()[..., None])
         # forward: inner = starts @ starts^T; kappa(x) = starts @ features(x), with a root that is given
-        d_last = summed(d_targets, own)  # (b, h, i, l, o)
-        d_starts = summed(transpose(d_koopman) @ self.found, own) - tau * d_last
+        d_last = summed(d_targets, options)  # (b, h, i, l, o)
+        d_starts = summed(transpose(d_koopman) @ self.found, options) - tau * d_last
         if self.dual is not None:
             d_dual = d_inner @ self.starts + d_at_root[..., None] * chunk.features(root)[..., None, :]
             d_dual = d_dual + d_section[..., None] * chunk.features(attended)[..., None, :]
@@ -452,11 +434,11 @@ class Step:
             "targets": d_last,
             "gram": d_gram,
             "coordinates": d_coordinates,
-            "a": d_a,
-            "b": d_b,
         }
         found |= {"inner": d_inner, "section": d_section, "at_root": d_at_root}
-        found |= {"ridge": xp.sum(by_query, axis=(-5, -4, -3, -2, -1))}
+        found |= {"ridge": xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))}
+        found |= {"epsilon": d_a if options.perturbation == "shift" else d_b}
+        found |= {"mix": d_a} if options.perturbation == "pencil" else {}
         return found | {"attended": (a + b) * tau * d_image}
 
 

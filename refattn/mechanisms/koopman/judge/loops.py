@@ -178,12 +178,8 @@ def _run(
                 beside[seen] = 0.0
                 put(grad, _name("dKOOP.3", turned), at, beside, add=True)
     for name in names:
-        shape = np.shape(o["given"].get(name, 0.0)) if name in ("ridge", "epsilon") else ()
         x = grad[f"dKOOP.{name}"]
-        if name in ("ridge", "epsilon"):
-            grad[f"dKOOP.{name}"] = np.sum(x).reshape(1, 1) if shape in ((), (1,)) else x
-        else:
-            grad[f"dKOOP.{name}"] = np.sum(x)
+        grad[f"dKOOP.{name}"] = x[0] if name in ("ridge", "epsilon") else np.sum(x)
     return value, grad
 
 
