@@ -15,11 +15,16 @@ from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.kernel import KERNELS, Kernel
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, failure_of
+from refattn.mechanisms.koopman.perturbation import (
+    KoopmanInverseError,
+    failure_of,
+    first_that_inverts,
+    picked,
+    picked_backward,
+)
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import Causal
-from refattn.ops.solve import identity
 from refattn.xp import Array, concrete, device, is_array, namespace, raised, zeros
 
 FORMS: dict[str, Any] = {"dense": dense, "shared": shared}
@@ -320,47 +325,6 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     for name, shape in saved.given.items():
         gradients[name] = _shaped(gradients.get(name), shape, raised(like))
     return returned(gradients, ("q", "k", "v", *saved.given), like)
-
-
-def first_that_inverts(
-    run: Callable[[tuple[int, ...]], tuple[Array, Any, KoopmanInverseError | None]], candidates: int, later: int
-) -> tuple[Array, Any, tuple[int, ...]]:
-    """Return what `run` gives for the first candidates of ridge and epsilon by which psi is inverted in all updates.
-
-    A candidate is one for all queries. Where an update fails it takes its next one, and those after it start again.
-
-    Raises
-    ------
-    KoopmanInverseError
-        Where an update has no further candidate.
-    """
-    chosen = [0] * later
-    while True:
-        out, inner, failure = run(tuple(chosen))
-        if failure is None:
-            return out, inner, tuple(chosen)
-        at = failure.update - 2
-        if chosen[at] == candidates - 1:
-            raise failure
-        chosen[at:] = [chosen[at] + 1, *[0] * (later - at - 1)]
-
-
-def picked(table: Array, chosen: tuple[int, ...]) -> Array:
-    """Return the numbers of the candidates that are taken, (updates - 1,) or (updates - 1, d)."""
-    rows, columns = table.shape[:2]
-    found = [table[min(candidate, rows - 1), min(n, columns - 1), ...] for n, candidate in enumerate(chosen)]
-    return namespace(table).stack(found) if found else table[0, :0, ...]
-
-
-def picked_backward(table: Array, chosen: tuple[int, ...], d_picked: Array) -> Array:
-    """Return the gradient of a table for that of `picked`: a candidate that was not taken has none."""
-    (rows, columns), gradient = table.shape[:2], zeros(table.shape, table)
-    for n, candidate in enumerate(chosen):
-        row = identity(rows, table)[min(candidate, rows - 1), :]
-        place = row[:, None] * identity(columns, table)[min(n, columns - 1), :]  # 1 at the number that was taken
-        part = d_picked[n, ...]
-        gradient = gradient + (part * place if part.shape == () else place[..., None] * part)
-    return namespace(table).astype(gradient, table.dtype, copy=False)
 
 
 def _lost(q: Array, k: Array, v: Array) -> Array:

@@ -26,7 +26,7 @@ from typing import Any
 
 from refattn.mechanisms.koopman.kernel import Observables
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, backend, concrete, namespace
+from refattn.xp import Array, backend, concrete, namespace, zeros
 
 TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
 STALLED = 1e3
@@ -183,3 +183,44 @@ def failure_of(left: Array, lost: Callable[[], Array], update: int) -> KoopmanIn
     places = [tuple(int(n) for n in place) for place in zip(*flags.nonzero(), strict=True)]
     dtype = "float64" if xp.finfo(left.dtype).bits == 64 else "float32"
     return KoopmanInverseError(places[:8], len(places), float(sizes[flags].max()) * TOLERANCE[dtype], update)
+
+
+def first_that_inverts(
+    run: Callable[[tuple[int, ...]], tuple[Array, Any, KoopmanInverseError | None]], candidates: int, later: int
+) -> tuple[Array, Any, tuple[int, ...]]:
+    """Return what `run` gives for the first candidates of ridge and epsilon by which psi is inverted in all updates.
+
+    A candidate is one for all queries. Where an update fails it takes its next one, and those after it start again.
+
+    Raises
+    ------
+    KoopmanInverseError
+        Where an update has no further candidate.
+    """
+    chosen = [0] * later
+    while True:
+        out, inner, failure = run(tuple(chosen))
+        if failure is None:
+            return out, inner, tuple(chosen)
+        at = failure.update - 2
+        if chosen[at] == candidates - 1:
+            raise failure
+        chosen[at:] = [chosen[at] + 1, *[0] * (later - at - 1)]
+
+
+def picked(table: Array, chosen: tuple[int, ...]) -> Array:
+    """Return the numbers of the candidates that are taken, (updates - 1,) or (updates - 1, d)."""
+    rows, columns = table.shape[:2]
+    found = [table[min(candidate, rows - 1), min(n, columns - 1), ...] for n, candidate in enumerate(chosen)]
+    return namespace(table).stack(found) if found else table[0, :0, ...]
+
+
+def picked_backward(table: Array, chosen: tuple[int, ...], d_picked: Array) -> Array:
+    """Return the gradient of a table for that of `picked`: a candidate that was not taken has none."""
+    (rows, columns), gradient = table.shape[:2], zeros(table.shape, table)
+    for n, candidate in enumerate(chosen):
+        row = identity(rows, table)[min(candidate, rows - 1), :]
+        place = row[:, None] * identity(columns, table)[min(n, columns - 1), :]  # 1 at the number that was taken
+        part = d_picked[n, ...]
+        gradient = gradient + (part * place if part.shape == () else place[..., None] * part)
+    return namespace(table).astype(gradient, table.dtype, copy=False)

@@ -15,7 +15,7 @@ from refattn import counter
 from refattn.mechanisms.koopman import core
 from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.kernel import KERNELS
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, invert
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, first_that_inverts, invert
 from refattn.mechanisms.record import Unsupported
 from tests.mechanisms.koopman.calls import forward
 
@@ -167,10 +167,10 @@ def test_candidates_after_one_that_changes_are_tried_again() -> None:
         update = {(0, 0): 3, (0, 1): 2}.get(chosen)
         return chosen, None, None if update is None else KoopmanInverseError([(0, 0, 0)], 1, 1.0, update)
 
-    assert core.first_that_inverts(run, 2, 2) == ((1, 0), None, (1, 0))
+    assert first_that_inverts(run, 2, 2) == ((1, 0), None, (1, 0))
     assert tried == [(0, 0), (0, 1), (1, 0)]
     with pytest.raises(KoopmanInverseError):
-        core.first_that_inverts(lambda chosen: run((0, 1)), 2, 2)
+        first_that_inverts(lambda chosen: run((0, 1)), 2, 2)
 
 
 def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
