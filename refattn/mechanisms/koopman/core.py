@@ -400,6 +400,7 @@ def placed(
         epsilon=picked(tables["epsilon"], (0,) * (updates - 1)),
         mix=numbers["mix"],
         certify=perturbation.certify,
+        by_coordinate=len(tables["ridge"].shape) == 3,
     )
     return options, given, tables
 

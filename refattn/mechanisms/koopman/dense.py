@@ -119,11 +119,7 @@ class Options:
     epsilon: Array  # (updates - 1)
     mix: Array
     certify: bool
-
-    @property
-    def by_coordinate(self) -> bool:
-        """Whether coordinates have ridges, and so operators, of their own."""
-        return len(self.ridge.shape) == 2
+    by_coordinate: bool  # whether coordinates have ridges, and so operators, of their own
 
     def start_of(self, points: int) -> int:
         """Return the first of so many points that the operator is fitted to."""
@@ -185,7 +181,8 @@ def forward(
     trajectory, all_weights, steps = [q, attended], [weights], list[Step]()
     for n in range(options.updates - 1):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
-        points = xp.stack(trajectory[options.start_of(n + 2) :], axis=3)  # (b, h, i, l + 1, d): x_0 ... x_L
+        recent = trajectory if options.window is None else trajectory[-options.window - 1 :]
+        points = xp.stack(recent, axis=3)  # x_0 ... x_L
         step = update(points, attended, g, gram, options, n)  # tagged there
         trajectory, all_weights, steps = [*trajectory, step.root], [*all_weights, weights], [*steps, step]
     several = tuple(trajectory), tuple(all_weights), tuple(steps)
@@ -207,7 +204,9 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         else:
             # forward: root = update(points, attended, g, gram, ...)
             step = saved.updates[number - 2]
-            d_path, d_attended, passed, numbers = update_backward(step, g, saved.gram, options, d_root, number - 2)
+            d_path, d_attended, passed, numbers = update_backward(
+                step, g, saved.gram, options, d_root, number - 2
+            )  # of points, (b, h, i, d) [dKOOP.4], -, -
             for n in range(1, d_path.shape[3] + 1):
                 d_points[number - n] = d_points[number - n] + d_path[:, :, :, -n, :]  # (b, h, i, d)
             add(d, passed)
@@ -377,8 +376,7 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
 
     reached, left = invert(psi, (expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.17]
-    fitted = {"starts": starts, "dual": dual, "inner": inner, "found": found, "modes": modes, "koopman": koopman}
-    return Step(points, attended, root, left, **fitted, lifted=lifted, section=section)
+    return Step(points, attended, root, left, starts, dual, inner, found, modes, koopman, lifted, section)
 
 
 def update_backward(
