@@ -191,8 +191,8 @@ def forward(
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k and v and of every number; of ridge and epsilon one for each later update."""
-    xp, options, g, v = namespace(d_out), saved.options, saved.g, saved.v
-    k = g.keys[:, :, 0, :, :]  # (b, h, j, d)
+    xp, options, g = namespace(d_out), saved.options, saved.g
+    k, v = g.keys[:, :, 0, :, :], saved.v  # (b, h, j, d), (b, h, j, d)
     nothing = xp.sum(d_out) * 0.0  # ()
     d = {"k": xp.zeros_like(k), "v": xp.zeros_like(v), "bandwidth": nothing, "weight": nothing}
     d_points = [*(xp.zeros_like(x) for x in saved.trajectory[:-1]), d_out]
@@ -212,8 +212,8 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
             add(d, passed)
             d_numbers = [numbers, *d_numbers]
         # forward: attended = attend(x, k, v)
-        weights = saved.weights[number - 1]  # (b, h, i, j)
-        d_x, passed = attend_backward(saved.trajectory[number - 1], k, v, weights, options, d_attended)
+        x, weights = saved.trajectory[number - 1], saved.weights[number - 1]  # (b, h, i, d), (b, h, i, j)
+        d_x, passed = attend_backward(x, k, v, weights, options, d_attended)  # (b, h, i, d), -
         d_points[number - 1] = d_points[number - 1] + d_x  # (b, h, i, d)
         add(d, passed)
     if options.updates > 1:
@@ -286,7 +286,8 @@ def gram_of(g: Observables, causal: bool, options: Options) -> Array:
     within = xp.where(pairs, between[:, :, None, :, :], 0.0)  # (b, h, i, j, j)
     if g.augmented:
         beside = xp.where(seen[..., None], g.keys, 0.0)  # (b, h, i, j, d)
-        corner = (1.0 / g.kernel.linear_part() + options.jitter * size[..., None]) * identity(keys.shape[3], keys)
+        factor = 1.0 / g.kernel.linear_part() + options.jitter * size[..., None]  # (b, h, i, 1, 1): 1 / n + delta
+        corner = factor * identity(keys.shape[3], keys)  # (b, h, i, d, d)
         upper = xp.concat([within + diagonal[..., None] * eye, beside], axis=-1)  # (b, h, i, j, o)
         lower = xp.concat([xp.matrix_transpose(beside), corner], axis=-1)  # (b, h, i, d, o)
         gram = xp.concat([upper, lower], axis=-2)  # (b, h, i, o, o) [KOOP.6]
@@ -297,7 +298,8 @@ def gram_of(g: Observables, causal: bool, options: Options) -> Array:
 
 def gram_backward(g: Observables, causal: bool, options: Options, d_gram: Array, d_norm: Array) -> dict[str, Array]:
     """Return the gradients of the keys and the kernel's numbers, for those of G and, if augmented, of 1 / n in P."""
-    xp, keys, seen, j = namespace(d_gram), g.keys[:, :, 0, :, :], g.seen, g.seen.shape[3]
+    xp, j = namespace(d_gram), g.seen.shape[3]
+    keys, seen = g.keys[:, :, 0, :, :], g.seen  # (b, h, j, d), (b, h, i, j)
     # forward: gram = between where both are seen, + 1 on the diagonal where not, + delta on all of it
     traces = d_gram * identity(d_gram.shape[-1], d_gram)  # (b, h, i, o, o): its diagonal
     d_size = options.jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
@@ -358,12 +360,12 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     twice = joined(koopman @ modes, options)  # (b, h, i, l, d): R D
     lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.14]
     centres = centres_of(first, g, options)
-    at_attended = transpose(centres.values(attended[..., None, :]))  # (b, h, i, o, 1): g(q')
+    at_attended = transpose(centres.values(attended[..., None, :]))  # g(q')
     section = (dual @ at_attended)[..., 0]  # (b, h, i, l) [KOOP.15]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.16]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
     alive = xp.any(g.seen, axis=-1)  # (b, h, i): whether the query sees a key
-    own, factors = a + b * tau, transpose(modes) @ dual  # (), (b, h, i, d, o): D^T kappa(x) = factors g(x)
+    own, factors = a + b * tau, transpose(modes) @ dual  # (), of D^T kappa(x) = factors g(x)
     if options.certify:
         certify(steepness(centres, factors), own, b, alive)
 
@@ -398,7 +400,7 @@ def update_backward(
     d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
     d_lifted = step.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.14]
     # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-    at_root = centres.values(root[..., None, :])  # (b, h, i, 1, o): g(q^r)
+    at_root = centres.values(root[..., None, :])  # g(q^r)
     of_psi = (dual @ transpose(at_root)) * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
     d_twice = summed(transpose(step.koopman) @ apart(d_lifted, options), options)  # (b, h, i, l, d): R^T dH
     d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.12]
@@ -438,15 +440,17 @@ def update_backward(
     beside = [attended[..., None, :], root[..., None, :]]  # (b, h, i, 1, d) each
     d_beside = [d_section[..., None, :] @ dual, d_at_root[..., None, :] @ dual]  # (b, h, i, 1, o) each
     if options.space == "full":
-        d_points, d_keys, d_bandwidth, d_weight = g.backward(points, d_path)
-        at, d_at = xp.concat([points[..., :-1, :], *beside], axis=-2), xp.concat([d_inner, *d_beside], axis=-2)
-        d_x, d_first, more_bandwidth, more_weight = centres.backward(at, d_at)
+        d_points, d_keys, d_bandwidth, d_weight = g.backward(points, d_path)  # as points, the keys of each query
+        at = xp.concat([points[..., :-1, :], *beside], axis=-2)  # where the sections were evaluated
+        d_at = xp.concat([d_inner, *d_beside], axis=-2)  # of each section there
+        d_x, d_first, more_bandwidth, more_weight = centres.backward(at, d_at)  # as at, as first
         d_bandwidth, d_weight = d_bandwidth + more_bandwidth, d_weight + more_weight  # (), ()
         moved = [d_x[..., :-2, :] + d_first, xp.zeros_like(d_first[..., :1, :])]  # as points
         d_points = d_points + xp.concat(moved, axis=-2)  # (b, h, i, l + 1, d)
     else:
-        at, d_at = xp.concat([points, *beside], axis=-2), xp.concat([d_path, *d_beside], axis=-2)
-        d_x, d_keys, d_bandwidth, d_weight = g.backward(at, d_at)
+        at = xp.concat([points, *beside], axis=-2)  # where g was evaluated
+        d_at = xp.concat([d_path, *d_beside], axis=-2)  # of each observable there
+        d_x, d_keys, d_bandwidth, d_weight = g.backward(at, d_at)  # as at, the keys of each query
         d_points = d_x[..., :-2, :]  # (b, h, i, l + 1, d)
     d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d)
     # forward: a and b in psi, in image and in lifted
@@ -468,15 +472,15 @@ def centres_of(first: Array, g: Observables, options: Options) -> Observables:
     """Return the functions that phi is made of: g, or in the full space the sections at the starts of transitions."""
     if options.space != "full":
         return g
-    everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0
+    everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
     return Observables(kernel=g.kernel, keys=first, seen=everywhere, augmented=False)
 
 
 def ridge_of(options: Options, n: int, g: Observables, first: Array) -> Array:
     """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
-    ridge = options.ridge[n, ...]
+    ridge = options.ridge[n, ...]  # () or (d,)
     if options.by_coordinate:
-        ridge = ridge[:, None, None, None, None, None]
+        ridge = ridge[:, None, None, None, None, None]  # (d, 1, 1, 1, 1, 1)
     return ridge * (float(first.shape[-2]) * g.count()[..., None]) if options.scale == "mean" else ridge
 
 

@@ -40,14 +40,14 @@ LEAST = 2.0**-30
 """The least length of a step."""
 
 Evaluate = Callable[[Array], tuple[Array, Array, Array]]
-"""x -> psi(x) - z (..., d), the size (...,) of the terms that it sums, and the Jacobian, as a `Step` takes it."""
-
 Step = Callable[[Array, Array, Array], tuple[Array, Array]]
-"""(Jacobian, r, taking (...,)) -> J^-1 r (..., d) where taking, finite elsewhere, and the matrix that was solved."""
 
 
 def invert(evaluate: Evaluate, starts: Sequence[Array], alive: Array, step: Step | None = None) -> tuple[Array, Array]:
     """Return the roots x (..., d) of psi(x) = z, and `left` (...,).
+
+    `evaluate` gives for x psi(x) - z (..., d), the size (...,) of the terms that it sums, and the Jacobian, as `step`
+    takes it. `step` gives for this, r and a mask (...,) J^-1 r where the mask holds, and the matrix that was solved.
 
     By position (...,)::
 
