@@ -19,6 +19,11 @@ def sum_of(*parts: Array | None) -> Array:
     return first
 
 
+def plus(a: Array | None, b: Array | None) -> Array | None:
+    """Return a + b, or the one of them that is there."""
+    return a if b is None else b if a is None else a + b
+
+
 def moved_by(x: Array, step: float | Array, weights: Sequence[float], rates: Sequence[Array]) -> Array:
     """Return x + step sum_l weights_l rates_l."""
     parts = [weight * rate for weight, rate in zip(weights, rates, strict=True) if weight != 0.0]

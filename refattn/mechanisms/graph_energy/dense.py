@@ -92,7 +92,7 @@ from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import earlier_pairs, own_pairs, where_allowed
 from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
-from refattn.ops.sums import moved_by, sum_of, summed_for, summed_to, with_transposed
+from refattn.ops.sums import moved_by, plus, summed_for, summed_to, with_transposed
 from refattn.xp import Array, arange, is_array, namespace, product, sum_wide, zeros
 
 
@@ -169,11 +169,12 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
 
 def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Array]:
     """Return the gradients of q, k, v and of all numbers; `read` are those of what else a loss reads."""
-    d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
-    d_b, d_w, numbers = flow_backward(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)  # (b, h, j, c)
-    d_start = sum_of(d_b, read.get("start"))  # (b, h, j, c)
-    d_graph = sum_of(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
-    d = graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
+    d_x, d_attended, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
+    d_last = plus(d_x, read.get("scores"))  # (b, h, j, c)
+    d_b, d_w, numbers = flow_backward(saved.flow, d_last, tau_terms)  # (b, h, j, c)
+    d_start = plus(d_b, read.get("start"))  # (b, h, j, c)
+    d_graph = plus(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
+    d = graph_backward(saved.graph, d_attended, d_graph, d_start, read.get("sums"))
     if d_v is None:
         d_v = sum_heads(d_start, saved.readout.v.shape[1])  # (b, g, j, e): "feature" starts at v
     return {**d, **numbers, "v": d_v}
@@ -183,8 +184,10 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
     """Return attention, the links and where scores start."""
     xp, links = namespace(q, k), options.links
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
-    similar = product(q, xp.matrix_transpose(k_heads)) * options.scale  # (b, h, i, j)
-    scores = similar if options.bias is None else similar + options.bias  # (b, h, i, j) [GE.1]
+    if options.bias is None:
+        scores = product(q, xp.matrix_transpose(k_heads)) * options.scale  # (b, h, i, j) [GE.1]
+    else:
+        scores = product(q, xp.matrix_transpose(k_heads)) * options.scale + options.bias  # (b, h, i, j) [GE.1]
     if allowed is None:
         masked = scores  # (b, h, i, j)
     else:
@@ -206,8 +209,9 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
         kernel, top, total = softmax_and_sums(mutual)  # (b, h, j, j) [GE.5], (b, h, j, 1), (b, h, j, 1)
         rows = (top, total) if links == "kernel" else None
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
-    graph: Any = options.graph  # one that is given, sparse or not
-    if graph is None or is_array(graph):
+    if links == "given" and not is_array(options.graph):
+        graph = options.graph  # a sparse one
+    else:
         linked = _links_forward(attention if kernel is None else kernel, options, both, pairs)  # (b, h, j, j)
         graph = xp.where(own, 0.0, linked)  # (b, h, j, j) [GE.6]
     if options.start is not None:
@@ -254,22 +258,22 @@ def _links_backward(a: Array, options: Options, d_linked: Array) -> Array:
 
 
 def graph_backward(
-    saved: Graph, d_attention_read: Array | None, d_graph: Array, d_start: Array, d_sums: Array | None = None
+    saved: Graph, d_attended: Array | None, d_graph: Array, d_start: Array, d_sums: Array | None = None
 ) -> dict[str, Array]:
     """Return the gradients of q, k, scale, bias and start, for a part of da, and dw, db and dl (b, h, j, 1)."""
     options, q, k, scale, attention = saved.options, saved.q, saved.k, saved.options.scale, saved.attention
     xp = namespace(q, k)
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
-    d_attention_links = d_attention_start = d_mean = d_own = d_masked = d_both = None
+    d_attention_links = d_attention_start = d_mean = d_own = d_masked = d_both = None  # of parts that there are not
     # forward: graph = where(own, 0.0, linked)
     d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j): P
     if saved.kernel is not None:
         # forward: linked = links of kernel
         d_kernel = _links_backward(saved.kernel, options, d_linked)  # (b, h, j, j) [dGE.5]
         # forward: kernel = softmax(mutual)
-        read = None if d_sums is None else saved.kernel * d_sums  # (b, h, j, j)
-        d_mutual = sum_of(softmax_backward(saved.kernel, d_kernel), read)  # (b, h, j, j) [dGE.4]
+        d_read = None if d_sums is None else saved.kernel * d_sums  # (b, h, j, j)
+        d_mutual = plus(softmax_backward(saved.kernel, d_kernel), d_read)  # (b, h, j, j) [dGE.4]
         # forward: mutual = (scores + scores^T) / 2, or scale k . k
         d_both = with_transposed(d_mutual)  # (b, h, j, j)
         d_mean = None if options.over_keys else 0.5 * d_both  # (b, h, i, j)
@@ -282,10 +286,10 @@ def graph_backward(
     elif options.state == "query":
         d_attention_start = xp.matrix_transpose(d_start)  # (b, h, i, j)
     if attention is not None:
-        d_attention = sum_of(d_attention_read, d_attention_links, d_attention_start)  # (b, h, i, j) [dGE.3]
+        d_attention = plus(plus(d_attended, d_attention_links), d_attention_start)  # (b, h, i, j) [dGE.3]
         # forward: attention = softmax(masked)
         d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.2]
-    d_scores = sum_of(d_masked, d_mean, d_own)  # (b, h, i, j) [dGE.1]
+    d_scores = plus(plus(d_masked, d_mean), d_own)  # (b, h, i, j) [dGE.1]
     # forward: scores = q @ k_heads^T * scale + bias
     d_product = product(d_scores, k_heads)  # (b, h, i, d): dGE.q without its scale
     d_q = d_product * scale  # (b, h, i, d) [dGE.q]
@@ -311,61 +315,77 @@ def graph_backward(
 def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flow]:
     """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
     xp, options, start = namespace(graph.start), graph.options, graph.start  # -, -, (b, h, j, c)
-    g, f, proximal = options.coupling, options.intrinsic, isinstance(options.threshold, Proximal)
+    g, f, m = options.coupling, options.intrinsic, graph.visible  # -, -, (..., j, c)
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
-    m: Any = 1.0 if graph.visible is None else graph.visible  # (..., j, c)
-    both = 1.0 if graph.visible is None else m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c): m_i m_j
-    edges = graph.links[..., None] * both  # (b, h, j, j, c), or 1 for c: m_ic w_ij m_jc
-    x = start if options.jitter is None else start + m * options.jitter  # (b, h, j, c)
-    steps: list[Step] = []
-    states = [x]
+    edges = graph.links[..., None]  # (b, h, j, j, 1): w_ij
+    if m is not None:
+        edges = edges * (m[:, :, None, :, :] * m[:, :, :, None, :])  # (b, h, j, j, c): m_ic w_ij m_jc
+    x = start  # (b, h, j, c)
+    if options.jitter is not None:
+        x = start + hidden(m, options.jitter)  # (b, h, j, c)
+    steps, states = list[Step](), [x]
     for _ in range(options.steps):
-        stages: list[tuple[Array, Array, Array]] = []
+        stages, rates = list[tuple[Array, Array, Array]](), list[Array]()
         for alpha in alphas:
-            point = moved_by(x, step, alpha, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.8]
+            if alpha:
+                point = moved_by(x, step, alpha, rates)  # (b, h, j, c) [GE.8]
+            else:
+                point = x  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
-            rate = m * f.force(point, start, options.mu) + options.kappa * coupled  # (b, h, j, c) [GE.10]
-            stages.append((point, coupled, rate))
-        there = moved_by(x, step, beta, [rate for _, _, rate in stages])  # (b, h, j, c): z
-        x = soft_threshold(there, step * tau, signed=options.signed) if proximal else there  # (b, h, j, c) [GE.11]
+            rate = hidden(m, f.force(point, start, options.mu)) + options.kappa * coupled  # (b, h, j, c) [GE.10]
+            stages, rates = [*stages, (point, coupled, rate)], [*rates, rate]
+        if isinstance(options.threshold, Proximal):
+            there = moved_by(x, step, beta, rates)  # (b, h, j, c): z
+            x = soft_threshold(there, step * tau, signed=options.signed)  # (b, h, j, c) [GE.11]
+        elif len(beta) == 1:
+            x = x + step * rate  # (b, h, j, c) [GE.11]
+        else:
+            x = moved_by(x, step, beta, rates)  # (b, h, j, c) [GE.11]
         steps, states = [*steps, Step(tuple(stages))], [*states, x]
     return x, Flow(graph, step, tau, tuple(steps), tuple(states))
+
+
+def hidden(visible: Array | None, x: Array) -> Array:
+    """Return m x: 0 where a node does not exist."""
+    return x if visible is None else visible * x
 
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the start, of the links and of the numbers; `tau_terms` are of the readout."""
     graph, h, tau = saved.graph, saved.step, saved.tau
     options, start = graph.options, graph.start  # -, (b, h, j, c)
-    xp, proximal = namespace(d_x), isinstance(options.threshold, Proximal)
+    xp, m = namespace(d_x), graph.visible  # -, (..., j, c)
     g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # the last two broadcast to x
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
-    m: Any = 1.0 if graph.visible is None else graph.visible  # (..., j, c)
-    both = 1.0 if graph.visible is None else m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c): m_i m_j
-    edges = graph.links[..., None] * both  # (b, h, j, j, c), or 1 for c: m_ic w_ij m_jc
+    edges, both = graph.links[..., None], None  # (b, h, j, j, 1): w_ij
+    if m is not None:
+        both = m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c): m_i m_j
+        edges = edges * both  # (b, h, j, j, c): m_ic w_ij m_jc
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
-    d_points: list[Array] = []  # of the step after, as d_end
-    d_end = d_x  # (b, h, j, c)
     for step, end in zip(reversed(saved.steps), reversed(saved.states), strict=False):
-        d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
-        # forward: x = there, or sign(there) (|there| - h tau) where that is positive
-        d_end = xp.where(end == 0.0, 0.0, d_next) if proximal else d_next  # (b, h, j, c): dz
-        if proximal:
-            pushed = d_end * xp.sign(end)  # (b, h, j, c)
+        d_there = d_x  # (b, h, j, c) [dGE.11]
+        if isinstance(options.threshold, Proximal):
+            # forward: x = sign(there) (|there| - h tau) where that is positive
+            d_x = d_there = xp.where(end == 0.0, 0.0, d_x)  # (b, h, j, c): dz
+            pushed = d_there * xp.sign(end)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
-        d_points = []  # of later stages, the last one first
+        d_points = list[Array]()  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
-            # forward: x = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
-            later = [alphas[l][n] for l in reversed(range(n + 1, len(beta)))]
-            inner = moved_by(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): drate / h
+            # forward: there = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
+            if len(beta) == 1:
+                inner = d_there  # (b, h, j, c): drate / h
+            else:
+                later = [alphas[l][n] for l in reversed(range(n + 1, len(beta)))]
+                inner = moved_by(beta[n] * d_there, 1.0, later, d_points)  # (b, h, j, c): drate / h
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
             step_terms = step_terms + inner * rate  # (b, h, j, c)
             # forward: rate = m f(point; start) + kappa coupled
-            d_own = m * d_rate  # (b, h, j, c)
+            d_own = hidden(m, d_rate)  # (b, h, j, c)
             d_anchor = d_anchor + d_own * f.d_b(point, start, mu)  # (b, h, j, c)
             mu_terms = mu_terms + d_own * f.d_mu(point, start, mu)  # (b, h, j, c)
             kappa_terms = kappa_terms + d_rate * coupled  # (b, h, j, c)
@@ -374,14 +394,15 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             received = d_coupled[:, :, :, None, :]  # (b, h, j, 1, c): dc_i
             d_between = received * edges * g.slope(between)  # (b, h, j, j, c)
-            d_graph = d_graph + xp.sum(received * both * g.force(between), axis=4)  # (b, h, j, j)
-            for a, power in enumerate(g.powers):
-                powers[a] = powers[a] + sum_wide(d_coupled * xp.sum(edges * power.force(between), axis=3))  # ()
+            d_graph = d_graph + xp.sum(hidden(both, received) * g.force(between), axis=4)  # (b, h, j, j)
+            if g.powers:
+                pulls = [xp.sum(edges * power.force(between), axis=3) for power in g.powers]  # (b, h, j, c) each
+                powers = [a + sum_wide(d_coupled * pull) for a, pull in zip(powers, pulls, strict=True)]  # () each
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            d_points.append(d_point)
+            d_x, d_points = d_x + d_point, [*d_points, d_point]  # (b, h, j, c), -
     # forward: x = start, and start is b
-    d_start = sum_of(d_end, *d_points, d_anchor)  # (b, h, j, c) [dGE.7]
+    d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
@@ -390,7 +411,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     if options.tau is not None:
         d_tau = summed_for(tau_terms, tau)  # [dGE.tau]
         numbers["tau"] = d_tau
-    if powers:
+    if g.powers:
         d_coefficients = xp.stack(powers)  # [dGE.coefficients]
         numbers["coefficients"] = d_coefficients
     return d_start, d_graph, numbers
@@ -419,7 +440,17 @@ def readout_forward(
     sums = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1)
     filled = sums != 0.0  # (b, h, i, 1): whether something is left; NaN propagates
     total = xp.where(filled, sums, 1.0)  # (b, h, i, 1) [GE.14]
-    instead = _emptied(x, attention, allowed, options)  # (b, h, i, j)
+    empty = options.threshold.empty
+    if empty == "dense":
+        instead = attention  # (b, h, i, j)
+    elif empty in ("zero", "error"):
+        instead = zeros(attention.shape, x)  # (b, h, i, j)
+    else:
+        rank = (
+            attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)
+        )  # (b, h, i, j)
+        rank = attention if isinstance(options.threshold, Proximal) else rank  # (b, h, i, j): for then every x is 0
+        instead = largest_of_rows(rank, allowed)  # (b, h, i, j)
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]
     v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v
     out = weights @ v_heads  # (b, h, i, e) [GE.16]
@@ -433,50 +464,52 @@ def readout_backward(
     xp, options, threshold = namespace(d_out), saved.options, saved.options.threshold
     attention, d_v = saved.attention, None  # (b, h, i, j)
     through = isinstance(threshold, Hard) and threshold.straight_through
-    d_attention = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
-    if saved.weights is None or saved.total is None or saved.filled is None:
+    d_attended = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
+    if options.state == "feature":
         # forward: out = kept
         alive = None if saved.allowed is None else xp.any(saved.allowed, axis=-1, keepdims=True)  # (..., i, 1)
         d_kept = where_allowed(alive, d_out, 0.0)  # (b, h, j, c) [dGE.12]
     else:
         # forward: out = weights @ v_heads
+        weights, total, filled = saved.weights, saved.total, saved.filled  # (b, h, i, j), (b, h, i, 1), (b, h, i, 1)
         v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
-        d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
-        d_weights = sum_of(d_out @ xp.matrix_transpose(v_heads), d_weights_read)  # (b, h, i, j) [dGE.15]
+        d_v = sum_heads(xp.matrix_transpose(weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
+        d_weights = plus(d_out @ xp.matrix_transpose(v_heads), d_weights_read)  # (b, h, i, j) [dGE.15]
         # forward: weights = parts / total
-        inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1)
-        d_total = xp.where(saved.filled, -inner / saved.total, 0.0)  # (b, h, i, 1) [dGE.14]
+        inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1)
+        d_total = xp.where(filled, -inner / total, 0.0)  # (b, h, i, 1) [dGE.14]
         # forward: total = sum(parts)
-        d_parts = xp.where(saved.filled, d_weights / saved.total + d_total, 0.0)  # (b, h, i, j) [dGE.13]
+        d_parts = xp.where(filled, d_weights / total + d_total, 0.0)  # (b, h, i, j) [dGE.13]
         # forward: parts = attention * rows, or rows
         if options.state == "token":
             rows = xp.matrix_transpose(xp.maximum(saved.kept, zeros((), d_out)))  # (b, h, c, j): phi(y)
-            d_attention = d_parts * rows  # (b, h, i, j)
+            d_attended = d_parts * rows  # (b, h, i, j): part of dGE.3
             d_rows = xp.sum(d_parts * attention, axis=2)[..., None]  # (b, h, j, c)
         else:
             d_rows = xp.matrix_transpose(where_allowed(saved.allowed, d_parts, 0.0))  # (b, h, j, c)
         if threshold.empty == "dense":
-            d_attention = d_attention + xp.where(saved.filled, 0.0, d_weights)  # (b, h, i, j)
-        d_kept = xp.where((saved.x if through else saved.kept) <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
+            d_attended = d_attended + xp.where(filled, 0.0, d_weights)  # (b, h, i, j)
+        # forward: rows = max(kept, 0)
+        if through:
+            d_kept = xp.where(saved.x <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
+        else:
+            d_kept = xp.where(saved.kept <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
     # forward: kept = threshold(x)
     size = xp.abs(saved.x) if options.signed else saved.x  # (b, h, j, c)
+    d_x, tau_terms = d_kept, zeros(d_kept.shape, d_kept)  # (b, h, j, c), (b, h, j, c)
     if isinstance(threshold, Soft):
         d_x = xp.where(size <= saved.tau, 0.0, d_kept)  # (b, h, j, c)
-        return d_x, d_attention, d_v, -d_x * xp.sign(saved.x) if options.signed else -d_x
-    through = isinstance(threshold, Proximal) or through
-    d_x = d_kept if through else xp.where(size < saved.tau, 0.0, d_kept)  # (b, h, j, c)
-    return d_x, d_attention, d_v, zeros(d_x.shape, d_x)
+        tau_terms = -d_x * xp.sign(saved.x) if options.signed else -d_x  # (b, h, j, c)
+    elif isinstance(threshold, Hard) and not through:
+        d_x = xp.where(size < saved.tau, 0.0, d_kept)  # (b, h, j, c)
+    return d_x, d_attended, d_v, tau_terms
 
 
-def _emptied(x: Array, attention: Any, allowed: Array | None, options: Options) -> Array:
-    """Return the weights (b, h, i, j) of rows that the threshold has emptied, as the option empty says."""
-    xp, empty = namespace(x), options.threshold.empty
-    if empty == "dense":
-        return attention
-    if empty in ("zero", "error") or attention.shape[-1] == 0:
-        return zeros(attention.shape, x)
-    rank = attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)  # (b, h, i, j)
-    rank = attention if isinstance(options.threshold, Proximal) else rank  # (b, h, i, j): for then every x is 0
-    best = xp.argmax(where_allowed(allowed, rank, -math.inf), axis=-1, keepdims=True)  # (b, h, i, 1)
-    chosen = arange(0, attention.shape[-1], x) == best  # (b, h, i, j)
+def largest_of_rows(x: Array, allowed: Array | None) -> Array:
+    """Return 1 for the largest x (b, h, i, j) with j in A(i) of each row, the first of several, and 0 for the others."""
+    xp = namespace(x)
+    if x.shape[-1] == 0:
+        return x
+    best = xp.argmax(where_allowed(allowed, x, -math.inf), axis=-1, keepdims=True)  # (b, h, i, 1)
+    chosen = arange(0, x.shape[-1], x) == best  # (b, h, i, j)
     return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)

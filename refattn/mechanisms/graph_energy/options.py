@@ -382,32 +382,73 @@ class Options:
     attends: bool
 
 
-def step_of(options: Options, graph: Array | CSR, visible: Array | None) -> Number:
+def step_of(options: Options, links: Any, visible: Array | None) -> Number:
     """Return h: 1/L where none is given, a constant of the backward, with which an Euler step lowers the energy.
 
     L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, per channel where nodes are hidden. Scores of tokens and
     queries start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that
     depends on no score, and so on no later token.
-
-    Raises
-    ------
-    ValueError
-        Where none is given, and the slopes have no bound.
     """
-    bound = _bound(options, graph, visible)
-    if options.step is not None:
-        if bound is not None and isinstance(options.integrator, Euler) and concrete(any_of(options.step * bound > 2.0)):
-            warnings.warn("step: got more than 2/L, the largest that is known to lower the energy", stacklevel=4)
-        return options.step
-    if bound is None:
-        raise ValueError(
-            f'step: got None with state="{options.state}", coupling="{options.coupling.name}" and intrinsic='
-            f'"{options.intrinsic.name}", whose slopes have no bound; needs a number'
-        )
+    return inverse_of(bound_of(options, links, visible)) if options.step is None else options.step
+
+
+def inverse_of(bound: Number) -> Number:
+    """Return 1 / L, 1 where L is 0."""
     if isinstance(bound, float):
         return 1.0 / bound if bound > 0.0 else 1.0
     xp = namespace(bound)
     return xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
+
+
+def bound_of(options: Options, links: Any, visible: Array | None) -> Number:
+    """Return L, where it is finite."""
+    curved, steep = options.intrinsic.largest_slope(options.mu), steepest(options)
+    if not isinstance(curved, float) and len(curved.shape) == 3 and curved.shape[1]:
+        curved = namespace(curved).max(curved, axis=1, keepdims=True)  # of all nodes
+    bound = curved + 2.0 * steep * abs(options.kappa)
+    if options.links in ("mean", "causal_mirror", "given"):
+        bound = curved + 2.0 * steep * abs(options.kappa) * largest_degree(links, visible)
+    return bound
+
+
+def steepest(options: Options) -> float:
+    """Return sup |g'| of the differences of scores; infinity where these have no bound that it would need."""
+    steep = options.coupling.largest_slope(math.inf)
+    wells = options.intrinsic.name == "double_well"
+    if options.state == "feature" and wells:
+        return math.inf
+    if steep == math.inf and options.state != "feature" and not wells:
+        return options.coupling.largest_slope(1.0)
+    return steep
+
+
+def largest_degree(links: Any, visible: Array | None) -> Number:
+    """Return max_i sum_j |w_ij|, by channel where nodes are hidden; links may be a sparse graph."""
+    if links.shape[-1] == 0:
+        return 1.0
+    if isinstance(links, CSR):
+        xp = namespace(links.data)
+        return xp.max(links.by_row(xp.abs(links.data)[:, None]))
+    xp, sizes = namespace(links), abs(links)
+    sums = xp.sum(sizes, axis=-1, keepdims=True) if visible is None else visible * (sizes @ visible)
+    return xp.max(sums, axis=-2, keepdims=True)
+
+
+def check_bounded(options: Options) -> None:
+    """Raise where there is to be a step 1/L and L is infinite."""
+    if options.step is None and steepest(options) == math.inf:
+        raise ValueError(
+            f'step: got None with state="{options.state}", coupling="{options.coupling.name}" and intrinsic='
+            f'"{options.intrinsic.name}", whose slopes have no bound; needs a number'
+        )
+
+
+def check_step(options: Options, links: Any, visible: Array | None) -> None:
+    """Warn where a step of Euler is longer than 2/L."""
+    if options.step is None or not isinstance(options.integrator, Euler) or steepest(options) == math.inf:
+        return
+    if concrete(any_of(options.step * bound_of(options, links, visible) > 2.0)):
+        warnings.warn("step: got more than 2/L, the largest that is known to lower the energy", stacklevel=4)
 
 
 def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:
@@ -421,31 +462,6 @@ def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:
     xp = namespace(start)
     seen = xp.sum(xp.astype(allowed, start.dtype), axis=-1, keepdims=True)
     return 0.25 / xp.matrix_transpose(xp.where(seen > 0.0, seen, 1.0))
-
-
-def _bound(options: Options, graph: Array | CSR, visible: Array | None) -> Number | None:
-    """Return L; None for infinity."""
-    steep = options.coupling.largest_slope(math.inf)
-    wells = options.intrinsic.name == "double_well"
-    if options.state == "feature" and wells:
-        return None
-    if steep == math.inf and options.state != "feature" and not wells:
-        steep = options.coupling.largest_slope(1.0)
-    if steep == math.inf:
-        return None
-    degree: Number = 1.0
-    if isinstance(graph, CSR):
-        xp = namespace(graph.data)
-        degree = xp.max(graph.by_row(xp.abs(graph.data)[:, None])) if graph.shape[0] else 1.0
-    elif options.links in ("mean", "causal_mirror", "given"):
-        xp = namespace(graph)
-        graph = xp.abs(graph)
-        sums = xp.sum(graph, axis=-1, keepdims=True) if visible is None else visible * (graph @ visible)
-        degree = xp.max(sums, axis=-2, keepdims=True) if graph.shape[-1] else 1.0
-    curved = options.intrinsic.largest_slope(options.mu)
-    if not isinstance(curved, float) and len(curved.shape) == 3 and curved.shape[1]:
-        curved = namespace(curved).max(curved, axis=1, keepdims=True)  # of all nodes
-    return curved + 2.0 * steep * abs(options.kappa) * degree
 
 
 def any_of(condition: Array | bool) -> Array | bool:
