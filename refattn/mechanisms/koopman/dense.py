@@ -121,10 +121,6 @@ class Options:
     certify: bool
     by_coordinate: bool  # whether coordinates have ridges, and so operators, of their own
 
-    def start_of(self, points: int) -> int:
-        """Return the first of so many points that the operator is fitted to."""
-        return 0 if self.window is None else max(0, points - self.window - 1)
-
 
 @dataclass(frozen=True)
 class Step:
@@ -345,11 +341,12 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     xp, transpose, tau = namespace(attended), namespace(attended).matrix_transpose, options.tau
     first, last = points[..., :-1, :], points[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
     a, b = a_and_b(options.perturbation, options.epsilon[n, ...], options.mix)  # (), or 1
+    centres = centres_of(first, g, options)
     starts = g.values(first)  # (b, h, i, l, o) [KOOP.7]
     targets = g.values(last) - tau * starts  # (b, h, i, l, o) [KOOP.8]
     if options.space == "full":
         dual = identity(first.shape[3], first)  # (l, l)
-        inner = centres_of(first, g, options).values(first)  # (b, h, i, l, l) [KOOP.10]
+        inner = centres.values(first)  # (b, h, i, l, l) [KOOP.10]
     else:
         dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
@@ -359,7 +356,6 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
     twice = joined(koopman @ modes, options)  # (b, h, i, l, d): R D
     lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.14]
-    centres = centres_of(first, g, options)
     at_attended = transpose(centres.values(attended[..., None, :]))  # g(q')
     section = (dual @ at_attended)[..., 0]  # (b, h, i, l) [KOOP.15]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.16]

@@ -30,14 +30,8 @@ from refattn.xp import Array, backend, concrete, namespace, zeros
 
 TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
 STALLED = 1e3
-STEPS = 100
-"""Steps of Newton's method, rejected ones included, for each start."""
-
-STEPS_UNSEEN = 12
-"""Steps where nothing can be asked about values (under jax.jit)."""
-
-LEAST = 2.0**-30
-"""The least length of a step."""
+STEPS, STEPS_UNSEEN = 100, 12
+"""Steps of Newton's method for each start, rejected ones included; where nothing can be asked about values (jax.jit)."""
 
 Evaluate = Callable[[Array], tuple[Array, Array, Array]]
 Step = Callable[[Array, Array, Array], tuple[Array, Array]]
@@ -92,7 +86,7 @@ def newton(evaluate: Evaluate, start: Array, active: Array, step: Step) -> tuple
         norm, left = xp.where(accepted, new_norm, norm), xp.where(accepted, new_left, left)
         length = xp.where(accepted, 1.0, 0.5 * length)
         # What is as small as rounding allows is not halved on and on.
-        going = going & (left > 1.0) & (length >= LEAST) & ((left > STALLED) | (length >= 2.0**-3))
+        going = going & (left > 1.0) & (length >= 2.0**-30) & ((left > STALLED) | (length >= 2.0**-3))
     near = active & (left <= STALLED)
     change, matrix = step(jacobian, residual, near)
     left = xp.where(is_regular(matrix), left, math.inf)  # where psi is singular, the root is one of many

@@ -248,7 +248,7 @@ def chunk_backward(
         weights, attended = dense.attend(x, saved.k, saved.v, chunk.g.seen, options)
         if number > 1:
             # forward: root = the root of psi(x) = z
-            root, at = way.points[number], options.start_of(number)
+            root, at = way.points[number], start_of(options, number)
             step = Step(way, attended, number)
             d = step.backward(root, alive, d_points[number])
             for n in range(number - 1 - at):
@@ -289,12 +289,17 @@ def chunk_backward(
 # --- one update
 
 
+def start_of(options: dense.Options, points: int) -> int:
+    """Return the first of so many points that the operator is fitted to."""
+    return 0 if options.window is None else max(0, points - options.window - 1)
+
+
 class Step:
     """What `dense.update` computes, in features: an operator fitted to points of a trajectory, and psi made of it."""
 
     def __init__(self, way: Way, attended: Array, number: int) -> None:
         xp, transpose = namespace(attended), namespace(attended).matrix_transpose
-        chunk, options, at = way.chunk, way.chunk.options, way.chunk.options.start_of(number)
+        chunk, options, at = way.chunk, way.chunk.options, start_of(way.chunk.options, number)
         way.to(number)
         tau, full = options.tau, options.space == "full"
         self.chunk, self.attended, self.tau = chunk, attended, tau
