@@ -105,7 +105,7 @@ def forward(
     counted = masked(values, allowed) if normaliser.plain else weights  # (b, h, i, j): the terms of HOL.7
     total = xp.sum(counted, axis=-1, keepdims=True)  # (b, h, i, 1) [HOL.7]
     attended = None
-    if normaliser.counts:
+    if options.counts:
         attended = xp.sum(masked(xp.ones_like(values), allowed), axis=-1, keepdims=True)  # (b, h, i, 1): n_i
     divisor = divisor_of(total, normaliser, attended)  # (b, h, i, 1) [HOL.8]
     out = numerator / divisor  # (b, h, i, e) [HOL.9]
@@ -159,7 +159,7 @@ def taylor(s: Array, order: int) -> Array:
 
 
 def divisor_of(total: Array, normaliser: Normaliser, attended: Array | None) -> Array:
-    """Return D(z); `attended` are the numbers n of keys in A(i), where the normaliser asks for them."""
+    """Return D(z); `attended` are the numbers n of keys in A(i), None where the normaliser does not ask for them."""
     xp = namespace(total)
     if isinstance(normaliser, Add):
         return total + normaliser.eps
@@ -168,7 +168,7 @@ def divisor_of(total: Array, normaliser: Normaliser, attended: Array | None) -> 
     if isinstance(normaliser, Signed):
         least = xp.where(total < 0.0, -normaliser.eps, xp.zeros_like(total) + normaliser.eps)  # (b, h, i, 1)
         return xp.where(xp.abs(total) > normaliser.eps, total, least)
-    if normaliser.delta == 1.0 and not normaliser.plain and attended is not None:
+    if attended is not None and not normaliser.plain:
         rounding = 16.0 * float(xp.finfo(total.dtype).eps) * attended  # (b, h, i, 1): 32 u n, the eps being 2 u
         return xp.where(xp.abs(total) <= rounding, math.inf, total)
     return xp.where(total == 0.0, 1.0, total)

@@ -115,6 +115,7 @@ class Options:
     normaliser: Normaliser = "exact"  # type: ignore[assignment]  # text is read below
     layer_norm: bool = True
     norm_eps: float = 1e-5
+    counts: bool = False  # whether the number of keys that a query may attend divides, too: the normaliser says so
 
     def __post_init__(self) -> None:
         order, normaliser = check_whole("order", self.order), choose("normaliser", self.normaliser, NORMALISERS)
@@ -123,6 +124,7 @@ class Options:
         check_is("layer_norm", self.layer_norm, bool)
         checked = {"order": order, "normaliser": normaliser, "alpha": _number("alpha", self.alpha, positive=True)}
         checked["norm_eps"] = _number("norm_eps", self.norm_eps, positive=self.norm_eps != 0)
+        checked["counts"] = normaliser.counts
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

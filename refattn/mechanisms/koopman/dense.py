@@ -411,10 +411,9 @@ def update_backward(
         options.fit, transpose(inner), transpose(gram), ridge, d_found
     )  # (b, h, i, l, o) [dKOOP.8]
     d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
-    separable = options.fit == "separable"
-    left = inner @ found + ridge * found if separable else inner @ found  # (b, h, i, l, o)
+    left = inner @ found + ridge * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
     d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
-    of_ridge = -d_targets * (found @ gram if separable else found)  # (b, h, i, l, o)
+    of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
     if options.scale == "mean":
         of_ridge = of_ridge * (float(inner.shape[-1]) * g.count()[..., None])  # (b, h, i, l, o)
     d_ridge = xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
@@ -452,15 +451,13 @@ def update_backward(
     # forward: a and b in psi, in image and in lifted
     d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
     of_image = d_image * (tau * (attended - root) - value)  # (b, h, i, d)
-    twice = joined(step.koopman @ modes, options)  # (b, h, i, l, d): R D
-    d_b = xp.sum(of_image) + xp.sum(d_lifted * (2.0 * tau * modes + twice))  # (): db
+    d_b = xp.sum(of_image) + xp.sum(d_lifted * (2.0 * tau * modes + joined(step.koopman @ modes, options)))  # (): db
     d_numbers = {"ridge": d_ridge, "epsilon": d_a if options.perturbation == "shift" else d_b}
     if options.perturbation == "pencil":
         d_numbers |= {"mix": d_a}
     d_k = xp.sum(d_keys, axis=2) + d_coordinates[..., : g.keys.shape[3], :]  # (b, h, j, d)
     passed = {"k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
-    if g.augmented:
-        passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * eye)}
+    passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * eye)} if g.augmented else {}
     return d_points, d_attended, passed, d_numbers
 
 

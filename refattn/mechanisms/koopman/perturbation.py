@@ -31,7 +31,7 @@ from refattn.xp import Array, backend, concrete, namespace, zeros
 TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
 STALLED = 1e3
 STEPS, STEPS_UNSEEN = 100, 12
-"""Steps of Newton's method for each start, rejected ones included; where nothing can be asked about values (jax.jit)."""
+"""Steps of Newton's method for each start, rejected ones included; and where values cannot be asked (jax.jit)."""
 
 Evaluate = Callable[[Array], tuple[Array, Array, Array]]
 Step = Callable[[Array, Array, Array], tuple[Array, Array]]

@@ -50,7 +50,9 @@ def _attend(
     attended = xp.sum(
         xp.ones_like(scores) if allowed is None else xp.where(allowed, 1.0, 0.0 * scores), -1, keepdims=True
     )
-    return (weights @ repeat_heads(v, heads) / divisor_of(total, options.normaliser, attended),)
+    return (
+        weights @ repeat_heads(v, heads) / divisor_of(total, options.normaliser, attended if options.counts else None),
+    )
 
 
 def _normal(options: Options) -> Callable[[Array], Array]:
