@@ -29,7 +29,7 @@ from refattn.show.prune import Sample, Split, prune
 
 MOST = 250
 
-LINES = {"koopman": 893, "graph_energy": 825, "higher_order": 302}
+LINES = {"koopman": 893, "graph_energy": 325, "higher_order": 302}
 """Definitions that are longer than they should be: 400 lines for koopman, `MOST` for the others. They may not grow."""
 
 SCORES = 64 * 64
@@ -437,7 +437,7 @@ def test_stand_ins_give_the_bits_of_the_originals(x: NDArray[Any], dtype: str) -
         given = arguments.get(name, (x,))
         with np.errstate(all="ignore"):
             mine, original = getattr(plain, name)(*given), originals[name](*given)
-        pairs = zip(mine, original, strict=True) if isinstance(mine, list) else [(mine, original)]
+        pairs = zip(mine, original, strict=True) if isinstance(mine, list | tuple) else [(mine, original)]
         for a, b in pairs:
             assert np.asarray(a).dtype == np.asarray(b).dtype
             assert np.shape(a) == np.shape(b)
