@@ -35,7 +35,8 @@ def _rows(scores: Array) -> tuple[Array, Array, Array]:
 def softmax_backward(weights: Array, d_weights: Array) -> Array:
     """Return the gradient of the scores: w_j (dw_j - sum_l w_l dw_l), which is 0 where the score is -inf."""
 
-    return by_rows(_rows_backward, weights, d_weights)[0]
+    (d_scores,) = by_rows(_rows_backward, weights, d_weights)
+    return d_scores
 
 
 def _rows_backward(weights: Array, d_weights: Array) -> tuple[Array]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -340,10 +341,10 @@ class Reader:
             return names[node.id] if node.id in names else self._named(node.id)
         if isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name) and node.value.id in ("np", "math") and node.value.id not in names:
-                return SOME
+                return Constant(math.inf) if ast.unparse(node) == "math.inf" else SOME
             return self._attribute(self.look(node.value, names), node.attr)
-        if isinstance(node, ast.Tuple) and not any(isinstance(part, ast.Starred) for part in node.elts):
-            return Row(tuple(self.look(part, names) for part in node.elts))
+        if isinstance(node, ast.Tuple):
+            return self._row(node, names)
         if isinstance(node, ast.Call):
             return self._called(node, names)
         if isinstance(node, ast.IfExp):
@@ -385,6 +386,24 @@ class Reader:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self.forget(self.look(child, names))
+        return SOME
+
+    def _row(self, node: ast.Tuple, names: Names) -> Value:
+        parts: list[Value] = []
+        whole = True
+        for each in node.elts:
+            value = self.look(each.value if isinstance(each, ast.Starred) else each, names)
+            if not isinstance(each, ast.Starred):
+                parts.append(value)
+            elif isinstance(value, Row):
+                parts += value.parts
+            else:
+                self.forget(value)
+                whole = False
+        if whole and len(parts) <= ROUNDS:
+            return Row(tuple(parts))
+        for value in parts:
+            self.forget(value)
         return SOME
 
     def _named(self, name: str) -> Value:

@@ -10,9 +10,12 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from refattn.show.commented import Kept, kept_of, like, set_kept, statements
 from refattn.show.fold import Named, local_names
 from refattn.show.known import Reader
+from refattn.show.link import XP
 from refattn.show.values import Made
 
 LONGEST = 90
@@ -30,6 +33,8 @@ def merge(tree: ast.Module, roots: Sequence[str]) -> bool:
                 continue
             callee = functions.get(value.func.id)
             if callee is None or callee is caller or callee.name in roots or loads.count(callee.name) > 1:
+                continue
+            if getattr(callee, "home", "") == XP:
                 continue
             if len([*statements(caller)]) + len([*statements(callee)]) > LONGEST:
                 continue
@@ -51,7 +56,10 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
     given = _given(callee, call)
     if given is None:
         return None
-    body, result = copy.deepcopy(callee.body[1:-1]), copy.deepcopy(returns[0].value)
+    body, result = (
+        copy.deepcopy(callee.body[1 if ast.get_docstring(callee) else 0 : -1]),
+        copy.deepcopy(returns[0].value),
+    )
     whole = ast.Module([*body, ast.Expr(result)], [])
     stored = {each.id for each in ast.walk(whole) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     simple = {name: x for name, x in given.items() if name not in stored and _is_place(x)}
@@ -60,20 +68,30 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
     new = dict[str, str]()
     others = {each.id for x in given.values() for each in ast.walk(x) if isinstance(each, ast.Name)}
     later = _read_later(caller, at) | _outer(caller)
+    mine = {each.arg for each in ast.walk(caller.args) if isinstance(each, ast.arg)}
     targets = _parts(node.targets[0]) if isinstance(node, ast.Assign) else []
-    results = _parts(result) if len(targets) > 1 else [result]
-    if len(targets) > 1 and len(results) != len(targets):
+    several = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+    results = _parts(result) if several else [result]
+    if several and (len(results) != len(targets) or not isinstance(result, ast.Tuple)):
         return None
     for target, part in zip(targets, results, strict=False):
         if isinstance(target, ast.Name) and isinstance(part, ast.Name) and part.id in own and part.id not in new:
             if (target.id == part.id or target.id not in own) and target.id not in others:
                 new[part.id] = target.id
     taken = local_names(caller) | own
+    others_of = [each.id for x in given.values() for each in ast.walk(x) if isinstance(each, ast.Name)]
+    for each in [*first]:
+        name, value = cast(ast.Name, each.targets[0]).id, each.value
+        if isinstance(value, ast.Name) and value.id not in later | mine and others_of.count(value.id) == 1:
+            if value.id == name or value.id not in own:  # nobody reads it any more: it may change
+                new[name] = value.id
+                first.remove(each)
+    places = _places(body) & local_names(caller)
     for name in sorted(own - {*new}):
-        if name in later or name in others:
+        if name in later | mine | others | places:
             longer = f"{name}_of_{callee.name}" if f"{name}_" in taken else f"{name}_"
             new[name] = longer
-    if {*new.values()} & others:
+    if {new[name] for name in new if not isinstance(given.get(name), ast.Name)} & others:
         return None
     for each in ast.walk(whole):
         if isinstance(each, ast.Name):
@@ -92,7 +110,7 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
         end: list[ast.stmt] = [like(ast.Return(cast(ast.Expr, last).value), returns[0])]
     else:
         end = []
-        values = _parts(cast(ast.Expr, last).value) if len(targets) > 1 else [cast(ast.Expr, last).value]
+        values = _parts(cast(ast.Expr, last).value) if several else [cast(ast.Expr, last).value]
         for target, part in zip(targets, values, strict=True):
             if ast.unparse(target) != ast.unparse(part):
                 end.append(like(ast.Assign([target], part), ast.Pass()))
@@ -103,11 +121,17 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
     if found:
         head = kept_of(found[0])
         set_kept(found[0], head)
-        head.above[:0] = [*known.above, f"# {_told(callee)}"]
+        told = _told(callee) if getattr(callee, "home", "") == getattr(caller, "home", "") else ""
+        head.above[:0] = [*known.above, *([f"# {told}"] if told else [])]
         head.gap = False
     for each in found:
         ast.fix_missing_locations(each)
     return found
+
+
+def _places(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that statements give to a field of something, and so are likely to have elsewhere, too."""
+    return {name for node in body for name, value in _assigned(node) if isinstance(value, ast.Attribute)}
 
 
 def _outer(function: ast.FunctionDef) -> set[str]:
@@ -118,7 +142,7 @@ def _outer(function: ast.FunctionDef) -> set[str]:
 
 def _told(node: ast.FunctionDef) -> str:
     """Return the first line of what a function says of itself, as a comment above what it does."""
-    text = (ast.get_docstring(node) or node.name).partition("\n")[0].removeprefix("Return ")
+    text = (ast.get_docstring(node) or "").partition("\n")[0].removeprefix("Return ")
     return text[:1].upper() + text[1:]
 
 
@@ -166,17 +190,79 @@ def _read_later(function: ast.FunctionDef, at: int) -> set[str]:
 def flatten(tree: ast.Module, reader: Reader) -> bool:
     """Put the fields of an object that is a field of another in its place; tell whether there was one."""
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    for outer in classes.values():
-        for field in outer.body:
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.annotation, ast.Name):
+    for call in ast.walk(tree):
+        outer = classes.get(ast.unparse(call.func)) if isinstance(call, ast.Call) else None
+        if outer is None or not isinstance(call, ast.Call) or not _is_plain(outer):
+            continue
+        for name, part in _values(reader, outer, call).items():
+            value = reader.fact(part)
+            if isinstance(value, Made) and _is_plain(value.kind) and isinstance(part, ast.Name):
+                if _flattened(tree, reader, outer, name, value.kind):
+                    return True
+    return False
+
+
+def _values(reader: Reader, kind: ast.ClassDef, call: ast.Call) -> dict[str, ast.expr]:
+    """Return what an object is made of by a call, by the names of the fields."""
+    fields = [*reader.fields_of(kind)]
+    return dict(zip(fields, call.args, strict=False)) | {str(each.arg): each.value for each in call.keywords}
+
+
+def unwrap(tree: ast.Module, reader: Reader) -> None:
+    """Let the one field of a class stand for its objects, where no other class has a field of the name."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    names = [name for kind in classes for name in reader.fields_of(kind)]
+    for kind in classes:
+        fields = [*reader.fields_of(kind)]
+        known = len(fields) == 1 and names.count(fields[0]) == 1 and not hasattr(np.ndarray, fields[0])
+        if known and _is_plain(kind) and not any(hasattr(each, fields[0]) for each in ((), [], {}, "", 0.0)):
+            declared = next(node for node in kind.body if isinstance(node, ast.AnnAssign))
+            _Unwrapped(kind.name, fields[0], declared.annotation).visit(tree)
+
+
+class _Unwrapped(ast.NodeTransformer):
+    def __init__(self, kind: str, field: str, annotation: ast.expr) -> None:
+        self.kind, self.field, self.annotation = kind, field, annotation
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Name) or node.func.id != self.kind:
+            return node
+        return node.args[0] if node.args else node.keywords[0].value
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        self.generic_visit(node)
+        return node.value if node.attr == self.field else node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        self.generic_visit(node)
+        node.annotation = Named({self.kind: self.annotation}).visit(node.annotation)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        return node if node.name == self.kind else self.generic_visit(node)
+
+
+def drop_twins(tree: ast.Module, reader: Reader) -> bool:
+    """Drop a field that always has the value of another; tell whether there was one."""
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and _is_plain(node)}
+    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and ast.unparse(each.func) in classes]
+    for call in calls:
+        kind = classes[ast.unparse(call.func)]
+        if len([each for each in calls if _is_name(each.func, kind.name)]) > 1:
+            continue
+        values = _values(reader, kind, call)
+        first: dict[str, str] = {}
+        for name, value in values.items():
+            twin = first.setdefault(ast.unparse(value), name) if isinstance(value, ast.Name) else name
+            uses = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr == name]
+            facts = [reader.fact(each.value) for each in uses]
+            if twin == name or not all(isinstance(fact, Made) for fact in facts):
                 continue
-            inner, name = classes.get(field.annotation.id), ast.unparse(field.target)
-            if (
-                inner is not None
-                and _is_plain(inner)
-                and _is_plain(outer)
-                and _flattened(tree, reader, outer, name, inner)
-            ):
+            mine = [use for use, fact in zip(uses, facts, strict=True) if isinstance(fact, Made) and fact.kind is kind]
+            if mine:
+                for use in mine:
+                    use.attr = twin
                 return True
     return False
 
@@ -190,12 +276,12 @@ def _flattened(tree: ast.Module, reader: Reader, outer: ast.ClassDef, name: str,
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and _is_name(each.func, outer.name)]
     uses = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr == name]
     around = {id(each.value): each for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
-    if len(calls) != 1 or any(id(each) not in around for each in uses):
+    found = [(each, reader.fact(each.value)) for each in uses]
+    if len(calls) != 1 or not all(isinstance(value, Made) for _, value in found):
         return False
-    for each in uses:
-        value = reader.fact(each.value)
-        if not isinstance(value, Made) or value.kind is not outer:
-            return False
+    uses = [each for each, value in found if isinstance(value, Made) and value.kind is outer]
+    if any(id(each) not in around for each in uses):
+        return False
     fields, own = [*reader.fields_of(outer)], [*reader.fields_of(inner)]
     call = calls[0]
     values = dict(zip(fields, call.args, strict=False)) | {str(each.arg): each.value for each in call.keywords}
@@ -213,6 +299,7 @@ def _flattened(tree: ast.Module, reader: Reader, outer: ast.ClassDef, name: str,
                 if isinstance(part, ast.AnnAssign):
                     part.target = ast.Name(new[ast.unparse(part.target)], ast.Store())
                     part.value = None
+                    kept_of(part).gap = False
                     kept_of(part).beside = kept_of(part).beside if "# type:" not in kept_of(part).beside else ""
                     declared.append(part)
         else:
@@ -239,6 +326,7 @@ def take_apart(function: ast.FunctionDef, reader: Reader) -> None:
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
                 stored.setdefault(part.id, []).append(node)
     arguments = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    places = {id(each): at for at, top in enumerate(function.body) for each in ast.walk(top)}
 
     def settled(node: ast.expr, before: ast.stmt) -> bool:
         """Tell whether a name or a field means the same wherever it is read after a statement."""
@@ -251,8 +339,7 @@ def take_apart(function: ast.FunctionDef, reader: Reader) -> None:
         given = stored.get(node.id, [])
         if node.id in arguments:
             return not given
-        at_top = [function.body.index(each) for each in given if each in function.body]
-        return len(at_top) == len(given) and all(at < function.body.index(before) for at in at_top)
+        return all(places[id(each)] < function.body.index(before) for each in given)
 
     known: dict[str, dict[str, ast.expr]] = {}
     alias: dict[str, ast.expr] = {}
@@ -341,21 +428,33 @@ def without(arguments: ast.arguments, lost: set[str], calls: Sequence[ast.Call])
 
 def drop_fields(tree: ast.Module, reader: Reader) -> None:
     """Drop fields that nobody reads, and methods that nobody calls, of the classes of the page."""
-    read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    reads: dict[str | None, set[str]] = {}  # by class; None: of what is not known
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
+            value = reader.fact(each.value)
+            line = [*reader.line_of(value.kind)] if isinstance(value, Made) else []
+            for name in [kind.name for kind in line] or [None]:
+                reads.setdefault(name, set()).add(each.attr)
+
+    def read_of(kind: ast.ClassDef) -> set[str]:
+        line = {each.name for each in reader.line_of(kind)}
+        family = {each.name for each in classes if line & {other.name for other in reader.line_of(each)}}
+        return set[str]().union(*(reads.get(name, set()) for name in (None, *family)))
+
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     for call in calls:
         kind = reader.top.get(cast(ast.Name, call.func).id)
         if isinstance(kind, ast.ClassDef) and not any(isinstance(each, ast.Starred) for each in call.args):
             if not any(isinstance(node, ast.FunctionDef) and node.name == "__init__" for node in kind.body):
-                fields = [*reader.fields_of(kind)]
+                fields, read = [*reader.fields_of(kind)], read_of(kind)
                 call.args = [x for name, x in zip(fields, call.args, strict=False) if name in read]
                 call.keywords = [each for each in call.keywords if each.arg in read]
     starred = {cast(ast.Name, call.func).id for call in calls if any(isinstance(x, ast.Starred) for x in call.args)}
     for kind in classes:
         if any(each.name in starred for each in reader.line_of(kind)):
             continue
-        kept = [node for node in kind.body if _is_read(node, read)]
+        kept = [node for node in kind.body if _is_read(node, read_of(kind))]
         if len(kept) < len(kind.body):
             kind.body = kept or [ast.Pass()]
             if isinstance(kind.body[0], ast.Expr) and len(kind.body) > 1:

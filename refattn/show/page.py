@@ -24,6 +24,7 @@ from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
 from refattn.show.merge import drop_items
 from refattn.show.prune import Sample, Split, prune
+from refattn.show.told import told
 
 RESERVED = ("gradients", "out", "saved", "q", "k", "v")
 """Names of the page itself."""
@@ -129,12 +130,24 @@ class Shown:
             pieces += [_gap(before, top), head, text]
             home, before = here, top
         body = "".join([*pieces, "\n\n", main])
-        told = (TOLD if self.everything else TOLD + USUAL).format(
+        printed = (TOLD if self.everything else TOLD + USUAL).format(
             name=self.record.name, version=version, file=_file(module)
         )
-        docstring = f'"""{source(module).docstring.rstrip()}\n\n{textwrap.fill(told, WIDTH)}\n"""'
+        whole = source(module).docstring.rstrip()
+        known = whole if self.everything else told(whole, body, self.chosen())
+        docstring = f'"""{known}\n\n{textwrap.fill(printed, WIDTH)}\n"""'
         imports = self.linked.imports
         return f"{docstring}\n\nfrom __future__ import annotations\n\n{_imports(imports, body)}{body}"
+
+    def chosen(self) -> set[str]:
+        """Return the texts that are chosen by default, in options and in what the core makes of them."""
+        found = {value for value in self.record.defaults.values() if isinstance(value, str)}
+        todo: list[Any] = [choices(self.calls[0].forward)]
+        while todo:
+            value = todo.pop()
+            found |= {value} if isinstance(value, str) else set()
+            todo += value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+        return found
 
     def samples(self) -> list[Sample]:
         """Return calls with the choices of the library, and various numbers, masks and sizes."""

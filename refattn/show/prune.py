@@ -63,7 +63,7 @@ def prune(
         _drop(tree, reader, roots)
         if not merge.merge(tree, roots):
             reader = _read(tree, samples, (forward, backward), [split.name for split in splits])
-            if not merge.flatten(tree, reader):
+            if not merge.flatten(tree, reader) and not merge.drop_twins(tree, reader):
                 for node in tree.body:
                     if isinstance(node, ast.FunctionDef):
                         merge.take_apart(node, reader)
@@ -71,12 +71,16 @@ def prune(
         if after == before:
             break
         before = after
+    merge.unwrap(tree, reader)
+    merge.drop_items(tree, roots)
     return tree
 
 
 def _drop(tree: ast.Module, reader: Reader, roots: Sequence[str]) -> None:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
+            fold.drop_stores(node)
+            fold.drop_aliases(node)
             fold.drop_values(node)
             if node.name in roots:
                 _drop_unread(node)

@@ -100,6 +100,10 @@ def truth(value: Value) -> bool | None:
 
 def annotated(value: Value, kind: ast.expr | None) -> Value:
     """Return what is known of a result by its annotation, too: what is an array, or a tuple of these, is not None."""
+    if isinstance(value, Row) and isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple):
+        if len(value.parts) == len(kind.slice.elts):
+            pairs = zip(value.parts, kind.slice.elts, strict=True)
+            return Row(tuple(annotated(part, each) for part, each in pairs))
     if value != ANY or kind is None:
         return value
     if isinstance(kind, ast.Name) and kind.id not in ("Any", "object", "None"):

@@ -10,15 +10,15 @@ Equations of the graph (A(i) is the set of tokens that token i may attend)::
     [GE.6]  w_ij = link of i and j                      0 for i = j: an edge to itself does nothing, for g(0) = 0
     [GE.7]  b_jc = sigmoid(s_jj), or what is given, for "token"; a_cj for "query"; v_jc for "feature"
 
-Links: "kernel" n_ij; "none" a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji; "causal_mirror" a_ij
-for j < i and a_ji for j > i. A graph that is given has the links that it says, where i may attend j. Over keys nodes
-are the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may attend j and some
-query l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
+Links are n_ij for "kernel". "none" has a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji;
+"causal_mirror" a_ij for j < i and a_ji for j > i; a graph that is "given" the links that it says, where i may attend j.
+Over "keys" nodes are the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may
+attend j and some query l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
 
-Equations of the flow (x starts at b, with a jitter at b + m jitter; m_jc is 1 where node j exists in channel c, for
-"query" where query c may attend j, else 0). Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11;
-alpha and beta are those of the method (Euler has one stage, and beta = 1), h is the step. In default h = 1/L with
-L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, which is mu + 2 kappa for links that add up to 1::
+Equations of the flow (x starts at b). In default h = 1/L with L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij,
+which is mu + 2 kappa for links that add up to 1. With a "jitter" x starts at b + m jitter; m_jc is 1 where node j exists
+in channel c, for "query" where query c may attend j, else 0. Each stage of a step is a pass of GE.8 to GE.10, each step
+one of GE.11; alpha and beta are those of the method, by default Euler's, which has one stage, y = x, and beta = 1::
 
     [GE.8]  y = x + h sum_l alpha_nl rate_l             stage n; the first: y = x
     [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
@@ -117,6 +117,7 @@ class Step:
 
     stages: tuple[tuple[Array, Array, Array], ...]
     factor: Number = 1.0  # of the length of the step, for other ways to take it
+    shrunk: Array | None = None  # (b, h, j, c): x' where the threshold has acted
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
     `allowed` (..., i, j) tells whether j is in A(i), None that every token is.
     """
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
-    step, tau = step_of(options, graph.links, graph.visible), tau_of(options, allowed, graph.start)  # broadcast to x
+    step = step_of(options, graph.links, graph.visible)  # broadcasts to x, as does tau
+    tau = tau_of(options, allowed, graph.start)
     x, flow = flow_forward(graph, step=step, tau=tau)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)
@@ -181,8 +183,8 @@ def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Arra
 
 
 def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> Graph:
-    """Return attention, the links and where scores start."""
-    xp, links = namespace(q, k), options.links
+    """Return the graph: attention, the links and where scores start."""
+    xp, kind = namespace(q, k), options.links
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     if options.bias is None:
         scores = product(q, xp.matrix_transpose(k_heads)) * options.scale  # (b, h, i, j) [GE.1]
@@ -193,7 +195,7 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
     else:
         masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [GE.2]
     attention = kernel = rows = None
-    if options.attends or options.state != "feature" or links != "kernel" or options.over_keys:
+    if options.attends or options.state != "feature" or kind != "kernel" or options.over_keys:
         attention = softmax_forward(masked)  # (b, h, i, j) [GE.3]
     # Which nodes may be linked, and how similar they are.
     both, pairs = allowed, scores
@@ -202,18 +204,18 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
         if allowed is not None:
             seen = xp.any(allowed, axis=-2, keepdims=True)  # (..., 1, j): whether some query may attend j
             both = seen & xp.matrix_transpose(seen)  # (..., j, j)
-    if links != "given" and (links == "kernel" or options.over_keys):
+    if kind != "given" and (kind == "kernel" or options.over_keys):
         mean = pairs if options.over_keys else 0.5 * with_transposed(pairs)  # (b, h, j, j)
         each = None if both is None else both & xp.matrix_transpose(both)  # (..., j, j)
         mutual = where_allowed(each, mean, -math.inf)  # (b, h, j, j) [GE.4]
         kernel, top, total = softmax_and_sums(mutual)  # (b, h, j, j) [GE.5], (b, h, j, 1), (b, h, j, 1)
-        rows = (top, total) if links == "kernel" else None
+        rows = (top, total) if kind == "kernel" else None
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
-    if links == "given" and not is_array(options.graph):
-        graph = options.graph  # a sparse one
+    if kind == "given" and not is_array(options.graph):
+        links = options.graph  # a sparse one
     else:
         linked = _links_forward(attention if kernel is None else kernel, options, both, pairs)  # (b, h, j, j)
-        graph = xp.where(own, 0.0, linked)  # (b, h, j, j) [GE.6]
+        links = xp.where(own, 0.0, linked)  # (b, h, j, j) [GE.6]
     if options.start is not None:
         start = options.start[..., None] + zeros((*k_heads.shape[:3], 1), k)  # (b, h, j, c) [GE.7]
     elif options.state == "token":
@@ -225,7 +227,7 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
         start = repeat_heads(v, q.shape[1])  # (b, h, j, c) [GE.7]
     hides = options.state == "query" and allowed is not None
     visible = xp.astype(xp.matrix_transpose(allowed), q.dtype) if hides else None  # (..., j, c)
-    return Graph(options, q, k, attention, kernel, graph, start, visible, rows)
+    return Graph(options, q, k, attention, kernel, links, start, visible, rows)
 
 
 def _links_forward(a: Any, options: Options, both: Array | None, pairs: Array) -> Array:
@@ -260,13 +262,13 @@ def _links_backward(a: Array, options: Options, d_linked: Array) -> Array:
 def graph_backward(
     saved: Graph, d_attended: Array | None, d_graph: Array, d_start: Array, d_sums: Array | None = None
 ) -> dict[str, Array]:
-    """Return the gradients of q, k, scale, bias and start, for a part of da, and dw, db and dl (b, h, j, 1)."""
+    """Return the gradients of the graph: of q, k, scale, bias and a start that is given."""
     options, q, k, scale, attention = saved.options, saved.q, saved.k, saved.options.scale, saved.attention
     xp = namespace(q, k)
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
     d_attention_links = d_attention_start = d_mean = d_own = d_masked = d_both = None  # of parts that there are not
-    # forward: graph = where(own, 0.0, linked)
+    # forward: links = where(own, 0.0, linked)
     d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j): P
     if saved.kernel is not None:
         # forward: linked = links of kernel
@@ -313,7 +315,7 @@ def graph_backward(
 
 
 def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flow]:
-    """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
+    """Return the flow: the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
     xp, options, start = namespace(graph.start), graph.options, graph.start  # -, -, (b, h, j, c)
     g, f, m = options.coupling, options.intrinsic, graph.visible  # -, -, (..., j, c)
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
@@ -323,9 +325,9 @@ def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flo
     x = start  # (b, h, j, c)
     if options.jitter is not None:
         x = start + hidden(m, options.jitter)  # (b, h, j, c)
-    steps, states = list[Step](), [x]
+    taken, states = (), (x,)
     for _ in range(options.steps):
-        stages, rates = list[tuple[Array, Array, Array]](), list[Array]()
+        stages, rates = (), ()
         for alpha in alphas:
             if alpha:
                 point = moved_by(x, step, alpha, rates)  # (b, h, j, c) [GE.8]
@@ -334,16 +336,19 @@ def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flo
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
             rate = hidden(m, f.force(point, start, options.mu)) + options.kappa * coupled  # (b, h, j, c) [GE.10]
-            stages, rates = [*stages, (point, coupled, rate)], [*rates, rate]
+            stages, rates = (*stages, (point, coupled, rate)), (*rates, rate)
         if isinstance(options.threshold, Proximal):
             there = moved_by(x, step, beta, rates)  # (b, h, j, c): z
             x = soft_threshold(there, step * tau, signed=options.signed)  # (b, h, j, c) [GE.11]
+            taken = (*taken, Step(stages, shrunk=x))
         elif len(beta) == 1:
             x = x + step * rate  # (b, h, j, c) [GE.11]
+            taken = (*taken, Step(stages))
         else:
             x = moved_by(x, step, beta, rates)  # (b, h, j, c) [GE.11]
-        steps, states = [*steps, Step(tuple(stages))], [*states, x]
-    return x, Flow(graph, step, tau, tuple(steps), tuple(states))
+            taken = (*taken, Step(stages))
+        states = (*states, x)
+    return x, Flow(graph, step, tau, taken, states)
 
 
 def hidden(visible: Array | None, x: Array) -> Array:
@@ -352,11 +357,11 @@ def hidden(visible: Array | None, x: Array) -> Array:
 
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """Return the gradients of the start, of the links and of the numbers; `tau_terms` are of the readout."""
-    graph, h, tau = saved.graph, saved.step, saved.tau
+    """Return the gradients of the flow: of the start, of the links and of the numbers; `tau_terms` are given."""
+    graph, h, tau = saved.graph, saved.step, saved.tau  # h and tau broadcast to x
     options, start = graph.options, graph.start  # -, (b, h, j, c)
     xp, m = namespace(d_x), graph.visible  # -, (..., j, c)
-    g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # the last two broadcast to x
+    g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # mu and kappa broadcast to x
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
     edges, both = graph.links[..., None], None  # (b, h, j, j, 1): w_ij
     if m is not None:
@@ -365,15 +370,15 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
-    for step, end in zip(reversed(saved.steps), reversed(saved.states), strict=False):
+    for step in reversed(saved.steps):
         d_there = d_x  # (b, h, j, c) [dGE.11]
         if isinstance(options.threshold, Proximal):
             # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_x = d_there = xp.where(end == 0.0, 0.0, d_x)  # (b, h, j, c): dz
-            pushed = d_there * xp.sign(end)  # (b, h, j, c)
+            d_x = d_there = xp.where(step.shrunk == 0.0, 0.0, d_x)  # (b, h, j, c): dz
+            pushed = d_there * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
-        d_points = list[Array]()  # of later stages, the last one first
+        d_points = ()  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
             # forward: there = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
@@ -400,7 +405,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
                 powers = [a + sum_wide(d_coupled * pull) for a, pull in zip(powers, pulls, strict=True)]  # () each
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            d_x, d_points = d_x + d_point, [*d_points, d_point]  # (b, h, j, c), -
+            d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
     # forward: x = start, and start is b
     d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
@@ -420,7 +425,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
 def readout_forward(
     x: Array, attention: Array | None, v: Array, *, allowed: Array | None, options: Options, tau: Number
 ) -> tuple[Array, Readout]:
-    """Return the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
+    """Return the readout: the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
     xp = namespace(x)
     # Comparisons are false for NaN, which so propagates.
     if isinstance(options.threshold, Hard):
@@ -460,7 +465,7 @@ def readout_forward(
 def readout_backward(
     saved: Readout, d_out: Array, d_weights_read: Array | None
 ) -> tuple[Array, Array | None, Array | None, Array]:
-    """Return d_x, a part of d_attention, d_v (None where v is the start), and the terms of d_tau by score."""
+    """Return the gradients of the readout: of x, a part of that of attention, of v, and the terms of that of tau."""
     xp, options, threshold = namespace(d_out), saved.options, saved.options.threshold
     attention, d_v = saved.attention, None  # (b, h, i, j)
     through = isinstance(threshold, Hard) and threshold.straight_through
@@ -506,10 +511,9 @@ def readout_backward(
 
 
 def largest_of_rows(x: Array, allowed: Array | None) -> Array:
-    """Return 1 for the largest x (b, h, i, j) with j in A(i) of each row, the first of several, and 0 for the others."""
+    """Return 1 where x (b, h, i, j) is the largest of its row with j in A(i), the first of several, else 0."""
     xp = namespace(x)
-    if x.shape[-1] == 0:
-        return x
-    best = xp.argmax(where_allowed(allowed, x, -math.inf), axis=-1, keepdims=True)  # (b, h, i, 1)
+    known = where_allowed(allowed, x, -math.inf)  # (b, h, i, j)
+    best = xp.argmax(known, axis=-1, keepdims=True) if x.shape[-1] else 0  # (b, h, i, 1)
     chosen = arange(0, x.shape[-1], x) == best  # (b, h, i, j)
     return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)

@@ -389,20 +389,21 @@ def step_of(options: Options, links: Any, visible: Array | None) -> Number:
     queries start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that
     depends on no score, and so on no later token.
     """
-    return inverse_of(bound_of(options, links, visible)) if options.step is None else options.step
-
-
-def inverse_of(bound: Number) -> Number:
-    """Return 1 / L, 1 where L is 0."""
+    if options.step is not None:
+        return options.step
+    bound = bound_of(options, links, visible)
     if isinstance(bound, float):
-        return 1.0 / bound if bound > 0.0 else 1.0
-    xp = namespace(bound)
-    return xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
+        step: Number = 1.0 / bound if bound > 0.0 else 1.0
+    else:
+        xp = namespace(bound)
+        step = xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
+    return step
 
 
 def bound_of(options: Options, links: Any, visible: Array | None) -> Number:
     """Return L, where it is finite."""
-    curved, steep = options.intrinsic.largest_slope(options.mu), steepest(options)
+    steep = steepest(options)  # sup |g'|
+    curved = options.intrinsic.largest_slope(options.mu)  # sup |df/dx|
     if not isinstance(curved, float) and len(curved.shape) == 3 and curved.shape[1]:
         curved = namespace(curved).max(curved, axis=1, keepdims=True)  # of all nodes
     bound = curved + 2.0 * steep * abs(options.kappa)
@@ -418,7 +419,7 @@ def steepest(options: Options) -> float:
     if options.state == "feature" and wells:
         return math.inf
     if steep == math.inf and options.state != "feature" and not wells:
-        return options.coupling.largest_slope(1.0)
+        steep = options.coupling.largest_slope(1.0)
     return steep
 
 

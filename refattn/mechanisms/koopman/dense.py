@@ -195,18 +195,16 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_numbers = list[dict[str, Array]]()
     for number in range(options.updates, 0, -1):
         d_root = d_points[number]  # (b, h, i, d) [dKOOP.17]
-        if number == 1:
-            d_attended = d_root  # (b, h, i, d) [dKOOP.4]
-        else:
+        passed = {"attended": d_root}
+        if number > 1:
             # forward: root = update(points, attended, g, gram, ...)
             step = saved.updates[number - 2]
-            d_path, d_attended, passed, numbers = update_backward(
-                step, g, saved.gram, options, d_root, number - 2
-            )  # of points, (b, h, i, d) [dKOOP.4], -, -
+            d_path, passed, numbers = update_backward(step, g, saved.gram, options, d_root, number - 2)
             for n in range(1, d_path.shape[3] + 1):
                 d_points[number - n] = d_points[number - n] + d_path[:, :, :, -n, :]  # (b, h, i, d)
-            add(d, passed)
             d_numbers = [numbers, *d_numbers]
+        d_attended = passed.pop("attended")  # (b, h, i, d) [dKOOP.4]
+        add(d, passed)
         # forward: attended = attend(x, k, v)
         x, weights = saved.trajectory[number - 1], saved.weights[number - 1]  # (b, h, i, d), (b, h, i, j)
         d_x, passed = attend_backward(x, k, v, weights, options, d_attended)  # (b, h, i, d), -
@@ -379,8 +377,8 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
 
 def update_backward(
     step: Step, g: Observables, gram: Any, options: Options, d_root: Array, n: int
-) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
-    """Return the gradients of the points and of q', and by name those of what all updates share, and of the numbers."""
+) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+    """Return the gradients of the points, by name those of q' and of what all updates share, and of the numbers."""
     xp, transpose, tau = namespace(d_root), namespace(d_root).matrix_transpose, options.tau
     points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
     starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
@@ -456,9 +454,9 @@ def update_backward(
     if options.perturbation == "pencil":
         d_numbers |= {"mix": d_a}
     d_k = xp.sum(d_keys, axis=2) + d_coordinates[..., : g.keys.shape[3], :]  # (b, h, j, d)
-    passed = {"k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
+    passed = {"attended": d_attended, "k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
     passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * eye)} if g.augmented else {}
-    return d_points, d_attended, passed, d_numbers
+    return d_points, passed, d_numbers
 
 
 def centres_of(first: Array, g: Observables, options: Options) -> Observables:

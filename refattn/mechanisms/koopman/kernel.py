@@ -218,14 +218,16 @@ class Observables:
     def backward(self, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
         """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
         # forward: values = k(x, keys) where seen; augmented: x beside them
-        d_seen, j = self.visible(d_values), self.keys.shape[3]
+        d_seen = self.visible(d_values)
+        j = self.keys.shape[3]
         d_at_keys = d_seen[..., :j] if self.augmented else d_seen
         d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys, d_at_keys)
         return (d_x + d_seen[..., j:] if self.augmented else d_x), d_keys, d_bandwidth, d_weight
 
     def look(self, x: Array, factors: Array) -> tuple[Array, Array, Array]:
         """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
-        xp, row, j = namespace(x), x[..., None, :], self.keys.shape[3]
+        xp, row = namespace(x), x[..., None, :]
+        j = self.keys.shape[3]
         _, along, towards = self.kernel.look(row, self.keys)  # (b, h, i, 1, j)
         values = xp.matrix_transpose(self.values(row))  # (b, h, i, o, 1)
         value, size = (factors @ values)[..., 0], (xp.abs(factors) @ xp.abs(values))[..., 0]

@@ -162,7 +162,7 @@ def test_a_candidate_is_one_for_all_chunks(monkeypatch: pytest.MonkeyPatch) -> N
 def test_candidates_after_one_that_changes_are_tried_again() -> None:
     tried = []
 
-    def run(chosen: tuple[int, ...]) -> Any:
+    def run(chosen: Any) -> Any:
         tried.append(chosen)
         update = {(0, 0): 3, (0, 1): 2}.get(chosen)
         return chosen, None, None if update is None else KoopmanInverseError([(0, 0, 0)], 1, 1.0, update)
