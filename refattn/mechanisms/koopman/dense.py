@@ -93,7 +93,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.koopman.kernel import Kernel, Observables
+from refattn.mechanisms.koopman.kernel import Kernel, Observables, coordinates, visible
 from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, steepness
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_pairs
@@ -350,7 +350,7 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
     ridge = ridge_of(options, n, g, first)  # (), or it broadcasts to (b, h, i, l, o), behind an axis of coordinates
     found = coefficients(options.fit, inner, gram, ridge, targets)  # (b, h, i, l, o) [KOOP.11]
-    modes = joined(found @ g.coordinates(), options)  # (b, h, i, l, d) [KOOP.12]
+    modes = joined(found @ coordinates(g), options)  # (b, h, i, l, d) [KOOP.12]
     koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
     twice = joined(koopman @ modes, options)  # (b, h, i, l, d): R D
     lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.14]
@@ -358,10 +358,9 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     section = (dual @ at_attended)[..., 0]  # (b, h, i, l) [KOOP.15]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.16]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
-    alive = xp.any(g.seen, axis=-1)  # (b, h, i): whether the query sees a key
     own, factors = a + b * tau, transpose(modes) @ dual  # (), of D^T kappa(x) = factors g(x)
     if options.certify:
-        certify(steepness(centres, factors), own, b, alive)
+        certify(steepness(centres, factors), own, b, xp.any(g.seen, axis=-1))
 
     def psi(x: Array) -> tuple[Array, Array, Array]:
         """Return psi(x) - z, the size of the terms that it sums, and J."""
@@ -370,6 +369,7 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
         jacobian = own * identity(x.shape[-1], x) + b * slope  # (b, h, i, d, d)
         return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
 
+    alive = xp.any(g.seen, axis=-1)  # (b, h, i): whether the query sees a key
     reached, left = invert(psi, (expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.17]
     return Step(points, attended, root, left, starts, dual, inner, found, modes, koopman, lifted, section)
@@ -400,8 +400,8 @@ def update_backward(
     d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.12]
     d_koopman = b * apart(d_lifted, options) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.13]
     # forward: modes = found @ P; koopman = found @ starts^T
-    d_fitted = apart(d_modes, options) @ transpose(g.coordinates()) + d_koopman @ starts  # (b, h, i, l, o)
-    d_found = g.visible(d_fitted)  # (b, h, i, l, o) [dKOOP.11]
+    d_fitted = apart(d_modes, options) @ transpose(coordinates(g)) + d_koopman @ starts  # (b, h, i, l, o)
+    d_found = visible(g, d_fitted)  # (b, h, i, l, o) [dKOOP.11]
     d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
     ridge = ridge_of(options, n, g, points[..., :-1, :])  # (), or it broadcasts
@@ -469,10 +469,11 @@ def centres_of(first: Array, g: Observables, options: Options) -> Observables:
 
 def ridge_of(options: Options, n: int, g: Observables, first: Array) -> Array:
     """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
+    if options.scale == "sum" and not options.by_coordinate:
+        return options.ridge[n, ...]
+    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count()[..., None]
     ridge = options.ridge[n, ...]  # () or (d,)
-    if options.by_coordinate:
-        ridge = ridge[:, None, None, None, None, None]  # (d, 1, 1, 1, 1, 1)
-    return ridge * (float(first.shape[-2]) * g.count()[..., None]) if options.scale == "mean" else ridge
+    return (ridge[:, None, None, None, None, None] if options.by_coordinate else ridge) * factor
 
 
 def apart(x: Array, options: Options) -> Array:

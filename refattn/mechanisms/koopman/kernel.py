@@ -56,11 +56,11 @@ class Kernel:
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array]:
         """Return (values, along, towards), (..., p, q) each: dk/dx = along y + towards (x - y)."""
-        dot, rho = products(x, y)
+        xp, (dot, rho) = namespace(x), products(x, y)
         value, slope = self.second(dot, rho)
-        one, nothing = namespace(dot).ones_like(dot), namespace(dot).zeros_like(dot)
-        along, towards = (one, 2.0 * self.weight * slope) if self.radial else (one + self.weight * slope, nothing)
-        return dot + self.weight * value, along, towards
+        if not self.radial:
+            return dot + self.weight * value, 1.0 + self.weight * slope, xp.zeros_like(dot)
+        return dot + self.weight * value, xp.ones_like(dot), 2.0 * self.weight * slope
 
     def backward(self, x: Array, y: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
         """Return the gradients with respect to x and y, (..., p, d) and (..., q, d), the bandwidth and the weight."""
@@ -68,9 +68,9 @@ class Kernel:
         dot, rho = products(x, y)
         # forward: values = x . y + weight k2, with k2 a function of rho / bandwidth^2, or of x . y / bandwidth^2
         value, slope = self.second(dot, rho)
-        d_weight = sum_wide(d_values * value)
-        d_argument = self.weight * d_values * slope
-        d_bandwidth = sum_wide(d_argument * (rho if self.radial else dot)) * (-2.0 / self.bandwidth)
+        of_weight, d_argument = d_values * value, self.weight * d_values * slope
+        of_bandwidth = d_argument * (rho if self.radial else dot) * (-2.0 / self.bandwidth)
+        d_bandwidth, d_weight = sum_wide(of_bandwidth), sum_wide(of_weight)
         if not self.radial:
             d_dot = d_values + d_argument
             return d_dot @ y, xp.matrix_transpose(d_dot) @ x, d_bandwidth, d_weight
@@ -212,38 +212,31 @@ class Observables:
 
     def values(self, x: Array) -> Array:
         """(b, h, i, l, d) -> (b, h, i, l, o)."""
-        at_keys = self.kernel.values(x, self.keys)
-        return self.visible(namespace(x).concat([at_keys, x], axis=-1) if self.augmented else at_keys)
+        if self.augmented:
+            return visible(self, namespace(x).concat([self.kernel.values(x, self.keys), x], axis=-1))
+        return visible(self, self.kernel.values(x, self.keys))
 
     def backward(self, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
         """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
         # forward: values = k(x, keys) where seen; augmented: x beside them
-        d_seen = self.visible(d_values)
-        j = self.keys.shape[3]
-        d_at_keys = d_seen[..., :j] if self.augmented else d_seen
-        d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys, d_at_keys)
-        return (d_x + d_seen[..., j:] if self.augmented else d_x), d_keys, d_bandwidth, d_weight
+        d_seen = visible(self, d_values)
+        if self.augmented:
+            at_keys, beyond = d_seen[..., : self.keys.shape[3]], d_seen[..., self.keys.shape[3] :]
+            d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys, at_keys)
+            return d_x + beyond, d_keys, d_bandwidth, d_weight
+        return self.kernel.backward(x, self.keys, d_seen)
 
     def look(self, x: Array, factors: Array) -> tuple[Array, Array, Array]:
         """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
         xp, row = namespace(x), x[..., None, :]
-        j = self.keys.shape[3]
         _, along, towards = self.kernel.look(row, self.keys)  # (b, h, i, 1, j)
         values = xp.matrix_transpose(self.values(row))  # (b, h, i, o, 1)
         value, size = (factors @ values)[..., 0], (xp.abs(factors) @ xp.abs(values))[..., 0]
         # dk/dx = along key + towards (x - key); the coordinates are their own slopes
-        at_keys = factors[..., :j] if self.augmented else factors
+        at_keys = factors[..., : self.keys.shape[3]] if self.augmented else factors
         pull = xp.sum(at_keys * towards, axis=-1, keepdims=True)
         jacobian = (at_keys * (along - towards)) @ self.keys + pull * row
-        return value, size, jacobian + factors[..., j:] if self.augmented else jacobian
-
-    def visible(self, x: Array) -> Array:
-        """Return x (b, h, i, l, o) with 0 at keys that are not seen."""
-        xp, seen = namespace(x), self.seen[..., None, :]
-        if self.augmented:
-            j = self.keys.shape[3]
-            return xp.concat([xp.where(seen, x[..., :j], 0.0), x[..., j:]], axis=-1)
-        return xp.where(seen, x, 0.0)
+        return value, size, jacobian + factors[..., self.keys.shape[3] :] if self.augmented else jacobian
 
     def count(self) -> Array:
         """Return how many keys each query sees (b, h, i, 1), 1 where it sees none."""
@@ -251,12 +244,21 @@ class Observables:
         found = xp.sum(xp.astype(self.seen, self.keys.dtype), axis=-1, keepdims=True)
         return xp.where(found == 0.0, 1.0, found)
 
-    def coordinates(self) -> Array:
-        """Return P (b, h, 1, o, d), the inner products of the observables with the coordinate functions."""
-        if not self.augmented:
-            return self.keys
-        own = identity(self.keys.shape[-1], self.keys) / self.kernel.linear_part()
-        return namespace(own).concat([self.keys, own + zeros((*self.keys.shape[:2], 1, 1, 1), self.keys)], axis=-2)
+
+def visible(g: Observables, x: Array) -> Array:
+    """Return x (b, h, i, l, o) with 0 at keys that are not seen."""
+    xp, j = namespace(x), g.keys.shape[3]
+    if g.augmented:
+        return xp.concat([xp.where(g.seen[..., None, :], x[..., :j], 0.0), x[..., j:]], axis=-1)
+    return xp.where(g.seen[..., None, :], x, 0.0)
+
+
+def coordinates(g: Observables) -> Array:
+    """Return P (b, h, 1, o, d), the inner products of the observables with the coordinate functions."""
+    if not g.augmented:
+        return g.keys
+    own = identity(g.keys.shape[-1], g.keys) / g.kernel.linear_part()
+    return namespace(own).concat([g.keys, own + zeros((*g.keys.shape[:2], 1, 1, 1), g.keys)], axis=-2)
 
 
 def products(x: Array, y: Array) -> tuple[Array, Array]:

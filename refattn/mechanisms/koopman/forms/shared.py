@@ -31,7 +31,7 @@ from typing import Any
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.dense import add, apart, joined, summed
 from refattn.mechanisms.koopman.forms.whitening import Whitening, fit, whiten
-from refattn.mechanisms.koopman.kernel import Observables
+from refattn.mechanisms.koopman.kernel import Observables, coordinates
 from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
@@ -185,8 +185,8 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
         i, o = arange(start, stop, k)[:, None], arange(0, width + k.shape[2], k)[None, :]
         past = (o <= i + (saved.offset + width)) | (o < width)
     keys = k if saved.mask is None else xp.where(xp.matrix_transpose(saved.mask), k, 0.0)
-    coordinates = observed(keys, seen, options).coordinates()[:, :, 0, :, :]
-    return Chunk(options, observables, whitening, past, whitening.factor @ coordinates)
+    at_coordinates = coordinates(observed(keys, seen, options))[:, :, 0, :, :]
+    return Chunk(options, observables, whitening, past, whitening.factor @ at_coordinates)
 
 
 class Way:
