@@ -172,14 +172,15 @@ def forward(
     seen = everywhere if allowed is None else everywhere & allowed  # (b, h, i, j): whether j is in J(i)
     augmented = options.space == "augmented"
     g = Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
-    gram = gram_of(g, causal, options) if options.updates > 1 else None  # tagged there
+    gram = gram_of(g, causal, options.jitter) if options.updates > 1 else None  # tagged there
     weights, attended = attend(q, keys, values, seen, options)  # tagged there
     trajectory, all_weights, steps = [q, attended], [weights], list[Step]()
     for n in range(options.updates - 1):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
         recent = trajectory if options.window is None else trajectory[-options.window - 1 :]
         points = xp.stack(recent, axis=3)  # x_0 ... x_L
-        step = update(points, attended, g, gram, options, n)  # tagged there
+        numbers = options.tau, options.epsilon[n, ...], options.ridge[n, ...]
+        step = update(points, attended, g, gram, options, numbers)  # tagged there
         trajectory, all_weights, steps = [*trajectory, step.root], [*all_weights, weights], [*steps, step]
     several = tuple(trajectory), tuple(all_weights), tuple(steps)
     return trajectory[-1], Saved(options, causal, k.shape[1], values, g, gram, *several)
@@ -199,10 +200,11 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         if number > 1:
             # forward: root = update(points, attended, g, gram, ...)
             step = saved.updates[number - 2]
-            d_path, passed, numbers = update_backward(step, g, saved.gram, options, d_root, number - 2)
+            numbers = options.tau, options.epsilon[number - 2, ...], options.ridge[number - 2, ...]
+            d_path, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)
             for n in range(1, d_path.shape[3] + 1):
                 d_points[number - n] = d_points[number - n] + d_path[:, :, :, -n, :]  # (b, h, i, d)
-            d_numbers = [numbers, *d_numbers]
+            d_numbers = [found, *d_numbers]
         d_attended = passed.pop("attended")  # (b, h, i, d) [dKOOP.4]
         add(d, passed)
         # forward: attended = attend(x, k, v)
@@ -213,7 +215,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     if options.updates > 1:
         # forward: gram = gram_of(g, ...)
         d_gram = d["gram"]  # (b, h, i, o, o) [dKOOP.6]
-        add(d, gram_backward(g, saved.causal, options, d_gram, d.get("norm", nothing)))
+        add(d, gram_backward(g, saved.causal, options.jitter, d_gram, d.get("norm", nothing)))
     d_q = d_points[0]  # (b, h, i, d) [dKOOP.q]
     d_k = sum_heads(d["k"], saved.groups)  # (b, g, j, d) [dKOOP.k]
     d_v = sum_heads(d["v"], saved.groups)  # (b, g, j, d) [dKOOP.v]
@@ -265,7 +267,7 @@ def attend_backward(
     return d_x, {"k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
 
 
-def gram_of(g: Observables, causal: bool, options: Options) -> Array:
+def gram_of(g: Observables, causal: bool, jitter: float) -> Array:
     """Return G (b, h, i, o, o)."""
     xp, keys, seen = namespace(g.keys), g.keys[:, :, 0, :, :], g.seen  # -, (b, h, j, d), (b, h, i, j)
     between = g.kernel.values(keys, keys)  # (b, h, j, j) [KOOP.5]
@@ -275,12 +277,12 @@ def gram_of(g: Observables, causal: bool, options: Options) -> Array:
     else:
         sizes = xp.where(seen, xp.sum(between * eye, axis=-1)[:, :, None, :], 0.0)  # (b, h, i, j): E_jj
         size = xp.sum(sizes, axis=-1, keepdims=True) / g.count()  # (b, h, i, 1): delta / jitter
-    diagonal = xp.where(seen, options.jitter * size, options.jitter * size + 1.0)  # (b, h, i, j)
+    diagonal = xp.where(seen, jitter * size, jitter * size + 1.0)  # (b, h, i, j)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
     within = xp.where(pairs, between[:, :, None, :, :], 0.0)  # (b, h, i, j, j)
     if g.augmented:
         beside = xp.where(seen[..., None], g.keys, 0.0)  # (b, h, i, j, d)
-        factor = 1.0 / g.kernel.linear_part() + options.jitter * size[..., None]  # (b, h, i, 1, 1): 1 / n + delta
+        factor = 1.0 / g.kernel.linear_part() + jitter * size[..., None]  # (b, h, i, 1, 1): 1 / n + delta
         corner = factor * identity(keys.shape[3], keys)  # (b, h, i, d, d)
         upper = xp.concat([within + diagonal[..., None] * eye, beside], axis=-1)  # (b, h, i, j, o)
         lower = xp.concat([xp.matrix_transpose(beside), corner], axis=-1)  # (b, h, i, d, o)
@@ -290,13 +292,13 @@ def gram_of(g: Observables, causal: bool, options: Options) -> Array:
     return gram
 
 
-def gram_backward(g: Observables, causal: bool, options: Options, d_gram: Array, d_norm: Array) -> dict[str, Array]:
+def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_norm: Array) -> dict[str, Array]:
     """Return the gradients of the keys and the kernel's numbers, for those of G and, if augmented, of 1 / n in P."""
     xp, j = namespace(d_gram), g.seen.shape[3]
     keys, seen = g.keys[:, :, 0, :, :], g.seen  # (b, h, j, d), (b, h, i, j)
     # forward: gram = between where both are seen, + 1 on the diagonal where not, + delta on all of it
     traces = d_gram * identity(d_gram.shape[-1], d_gram)  # (b, h, i, o, o): its diagonal
-    d_size = options.jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
+    d_size = jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
     d_seen = xp.sum(xp.where(pairs, d_gram[..., :j, :j] if g.augmented else d_gram, 0.0), axis=2)  # (b, h, j, j)
     # forward: size = weight + 1, or the mean of between_jj over the seen keys
@@ -334,11 +336,12 @@ def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array
     return reshape(solve(system, reshape(targets, (*targets.shape[:-2], size, 1))), targets.shape)
 
 
-def update(points: Array, attended: Array, g: Observables, gram: Any, options: Options, n: int) -> Step:
-    """Return the fit to points x_0 ... x_L, and the next query: where psi is (K psi)(q')."""
-    xp, transpose, tau = namespace(attended), namespace(attended).matrix_transpose, options.tau
+def update(points: Array, attended: Array, g: Observables, gram: Any, options: Options, numbers: Any) -> Step:
+    """Return the fit to points x_0 ... x_L, and the next query: where psi is (K psi)(q'), by tau, epsilon, ridge."""
+    xp, transpose = namespace(attended), namespace(attended).matrix_transpose
+    tau, epsilon, ridge = numbers  # (), (), () or (d,)
     first, last = points[..., :-1, :], points[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
-    a, b = a_and_b(options.perturbation, options.epsilon[n, ...], options.mix)  # (), or 1
+    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), or 1
     centres = centres_of(first, g, options)
     starts = g.values(first)  # (b, h, i, l, o) [KOOP.7]
     targets = g.values(last) - tau * starts  # (b, h, i, l, o) [KOOP.8]
@@ -348,8 +351,8 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     else:
         dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
-    ridge = ridge_of(options, n, g, first)  # (), or it broadcasts to (b, h, i, l, o), behind an axis of coordinates
-    found = coefficients(options.fit, inner, gram, ridge, targets)  # (b, h, i, l, o) [KOOP.11]
+    added = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o), behind an axis of coordinates
+    found = coefficients(options.fit, inner, gram, added, targets)  # (b, h, i, l, o) [KOOP.11]
     modes = joined(found @ coordinates(g), options)  # (b, h, i, l, d) [KOOP.12]
     koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
     twice = joined(koopman @ modes, options)  # (b, h, i, l, d): R D
@@ -376,13 +379,14 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
 
 
 def update_backward(
-    step: Step, g: Observables, gram: Any, options: Options, d_root: Array, n: int
+    step: Step, g: Observables, gram: Any, options: Options, numbers: Any, d_root: Array
 ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     """Return the gradients of the points, by name those of q' and of what all updates share, and of the numbers."""
-    xp, transpose, tau = namespace(d_root), namespace(d_root).matrix_transpose, options.tau
+    xp, transpose = namespace(d_root), namespace(d_root).matrix_transpose
+    tau, epsilon, ridge = numbers  # (), (), () or (d,)
     points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
     starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
-    a, b = a_and_b(options.perturbation, options.epsilon[n, ...], options.mix)  # (), or 1
+    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), or 1
     centres, eye = centres_of(points[..., :-1, :], g, options), identity(root.shape[-1], root)  # -, (d, d)
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
     value, _, slope = centres.look(root, transpose(modes) @ dual)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
@@ -404,12 +408,12 @@ def update_backward(
     d_found = visible(g, d_fitted)  # (b, h, i, l, o) [dKOOP.11]
     d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
-    ridge = ridge_of(options, n, g, points[..., :-1, :])  # (), or it broadcasts
+    added = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
     d_targets = coefficients(
-        options.fit, transpose(inner), transpose(gram), ridge, d_found
+        options.fit, transpose(inner), transpose(gram), added, d_found
     )  # (b, h, i, l, o) [dKOOP.8]
     d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
-    left = inner @ found + ridge * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
+    left = inner @ found + added * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
     d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
     of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
     if options.scale == "mean":
@@ -455,7 +459,8 @@ def update_backward(
         d_numbers |= {"mix": d_a}
     d_k = xp.sum(d_keys, axis=2) + d_coordinates[..., : g.keys.shape[3], :]  # (b, h, j, d)
     passed = {"attended": d_attended, "k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
-    passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * eye)} if g.augmented else {}
+    if g.augmented:
+        passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * eye)}
     return d_points, passed, d_numbers
 
 
@@ -467,12 +472,11 @@ def centres_of(first: Array, g: Observables, options: Options) -> Observables:
     return Observables(kernel=g.kernel, keys=first, seen=everywhere, augmented=False)
 
 
-def ridge_of(options: Options, n: int, g: Observables, first: Array) -> Array:
+def ridge_of(ridge: Array, options: Options, g: Observables, first: Array) -> Array:
     """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
     if options.scale == "sum" and not options.by_coordinate:
-        return options.ridge[n, ...]
+        return ridge
     factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count()[..., None]
-    ridge = options.ridge[n, ...]  # () or (d,)
     return (ridge[:, None, None, None, None, None] if options.by_coordinate else ridge) * factor
 
 

@@ -70,7 +70,8 @@ class Kernel:
         value, slope = self.second(dot, rho)
         of_weight, d_argument = d_values * value, self.weight * d_values * slope
         of_bandwidth = d_argument * (rho if self.radial else dot) * (-2.0 / self.bandwidth)
-        d_bandwidth, d_weight = sum_wide(of_bandwidth), sum_wide(of_weight)
+        d_bandwidth = sum_wide(of_bandwidth)
+        d_weight = sum_wide(of_weight)
         if not self.radial:
             d_dot = d_values + d_argument
             return d_dot @ y, xp.matrix_transpose(d_dot) @ x, d_bandwidth, d_weight

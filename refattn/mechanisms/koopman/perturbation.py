@@ -30,14 +30,16 @@ from refattn.xp import Array, backend, concrete, namespace, zeros
 
 TOLERANCE = {"float64": 1e-13, "float32": 1e-6}
 STALLED = 1e3
-STEPS, STEPS_UNSEEN = 100, 12
+STEPS = 100
+STEPS_UNSEEN = 12
 """Steps of Newton's method for each start, rejected ones included; and where values cannot be asked (jax.jit)."""
 
-Evaluate = Callable[[Array], tuple[Array, Array, Array]]
-Step = Callable[[Array, Array, Array], tuple[Array, Array]]
+Function = Callable[..., tuple[Array, ...]]
 
 
-def invert(evaluate: Evaluate, starts: Sequence[Array], alive: Array, step: Step | None = None) -> tuple[Array, Array]:
+def invert(
+    evaluate: Function, starts: Sequence[Array], alive: Array, step: Function | None = None
+) -> tuple[Array, Array]:
     """Return the roots x (..., d) of psi(x) = z, and `left` (...,).
 
     `evaluate` gives for x psi(x) - z (..., d), the size (...,) of the terms that it sums, and the Jacobian, as `step`
@@ -61,7 +63,7 @@ def invert(evaluate: Evaluate, starts: Sequence[Array], alive: Array, step: Step
     return xp.where((left <= STALLED)[..., None], x, float("nan")), left
 
 
-def newton(evaluate: Evaluate, start: Array, active: Array, step: Step) -> tuple[Array, Array]:
+def newton(evaluate: Function, start: Array, active: Array, step: Function) -> tuple[Array, Array]:
     """Return x and `left`, as `invert` does, from one start."""
     xp = namespace(start)
     tolerance = TOLERANCE["float64" if xp.finfo(start.dtype).bits == 64 else "float32"]

@@ -66,7 +66,7 @@ def forward(
     whitening = Whitening(keys, None)  # of one update, which has no operator, and takes any mask
     if options.updates > 1:
         observables = of_all(keys, mask, options)
-        gram = dense.gram_of(observables, offset is not None, options)[:, :, 0, :, :]
+        gram = dense.gram_of(observables, offset is not None, options.jitter)[:, :, 0, :, :]
         whitening = whiten(gram, options.fit == "stein", q.shape[3] if observables.augmented else 0)
     saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), ())
     chunks = [advance(saved, q, start, stop) for start, stop in chunks_of(saved, q.shape[2])]
@@ -93,7 +93,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_coordinates = xp.matrix_transpose(whitening.factor) @ total["coordinates"]
         add(total, {"k": xp.where(xp.matrix_transpose(g.seen), d_coordinates[..., :j, :], 0.0)})
         d_norm = xp.sum(d_coordinates[..., j:, :] * identity(d_out.shape[3], d_out)) if g.augmented else nothing
-        add(total, dense.gram_backward(g, saved.offset is not None, options, d_gram[:, :, None, :, :], d_norm))
+        add(total, dense.gram_backward(g, saved.offset is not None, options.jitter, d_gram[:, :, None, :, :], d_norm))
     found = {name: total.get(name, nothing) for name in ("bandwidth", "weight")}
     found |= {"q": xp.concat(d_q, axis=2), **{name: sum_heads(total[name], saved.groups) for name in ("k", "v")}}
     for name in ("ridge", "epsilon") if numbers else ():
@@ -306,7 +306,7 @@ class Step:
         self.first = xp.stack(way.points[at : number - 1], axis=-2)  # (b, h, i, l, d)
         self.a, self.b = a_and_b(options.perturbation, options.epsilon[number - 2, ...], options.mix)
         self.own_part = self.a + self.b * tau
-        self.ridge = dense.ridge_of(options, number - 2, chunk.g, self.first)
+        self.ridge = dense.ridge_of(options.ridge[number - 2, ...], options, chunk.g, self.first)
         self.starts = xp.stack(way.features[at : number - 1], axis=-2)  # (b, h, i, l, o): W
         self.targets = xp.stack(way.features[at + 1 : number], axis=-2) - tau * self.starts  # (b, h, i, l, o): Y'
         self.dual = None if full else xp.stack(way.duals[at : number - 1], axis=-2)  # (b, h, i, l, o): N
