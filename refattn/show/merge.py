@@ -113,7 +113,8 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
         values = _parts(cast(ast.Expr, last).value) if several else [cast(ast.Expr, last).value]
         for target, part in zip(targets, values, strict=True):
             if ast.unparse(target) != ast.unparse(part):
-                end.append(like(ast.Assign([target], part), ast.Pass()))
+                end.append(ast.Assign([target], part))
+                set_kept(end[-1], Kept([], "", False, [], 0, ""))
         if len(targets) == 1 and end:
             end = [like(ast.Assign([targets[0]], cast(ast.Assign, end[0]).value), node)]
             kept_of(end[0]).above = []
@@ -241,6 +242,29 @@ class _Unwrapped(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         return node if node.name == self.kind else self.generic_visit(node)
+
+
+def spell_out(tree: ast.Module) -> None:
+    """Write what an annotation stands for, such as ``float | Array``, where nothing else reads its name."""
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            kinds = [each for each in ast.walk(tree) if isinstance(each, ast.arg | ast.AnnAssign) and each.annotation]
+            inside = [each for kind in kinds for each in ast.walk(cast(ast.expr, kind.annotation))]
+            inside += [
+                each
+                for f in ast.walk(tree)
+                if isinstance(f, ast.FunctionDef) and f.returns
+                for each in ast.walk(f.returns)
+            ]
+            reads = [each for each in ast.walk(tree) if _is_name(each, target.id) and each is not target]
+            if {id(each) for each in reads} <= {id(each) for each in inside}:
+                given = Named({target.id: node.value})
+                for kind in kinds:
+                    kind.annotation = given.visit(cast(ast.expr, kind.annotation))
+                for function in ast.walk(tree):
+                    if isinstance(function, ast.FunctionDef) and function.returns:
+                        function.returns = given.visit(function.returns)
 
 
 def drop_twins(tree: ast.Module, reader: Reader) -> bool:

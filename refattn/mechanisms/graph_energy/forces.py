@@ -255,7 +255,7 @@ def _power(x: Array, exponent: int) -> Array:
     return result
 
 
-Intrinsics = Callable[[Array, Array, Number], Any]
+Intrinsics = Callable[[Array, Array, Number], Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +269,7 @@ class Intrinsic:
     force, potential
         f and F of (x, b, mu).
     d_x, d_b, d_mu
-        The derivatives of f, which broadcast to x.
+        The derivatives of f.
     potential_b, potential_mu
         The derivatives of F.
     largest_slope
@@ -295,8 +295,8 @@ ANCHOR = Intrinsic(
     name="anchor",
     force=lambda x, b, mu: mu * (b - x),
     potential=lambda x, b, mu: 0.5 * mu * (x - b) * (x - b),
-    d_x=lambda x, b, mu: -mu,
-    d_b=lambda x, b, mu: mu,
+    d_x=lambda x, b, mu: -mu + namespace(x).zeros_like(x),
+    d_b=lambda x, b, mu: mu + namespace(x).zeros_like(x),
     d_mu=lambda x, b, mu: b - x,
     potential_b=lambda x, b, mu: mu * (b - x),
     potential_mu=lambda x, b, mu: 0.5 * (x - b) * (x - b),

@@ -87,6 +87,6 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
 
 def _jacobian(system: System, x: Array) -> Array:
     """Return dv_i / dx_j of each channel as (b, h, c, i, j); -1 on the diagonal of a node that does not exist."""
-    own = system.seen(system.intrinsic.d_x(x, system.start, system.mu) + namespace(x).zeros_like(x))
+    own = system.seen(system.intrinsic.d_x(x, system.start, system.mu))
     own = own if system.visible is None else own + system.visible - 1.0
     return jacobian_of(system, system.coupling.slope(between(x)), own)
