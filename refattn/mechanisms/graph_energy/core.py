@@ -304,10 +304,14 @@ def _check_scores(inner: dense.Saved) -> None:
     """Raise where finite scores have become infinite."""
     if all_finite(inner.readout.x) is not False:
         return
-    links = inner.graph.links.data if isinstance(inner.graph.links, CSR) else inner.graph.links
-    if all_finite(inner.graph.start) is False or all_finite(links) is False:
+    states, links = inner.flow.states, inner.graph.links
+    links = links.data if isinstance(links, CSR) else links
+    xp = namespace(links)
+    given = xp.all(xp.isfinite(states[0]) & xp.isfinite(inner.graph.start), axis=2)  # (b, h, c)
+    given = given & xp.all(xp.isfinite(links), axis=tuple(range(len(links.shape)))[-2:])[..., None]
+    if concrete(xp.any(given & ~xp.all(xp.isfinite(states[-1]), axis=2))) is False:
         return  # so were the inputs
-    at = next(n for n, x in enumerate(inner.flow.states) if all_finite(x) is False)
+    at = next(n for n, x in enumerate(states) if concrete(xp.any(given & ~xp.all(xp.isfinite(x), axis=2))))
     raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.flow.step}")
 
 
