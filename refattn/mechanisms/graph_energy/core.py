@@ -114,7 +114,8 @@ def forward(
         Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
         node, which `refattn.mechanisms.graph_energy.layer.sharing` takes from a table.
     step
-        h, above 0: a number, or an array (h,). None means 1/L, where an Euler step lowers the energy up to 2/L.
+        h, above 0: a number, or an array (h,). None means 1/L, where an Euler step lowers the energy up to 2/L. With
+        a coupling or a force that gets steeper L depends on where scores start, unless that is between 0 and 1.
     steps
         How many; with 0 scores stay where they start.
     integrator
@@ -406,6 +407,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
         bias=check_broadcasts("bias", given["bias"], q, (*q.shape[:3], nodes)),
         numbers=numbers,
+        causal=causal,
         attends=True,
     )
 
