@@ -298,7 +298,7 @@ class Soft(Threshold):
 
 
 class Proximal(Threshold):
-    """The step times tau is subtracted after every step of Euler: lowers the energy plus tau times the sum of |x|."""
+    """The step times tau is subtracted after every step of Euler: E + tau sum pi |x| falls, pi that of `.system`."""
 
 
 THRESHOLDS: dict[str, type[Threshold]] = {"hard": Hard, "soft": Soft, "proximal": Proximal}
