@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, fits
+from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy import options as kinds
@@ -371,6 +371,9 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     found |= {"mu": check_per_head("mu", given["mu"], q, nodes), "tau": check_per_head("tau", threshold.tau, q)}
     if causal and given["step"] is None and len(getattr(given["mu"], "shape", ())) == 2:
         raise ValueError("step: got None with causal scores and a mu of each node, which it would follow; needs one")
+    for name in ("mu", "kappa"):
+        if found[name] is None:
+            raise TypeError(f"{name}: got None, needs a number, or an array ({q.shape[1]},)")
     _check_signs(found)
     channels = {"token": 1, "query": q.shape[2], "feature": v.shape[3]}[state]
     if start.at is not None and state != "token":
@@ -386,7 +389,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     shown = {**{name: given[name] for name in ("mu", "kappa", "step", "scale", "bias")}, "tau": threshold.tau}
     shown["start"] = start.at
     numbers |= {name: tuple(getattr(x, "shape", ())) for name, x in shown.items() if x is not None}
-    kinds.whole("steps", given["steps"], 0)
+    count = check_whole("steps", given["steps"], 0)
     return Options(
         state=state,
         coupling=coupling,
@@ -394,7 +397,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         mu=found["mu"],
         kappa=found["kappa"],
         step=found["step"],
-        steps=given["steps"],
+        steps=count,
         integrator=integrator,
         threshold=threshold,
         tau=found["tau"],

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import (
@@ -32,11 +32,6 @@ def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(choices)}")
     return value
-
-
-def whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
 
 
 # --- links
@@ -152,7 +147,7 @@ class Integrator:
     def __post_init__(self) -> None:
         choice("adjoint", self.adjoint, ("unroll", "implicit"))
         if self.checkpoint is not None:
-            whole("checkpoint", self.checkpoint, 1)
+            check_whole("checkpoint", self.checkpoint, 1)
         for name in ("stop_force", "stop_plateau", "stop_level"):
             value = getattr(self, name)
             if value is not None:
@@ -212,7 +207,7 @@ class RK45(Integrator):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("accuracy", self.accuracy, positive=True)
-        whole("max_nfe", self.max_nfe, 1)
+        check_whole("max_nfe", self.max_nfe, 1)
 
 
 class ImplicitMidpoint(Integrator):
@@ -311,7 +306,8 @@ def _coupling(given: Any) -> str | Coupling | Polynomial:
     if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):
         names = ", ".join(COUPLINGS)
         raise ValueError(f"coupling: got {given!r}, needs one of {names}, polynomial(coefficients=...) or a Coupling")
-    return given if given in COUPLINGS else choose("coupling", given, {"polynomial": Polynomial})
+    known = isinstance(given, str) and given in COUPLINGS
+    return given if known else choose("coupling", given, {"polynomial": Polynomial})
 
 
 FAMILIES: dict[str, Callable[[Any], Any]] = {
