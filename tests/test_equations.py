@@ -549,7 +549,7 @@ def test_a_trace_of_a_training_step_does_not_depend_on_the_workers(mechanism: st
     if mechanism == "softmax":
         assert plain == loss and gradients.token_embedding.tobytes() == expected.token_embedding.tobytes()
     else:
-        # Without a hook another form, with other roundings. Eigenvalues of the kernel's matrices of 8 tokens are at most
+        # Without a hook another form, with other roundings. Eigenvalues of the kernel matrices of 8 tokens are at most
         # 8, so that with the default ridge of 0.1 the systems have a condition of at most (8 * 8 + 0.1) / 0.1 = 641.
         rtol = 641 * 8 * np.finfo(np.float64).eps
         np.testing.assert_allclose(plain, loss, rtol=rtol)
