@@ -160,6 +160,13 @@ def test_a_copy_points_at_the_real_file_and_lines(module: ModuleType) -> None:
         assert {line for _, _, line in twin.__code__.co_lines() if line} == lines
 
 
+def test_equations_are_read_without_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -OO` leaves them out."""
+    declared = equations.declared(dense)
+    monkeypatch.setattr(dense, "__doc__", None)
+    assert equations.declared(dense) == declared and declared["SM.1"].startswith("s_ij")
+
+
 @pytest.mark.parametrize("form", [dense, tiled])
 def test_tracebacks_show_the_line_that_failed(form: ModuleType) -> None:
     name = form.__name__.rpartition(".")[2]
