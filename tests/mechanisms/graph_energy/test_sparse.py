@@ -12,6 +12,7 @@ import refattn as ra
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forms.sparse import dense_graph, transposed
+from tests.conftest import Library
 from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run
 
 
@@ -51,8 +52,10 @@ def test_8_dense_and_sparse_graphs_are_one(coupling: str, state: str, causal: bo
 
 @pytest.mark.parametrize("coupling", ["sin", "tanh"])
 def test_every_library_multiplies_sparse_graphs(coupling: str, backend: Any) -> None:
+    if backend.library is Library.JAX and coupling == "sin":
+        pytest.skip("JAX compiles every operation for every shape: the other coupling alone")
     dense = weights()
-    options: dict[str, Any] = {"state": "feature", "coupling": coupling, "step": 0.1, "steps": 3}
+    options: dict[str, Any] = {"state": "feature", "coupling": coupling, "step": 0.1, "steps": 2}
     wanted = both(options, dense, ra.graph_energy.sparse_graph(dense), qkv())[0]
     arrays = [backend.array(x) for x in qkv()]
     sparse = placed(backend, ra.graph_energy.sparse_graph(dense))
