@@ -9,7 +9,6 @@ from refattn import counter, model
 from refattn.mechanisms.record import Unsupported
 from refattn.train.step import loss_and_gradients
 
-
 _FIT: dict[str, None] = {}
 """The last models whose blocks were seen to fit."""
 
