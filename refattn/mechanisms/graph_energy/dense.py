@@ -16,7 +16,7 @@ Equations of the graph, the flow and the readout (A(i) is the set of tokens that
     [GE.12]  y_jc = x_jc if x_jc >= tau, else 0         "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
     [GE.13]  u_ij = a_ij phi(y_ij)                      "query": phi(y_ij) for j in A(i), else 0
     [GE.14]  z_i = sum_j u_ij                           1 where that is 0
-    [GE.15]  p_ij = u_ij / z_i                          where all u_ij are 0: 1 at the largest a_ij x_j; "dense" a_ij; "zero" 0
+    [GE.15]  p_ij = u_ij / z_i                          all u_ij 0: 1 at the largest a_ij x_j; by "dense" a_ij; "zero" 0
     [GE.16]  o_i = sum_j p_ij v_j                       "feature" has none of GE.13 to GE.16: o_i = y_i
 
 Links are n_ij for "kernel". "none" has a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji;
@@ -161,7 +161,7 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
     `allowed` (..., i, j) tells whether j is in A(i), None that every token is.
     """
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
-    step = step_of(options, graph.links, graph.visible)  # broadcasts to x, as does tau
+    step = step_of(options, graph.links, graph.visible, graph.start)  # broadcasts to x, as does tau
     tau = tau_of(options, allowed, graph.start)
     x, flow = flow_forward(graph, step=step, tau=tau)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
