@@ -80,12 +80,12 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
                 new[part.id] = target.id
     taken = local_names(caller) | own
     others_of = [each.id for x in given.values() for each in ast.walk(x) if isinstance(each, ast.Name)]
-    for each in [*first]:
-        name, value = cast(ast.Name, each.targets[0]).id, each.value
+    for begun in [*first]:
+        name, value = cast(ast.Name, begun.targets[0]).id, begun.value
         if isinstance(value, ast.Name) and value.id not in later | mine and others_of.count(value.id) == 1:
             if value.id == name or value.id not in own:  # nobody reads it any more: it may change
                 new[name] = value.id
-                first.remove(each)
+                first.remove(begun)
     places = _places(body) & local_names(caller)
     for name in sorted(own - {*new}):
         if name in later | mine | others | places:
@@ -215,8 +215,8 @@ def unwrap(tree: ast.Module, reader: Reader) -> None:
     names = [name for kind in classes for name in reader.fields_of(kind)]
     for kind in classes:
         fields = [*reader.fields_of(kind)]
-        known = len(fields) == 1 and names.count(fields[0]) == 1 and not hasattr(np.ndarray, fields[0])
-        if known and _is_plain(kind) and not any(hasattr(each, fields[0]) for each in ((), [], {}, "", 0.0)):
+        alone = len(fields) == 1 and names.count(fields[0]) == 1 and _is_plain(kind)
+        if alone and not any(hasattr(other, fields[0]) for other in (np.ndarray, tuple, list, dict, str, float)):
             declared = next(node for node in kind.body if isinstance(node, ast.AnnAssign))
             _Unwrapped(kind.name, fields[0], declared.annotation).visit(tree)
 
@@ -457,7 +457,7 @@ def drop_fields(tree: ast.Module, reader: Reader) -> None:
         if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
             value = reader.fact(each.value)
             line = [*reader.line_of(value.kind)] if isinstance(value, Made) else []
-            for name in [kind.name for kind in line] or [None]:
+            for name in (kind.name for kind in line) if line else (None,):
                 reads.setdefault(name, set()).add(each.attr)
 
     def read_of(kind: ast.ClassDef) -> set[str]:

@@ -136,14 +136,14 @@ class Readout:
 
     options: Options
     tau: Number
-    attention: Array | None
+    attention: Any
     allowed: Array | None
     v: Array  # (b, g, j, e)
     x: Array  # (b, h, j, c)
     kept: Array  # (b, h, j, c): the scores that the threshold has left
-    total: Array | None = None  # (b, h, i, 1)
-    filled: Array | None = None  # (b, h, i, 1): whether the threshold left something
-    weights: Array | None = None  # (b, h, i, j)
+    total: Any = None  # (b, h, i, 1)
+    filled: Any = None  # (b, h, i, 1): whether the threshold left something
+    weights: Any = None  # (b, h, i, j)
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
     `allowed` (..., i, j) tells whether j is in A(i), None that every token is.
     """
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
-    step = step_of(options, graph.links, graph.visible, graph.start)  # broadcasts to x, as does tau
-    tau = tau_of(options, allowed, graph.start)
+    step = step_of(options, graph.links, graph.visible, graph.start)  # broadcasts to x
+    tau = tau_of(options, allowed, graph.start)  # broadcasts to x
     x, flow = flow_forward(graph, step=step, tau=tau)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)
@@ -325,14 +325,13 @@ def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flo
     x = start  # (b, h, j, c)
     if options.jitter is not None:
         x = start + hidden(m, options.jitter)  # (b, h, j, c)
-    taken, states = (), (x,)
+    taken: tuple[Step, ...] = ()
+    states: tuple[Array, ...] = (x,)
     for _ in range(options.steps):
-        stages, rates = (), ()
+        stages: tuple[tuple[Array, Array, Array], ...] = ()
+        rates: tuple[Array, ...] = ()
         for alpha in alphas:
-            if alpha:
-                point = moved_by(x, step, alpha, rates)  # (b, h, j, c) [GE.8]
-            else:
-                point = x  # (b, h, j, c) [GE.8]
+            point = moved_by(x, step, alpha, rates) if alpha else x  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
             rate = hidden(m, f.force(point, start, options.mu)) + options.kappa * coupled  # (b, h, j, c) [GE.10]
@@ -370,15 +369,17 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
+    d_first: Any = None  # (b, h, j, c): of the first stage of the step after
     for step in reversed(saved.steps):
-        d_there = d_x  # (b, h, j, c) [dGE.11]
+        d_there = plus(d_x, d_first)  # (b, h, j, c) [dGE.11]
         if isinstance(options.threshold, Proximal):
             # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_x = d_there = xp.where(step.shrunk == 0.0, 0.0, d_x)  # (b, h, j, c): dz
+            d_there = xp.where(step.shrunk == 0.0, 0.0, d_there)  # (b, h, j, c): dz
             pushed = d_there * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
-        d_points = ()  # of later stages, the last one first
+        d_x = d_there  # (b, h, j, c)
+        d_points: tuple[Array, ...] = ()  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
             # forward: there = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
@@ -405,9 +406,11 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
                 powers = [a + sum_wide(d_coupled * pull) for a, pull in zip(powers, pulls, strict=True)]  # () each
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
+            if n > 0:
+                d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
+        d_first = d_point  # (b, h, j, c)
     # forward: x = start, and start is b
-    d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
+    d_start = plus(d_x, d_first) + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
@@ -423,7 +426,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
 
 
 def readout_forward(
-    x: Array, attention: Array | None, v: Array, *, allowed: Array | None, options: Options, tau: Number
+    x: Array, attention: Any, v: Array, *, allowed: Array | None, options: Options, tau: Number
 ) -> tuple[Array, Readout]:
     """Return the readout: the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
     xp = namespace(x)
