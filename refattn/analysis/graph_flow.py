@@ -133,7 +133,7 @@ class GraphFlow:
         """Return dv_i / dx_j at x, (..., n, n); for a sparse graph that of one x, as a sparse array."""
         f, g = self.system.intrinsic, self.system.coupling
         state = self._state(x)
-        own = f.d_x(state, self.system.start, self.system.mu) + 0.0 * state
+        own = f.d_x(state, self.system.start, self.system.mu)
         if isinstance(self.graph, CSR):
             rows, columns = self.graph.ends()
             slopes = self.system.kappa * self.graph.data * g.slope(x[columns] - x[rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from refattn.ops.tiles import run
 from refattn.xp import Array, backend, namespace, sum_wide
@@ -19,7 +20,7 @@ def sum_of(*parts: Array | None) -> Array:
     return first
 
 
-def plus(a: Array | None, b: Array | None) -> Array | None:
+def plus(a: Array | None, b: Array | None) -> Any:
     """Return a + b, or the one of them that is there."""
     return a if b is None else b if a is None else a + b
 

@@ -80,12 +80,12 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
                 new[part.id] = target.id
     taken = local_names(caller) | own
     others_of = [each.id for x in given.values() for each in ast.walk(x) if isinstance(each, ast.Name)]
-    for each in [*first]:
-        name, value = cast(ast.Name, each.targets[0]).id, each.value
+    for begun in [*first]:
+        name, value = cast(ast.Name, begun.targets[0]).id, begun.value
         if isinstance(value, ast.Name) and value.id not in later | mine and others_of.count(value.id) == 1:
             if value.id == name or value.id not in own:  # nobody reads it any more: it may change
                 new[name] = value.id
-                first.remove(each)
+                first.remove(begun)
     places = _places(body) & local_names(caller)
     for name in sorted(own - {*new}):
         if name in later | mine | others | places:
@@ -113,7 +113,8 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
         values = _parts(cast(ast.Expr, last).value) if several else [cast(ast.Expr, last).value]
         for target, part in zip(targets, values, strict=True):
             if ast.unparse(target) != ast.unparse(part):
-                end.append(like(ast.Assign([target], part), ast.Pass()))
+                end.append(ast.Assign([target], part))
+                set_kept(end[-1], Kept([], "", False, [], 0, ""))
         if len(targets) == 1 and end:
             end = [like(ast.Assign([targets[0]], cast(ast.Assign, end[0]).value), node)]
             kept_of(end[0]).above = []
@@ -214,8 +215,8 @@ def unwrap(tree: ast.Module, reader: Reader) -> None:
     names = [name for kind in classes for name in reader.fields_of(kind)]
     for kind in classes:
         fields = [*reader.fields_of(kind)]
-        known = len(fields) == 1 and names.count(fields[0]) == 1 and not hasattr(np.ndarray, fields[0])
-        if known and _is_plain(kind) and not any(hasattr(each, fields[0]) for each in ((), [], {}, "", 0.0)):
+        alone = len(fields) == 1 and names.count(fields[0]) == 1 and _is_plain(kind)
+        if alone and not any(hasattr(other, fields[0]) for other in (np.ndarray, tuple, list, dict, str, float)):
             declared = next(node for node in kind.body if isinstance(node, ast.AnnAssign))
             _Unwrapped(kind.name, fields[0], declared.annotation).visit(tree)
 
@@ -241,6 +242,29 @@ class _Unwrapped(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         return node if node.name == self.kind else self.generic_visit(node)
+
+
+def spell_out(tree: ast.Module) -> None:
+    """Write what an annotation stands for, such as ``float | Array``, where nothing else reads its name."""
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            kinds = [each for each in ast.walk(tree) if isinstance(each, ast.arg | ast.AnnAssign) and each.annotation]
+            inside = [each for kind in kinds for each in ast.walk(cast(ast.expr, kind.annotation))]
+            inside += [
+                each
+                for f in ast.walk(tree)
+                if isinstance(f, ast.FunctionDef) and f.returns
+                for each in ast.walk(f.returns)
+            ]
+            reads = [each for each in ast.walk(tree) if _is_name(each, target.id) and each is not target]
+            if {id(each) for each in reads} <= {id(each) for each in inside}:
+                given = Named({target.id: node.value})
+                for kind in kinds:
+                    kind.annotation = given.visit(cast(ast.expr, kind.annotation))
+                for function in ast.walk(tree):
+                    if isinstance(function, ast.FunctionDef) and function.returns:
+                        function.returns = given.visit(function.returns)
 
 
 def drop_twins(tree: ast.Module, reader: Reader) -> bool:
@@ -433,7 +457,7 @@ def drop_fields(tree: ast.Module, reader: Reader) -> None:
         if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
             value = reader.fact(each.value)
             line = [*reader.line_of(value.kind)] if isinstance(value, Made) else []
-            for name in [kind.name for kind in line] or [None]:
+            for name in (kind.name for kind in line) if line else (None,):
                 reads.setdefault(name, set()).add(each.attr)
 
     def read_of(kind: ast.ClassDef) -> set[str]:

@@ -72,18 +72,20 @@ def prune(
             break
         before = after
     merge.unwrap(tree, reader)
+    merge.spell_out(tree)
     merge.drop_items(tree, roots)
     return tree
 
 
 def _drop(tree: ast.Module, reader: Reader, roots: Sequence[str]) -> None:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            fold.drop_stores(node)
-            fold.drop_aliases(node)
-            fold.drop_values(node)
-            if node.name in roots:
-                _drop_unread(node)
+    for top in tree.body:
+        for node in [top, *(top.body if isinstance(top, ast.ClassDef) else [])]:
+            if isinstance(node, ast.FunctionDef):
+                fold.drop_stores(node)
+                fold.drop_aliases(node)
+                fold.drop_values(node)
+        if isinstance(top, ast.FunctionDef) and top.name in roots:
+            _drop_unread(top)
     merge.drop_arguments(tree, roots)
     merge.drop_fields(tree, reader)
 

@@ -1,51 +1,45 @@
 """Graph energy attention, the definition: scores flow on a graph of the tokens, down an energy, and weigh attention.
 
-Equations of the graph (A(i) is the set of tokens that token i may attend)::
+Equations of the graph, the flow and the readout (A(i) is the set of tokens that token i may attend; x starts at b)::
 
-    [GE.1]  s_ij = scale q_i . k_j + bias_ij            without a bias: 0
+    [GE.1]  s_ij = scale q_i . k_j                      and with a "bias" + bias_ij
     [GE.2]  m_ij = s_ij if j in A(i), else -inf         without a mask: m = s
     [GE.3]  a_ij = exp(m_ij) / sum_l exp(m_il)          a_i = 0 where A(i) is empty
-    [GE.4]  r_ij = (s_ij + s_ji) / 2                    "kernel" alone; -inf unless j in A(i) and i in A(j)
+    [GE.4]  r_ij = (s_ij + s_ji) / 2                    "kernel" alone; -inf unless j is in A(i) and i in A(j)
     [GE.5]  n_ij = exp(r_ij) / sum_l exp(r_il)          "kernel" alone
     [GE.6]  w_ij = link of i and j                      0 for i = j: an edge to itself does nothing, for g(0) = 0
-    [GE.7]  b_jc = sigmoid(s_jj), or what is given, for "token"; a_cj for "query"; v_jc for "feature"
+    [GE.7]  b_jc = sigmoid(s_jj) for "token"            or what is "given"; a_cj for "query"; v_jc for "feature"
+    [GE.8]  y = x + h sum_l alpha_nl rate_l             stage n; the first: y = x
+    [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
+    [GE.10]  rate = m f(y; b) + kappa c                 in default g = sin and f(y; b) = mu (b - y)
+    [GE.11]  x' = x + h sum_n beta_n rate_n             "proximal": of that z, z - h tau if z > h tau, else 0
+    [GE.12]  y_jc = x_jc if x_jc >= tau, else 0         "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
+    [GE.13]  u_ij = a_ij phi(y_ij)                      "query": phi(y_ij) for j in A(i), else 0
+    [GE.14]  z_i = sum_j u_ij                           1 where that is 0
+    [GE.15]  p_ij = u_ij / z_i                          all u_ij 0: 1 at the largest a_ij x_j; by "dense" a_ij; "zero" 0
+    [GE.16]  o_i = sum_j p_ij v_j                       "feature" has none of GE.13 to GE.16: o_i = y_i
 
 Links are n_ij for "kernel". "none" has a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji;
 "causal_mirror" a_ij for j < i and a_ji for j > i; a graph that is "given" the links that it says, where i may attend j.
 Over "keys" nodes are the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may
 attend j and some query l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
 
-Equations of the flow (x starts at b). In default h = 1/L with L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij,
-which is mu + 2 kappa for links that add up to 1. With a "jitter" x starts at b + m jitter; m_jc is 1 where node j exists
-in channel c, for "query" where query c may attend j, else 0. Each stage of a step is a pass of GE.8 to GE.10, each step
-one of GE.11; alpha and beta are those of the method, by default Euler's, which has one stage, y = x, and beta = 1::
+Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11. Euler's method has one stage, y = x, and
+x' = x + h rate; alpha and beta are those of the method. In default h = 1/L with L = sup |df/dx| + 2 kappa sup |g'|
+max_i sum_j w_ij, which is mu + 2 kappa for links that add up to 1. With a "jitter" x starts at b + m jitter. m_jc is 1
+where node j exists in channel c (for "query" where query c may attend j, else 0).
 
-    [GE.8]  y = x + h sum_l alpha_nl rate_l             stage n; the first: y = x
-    [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
-    [GE.10]  rate = m f(y; b) + kappa c                 in default g = sin and f(y; b) = mu (b - y)
-    [GE.11]  x' = x + h sum_n beta_n rate_n             "proximal": of that z, z - h tau if z > h tau, else 0
+The readout reads the last x, and phi(y) = max(y, 0), which matters where tau is 0; tau is 0.4 by default, a choice.
+y_ij is y_j1 for "token". For "query" it is y_ji. With "signed" |x| is compared, and the sign stays.
 
-Equations of the readout (x is the last state; with `signed` |x| is compared, and the sign stays; y_ij is y_j1 for
-"token" and y_ji for "query"; phi(y) = max(y, 0), which matters where tau is 0; in default tau is 0.4, a choice)::
-
-    [GE.12]  y_jc = x_jc if x_jc >= tau, else 0         "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
-    [GE.13]  u_ij = a_ij phi(y_ij)                      "query": phi(y_ij) for j in A(i), else 0
-    [GE.14]  z_i = sum_j u_ij                           1 where that is 0
-    [GE.15]  p_ij = u_ij / z_i                          where every u_ij is 0: what the option empty says
-    [GE.16]  o_i = sum_j p_ij v_j                       "feature" has none of GE.13 to GE.16: o_i = y_i
-
-Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n; where a loss reads p, x or w beside o,
-that gradient is added to dp, dx, dw)::
+Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n), from the last step on, and in each from
+the last stage on::
 
     [dGE.v]  dv_j = sum_i p_ij do_i                     "feature": dv = db
     [dGE.15]  dp_ij = do_i . v_j
     [dGE.14]  dz_i = -sum_j dp_ij p_ij / z_i            0 where every u_ij is 0
     [dGE.13]  du_ij = dp_ij / z_i + dz_i                0 where every u_ij is 0
     [dGE.12]  dy_jc = sum_i du_ij a_ij where y_jc > 0   "query": du_ij; "feature": do
-
-dx of the last step is dy where the threshold keeps a score, else 0; with `straight_through` y > 0 reads x > 0, and dx
-is dy. The jump of a hard threshold has no part in any gradient. From the last step, and in each the last stage, on::
-
     [dGE.11]  dx' = dz + sum_n dy_n                     of the step after; of the last step as above
     [dGE.10]  drate_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)     dz = dx', "proximal": 0 where x' = 0
     [dGE.9]  dc = kappa drate
@@ -57,23 +51,28 @@ is dy. The jump of a hard threshold has no part in any gradient. From the last s
     [dGE.step]  dh = sum over stages of rate drate / h  "proximal": - tau sum over steps of dz sign(x')
     [dGE.tau]  dtau = -sum dy sign(x) where |x| > tau   of GE.12, "soft"; "proximal": -h sum over steps of dz sign(x')
     [dGE.coefficients]  da_m = sum over stages of dc_ic m_ic sum_j w_ij m_jc (y_jc - y_ic)^(2m+1)     of a polynomial g
-    [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over keys: Q_ij
-    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone; and what reads log sum_l exp(r_il)
-    [dGE.3]  da_ij = du_ij phi(y_ij) + Q_ij + db_ji     the first for "token", the last for "query"; Q: not for "kernel"
+    [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over "keys" Q_ij
+    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone
+    [dGE.3]  da_ij = du_ij phi(y_ij)                    for "token"; + db_ji for "query"; + Q_ij by "links"
     [dGE.2]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
-    [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2        and db_j b_j (1 - b_j) where i = j for "token"; not dr over keys
+    [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2        and db_j b_j (1 - b_j) where i = j; not dr over "keys"
     [dGE.q]  dq_i = scale sum_j ds_ij k_j
-    [dGE.k]  dk_j = scale sum_i ds_ij q_i               over keys: and scale sum_l (dr_jl + dr_lj) k_l
-    [dGE.scale]  dscale = sum_ij ds_ij q_i . k_j        over keys: and sum_jl dr_jl k_j . k_l
+    [dGE.k]  dk_j = scale sum_i ds_ij q_i               over "keys" and scale sum_l (dr_jl + dr_lj) k_l
+    [dGE.scale]  dscale = sum_ij ds_ij q_i . k_j        over "keys" and sum_jl dr_jl k_j . k_l
     [dGE.start]  dstart = db                            summed over what a start that is given was broadcast to
     [dGE.bias]  dbias_ij = ds_ij                        summed over what the bias was broadcast to
 
-With P_ij = dw_ij for i != j, Q is by links: "none" P_ij; "mean" (P_ij + P_ji) / 2; "min" P_ij + P_ji where a_ij < a_ji,
-half of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 0; of a graph that is given 0.
-Where every u_ij of a row is 0 and `empty` is "dense", da_ij has dp_ij, too.
+dx of the last step is dy where the threshold keeps a score, else 0. With "straight_through" y > 0 reads x > 0, and dx
+is dy. The jump of a hard threshold has no part in any gradient. Where a loss reads p, x or w of "saved" beside o, that
+gradient is added to dp, dx, dw.
+
+With P_ij = dw_ij for i != j, Q is for "none" P_ij; "mean" (P_ij + P_ji) / 2; "min" P_ij + P_ji where a_ij < a_ji, half
+of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 0; for "given" 0. Where every u_ij of a
+row is 0 and empty is "dense", da_ij has dp_ij, too.
 
 Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended and node of the graph, c
-channel of x ("token": 1; "query": a query; "feature": e), d width of queries and keys, e width of values.
+channel of x, by default 1, d width of queries and keys, e width of values. Channels are queries for "query". They are
+e for "feature".
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): a graph of tokens, the equation of
 a node, the gradient flow, the threshold; D. Sclosa (arXiv:2308.08311), equation 1. The article says nothing of symmetry
@@ -137,14 +136,14 @@ class Readout:
 
     options: Options
     tau: Number
-    attention: Array | None
+    attention: Any
     allowed: Array | None
     v: Array  # (b, g, j, e)
     x: Array  # (b, h, j, c)
     kept: Array  # (b, h, j, c): the scores that the threshold has left
-    total: Array | None = None  # (b, h, i, 1)
-    filled: Array | None = None  # (b, h, i, 1): whether the threshold left something
-    weights: Array | None = None  # (b, h, i, j)
+    total: Any = None  # (b, h, i, 1)
+    filled: Any = None  # (b, h, i, 1): whether the threshold left something
+    weights: Any = None  # (b, h, i, j)
 
 
 @dataclass(frozen=True)
@@ -162,8 +161,8 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
     `allowed` (..., i, j) tells whether j is in A(i), None that every token is.
     """
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
-    step = step_of(options, graph.links, graph.visible)  # broadcasts to x, as does tau
-    tau = tau_of(options, allowed, graph.start)
+    step = step_of(options, graph.links, graph.visible, graph.start)  # broadcasts to x
+    tau = tau_of(options, allowed, graph.start)  # broadcasts to x
     x, flow = flow_forward(graph, step=step, tau=tau)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)
@@ -173,7 +172,7 @@ def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Arra
     """Return the gradients of q, k, v and of all numbers; `read` are those of what else a loss reads."""
     d_x, d_attended, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
     d_last = plus(d_x, read.get("scores"))  # (b, h, j, c)
-    d_b, d_w, numbers = flow_backward(saved.flow, d_last, tau_terms)  # (b, h, j, c)
+    d_b, d_w, numbers = flow_backward(saved.flow, d_last, tau_terms)  # (b, h, j, c), (b, h, j, j)
     d_start = plus(d_b, read.get("start"))  # (b, h, j, c)
     d_graph = plus(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
     d = graph_backward(saved.graph, d_attended, d_graph, d_start, read.get("sums"))
@@ -294,15 +293,16 @@ def graph_backward(
     d_scores = plus(plus(d_masked, d_mean), d_own)  # (b, h, i, j) [dGE.1]
     # forward: scores = q @ k_heads^T * scale + bias
     d_product = product(d_scores, k_heads)  # (b, h, i, d): dGE.q without its scale
+    d_times = d_product * q  # (b, h, i, d): the terms of dGE.scale
     d_q = d_product * scale  # (b, h, i, d) [dGE.q]
     d_alike = product(xp.matrix_transpose(d_scores), q)  # (b, h, j, d): by query head, without its scale
     if options.over_keys and d_both is not None:
         # forward: pairs = k_heads @ k_heads^T * scale
         d_keys = d_both @ k_heads  # (b, h, j, d)
         d_alike = d_alike + d_keys  # (b, h, j, d)
-        d_scale = sum_wide(d_product * q) + 0.5 * sum_wide(d_keys * k_heads)  # () [dGE.scale]
+        d_scale = sum_wide(d_times) + 0.5 * sum_wide(d_keys * k_heads)  # () [dGE.scale]
     else:
-        d_scale = sum_wide(d_product * q)  # () [dGE.scale]
+        d_scale = sum_wide(d_times)  # () [dGE.scale]
     d_k = sum_heads(d_alike, k.shape[1]) * scale  # (b, g, j, d) [dGE.k]
     gradients = {"q": d_q, "k": d_k, "scale": d_scale}
     if options.bias is not None:
@@ -325,14 +325,13 @@ def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flo
     x = start  # (b, h, j, c)
     if options.jitter is not None:
         x = start + hidden(m, options.jitter)  # (b, h, j, c)
-    taken, states = (), (x,)
+    taken: tuple[Step, ...] = ()
+    states: tuple[Array, ...] = (x,)
     for _ in range(options.steps):
-        stages, rates = (), ()
+        stages: tuple[tuple[Array, Array, Array], ...] = ()
+        rates: tuple[Array, ...] = ()
         for alpha in alphas:
-            if alpha:
-                point = moved_by(x, step, alpha, rates)  # (b, h, j, c) [GE.8]
-            else:
-                point = x  # (b, h, j, c) [GE.8]
+            point = moved_by(x, step, alpha, rates) if alpha else x  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
             rate = hidden(m, f.force(point, start, options.mu)) + options.kappa * coupled  # (b, h, j, c) [GE.10]
@@ -370,15 +369,17 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
+    d_first: Any = None  # (b, h, j, c): of the first stage of the step after
     for step in reversed(saved.steps):
-        d_there = d_x  # (b, h, j, c) [dGE.11]
+        d_there = plus(d_x, d_first)  # (b, h, j, c) [dGE.11]
         if isinstance(options.threshold, Proximal):
             # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_x = d_there = xp.where(step.shrunk == 0.0, 0.0, d_x)  # (b, h, j, c): dz
+            d_there = xp.where(step.shrunk == 0.0, 0.0, d_there)  # (b, h, j, c): dz
             pushed = d_there * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
-        d_points = ()  # of later stages, the last one first
+        d_x = d_there  # (b, h, j, c)
+        d_points: tuple[Array, ...] = ()  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
             # forward: there = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
@@ -405,9 +406,11 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
                 powers = [a + sum_wide(d_coupled * pull) for a, pull in zip(powers, pulls, strict=True)]  # () each
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
+            if n > 0:
+                d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
+        d_first = d_point  # (b, h, j, c)
     # forward: x = start, and start is b
-    d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
+    d_start = plus(d_x, d_first) + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
@@ -423,7 +426,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
 
 
 def readout_forward(
-    x: Array, attention: Array | None, v: Array, *, allowed: Array | None, options: Options, tau: Number
+    x: Array, attention: Any, v: Array, *, allowed: Array | None, options: Options, tau: Number
 ) -> tuple[Array, Readout]:
     """Return the readout: the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
     xp = namespace(x)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import (
@@ -32,11 +32,6 @@ def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(choices)}")
     return value
-
-
-def whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
 
 
 # --- links
@@ -152,7 +147,7 @@ class Integrator:
     def __post_init__(self) -> None:
         choice("adjoint", self.adjoint, ("unroll", "implicit"))
         if self.checkpoint is not None:
-            whole("checkpoint", self.checkpoint, 1)
+            check_whole("checkpoint", self.checkpoint, 1)
         for name in ("stop_force", "stop_plateau", "stop_level"):
             value = getattr(self, name)
             if value is not None:
@@ -212,7 +207,7 @@ class RK45(Integrator):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("accuracy", self.accuracy, positive=True)
-        whole("max_nfe", self.max_nfe, 1)
+        check_whole("max_nfe", self.max_nfe, 1)
 
 
 class ImplicitMidpoint(Integrator):
@@ -298,7 +293,7 @@ class Soft(Threshold):
 
 
 class Proximal(Threshold):
-    """The step times tau is subtracted after every step of Euler: lowers the energy plus tau times the sum of |x|."""
+    """The step times tau is subtracted after every step of Euler: E + tau sum pi |x| falls, pi that of `.system`."""
 
 
 THRESHOLDS: dict[str, type[Threshold]] = {"hard": Hard, "soft": Soft, "proximal": Proximal}
@@ -311,7 +306,8 @@ def _coupling(given: Any) -> str | Coupling | Polynomial:
     if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):
         names = ", ".join(COUPLINGS)
         raise ValueError(f"coupling: got {given!r}, needs one of {names}, polynomial(coefficients=...) or a Coupling")
-    return given if given in COUPLINGS else choose("coupling", given, {"polynomial": Polynomial})
+    known = isinstance(given, str) and given in COUPLINGS
+    return given if known else choose("coupling", given, {"polynomial": Polynomial})
 
 
 FAMILIES: dict[str, Callable[[Any], Any]] = {
@@ -356,6 +352,8 @@ class Options:
         Whether links come from the scores of keys with keys.
     numbers
         The shapes of the numbers that have a gradient, by name.
+    causal
+        Whether no token may depend on a later one.
     attends
         Whether GE.3 is computed even where nobody reads it.
     """
@@ -379,47 +377,65 @@ class Options:
     scale: Number
     bias: Array | None
     numbers: dict[str, tuple[int, ...]]
+    causal: bool
     attends: bool
 
 
-def step_of(options: Options, links: Any, visible: Array | None) -> Number:
+def step_of(options: Options, links: Any, visible: Array | None, start: Array | None = None) -> Number:
     """Return h: 1/L where none is given, a constant of the backward, with which an Euler step lowers the energy.
 
     L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, per channel where nodes are hidden. Scores of tokens and
     queries start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that
-    depends on no score, and so on no later token.
+    depends on no score, and so on no later token. A head whose scores (b, h, j, c) start elsewhere, as the options
+    `start` and `jitter` may say, has the L of where these can get, see `_reach`.
     """
     if options.step is not None:
         return options.step
     bound = bound_of(options, links, visible)
+    usual = inverse_of(bound)
+    if start is None or (options.start is None and options.jitter is None):
+        return usual
+    return _step_from(options, links, visible, start, usual)
+
+
+def inverse_of(bound: Number) -> Number:
+    """Return h = 1 / L, 1 where L is 0."""
     if isinstance(bound, float):
-        step: Number = 1.0 / bound if bound > 0.0 else 1.0
-    else:
-        xp = namespace(bound)
-        step = xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
-    return step
+        return 1.0 / bound if bound > 0.0 else 1.0
+    xp = namespace(bound)
+    return xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
 
 
-def bound_of(options: Options, links: Any, visible: Array | None) -> Number:
-    """Return L, where it is finite."""
-    steep = steepest(options)  # sup |g'|
-    curved = options.intrinsic.largest_slope(options.mu)  # sup |df/dx|
-    if not isinstance(curved, float) and len(curved.shape) == 3 and curved.shape[1]:
-        curved = namespace(curved).max(curved, axis=1, keepdims=True)  # of all nodes
-    bound = curved + 2.0 * steep * abs(options.kappa)
+def bound_of(options: Options, links: Any, visible: Array | None, reach: Number | None = None) -> Number:
+    """Return L, where it is finite, for scores between 0 and 1, or for such that `_reach` as far."""
+    steep = steepest(options, reach)  # sup |g'|
+    pulls = 2.0 * steep * abs(options.kappa)
     if options.links in ("mean", "causal_mirror", "given"):
-        bound = curved + 2.0 * steep * abs(options.kappa) * largest_degree(links, visible)
+        pulls = pulls * largest_degree(links, visible)
+    size: Number = 1.0 + abs(options.mu) ** 0.5  # from where on "double_well" points inwards, for |b| <= 1
+    if reach is not None:
+        # What g pushes outwards is at most 2 S kappa sum_j w_ij R, and R^3 >= (|mu| + that / R) R + |b| there.
+        size = of_both(reach, reach ** (1.0 / 3.0) + (abs(options.mu) + pulls) ** 0.5)
+    curved = options.intrinsic.largest_slope(options.mu, size)  # sup |df/dx|
+    if not isinstance(curved, float) and len(curved.shape) > 2 and curved.shape[-2]:
+        curved = namespace(curved).max(curved, axis=-2, keepdims=True)  # of all nodes
+    bound = curved + pulls
     return bound
 
 
-def steepest(options: Options) -> float:
+def of_both(a: Any, b: Any) -> Array:
+    xp = namespace(a)
+    return xp.maximum(*xp.broadcast_arrays(a, b))
+
+
+def steepest(options: Options, reach: Number | None = None) -> Any:
     """Return sup |g'| of the differences of scores; infinity where these have no bound that it would need."""
     steep = options.coupling.largest_slope(math.inf)
     wells = options.intrinsic.name == "double_well"
     if options.state == "feature" and wells:
         return math.inf
     if steep == math.inf and options.state != "feature" and not wells:
-        steep = options.coupling.largest_slope(1.0)
+        steep = options.coupling.largest_slope(1.0 if reach is None else reach)
     return steep
 
 
@@ -433,6 +449,42 @@ def largest_degree(links: Any, visible: Array | None) -> Number:
     xp, sizes = namespace(links), abs(links)
     sums = xp.sum(sizes, axis=-1, keepdims=True) if visible is None else visible * (sizes @ visible)
     return xp.max(sums, axis=-2, keepdims=True)
+
+
+def _step_from(options: Options, links: Any, visible: Array | None, start: Array, usual: Number) -> Number:
+    """Return h where scores may start outside [0, 1], for what it usually is."""
+    if options.intrinsic.name != "double_well" and options.coupling.largest_slope(math.inf) < math.inf:
+        return usual
+    xp, jitter = namespace(start), options.jitter
+    x = start if jitter is None else start + (jitter if visible is None else visible * jitter)
+    low, high = xp.minimum(x, start), xp.maximum(x, start)
+    far = xp.any((low < 0.0) | (high > 1.0), axis=(2, 3), keepdims=True)  # (b, h, 1, 1)
+    if concrete(xp.any(far)) is False:
+        return usual
+    low, high = xp.min(low, axis=(2, 3), keepdims=True), xp.max(high, axis=(2, 3), keepdims=True)
+    bound = bound_of(options, links, visible, _reach(options, low, high))
+    return xp.where(far, inverse_of(bound), usual)
+
+
+def _reach(options: Options, low: Array, high: Array) -> Array:
+    """Return what bounds differences of scores that start in [l, u], or with "double_well" their sizes, at least 1.
+
+    With w_ij >= 0 and kappa >= 0, and g(y) = s y with 0 <= s <= S up to u - l, a step of "anchor" or "none" gives
+    x_i + h (mu (b_i - x_i) + kappa sum_j w_ij s_ij (x_j - x_i)): for h <= 1/L a mean of numbers in [l, u].
+    """
+    xp = namespace(low)
+    if options.causal:
+        raise ValueError("step: got None with causal scores that start outside [0, 1]; needs a number")
+    if options.intrinsic.name == "double_well":
+        return xp.maximum(xp.maximum(xp.abs(low), xp.abs(high)), xp.ones_like(low))
+    if isinstance(options.threshold, Proximal):  # which draws scores to 0
+        low, high = xp.where(low < 0.0, low, 0.0), xp.where(high > 0.0, high, 0.0)
+    apart = xp.where(xp.isfinite(high - low) & (high - low > 1.0), high - low, 1.0)
+    steep = options.coupling.largest_slope(apart)
+    if concrete(xp.any((apart > options.coupling.attracts) | ~xp.isfinite(steep))):
+        got = f'scores that start up to {float(xp.max(apart)):.3g} apart with coupling="{options.coupling.name}"'
+        raise ValueError(f"step: got None with {got}, where none is known to hold; needs a number")
+    return apart
 
 
 def check_bounded(options: Options) -> None:

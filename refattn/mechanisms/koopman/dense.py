@@ -177,13 +177,14 @@ def forward(
     trajectory, all_weights, steps = [q, attended], [weights], list[Step]()
     for n in range(options.updates - 1):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
-        recent = trajectory if options.window is None else trajectory[-options.window - 1 :]
-        points = xp.stack(recent, axis=3)  # x_0 ... x_L
+        points = xp.stack(
+            trajectory if options.window is None else trajectory[-options.window - 1 :], axis=3
+        )  # as in Step
         numbers = options.tau, options.epsilon[n, ...], options.ridge[n, ...]
         step = update(points, attended, g, gram, options, numbers)  # tagged there
         trajectory, all_weights, steps = [*trajectory, step.root], [*all_weights, weights], [*steps, step]
-    several = tuple(trajectory), tuple(all_weights), tuple(steps)
-    return trajectory[-1], Saved(options, causal, k.shape[1], values, g, gram, *several)
+    points, weighed, fitted = tuple(trajectory), tuple(all_weights), tuple(steps)
+    return points[-1], Saved(options, causal, k.shape[1], values, g, gram, points, weighed, fitted)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -409,9 +410,8 @@ def update_backward(
     d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
     added = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
-    d_targets = coefficients(
-        options.fit, transpose(inner), transpose(gram), added, d_found
-    )  # (b, h, i, l, o) [dKOOP.8]
+    mirrored = transpose(inner), transpose(gram)  # (b, h, i, l, l), (b, h, i, o, o)
+    d_targets = coefficients(options.fit, *mirrored, added, d_found)  # (b, h, i, l, o) [dKOOP.8]
     d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
     left = inner @ found + added * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
     d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes

@@ -14,8 +14,9 @@ the value.
 A root with a singular Jacobian, one of many, counts as none. Where there is none the root is NaN, and the core raises,
 unless what came in there was not finite: that goes on, as everywhere in the cores.
 
-psi need not be injective: it is where |b| lip(phi) < |a + b tau|, which `certify` asks. Elsewhere the root is the one
-that is reached from the first of the starts that leads to one.
+psi need not be injective: with phi = tau pi + f, f(x) = D^T kappa(x), it is (a + b tau) pi + b f, injective where
+|b| lip(f) < |a + b tau|, which `certify` asks with a bound of lip(f). For tau = 1 that says nothing of lip(phi) itself.
+Elsewhere the root is the one that is reached from the first of the starts that leads to one.
 """
 
 from __future__ import annotations

@@ -30,5 +30,4 @@ def jacobian(system: System, x: Array, after: Array) -> Array:
     """Return dv / dx'."""
     middle = 0.5 * (x + after)
     slopes = 0.5 * system.coupling.slope(between(middle))
-    own = 0.5 * system.intrinsic.d_x(middle, system.start, system.mu) + 0.0 * middle
-    return jacobian_of(system, slopes, system.seen(own))
+    return jacobian_of(system, slopes, system.seen(0.5 * system.intrinsic.d_x(middle, system.start, system.mu)))
