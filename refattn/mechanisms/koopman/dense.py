@@ -177,9 +177,8 @@ def forward(
     trajectory, all_weights, steps = [q, attended], [weights], list[Step]()
     for n in range(options.updates - 1):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
-        points = xp.stack(
-            trajectory if options.window is None else trajectory[-options.window - 1 :], axis=3
-        )  # as in Step
+        recent = trajectory if options.window is None else trajectory[-options.window - 1 :]
+        points = xp.stack(recent, axis=3)  # x_0 ... x_L
         numbers = options.tau, options.epsilon[n, ...], options.ridge[n, ...]
         step = update(points, attended, g, gram, options, numbers)  # tagged there
         trajectory, all_weights, steps = [*trajectory, step.root], [*all_weights, weights], [*steps, step]
@@ -202,7 +201,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
             # forward: root = update(points, attended, g, gram, ...)
             step = saved.updates[number - 2]
             numbers = options.tau, options.epsilon[number - 2, ...], options.ridge[number - 2, ...]
-            d_path, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)
+            d_path, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)  # as points
             for n in range(1, d_path.shape[3] + 1):
                 d_points[number - n] = d_points[number - n] + d_path[:, :, :, -n, :]  # (b, h, i, d)
             d_numbers = [found, *d_numbers]
@@ -321,10 +320,7 @@ def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_
 
 
 def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
-    """Return A (..., l, o) of KOOP.11 for Z = `inner` (..., l, l), G = `gram` (..., o, o) and Y = `targets`.
-
-    With Z and G transposed, which are symmetric but for rounding, it is its own adjoint.
-    """
+    """Return A (..., l, o) of KOOP.11 for Z, G and Y; with Z and G transposed it is its own adjoint, Y to A."""
     reshape, transpose = namespace(inner).reshape, namespace(inner).matrix_transpose
     targets = targets + 0.0 * ridge  # (..., l, o): with the axis in front that ridges by coordinate have
     rows, size = targets.shape[-2], targets.shape[-2] * targets.shape[-1]
@@ -476,7 +472,7 @@ def ridge_of(ridge: Array, options: Options, g: Observables, first: Array) -> Ar
     """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
     if options.scale == "sum" and not options.by_coordinate:
         return ridge
-    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count()[..., None]
+    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count()[..., None]  # 1 or (b, h, i, 1, 1)
     return (ridge[:, None, None, None, None, None] if options.by_coordinate else ridge) * factor
 
 
