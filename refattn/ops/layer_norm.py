@@ -25,12 +25,13 @@ class Saved:
     gain: Array | None  # (m,)
 
 
-def normalise(x: Array, eps: float) -> tuple[Array, Array]:
-    """Return n (..., m) and r (..., 1) for x (..., m)."""
+def normalise(x: Array, eps: float) -> tuple[Array, tuple[Array, Array]]:
+    """Return n (..., m) for x (..., m), and what the backward reads: n and r (..., 1)."""
     xp, width = namespace(x), x.shape[-1]
     centred = x - sum_last(x) / width
     inverse = 1.0 / xp.sqrt(xp.vecdot(centred, centred)[..., None] / width + eps)
-    return centred * inverse, inverse
+    normalised = centred * inverse
+    return normalised, (normalised, inverse)
 
 
 def normalise_backward(normalised: Array, inverse: Array, d_normalised: Array) -> Array:
@@ -46,7 +47,7 @@ def layer_norm_forward(
     x: Array, gain: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Saved]:
     """Return (y, saved) for x (..., m), and a gain and a bias (m,) that are 1 and 0 where they are None."""
-    normalised, inverse = normalise(x, eps)
+    normalised, (_, inverse) = normalise(x, eps)
     y = normalised if gain is None else normalised * gain
     return y if bias is None else y + bias, Saved(normalised, inverse, gain)
 

@@ -39,3 +39,9 @@ def test_a_singular_matrix_does_not_spoil_the_others(backend: Any) -> None:
     x = backend.host(solve(backend.array(a), backend.array(b)))
     np.testing.assert_allclose(x[[0, 2]], exact[[0, 2]], rtol=1e-12)
     assert not np.all(np.abs(x[1]) < 1e10)
+
+
+def test_matrices_that_a_nudge_leaves_singular() -> None:
+    """Of rank 1: what is added once to the diagonal of some of these is lost to rounding, or cancels."""
+    u, v = normal("u", 400, 3, 1), normal("v", 400, 1, 3)
+    assert np.all(np.isfinite(solve(u @ v, np.ones((400, 3, 1)))))

@@ -70,8 +70,8 @@ class Saved:
     v: Array  # (b, g, j, e)
     q_hat: Array  # (b, h, i, d)
     k_hat: Array  # (b, g, j, d)
-    q_inverse: Array | None  # (b, h, i, 1): r_i, None without layer normalisation
-    k_inverse: Array | None  # (b, g, j, 1): r_j
+    q_normal: tuple[Array, Array] | None  # q' and r_i (b, h, i, 1); None without layer normalisation
+    k_normal: tuple[Array, Array] | None  # k' and r_j (b, g, j, 1)
     scores: Array  # (b, h, i, j)
     allowed: Array | None  # broadcasts to (b, h, i, j)
     weights: Array  # (b, h, i, j)
@@ -92,8 +92,8 @@ def forward(
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     scale = 1.0 / (options.alpha * math.sqrt(q.shape[3]))
     normal, eps = options.layer_norm, options.norm_eps
-    q_hat, q_inverse = normalise(q, eps) if normal else (q, None)  # (b, h, i, d) [HOL.1], (b, h, i, 1): r_i
-    k_hat, k_inverse = normalise(k, eps) if normal else (k, None)  # (b, g, j, d) [HOL.2], (b, g, j, 1): r_j
+    q_hat, q_normal = normalise(q, eps) if normal else (q, None)  # (b, h, i, d) [HOL.1], -
+    k_hat, k_normal = normalise(k, eps) if normal else (k, None)  # (b, g, j, d) [HOL.2], -
     k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q_hat @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [HOL.3]
@@ -109,7 +109,7 @@ def forward(
         attended = xp.sum(masked(xp.ones_like(values), allowed), axis=-1, keepdims=True)  # (b, h, i, 1): n_i
     divisor = divisor_of(total, normaliser, attended)  # (b, h, i, 1) [HOL.8]
     out = numerator / divisor  # (b, h, i, e) [HOL.9]
-    saved = Saved(options, v, q_hat, k_hat, q_inverse, k_inverse, scores, allowed, weights, total, divisor, out)
+    saved = Saved(options, v, q_hat, k_hat, q_normal, k_normal, scores, allowed, weights, total, divisor, out)
     return out, total[..., 0], saved
 
 
@@ -136,9 +136,9 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_q_hat = d_scores @ k_heads * scale  # (b, h, i, d) [dHOL.1]
     d_k_hat = sum_heads(xp.matrix_transpose(d_scores) @ q_hat, groups) * scale  # (b, g, j, d) [dHOL.2]
     # forward: q_hat = normalise(q); k_hat = normalise(k)
-    q_inverse, k_inverse = saved.q_inverse, saved.k_inverse
-    d_q = d_q_hat if q_inverse is None else normalise_backward(q_hat, q_inverse, d_q_hat)  # (b, h, i, d) [dHOL.q]
-    d_k = d_k_hat if k_inverse is None else normalise_backward(k_hat, k_inverse, d_k_hat)  # (b, g, j, d) [dHOL.k]
+    q_normal, k_normal = saved.q_normal, saved.k_normal
+    d_q = d_q_hat if q_normal is None else normalise_backward(*q_normal, d_q_hat)  # (b, h, i, d) [dHOL.q]
+    d_k = d_k_hat if k_normal is None else normalise_backward(*k_normal, d_k_hat)  # (b, g, j, d) [dHOL.k]
     return {"q": d_q, "k": d_k, "v": d_v}
 
 

@@ -66,11 +66,11 @@ class Kernel:
         factor = math.sqrt(self.options.scale(self.width))
         if not self.options.layer_norm:
             return x * factor, None
-        normal, inverse = normalise(x, self.options.norm_eps)
+        normal, saved = normalise(x, self.options.norm_eps)
         if not self.square:
-            return normal * factor, (normal, inverse)
+            return normal * factor, saved
         shift = 1.0 / math.sqrt(self.width) - factor / self.width * sum_last(normal)
-        return normal * factor + shift, (normal, inverse)
+        return normal * factor + shift, saved
 
     def lift_backward(self, saved: tuple[Array, Array] | None, d_lifted: Array) -> Array:
         """Return the gradient of x for that of `lift`."""
