@@ -24,7 +24,7 @@ def deliver(text: Callable[..., str] | None, data: Any = None, file: str | None 
     """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
     facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
     if file == "-":
-        click.echo(facts.rstrip("\n"))
+        click.echo(facts.rstrip("\n"), file=sys.stdout)
     elif file is not None:
         write_text(file, facts, "--json")
     if text is not None:
@@ -43,7 +43,7 @@ def say(text: Callable[..., str], file: str | None = None) -> None:
 def write_text(file: str, text: str, option: str) -> None:
     """Write a file; that it cannot be written is the user's problem."""
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        Path(file).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise Problem(f"{option}: {file!r} cannot be written: {error.strerror}") from error
 
@@ -77,4 +77,4 @@ def _lines(items: Iterable[Any], what: str, unit: str) -> Iterator[Any]:
         quarter = 4 * done // size > 4 * (done - 1) // size
         if quarter or time.monotonic() - said > 10.0:
             said = time.monotonic()
-            click.echo(f"{what}: {done} of {size} {unit}", err=True)
+            click.echo(f"{what}: {done} of {size} {unit}", file=sys.stderr)

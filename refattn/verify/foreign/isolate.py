@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,6 +225,8 @@ def serve() -> None:
     os.dup2(2, 1)  # what is printed, in C too, must not come among the answers
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    for stream in (sys.stdout, sys.stderr):  # whatever the locale is, what is printed is no error
+        cast(io.TextIOWrapper, stream).reconfigure(encoding="utf-8", errors="backslashreplace")
     faulthandler.enable()
     about, _ = _receive(questions)
     try:
