@@ -7,6 +7,7 @@
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = [".ci", ".github", "asv_benchmarks", "backends", "docs", "examples", "refattn", "tests", "tools"]
@@ -89,14 +91,14 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> Clones:
 
 @pytest.fixture(scope="module")
 def builds(clones: Clones, tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    # Without an option: the sdist, and from it the wheel. Both sdists are the same, so one wheel of them is enough.
+    kinds = {"symlink": [["--sdist", "--wheel"]], "no symlink": [["--wheel"], []]}
     made = {}
-    # without an option: the sdist, and from it the wheel
-    kinds: dict[str, list[str]] = {"wheel": ["--wheel"], "wheel of sdist": []}
     for way, clone in clones.items():
-        for kind, options in kinds.items():
+        for options in kinds[way]:
             out = tmp_path_factory.mktemp("dist")
             run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, *options, clone, cwd=out)
-            made[way, kind] = next(out.glob("*.whl"))
+            made[way, "wheel" if options else "wheel of sdist"] = next(out.glob("*.whl"))
             shutil.rmtree(clone / "build", ignore_errors=True)  # leftovers of one build must not help the next
             shutil.rmtree(clone / "refattn.egg-info")
         made[way, "sdist"] = next(out.glob("*.tar.gz"))
@@ -168,8 +170,7 @@ def test_every_folder_with_python_files_is_a_package() -> None:
     assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").is_file()] == []
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["wheel", "wheel of sdist"])
+@pytest.mark.parametrize(("way", "kind"), [(way, "wheel") for way in WAYS] + [("no symlink", "wheel of sdist")])
 def test_a_wheel_holds_the_sources_and_nothing_else(clones: Clones, builds: Builds, way: str, kind: str) -> None:
     names = wheel_names(builds[way, kind])
     assert names == sources(clones["symlink"])
@@ -203,6 +204,16 @@ def test_all_means_every_extra_but_cupy() -> None:
     (everything,) = extras["all"]
     named = set(everything.removeprefix("refattn[").removesuffix("]").split(","))
     assert named | {"test"} == set(extras) - {"all", "cupy"}
+
+
+def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = {*project["dependencies"], *(entry for name in ("torch", "jax", "onnx", "test") for entry in extras[name])}
+    lowest = dict(re.match(r"([a-z-]+)>=([\d.]+)", entry).groups() for entry in wanted)  # type: ignore[union-attr]
+    lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.partition(" ")[0].split("==") for line in lines if line and not line.startswith("#"))
+    assert {name: Version(pinned[name]) for name in lowest} == {name: Version(low) for name, low in lowest.items()}
 
 
 def test_an_installed_wheel_is_imported_from_where_it_was_installed(
