@@ -8,6 +8,7 @@ import email
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = [".ci", ".github", "asv_benchmarks", "backends", "docs", "examples", "refattn", "tests", "tools"]
@@ -211,6 +213,16 @@ def test_all_means_every_extra_but_cupy() -> None:
     (everything,) = extras["all"]
     named = set(everything.removeprefix("refattn[").removesuffix("]").split(","))
     assert named | {"test"} == set(extras) - {"all", "cupy"}
+
+
+def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = {*project["dependencies"], *(entry for name in ("torch", "jax", "onnx", "test") for entry in extras[name])}
+    lowest = dict(re.match(r"([a-z-]+)>=([\d.]+)", entry).groups() for entry in wanted)  # type: ignore[union-attr]
+    lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.partition(" ")[0].split("==") for line in lines if line and not line.startswith("#"))
+    assert {name: Version(pinned[name]) for name in lowest} == {name: Version(low) for name, low in lowest.items()}
 
 
 def test_an_installed_wheel_is_imported_from_where_it_was_installed(
