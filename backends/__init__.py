@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from typing import Any, TypedDict
+from weakref import WeakKeyDictionary
 
 from refattn.backends.base import Backend, BaseBackend
 from refattn.backends.pool import use_workers, workers
@@ -30,7 +31,7 @@ GROUP = "refattn.backends"
 BUILT_IN = ("numpy", "cupy", "torch", "jax", "strict")
 
 _loaded: dict[str, Backend] = {}
-_owners: dict[type, Backend] = {}
+_owners: WeakKeyDictionary[type, Backend] = WeakKeyDictionary()
 
 
 class Description(TypedDict):
@@ -60,6 +61,8 @@ def get(name: str) -> Backend:
     ImportError, TypeError
         Where the package that offers it cannot be imported, or what it offers is no backend.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"backend: got {name!r}, needs one of {', '.join(names())}")
     if name not in _loaded:
         built_in = name in BUILT_IN
         _loaded[name] = importlib.import_module(f"{__name__}.{name}").backend if built_in else _load_plug_in(name)
@@ -75,9 +78,10 @@ def of(x: object) -> Backend:
         Where no backend knows the type of `x`.
     """
     kind = type(x)
-    if kind not in _owners:
-        _owners[kind] = _find_owner(x)
-    return _owners[kind]
+    owner = _owners.get(kind)
+    if owner is None:
+        owner = _owners[kind] = _find_owner(x)
+    return owner
 
 
 def changes_meaning(kind: type) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from refattn.files import check_output
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
@@ -71,11 +71,7 @@ def check_writable(file: str | None, option: str = "--json") -> None:
     if file is None or file == "-":
         return
     try:
-        existed = os.path.lexists(file)
-        with open(file, "a", encoding="utf-8"):
-            pass
-        if not existed:
-            os.unlink(file)
+        check_output(file)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise Problem(f"{option}: got {file!r}, needs a file that can be written ({why})") from error

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import click
 
 from refattn.cli.arguments import Problem
+from refattn.files import write_output
 
 Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -42,10 +42,16 @@ def say(text: Callable[..., str], file: str | None = None) -> None:
 
 def write_text(file: str, text: str, option: str) -> None:
     """Write a file; that it cannot be written is the user's problem."""
+    write_data(file, text.encode("utf-8", "backslashreplace"), option)
+
+
+def write_data(file: str, data: bytes, option: str) -> None:
+    """Write a file whole or not at all; that it cannot be written is the user's problem."""
     try:
-        Path(file).write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise Problem(f"{option}: {file!r} cannot be written: {error.strerror}") from error
+        write_output(file, data)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise Problem(f"{option}: {file!r} cannot be written: {why}") from error
 
 
 def progress(what: str, unit: str) -> AbstractContextManager[Wrap]:
