@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from typing import Any, TypedDict
+from weakref import WeakKeyDictionary
 
 from refattn.backends.base import Backend, BaseBackend
 from refattn.backends.pool import use_workers, workers
@@ -30,7 +31,7 @@ GROUP = "refattn.backends"
 BUILT_IN = ("numpy", "cupy", "torch", "jax", "strict")
 
 _loaded: dict[str, Backend] = {}
-_owners: dict[type, Backend] = {}
+_owners: WeakKeyDictionary[type, Backend] = WeakKeyDictionary()
 
 
 class Description(TypedDict):
@@ -77,9 +78,10 @@ def of(x: object) -> Backend:
         Where no backend knows the type of `x`.
     """
     kind = type(x)
-    if kind not in _owners:
-        _owners[kind] = _find_owner(x)
-    return _owners[kind]
+    owner = _owners.get(kind)
+    if owner is None:
+        owner = _owners[kind] = _find_owner(x)
+    return owner
 
 
 def changes_meaning(kind: type) -> bool:

@@ -11,13 +11,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from refattn.xp import Array, is_array, namespace
 
 T = TypeVar("T")
 
-_FIELDS: dict[type, tuple[str, ...] | None] = {}
-"""What `_fields` has found."""
+_FIELDS: WeakKeyDictionary[type, tuple[str, ...] | None] = WeakKeyDictionary()
+"""What `_fields` has found; it keeps no class alive."""
 
 _STATIC = (str, int, float, Number)  # the usual ones first: asking an abstract class takes longer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import array_api_compat
 
@@ -19,13 +20,14 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 """A module that implements the array API standard."""
 
-_KNOWN: dict[type | None, Namespace] = {}
-"""Namespaces by the class of an array: array-api-compat takes as long to find one as a small product takes."""
+_KNOWN: WeakKeyDictionary[type, Namespace] = WeakKeyDictionary()
+"""Namespaces by the class of an array: array-api-compat takes as long to find one as a small product takes. These and
+the others below keep no class alive."""
 
-_ARRAYS: dict[type, bool] = {}
+_ARRAYS: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 """Whether objects of a class are arrays."""
 
-_DTYPE_NAMES: dict[tuple[type, Any], str] = {}
+_DTYPE_NAMES: WeakKeyDictionary[type, dict[Any, str]] = WeakKeyDictionary()
 """Names of dtypes, by the class of an array too: dtypes of several libraries need not compare."""
 
 LOW_PRECISION = ("float16", "bfloat16")
@@ -43,16 +45,16 @@ def namespace(*arrays: Array | None) -> Namespace:
     TypeError
         Where there is no array, one is of an unsupported type, or they are of different libraries.
     """
-    if len(arrays) == 1 and type(arrays[0]) in _KNOWN:
-        return _KNOWN[type(arrays[0])]
+    if len(arrays) == 1 and (found := _KNOWN.get(type(arrays[0]))) is not None:
+        return found
     given = [a for a in arrays if a is not None]
     kinds = {type(a) for a in given}
     for other in kinds:
         if backends.changes_meaning(other):
             raise TypeError(f"got {other.__name__}, needs a plain array: this class computes with another meaning")
     kind = kinds.pop() if len(kinds) == 1 else None
-    if kind in _KNOWN:
-        return _KNOWN[kind]
+    if kind is not None and (found := _KNOWN.get(kind)) is not None:
+        return found
     numpy = given and all(array_api_compat.is_numpy_array(a) for a in given)
     found = array_api_compat.array_namespace(*given, use_compat=False if numpy else None)
     # A gradient that is zero has a dtype of JAX's own, in an array of NumPy's class: it says nothing about that class.
@@ -67,9 +69,10 @@ def is_array(value: object) -> bool:
     Arrays whose class gives them another meaning, such as masked ones and matrices, are none.
     """
     kind = type(value)
-    if kind not in _ARRAYS:
-        _ARRAYS[kind] = array_api_compat.is_array_api_obj(value) and not backends.changes_meaning(kind)
-    return _ARRAYS[kind]
+    known = _ARRAYS.get(kind)
+    if known is None:
+        known = _ARRAYS[kind] = array_api_compat.is_array_api_obj(value) and not backends.changes_meaning(kind)
+    return known
 
 
 def device(x: Array) -> Any:
@@ -99,10 +102,12 @@ def concrete(condition: Array | bool) -> bool | None:
 
 def dtype_name(x: Array) -> str:
     """Return the name of the dtype of `x` without its library: ``"float32"``, ``"bfloat16"``, ``"bool"``."""
-    key = type(x), x.dtype
-    if key not in _DTYPE_NAMES:
-        _DTYPE_NAMES[key] = str(x.dtype).rpartition(".")[2]
-    return _DTYPE_NAMES[key]
+    dtype, known = x.dtype, _DTYPE_NAMES.get(type(x))
+    if known is None:
+        known = _DTYPE_NAMES.setdefault(type(x), {})
+    if dtype not in known:
+        known[dtype] = str(dtype).rpartition(".")[2]
+    return known[dtype]
 
 
 def is_bool(x: Array) -> bool:

@@ -1,20 +1,33 @@
 """Fixtures and settings that all tests share: the array libraries, what a run may not skip, and Hypothesis.
 
+A test with three parameters or more runs on as many of their combinations as hold every pair of values; the others are
+slow.
+
 Environment variables::
 
     REFATTN_TEST_BACKENDS=numpy,torch    run the tests over libraries on these alone
     REFATTN_REQUIRE=torch,onnxruntime    stop where one of these cannot be imported, in place of skipping its tests
+    REFATTN_SLOW_SAMPLE=1                of the slow tests (`-m slow`) a sample
     CI=true                              the same Hypothesis examples in every run
+
+Options::
+
+    --passed FILE           write the tests that passed to a file
+    --leave-out FILE        leave out the tests that such a file names, but for files that name a library of
+                            REFATTN_REQUIRE: what they do may depend on it
 """
 
 from __future__ import annotations
 
 import enum
 import importlib.util
+import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +39,8 @@ from numpy.typing import NDArray
 # JAX reads these when it is imported, which only happens after this file.
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of the time with JAX is that of its compiler, for functions that run once.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 from refattn import backends  # noqa: E402
 
@@ -111,7 +126,28 @@ def _required() -> list[str]:
     return [name.strip() for name in os.environ.get("REFATTN_REQUIRE", "").split(",") if name.strip()]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed", type=Path, metavar="FILE", help="Write the tests that passed to a file.")
+    parser.addoption("--leave-out", type=Path, metavar="FILE", help="Leave out the tests that passed by such a file.")
+
+
+class Passed:
+    """Notes the tests that passed."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.names = file, set[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.names.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self.file.write_text("\n".join(sorted(self.names)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if (file := config.getoption("passed")) is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Passed(file))
     settings.load_profile("refattn-ci" if os.environ.get("CI") else "refattn")
     # In the background of a script Ctrl-C is ignored, and refattn leaves it so; tests of Ctrl-C mean the usual case.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -138,7 +174,50 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", chosen, ids=ids, indirect=True, scope="module")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return {} if callspec is None else callspec.params
+
+
+def _beyond_pairs(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of one test's combinations of parameters, those that can go: every pair of values is there without them."""
+    pairs = []
+    for item in items:
+        values = [(name, id(value)) for name, value in sorted(_parameters(item).items())]
+        pairs.append(frozenset(itertools.combinations(values, 2)))
+    missing, others = set().union(*pairs), list(range(len(items)))
+    while missing:
+        best = max(others, key=lambda n: len(pairs[n] & missing))
+        others.remove(best)
+        missing -= pairs[best]
+    return [items[n] for n in others]
+
+
+def _mark_beyond_pairs(items: Sequence[pytest.Item]) -> None:
+    tests = defaultdict(list)
+    for item in items:
+        if len(_parameters(item)) > 2 and item.get_closest_marker("slow") is None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for same in tests.values():
+        for number, item in enumerate(_beyond_pairs(same)):
+            item.add_marker("slow")
+            if number % 32 and os.environ.get("REFATTN_SLOW_SAMPLE"):
+                item.add_marker(pytest.mark.skip(reason="not of the sample"))
+
+
+def _passed(item: pytest.Item, names: set[str]) -> bool:
+    """Tell whether a test is among those that passed and asks for nothing that was not there yet."""
+    group = item.get_closest_marker("xdist_group")
+    known = {item.nodeid, *(f"{item.nodeid}@{name}" for name in (group.args if group else ()))}
+    return bool(known & names) and not any(name in item.path.read_text() for name in _required())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (file := config.getoption("leave_out")) is not None:
+        names = set(file.read_text().splitlines())
+        items[:] = [item for item in items if not _passed(item, names)]
+    _mark_beyond_pairs(items)
     for item in items:
         callspec = getattr(item, "callspec", None)
         library = callspec.params.get("backend") if callspec is not None else None

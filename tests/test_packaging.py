@@ -5,6 +5,7 @@
 """
 
 import email
+import functools
 import json
 import os
 import shutil
@@ -29,8 +30,17 @@ FILES = [
 BACKENDS = ["cupy", "jax", "numpy", "strict", "torch"]
 WAYS = ["symlink", "no symlink"]
 
+KINDS = {"wheel": ["--wheel"], "wheel of sdist": []}
+"""Options of `build`: without one it makes the sdist, and from it the wheel."""
+
+BUILT = [
+    ("symlink", "wheel of sdist"),
+    ("no symlink", "wheel"),
+    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [("symlink", "wheel"), ("no symlink", "wheel of sdist")]),
+]
+
 Clones = dict[str, Path]
-Builds = dict[tuple[str, str], Path]
+Built = dict[str, Path]
 
 pytestmark = pytest.mark.xdist_group("packaging")  # one worker, so that what is built is built once
 
@@ -88,19 +98,18 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> Clones:
 
 
 @pytest.fixture(scope="module")
-def builds(clones: Clones, tmp_path_factory: pytest.TempPathFactory) -> Builds:
-    made = {}
-    # without an option: the sdist, and from it the wheel
-    kinds: dict[str, list[str]] = {"wheel": ["--wheel"], "wheel of sdist": []}
-    for way, clone in clones.items():
-        for kind, options in kinds.items():
-            out = tmp_path_factory.mktemp("dist")
-            run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, *options, clone, cwd=out)
-            made[way, kind] = next(out.glob("*.whl"))
-            shutil.rmtree(clone / "build", ignore_errors=True)  # leftovers of one build must not help the next
-            shutil.rmtree(clone / "refattn.egg-info")
-        made[way, "sdist"] = next(out.glob("*.tar.gz"))
-    return made
+def build(clones: Clones, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Built]:
+    """Build from a clone, each once: the wheel and, where it is made from that, the sdist."""
+
+    @functools.cache
+    def build(way: str, kind: str) -> Built:
+        out, clone = tmp_path_factory.mktemp("dist"), clones[way]
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, *KINDS[kind], clone, cwd=out)
+        shutil.rmtree(clone / "build", ignore_errors=True)  # leftovers of one build must not help the next
+        shutil.rmtree(clone / "refattn.egg-info")
+        return {path.suffix: path for path in out.iterdir()}
+
+    return build
 
 
 @pytest.fixture(scope="module")
@@ -168,28 +177,27 @@ def test_every_folder_with_python_files_is_a_package() -> None:
     assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").is_file()] == []
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["wheel", "wheel of sdist"])
-def test_a_wheel_holds_the_sources_and_nothing_else(clones: Clones, builds: Builds, way: str, kind: str) -> None:
-    names = wheel_names(builds[way, kind])
+@pytest.mark.parametrize(("way", "kind"), BUILT)
+def test_what_is_built_holds_the_sources_and_nothing_else(
+    clones: Clones, build: Callable[[str, str], Built], way: str, kind: str
+) -> None:
+    built = build(way, kind)
+    names = wheel_names(built[".whl"])
     assert names == sources(clones["symlink"])
     assert {"refattn/__init__.py", "refattn/py.typed", "refattn/backends/__init__.py"} <= names
     assert {f"refattn/backends/{name}.py" for name in BACKENDS} <= names
+    assert (".gz" in built) == (kind == "wheel of sdist")
+    if ".gz" in built:
+        names = {name for name in sdist_names(built[".gz"]) if not name.startswith("refattn.egg-info/")}
+        assert names - {"PKG-INFO", "setup.cfg"} == files_under(clones["symlink"])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_sdist_holds_the_whole_tree_once(clones: Clones, builds: Builds, way: str) -> None:
-    names = {name for name in sdist_names(builds[way, "sdist"]) if not name.startswith("refattn.egg-info/")}
-    assert names - {"PKG-INFO", "setup.cfg"} == files_under(clones["symlink"])
-
-
-def test_the_metadata_is_the_same_whatever_is_built(builds: Builds) -> None:
+def test_the_metadata_is_the_same_whatever_is_built(build: Callable[[str, str], Built]) -> None:
     found = set()
-    for (_, kind), path in builds.items():
-        if kind != "sdist":
-            with zipfile.ZipFile(path) as archive:
-                name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-                found.add(archive.read(name).decode())
+    for built in (build("symlink", "wheel of sdist"), build("no symlink", "wheel")):
+        with zipfile.ZipFile(built[".whl"]) as archive:
+            name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            found.add(archive.read(name).decode())
     assert len(found) == 1
     metadata = email.message_from_string(found.pop())
     assert metadata["Name"] == "refattn"
@@ -206,18 +214,18 @@ def test_all_means_every_extra_but_cupy() -> None:
 
 
 def test_an_installed_wheel_is_imported_from_where_it_was_installed(
-    builds: Builds, look: Callable[[Path], dict[str, Any]], tmp_path: Path
+    build: Callable[[str, str], Built], look: Callable[[Path], dict[str, Any]], tmp_path: Path
 ) -> None:
-    target = tmp_path / "site"
-    pip_install(target, builds["symlink", "wheel"])
+    target, wheel = tmp_path / "site", build("symlink", "wheel of sdist")[".whl"]
+    pip_install(target, wheel)
     seen = look(target)
     assert seen["refattn"] == str(target / "refattn" / "__init__.py")
     assert seen["backends"] == str(target / "refattn" / "backends" / "__init__.py")
-    assert builds["symlink", "wheel"].name.startswith(f"refattn-{seen['version']}-")
+    assert wheel.name.startswith(f"refattn-{seen['version']}-")
     assert_complete(seen)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("symlink", marks=pytest.mark.slow), "no symlink"])
 def test_an_editable_install_is_the_tree(
     clones: Clones, look: Callable[[Path], dict[str, Any]], tmp_path: Path, way: str
 ) -> None:

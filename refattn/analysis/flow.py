@@ -13,6 +13,7 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its comparison of both flows;
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,6 +42,15 @@ SYSTEMS: dict[str, System] = {
 
 POINTS = 401
 """Times at which the flows are looked at."""
+
+EARLIEST, LATEST = 1e-6, 1e6
+"""Between which times a flow may end."""
+
+MOST_STEPS = 100_000
+"""Explicit steps that are counted at most."""
+
+MOST_DAMPED = 1e5
+"""The integral of either damping up to the end, at most: the solver takes a step for each few of it."""
 
 SHOWN = (0, 20, 60, 150)
 """Which of them are drawn with their particles, out of `POINTS`."""
@@ -144,12 +154,27 @@ def study(
         The last time; the size of explicit steps whose calls are counted.
     seed
         Of the draw.
+
+    Raises
+    ------
+    ValueError
+        Where a number is none, or the flows would take too long to follow.
     """
     if system not in SYSTEMS:
         raise ValueError(f"system: got {system!r}, needs one of {', '.join(SYSTEMS)}")
     for name, value in (("particles", particles), ("end", end), ("step", step)):
         if not value > (2 if name == "particles" else 0):
             raise ValueError(f"{name}: got {value!r}, needs {'more than 2' if name == 'particles' else 'more than 0'}")
+        if not math.isfinite(value):
+            raise ValueError(f"{name}: got {value!r}, needs a finite number")
+    if not EARLIEST <= end <= LATEST:
+        raise ValueError(f"end: got {end!r}, needs a time from {EARLIEST:g} to {LATEST:g}")
+    if end / step > MOST_STEPS:
+        raise ValueError(f"step: got {step!r}, needs at least {end / MOST_STEPS:g}: at most {MOST_STEPS} up to the end")
+    for name, only in (("c_log", Damping(1.0, 0.0)), ("c_lin", Damping(0.0, 1.0))):
+        most, got = MOST_DAMPED / only.between(1.0, 1.0 + end), getattr(damping, name)
+        if got > most:
+            raise ValueError(f"{name}: got {got!r}, needs at most {most:.6g} where the end is {end:g}")
     own, times = SYSTEMS[system], np.linspace(0.0, end, POINTS)
     stretch = np.asarray([[0.5, 0.0], [0.25, 0.45]])
     x = np.asarray([1.0, 0.5]) + counter.normal((particles, 2), seed=seed, purpose="analysis.flow") @ stretch.T

@@ -41,6 +41,9 @@ from refattn.files import Real
 
 Matrix = NDArray[Any]
 
+EVALUATIONS = 500_000
+"""Slopes that a solution may take."""
+
 SCALINGS = ("mean_field", "repo")
 
 
@@ -219,8 +222,16 @@ def accelerate(
 
 
 def _solve(slope: Any, start: Matrix, times: Matrix, rtol: float) -> Matrix:
-    span = (float(times[0]), float(times[-1]))
-    found = solve_ivp(slope, span, start, method="DOP853", t_eval=times, rtol=rtol, atol=1e-3 * rtol)
+    span, count = (float(times[0]), float(times[-1])), 0
+
+    def counted(t: float, flat: Matrix) -> Matrix:
+        nonlocal count
+        count += 1
+        if count > EVALUATIONS:
+            raise ValueError(f"times: got {span[0]:g} to {span[1]:g}, needs an earlier end: stiff, stopped at {t:g}")
+        return slope(t, flat)
+
+    found = solve_ivp(counted, span, start, method="DOP853", t_eval=times, rtol=rtol, atol=1e-3 * rtol)
     if not found.success:
         raise ValueError(f"times: got {span[0]:g} to {span[1]:g}, needs an earlier end: {found.message}")
     return found.y.T

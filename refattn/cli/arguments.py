@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +39,14 @@ class Group(click.Group):
         if args[0] not in self.commands:
             ctx.fail(f"command: got {args[0]!r}, needs one of {', '.join(self.commands)}")
         return super().resolve_command(ctx, args)
+
+
+def read_help(command: click.Command) -> None:
+    """Give a command, and those below it, the help that ``python -OO`` has left out, from the source."""
+    source = ast.parse(textwrap.dedent(inspect.getsource(command.callback)))  # type: ignore[arg-type]
+    command.help = ast.get_docstring(source.body[0])  # type: ignore[arg-type]
+    for below in getattr(command, "commands", {}).values():
+        read_help(below)
 
 
 def record_of(name: str) -> Mechanism:

@@ -24,7 +24,7 @@ def deliver(text: Callable[..., str] | None, data: Any = None, file: str | None 
     """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
     facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
     if file == "-":
-        print_text(facts.rstrip("\n"))
+        click.echo(facts.rstrip("\n"))
     elif file is not None:
         write_text(file, facts, "--json")
     if text is not None:
@@ -37,7 +37,7 @@ def say(text: Callable[..., str], file: str | None = None) -> None:
     form: dict[str, Any] = {"colour": is_terminal(stream)}
     if stream.isatty():
         form["width"] = shutil.get_terminal_size().columns
-    print_text(text(**form), stream)
+    click.echo(text(**form), file=stream)
 
 
 def write_text(file: str, text: str, option: str) -> None:
@@ -57,19 +57,6 @@ def write_data(file: str, data: bytes, option: str) -> None:
 def progress(what: str, unit: str) -> AbstractContextManager[Wrap]:
     """Return a context that gives a function to wrap a sequence in: a bar on a terminal, elsewhere a line at times."""
     return _bar(what) if is_terminal(sys.stderr) else contextlib.nullcontext(lambda items: _lines(items, what, unit))
-
-
-def print_text(text: str, stream: Any = None) -> None:
-    """Print; that nobody reads on (``refattn list | head -1``) is no error, and no character is."""
-    stream = stream or sys.stdout
-    encoding = stream.encoding or "utf-8"
-    try:
-        click.echo(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
-    except OSError as error:
-        # What is left in the buffer would be tried, and complained about, once more at the end of the program.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise
 
 
 def is_terminal(stream: Any) -> bool:

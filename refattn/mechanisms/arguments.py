@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Mapping
@@ -139,10 +140,20 @@ def check_number(name: str, value: Any, *, positive: bool = False) -> float | Ar
     return number
 
 
+def check_plain(config: Any) -> None:
+    """Make NumPy's numbers in a frozen configuration Python's, which no walk over its parameters takes for arrays."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if is_array(value) and tuple(value.shape) == () and isinstance(value, numbers.Number):
+            object.__setattr__(config, field.name, value.item())  # type: ignore[attr-defined]
+
+
 def check_whole(name: str, value: Any, least: int = 0) -> int:
     """Return a whole number of at least `least`, Python's or NumPy's, as an int; raise where it is none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
+    if int(value) >= 2**63:
+        raise ValueError(f"{name}: got a whole number of {int(value).bit_length()} bits, needs one below 2^63")
     return int(value)
 
 

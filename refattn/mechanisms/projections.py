@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from refattn import tree
-from refattn.mechanisms.arguments import check_arrays, check_is, check_mask, check_whole
+from refattn.mechanisms.arguments import check_arrays, check_is, check_mask, check_plain, check_whole
 from refattn.mechanisms.context import Context
 from refattn.ops.heads import merge_heads
 from refattn.ops.linear import linear_backward
@@ -47,6 +47,7 @@ class Sizes:
     residual: bool = True
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_sizes(self, "width", "heads", "kv_heads", "head_width")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads: got {self.kv_heads}, needs a divisor of the {self.heads} heads")

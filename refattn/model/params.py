@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refattn.mechanisms import registry
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
+from refattn.mechanisms.arguments import check_arrays, check_choice, check_floating, check_is
 from refattn.mechanisms.record import Mechanism
 from refattn.ops import mlp
 from refattn.ops.weights import fresh_weight
@@ -67,8 +67,7 @@ class Config:
                 raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1, and at most {LARGEST}")
         if self.mlp is not None:
             check_is("mlp", self.mlp, bool)
-        if self.gelu not in mlp.GELU:
-            raise ValueError(f"gelu: got {self.gelu!r}, needs one of {', '.join(mlp.GELU)}")
+        check_choice("gelu", self.gelu, mlp.GELU)
         if "causal" not in self.record.reads:
             raise ValueError(f"mechanism: got {self.mechanism!r}, which cannot be causal, needs one that can")
         check_is("options", self.options, Mapping)
@@ -111,7 +110,11 @@ class Config:
         if self.has_norm:
             own["residual"] = False
         known = {f.name for f in dataclasses.fields(kind)}
-        return kind(**{name: value for name, value in own.items() if name in known}, **self.options)
+        try:
+            return kind(**{name: value for name, value in own.items() if name in known}, **self.options)
+        except (TypeError, ValueError) as error:
+            error.of_block = str(error).partition(":")[0] not in OWN  # type: ignore[union-attr]
+            raise
 
 
 @dataclass(frozen=True)

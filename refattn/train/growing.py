@@ -110,7 +110,7 @@ def parts(mechanism: str, grow: Any, given: Mapping[str, Any]) -> tuple[Schedule
         if given:
             raise ValueError(f"growth: got {', '.join(given)}, needs grow as well")
         return None
-    if grow != "auto" and not isinstance(grow, list | tuple):
+    if not isinstance(grow, list | tuple) and not (isinstance(grow, str) and grow == "auto"):
         raise ValueError(f'grow: got {grow!r}, needs null, "auto" or a list of steps')
     if ability is None:
         able = ", ".join(n for n in registry.list_mechanisms() if registry.mechanism(n).grow is not None)

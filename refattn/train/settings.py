@@ -17,6 +17,7 @@ from refattn.mechanisms.arguments import check_is
 from refattn.train import growing
 from refattn.train.arguments import check_real, check_whole
 from refattn.train.optimiser import AdamW, adaptive_rate, default_groups
+from refattn.train.probe import check_block
 from refattn.train.schedule import WarmupCosine
 
 MAPPINGS = ("block", "growth")
@@ -116,6 +117,8 @@ class Settings:
                 able = [n for n in registry.list_mechanisms() if registry.mechanism(n).diagnostics is not None]
                 raise ValueError(f"gamma: got {self.gamma} with {self.mechanism}, needs one of {', '.join(able)}")
         self.model, self.schedule, self.optimiser, self.growing  # noqa: B018 (each checks its own)
+        if self.block:
+            check_block(self.model)
         late = [step for step in self.growing[0].steps if step > self.steps] if self.growing is not None else []
         if late:
             raise ValueError(f"grow: got step {late[0]}, needs steps of at most {self.steps}, which is the last one")
@@ -126,7 +129,7 @@ class Settings:
         try:
             return model.Config(**{name: getattr(self, name) for name in MODEL}, options=self.block)
         except (TypeError, ValueError) as error:
-            if isinstance(self.block, Mapping) and str(error).partition(":")[0] in self.block:  # called as it was set
+            if getattr(error, "of_block", False):  # called as it was set
                 raise type(error)(f"block.{error}") from error
             raise
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from refattn.analysis import particles
 from refattn.analysis.flow import SHARES, Flow, study
 from refattn.analysis.particles import Damping
 from refattn.cli import cli
@@ -86,9 +87,30 @@ def test_the_command(tmp_path: Path) -> None:
     assert facts["system"] == "exponential"
     assert len(facts["accelerated"]["energy"]) == len(facts["times"])
     assert (tmp_path / "flow.png").read_bytes()[:4] == b"\x89PNG"
-    done = CliRunner().invoke(cli, ["analyse", "flow", "--c-log", "-1", "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--c-log", "-1", "got -1.0, needs a number of at least 0"),
+        ("--c-log", "1e300", "got 1e+300, needs at most 26928.3 where the end is 40"),
+        ("--c-lin", "16777216", "got 16777216.0, needs at most 2500 where the end is 40"),
+        ("--end", "inf", "got inf, needs a finite number"),
+        ("--end", "1e-300", "got 1e-300, needs a time from 1e-06 to 1e+06"),
+        ("--step", "inf", "got inf, needs a finite number"),
+        ("--step", "1e-300", "got 1e-300, needs at least 0.0004: at most 100000 up to the end"),
+    ],
+)
+def test_flows_that_would_not_end_are_refused(option: str, value: str, message: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["analyse", "flow", option, value, "--out", str(tmp_path)])
     assert done.exit_code == 2
-    assert "--c-log: got -1.0, needs a number of at least 0" in done.output
+    assert f"{option}: {message}" in done.output
+
+
+def test_a_solution_that_takes_too_many_slopes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(particles, "EVALUATIONS", 50)
+    with pytest.raises(ValueError, match="times: got 0 to 4, needs an earlier end: stiff, stopped at"):
+        study(particles=5, end=4.0)
 
 
 def test_the_page_says_when_the_flows_reach_an_energy() -> None:

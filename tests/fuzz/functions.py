@@ -24,7 +24,6 @@ import random
 import re
 import signal
 import tempfile
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -375,11 +374,8 @@ def run_all(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
                 if arguments and draw.random() < 0.95:
                     changed = draw.choice(list(arguments))
                     arguments[changed], absurd = strange(draw, arguments[changed])
-                began = time.monotonic()
                 got, words = outcome(target, arguments, changed, absurd)
                 counts[got] += 1
-                if os.environ.get("SLOWLY") and time.monotonic() - began > 0.7:
-                    print("slow", time.monotonic() - began, target.name, changed, repr(arguments[changed])[:60])
                 if got not in ("fine", "refused"):
                     value = None if changed is None else arguments[changed]
                     given = " ".join(repr(value).split())[:60]

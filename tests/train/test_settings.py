@@ -104,6 +104,28 @@ def test_wrong_values_are_named(values: dict[str, Any], error: type[Exception], 
     assert str(caught.value).startswith(problem)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "block", "problem"),
+    [
+        ("graph_energy", {"jitter": 0.1}, "block.jitter: got 0.1 without draws"),
+        ("graph_energy", {"classes": 2, "step": 0.1}, "block.classes: got some, needs context.positions"),
+        ("graph_energy", {"regulariser": "level"}, 'block.regulariser: got "level" on a graph without symmetry'),
+        ("graph_energy", {"graph": "mean"}, 'block.graph: got "mean" with causal scores'),
+        (
+            "graph_energy",
+            {"integrator": "euler(stop_force=1e-3)"},
+            "block.integrator: got 'euler(stop_force=1e-3)'; stop_force: got a number with causal scores",
+        ),
+        ("sympformer", {"oracle": "hamiltonian"}, "block.oracle: got hamiltonian with causal=True"),
+        ("sympformer", {"integrator": "classical"}, "block.mlp: got 'attention_velocity', classical has no steps"),
+    ],
+)
+def test_a_block_that_no_model_can_have_is_refused_at_once(mechanism: str, block: Any, problem: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        build(mechanism, {"width": 8, "heads": 2, "block": block})
+    assert str(caught.value).startswith(problem) and "needs" in str(caught.value)
+
+
 def test_a_mechanism_that_is_none() -> None:
     with pytest.raises(ValueError, match="mechanism: got 'telepathy', needs one of softmax"):
         build("telepathy", {})

@@ -39,5 +39,5 @@ def flow(
     try:
         found = study(system, particles=particles, damping=Damping(c_log, c_lin), end=end, step=step, seed=seed)
     except ValueError as error:
-        raise Problem(f"--{str(error).replace('_', '-', 1)}") from error
+        raise Problem(f"--{str(error).replace('times:', 'end:', 1).replace('_', '-', 1)}") from error
     finish(folder, "flow", found.text(), found.to_json(), lambda path: draw(found, path))

@@ -8,6 +8,7 @@ that interval, and only as a power of their index if a derivative jumps inside i
 from __future__ import annotations
 
 import math
+from weakref import WeakSet
 
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, Coupling
 from refattn.xp import Array, arange, concrete, namespace
@@ -21,7 +22,7 @@ SLOPES = 1e-6
 TAIL = 1e-8
 """Largest of the last eight of 65 Chebyshev coefficients, relative to the largest."""
 
-_CHECKED: set[Coupling] = set()
+_CHECKED: WeakSet[Coupling] = WeakSet()
 
 
 def check_coupling(coupling: Coupling, like: Array) -> None:

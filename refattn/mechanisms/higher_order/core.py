@@ -152,6 +152,7 @@ def attend(
     call = enter(q, k, v, causal=causal)
     check_sign(options, causal)
     keys, values = call.k, call.v
+    form_of(form, FORMS, usual="dense")  # which checks it
     if key_mask is not None:
         xp = check_arrays(q=q, key_mask=key_mask)
         _check_key_mask(key_mask, (k.shape[0], k.shape[2]))

@@ -122,7 +122,9 @@ class Options:
             raise ValueError("normaliser: got delta=1 with order=0, needs delta 0 or 1/2: T_0 - 1 is 0 for every key")
         check_is("layer_norm", self.layer_norm, bool)
         checked = {"order": order, "normaliser": normaliser, "alpha": _number("alpha", self.alpha, positive=True)}
-        checked["norm_eps"] = _number("norm_eps", self.norm_eps, positive=self.norm_eps != 0)
+        checked["norm_eps"] = eps = _number("norm_eps", self.norm_eps, positive=False)
+        if eps < 0.0:
+            raise ValueError(f"norm_eps: got {self.norm_eps}, needs a finite number of at least 0")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

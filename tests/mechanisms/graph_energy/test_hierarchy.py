@@ -255,7 +255,7 @@ def test_what_a_block_does_not_share(options: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("classes", "positions", "message"),
     [
-        (2, None, "context.positions: got None with classes, needs an array"),
+        (2, None, "classes: got some, needs context.positions"),
         (2, np.zeros((2, 6), int), r"context.positions: got shape \(2, 6\) with classes, needs \(tokens,\)"),
         (2, np.arange(6), "got a class that the table does not have, needs numbers from 0 to 1"),
         (None, np.zeros(6, int), "context.positions was given to a block without classes"),

@@ -83,7 +83,7 @@ def test_a_block_takes_it_from_the_draws() -> None:
     np.testing.assert_allclose(
         saved.core.inner.flow.states[0] - saved.core.inner.graph.start, 0.1 * draws["start"], rtol=0, atol=1e-15
     )
-    with pytest.raises(ValueError, match='context.draws: got none with jitter=0.1, needs "start"'):
+    with pytest.raises(ValueError, match='jitter: got 0.1 without draws, needs "start" of context.draws'):
         block.forward(params, block.start(params, x, Context()), Context())
     with pytest.raises(ValueError, match="context.draws: got start with jitter=0.0, needs none"):
         block.forward(plain, block.start(plain, x, Context()), Context(draws=draws))

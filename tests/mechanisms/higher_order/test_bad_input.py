@@ -33,7 +33,7 @@ BLOCK = ra.mechanism("higher_order").block
             {"normaliser": "add(eps=0.0)"},
             r"normaliser: got 'add\(eps=0.0\)'; eps: got 0.0, needs a finite number above 0",
         ),
-        ({"norm_eps": -1.0}, r"norm_eps: got -1.0, needs a finite number above 0"),
+        ({"norm_eps": -1.0}, r"norm_eps: got -1.0, needs a finite number of at least 0"),
         ({"causal": "left"}, r"causal: got 'left', needs True, False"),
         ({"causal": True, "normaliser": "exact(delta=1)"}, r"needs \"signed\": without its 1 a weight may be negative"),
         (

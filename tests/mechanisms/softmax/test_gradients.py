@@ -195,6 +195,7 @@ def test_backward_is_linear_in_the_upstream_gradient(form: str) -> None:
     assert_same_bits({n: two[n] for n in ("q", "k", "v")}, {n: 2.0 * one[n] for n in ("q", "k", "v")})
 
 
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape")
 @pytest.mark.parametrize("form", ["dense", "tiled"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_low_precision_upstream_gradients(dtype: str, form: str, backend: Any) -> None:

@@ -36,15 +36,14 @@ def limits(call: Call) -> dict[str, Any]:
     return {name: 8.0 * x for name, x in bounds(call).items()}
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("name", "form"), [*zip(CALLS, ["dense", "tiled", "dense", "tiled", "tiled"], strict=True)])
 def test_compiled(name: str, form: str, arrays: Any) -> None:
     call = CALLS[name]
     with cut(4, 3, 2, 2):
         assert_close(run(call, form, arrays), run(call), limits(call))
 
 
-@pytest.mark.parametrize("form", ["dense", "tiled"])
+@pytest.mark.parametrize("form", ["dense", pytest.param("tiled", marks=pytest.mark.slow)])
 def test_eager(form: str, arrays: Any) -> None:
     call = CALLS["keys"]
     assert_close(run(call, form, arrays, eager=True), run(call), limits(call))

@@ -113,7 +113,7 @@ def test_causal_is_an_error_that_says_why() -> None:
     (params,) = stack(1, oracle="hamiltonian")
     x, past, stream = draw("x", 1, N, D), Context(causal=True), RECORD.stream
     assert stream is not None
-    message = "causal: got True, needs False: .* pushes a token by those that come later"
+    message = "oracle: got hamiltonian with causal=True, needs causal=False: .* pushes a token by those that come later"
     with pytest.raises(ValueError, match=message):
         run((params,), x)
     with pytest.raises(ValueError, match=message):

@@ -38,7 +38,8 @@ SAMPLED = (Library.STRICTEST, Library.TORCH)
 
 @pytest.fixture(scope="module")
 def report() -> CheckReport:
-    return check(RECORD, full=True)
+    """A sample: `refattn check --full`, a step of .ci/run, runs all."""
+    return check(RECORD)
 
 
 def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "numpy") -> Row:
@@ -67,6 +68,7 @@ def test_rows_say_where_most_of_the_allowed_error_was_used(report: CheckReport) 
     tiled_row = rows["forms", "tiled, float32"]
     assert tiled_row.share is not None and 0.0 < tiled_row.share < 1.0
     assert tiled_row.detail.partition(":")[0] in {case.name for case in RECORD.cases}
+    assert not report.full
     assert rows["equations", "hooked copies"].detail == f"{len(RECORD.cases) * len(RECORD.forms)} times"
     assert rows["equations", "docstrings, tags and trace"].detail == f"{len(RECORD.equations)} equations"
 
@@ -387,13 +389,12 @@ def test_small_arrays_have_several_tiles_where_tiles_are_large(monkeypatch: pyte
 # --- a sample, and processes side by side
 
 
-def test_processes_find_what_one_process_finds() -> None:
+@pytest.mark.xdist_group("report")  # one worker, so that the check runs once
+def test_processes_find_what_one_process_finds(report: CheckReport) -> None:
     """Two of them, over two mechanisms, in the order that was asked for."""
-    names = ("growing", "softmax")
-    alone = [check(ra.mechanism(name)) for name in names]
-    assert [one.mechanism for one in alone] == list(names)
-    assert list(check_all(names, jobs=2)) == alone
-    assert not any(one.full for one in alone)
+    growing, softmax = check_all(("growing", "softmax"), jobs=2)
+    assert (growing.mechanism, growing.exit_code) == ("growing", 0)
+    assert softmax == report and not softmax.full
 
 
 def test_a_process_that_ends_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

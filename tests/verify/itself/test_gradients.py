@@ -51,6 +51,7 @@ def error(subject: Subject, form: str) -> float:
     return largest_error(by_hand(subject, NUMPY, form), differences(subject))[0]
 
 
+@pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape")
 def test_differences_agree_on_every_library(backend: Any) -> None:
     for form in RECORD.forms:
         found, leaf = largest_error(by_hand(CORES[FULL], backend.owner, form), differences(CORES[FULL]))
@@ -63,8 +64,9 @@ def test_differences_agree_with_the_block_on_every_library(backend: Any) -> None
     assert found <= TOLERANCES["differences"], leaf
 
 
-@pytest.mark.parametrize("name", [*CORES, *BLOCKS])
+@pytest.mark.parametrize("name", [*[*CORES][::6], *[*BLOCKS][::6]])
 def test_autograd_agrees(name: str) -> None:
+    """On some: `refattn check` compares all."""
     pytest.importorskip("torch", reason="torch is not installed")
     subject = (CORES | BLOCKS)[name]
     expected = by_autograd(subject)

@@ -86,14 +86,18 @@ class Config(projections.Config):
             check_is(name, getattr(self, name), bool)
         choice("state", self.state, STATES)
         choice("intrinsic", self.intrinsic, ("anchor", "none"))
-        if self.coupling is not None and not self.is_polynomial and self.coupling not in SLOPES_BELOW_1:
+        if self.coupling is not None and not self.is_polynomial and self.chosen("coupling") not in SLOPES_BELOW_1:
             known = ", ".join((*SLOPES_BELOW_1, "polynomial(coefficients=...)"))
             raise ValueError(f"coupling: got {self.coupling!r}, needs one of {known}")
+        if self.threshold is None:
+            raise TypeError("threshold: got None, needs the name of one, or a Threshold")
         for name, value in (("tau", self.chosen("threshold").tau), ("step", self.step), ("scale", self.scale)):
             if value is not None:
                 check_number(name, value, positive=name == "step")
         for name in ("integrator", "graph"):
             self.chosen(name)
+        if self.integrator is None:
+            raise TypeError("integrator: got None, needs the name of one, or an Integrator")
         if self.graph is not None and (not isinstance(self.links, Links) or isinstance(self.links, Given)):
             raise TypeError(f"graph: got {type(self.graph).__name__}, needs the links of a block: a name, or a Links")
         if self.classes is not None and self.intrinsic != "anchor":

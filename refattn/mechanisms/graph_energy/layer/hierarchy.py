@@ -29,10 +29,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refattn.mechanisms.arguments import check_arrays, check_gradient, check_qkv
+from refattn.mechanisms.arguments import check_arrays, check_gradient, check_qkv, check_whole
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core, dense
-from refattn.mechanisms.graph_energy.options import FAMILIES, tau_of, whole
+from refattn.mechanisms.graph_energy.options import FAMILIES, tau_of
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.softmax import softmax_backward, softmax_forward
 from refattn.ops.sums import summed_for, summed_to
@@ -116,10 +116,10 @@ def forward(
     if raised(q).dtype != q.dtype:
         raise TypeError(f"q: got dtype {dtype_name(q)}, needs float32 or float64")
     n, causal = q.shape[2], options.get("causal", False) is not False
-    whole("stride", stride, 2)
-    whole("levels", levels, 1)
+    check_whole("stride", stride, 2)
+    check_whole("levels", levels, 1)
     if window is not None:
-        whole("window", window, 1)
+        check_whole("window", window, 1)
         if not causal:
             raise ValueError(f"window: got {window} without causal scores, needs causal=True")
     if wrong := [name for name in options if name not in (*TAKEN, "causal", "form")]:

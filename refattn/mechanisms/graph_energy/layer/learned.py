@@ -115,8 +115,11 @@ def jitter_of(config: Config, context: Context) -> Array | None:
     """Return how far from their start the scores begin, from the context's draws."""
     draws = dict(context.draws or {})
     if set(draws) != ({"start"} if config.jitter else set()):
+        got = ", ".join(draws) or "none"
+        if config.jitter and not draws:
+            raise ValueError(f'jitter: got {config.jitter} without draws, needs "start" of context.draws, or jitter=0')
         needs = '"start"' if config.jitter else "none"
-        raise ValueError(f"context.draws: got {', '.join(draws) or 'none'} with jitter={config.jitter}, needs {needs}")
+        raise ValueError(f"context.draws: got {got} with jitter={config.jitter}, needs {needs}")
     return config.jitter * draws["start"] if config.jitter else None
 
 
@@ -124,7 +127,7 @@ def _classes(context: Context) -> Array:
     """Return the class of each node."""
     positions = context.positions  # (j): it came in
     if positions is None:
-        raise ValueError("context.positions: got None with classes, needs an array (tokens,) with the class of each")
+        raise ValueError("classes: got some, needs context.positions (tokens,) with the class of each, or classes=None")
     if len(positions.shape) != 1:
         raise ValueError(f"context.positions: got shape {tuple(positions.shape)} with classes, needs (tokens,)")
     return positions

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from refattn.mechanisms.arguments import check_gradient, check_is, check_number
+from refattn.mechanisms.arguments import check_gradient, check_is, check_number, check_plain
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.growing import core
 from refattn.mechanisms.projections import (
@@ -86,6 +86,7 @@ class Config:
     softcap: float | None = None
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_sizes(self, "width", "heads", "head_width", "value_width")
         for name in ("head_width", "value_width"):
             if getattr(self, name) is None and self.width % self.heads:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
-from refattn.mechanisms.arguments import check_choice, check_is, check_number
+from refattn.mechanisms.arguments import check_choice, check_is, check_number, check_plain, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer import presymplectic_euler
@@ -199,7 +199,9 @@ class Config:
     detach: bool = False
 
     def __post_init__(self) -> None:
-        check_sizes(self, "width", "heads", "layers", "vocabulary", "context")
+        check_plain(self)
+        check_sizes(self, "width", "heads", "vocabulary", "context")
+        object.__setattr__(self, "layers", check_whole("layers", self.layers, 1))
         if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
             raise ValueError(f"layer: got {self.layer!r}, needs a whole number of at least 0")
         if self.width % self.heads:

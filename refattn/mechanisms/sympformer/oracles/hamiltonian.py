@@ -95,7 +95,8 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
     if layer.causal is not False:
         raise ValueError(
-            "causal: got True, needs False: the force of a Hamiltonian of all tokens pushes a token by those that come "
+            "oracle: got hamiltonian with causal=True, needs causal=False: the force of a Hamiltonian of all tokens "
+            "pushes a token by those that come "
             "later, which attend it; oracle='softmax' does not"
         )
     xp, kicks, scale = namespace(x), layer.params.config.kicks, layer.params.config.scale

@@ -1,0 +1,137 @@
+"""What no option can be, given to every option of every core, block and run: TypeError or ValueError that names it.
+
+The sweep is seeded: each option gets a few of the values. `python -m tests.mechanisms.test_wrong_options` gives it all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import Context, counter
+from refattn.train import settings
+
+WRONG: tuple[Any, ...] = (
+    *(None, "x", "", "soft(", "x(y=1)", b"x", 1j, object, True, -1, 0, 2.5, float("nan"), float("inf"), 10**400),
+    *([], {}, (), np.int64(-3), np.float64(np.nan), np.float64(0.5), np.array([1, 2]), np.array("x"), np.array([None])),
+    np.ones((2, 2, 2, 2, 2, 2)),
+)
+SAMPLE = 8
+LONG = {"steps"}
+"""Numbers of which a large one only takes long."""
+
+Call = Callable[[Any], object]
+
+
+def calls(name: str) -> Iterator[tuple[str, Call]]:
+    """Every option of a mechanism, and what takes a value of it."""
+    record = ra.mechanism(name)
+    draw = counter.normal((3, 1, 2, 4, 3), seed=5, purpose="wrong options")
+
+    def core_with(option: str, value: Any) -> None:
+        assert record.core is not None
+        record.core.forward(*draw, **{option: value})
+
+    if record.core is not None:
+        for option, parameter in inspect.signature(record.core.forward).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                yield option, partial(core_with, option)
+    tokens = draw[0, 0, 0].repeat(2, axis=1)[None]
+
+    def block(option: str, value: Any) -> None:
+        config = record.block.Config(**{"width": 6, "heads": 2, option: value})
+        if option in ("vocabulary", "context", "layers") or isinstance(value, int) and value > 1000:
+            return
+        params = record.block.init(config, seed=0, like=tokens, layer=0)
+        record.block.forward(params, record.block.start(params, tokens, Context()), Context())
+
+    for field in dataclasses.fields(record.block.Config):
+        yield field.name, partial(block, field.name)
+
+
+def run_with(option: str, value: Any) -> None:
+    settings.build("graph_energy", {option: value})
+
+
+def runs() -> Iterator[tuple[str, Call]]:
+    """Every setting of a run."""
+    for field in dataclasses.fields(settings.Settings):
+        if field.name != "mechanism":
+            yield field.name, partial(run_with, field.name)
+
+
+def problem(option: str, call: Call, value: Any) -> str | None:
+    """What is wrong with how a call refuses a value; None where it takes it, or names what it was given."""
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            call(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        text = str(error)
+        if f"{option}:" in text and ("needs" in text or "has" in text):
+            return None
+        # One that fits by itself, and not together with another option, which is named.
+        return None if ": got" in text and ", needs" in text else f"{type(error).__name__}: {text[:150]}"
+    except ArithmeticError as error:
+        return None if str(error) and type(error) not in (ZeroDivisionError, OverflowError) else repr(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:150]}"
+    return None
+
+
+def swept(found: Iterator[tuple[str, Call]], seed: int, sample: int | None) -> list[str]:
+    problems = []
+    for n, (option, call) in enumerate(found):
+        chosen = counter.permutation(len(WRONG), seed=seed, purpose="wrong options", step=n)[:sample]
+        for value in (WRONG[int(at)] for at in chosen):
+            if option in LONG and type(value) is int and value > 1000:
+                continue
+            if (wrong := problem(option, call, value)) is not None:
+                problems.append(f"{option}={value!r:.40}: {wrong}")
+    return problems
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_options_that_do_not_fit_are_named(name: str) -> None:
+    assert swept(calls(name), 0, SAMPLE) == []
+
+
+def test_settings_that_do_not_fit_are_named() -> None:
+    assert swept(runs(), 0, SAMPLE) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("graph_energy", "mu", None),
+        ("graph_energy", "kappa", None),
+        ("graph_energy", "coupling", []),
+        ("graph_energy", "coupling", {}),
+        ("graph_energy", "threshold", None),
+        ("higher_order", "form", np.array([1, 2])),
+        ("higher_order", "norm_eps", np.array([1, 2])),
+        ("higher_order", "order", 10**400),
+        ("koopman", "updates", 10**400),
+        ("softmax", "scale", np.int64(-3)),
+        ("sympformer", "layers", None),
+    ],
+)
+def test_options_that_were_not_named(name: str, option: str, value: Any) -> None:
+    found = [problem(option, call, value) for own, call in calls(name) if own == option]
+    assert found and set(found) == {None}
+
+
+if __name__ == "__main__":
+    signal.alarm(600)
+    for each in (*ra.list_mechanisms(), None):
+        for line in swept(runs() if each is None else calls(each), 0, None):
+            print(each or "settings", line)
