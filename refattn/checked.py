@@ -5,9 +5,10 @@
     @checked(x="... m", w="m o", count=Whole(1))
     def f(x, w, count): ...
 
-A text means an array of numbers with these axes; a letter that stands twice is one size, ``...`` any leading axes and
-``""`` none at all, and ``"*"`` says nothing of them. What else there is: a class, `Whole`, `Real`, `Maybe` and `Each` of `refattn.files`, a list of one
-schema, and the kinds below. An error says "NAME: got ..., needs ...". Cores check theirs in `refattn.mechanisms.entry`.
+A text means an array of numbers with these axes; a letter that stands twice is one size, ``...`` any leading axes,
+``""`` none at all, and ``"*"`` says nothing of them. What else there is: a class, `Whole`, `Real`, `Maybe` and `Each`
+of `refattn.files`, a list of one schema, and the kinds below. An error says "NAME: got ..., needs ...". Cores check
+theirs in `refattn.mechanisms.entry`.
 """
 
 from __future__ import annotations
@@ -200,5 +201,7 @@ def _read_tree(name: str, value: Any) -> None:
         leaves = tree.flatten(value)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from error
+    for leaf, x in leaves.items():
+        read(f"{name}.{leaf}" if leaf else name, x, "*")
     if not leaves:
         raise _refused(name, value, "a tree with at least one array")
