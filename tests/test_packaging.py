@@ -51,6 +51,9 @@ def run(*command: str | Path, cwd: Path) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert "Package would be ignored" not in done.stdout + done.stderr, (
+        "setuptools warns of a folder"
+    )
     return done.stdout
 
 
