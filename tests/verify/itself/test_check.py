@@ -391,10 +391,22 @@ def test_small_arrays_have_several_tiles_where_tiles_are_large(monkeypatch: pyte
 
 @pytest.mark.xdist_group("report")  # one worker, so that the check runs once
 def test_processes_find_what_one_process_finds(report: CheckReport) -> None:
-    """Two of them, over two mechanisms, in the order that was asked for."""
-    growing, softmax = check_all(("growing", "softmax"), jobs=2)
+    """In the order that was asked for; what wraps the tasks sees each as it ends, and a mechanism comes once its own
+    have ended."""
+    ended: list[int] = []
+
+    def progress(items: Any) -> Any:
+        assert len(items) > 20
+        for n, item in enumerate(items):
+            ended.append(n)
+            yield item
+
+    reports = check_all(("softmax", "growing"), jobs=2, progress=progress)
+    assert next(reports) == report and not report.full
+    seen = len(ended)
+    (growing,) = reports
     assert (growing.mechanism, growing.exit_code) == ("growing", 0)
-    assert softmax == report and not softmax.full
+    assert seen < len(ended)
 
 
 def test_a_process_that_ends_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,20 +440,3 @@ def test_a_wrong_gradient_shows_along_a_direction() -> None:
             wrong.reshape(-1)[at] += 1e-6 * np.max(np.abs(x))
             assert judge({**right, name: wrong})[0] > gradients.TOLERANCES["differences"]
     assert judge({**right, "q": right["q"][..., :1]})[0] == math.inf
-
-
-def test_a_report_comes_before_the_last_is_done() -> None:
-    """What wraps the tasks is handed each as it ends, and a mechanism is reported once its own are."""
-    ended: list[int] = []
-
-    def progress(items: Any) -> Any:
-        assert len(items) > 20
-        for n, item in enumerate(items):
-            ended.append(n)
-            yield item
-
-    reports = check_all(["softmax", "growing"], jobs=2, progress=progress)
-    assert next(reports).mechanism == "softmax"
-    seen = len(ended)
-    assert [one.mechanism for one in reports] == ["growing"]
-    assert seen < len(ended)
