@@ -101,11 +101,24 @@ class Tag:
 def declared(module: ModuleType) -> dict[str, str]:
     """Return the equations of a module's docstring, id to formula: lines such as ``[SM.1]  s_ij = scale q_i . k_j``."""
     found: dict[str, str] = {}
-    for match in _DECLARED.finditer(module.__doc__ or ""):
+    for match in _DECLARED.finditer(docstring(module)):
         if match["id"] in found:
             raise ValueError(f"{module.__name__}: the docstring declares {match['id']} twice")
         found[match["id"]] = match["formula"]
     return found
+
+
+def docstring(module: ModuleType) -> str:
+    """Return the docstring of a module, from its source where Python left it out (``python -OO``)."""
+    return _written_docstring(module) if module.__doc__ is None else module.__doc__
+
+
+@functools.cache
+def _written_docstring(module: ModuleType) -> str:
+    try:
+        return ast.get_docstring(ast.parse(inspect.getsource(module)), clean=False) or ""
+    except (OSError, TypeError):  # a module without source has no tags either
+        return ""
 
 
 def tags(module: ModuleType) -> tuple[Tag, ...]:
@@ -399,4 +412,4 @@ def _is_declared(id: str) -> bool:
     """Tell whether a module in use, of the library or one that was hooked, declares an equation."""
     home = __name__.partition(".")[0]
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == home]
-    return any(f"[{id}]" in (module.__doc__ or "") for module in (*modules, *_HOOKED))
+    return any(f"[{id}]" in docstring(module) for module in (*modules, *_HOOKED))

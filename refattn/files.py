@@ -264,6 +264,34 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
+def write_output(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write what a user asked for as `write_atomically` does; into a pipe or a device, as it is. Raises OSError."""
+    if _is_stream(path):
+        with open(path, "wb") as file:
+            file.write(data)
+    else:
+        write_atomically(path, data)
+
+
+def check_output(path: str | os.PathLike[str]) -> None:
+    """Raise OSError or ValueError where `write_output` could not write; nothing is left behind."""
+    if _is_stream(path):
+        return
+    if os.path.isdir(path):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if os.path.isfile(path) and not os.path.islink(path) and not os.access(path, os.W_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+    with contextlib.suppress(FileNotFoundError):
+        os.lstat(path)  # tells what is no name
+    part = os.path.join(os.path.dirname(path), fresh_name())
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+    os.unlink(part)
+
+
+def _is_stream(path: str | os.PathLike[str]) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Bring the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import refattn as ra
-from refattn.cli import cli, output
+from refattn.cli import cli, output, streams
 from refattn.verify.outcome import CheckReport, Row
 
 ROOT = Path(__file__).parents[1]
@@ -661,11 +663,59 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_an_error() -> None:
-    with open("/dev/full", "w") as full:
-        result = process("list", stdout=full)
-    assert result.returncode == 2
-    assert result.stderr.startswith("refattn: error: ") and len(result.stderr.splitlines()) == 1
+@pytest.mark.parametrize(
+    ("words", "streams", "code"),
+    [
+        ("list", ">/dev/full", 2),  # what was asked for is lost
+        ("--help", ">/dev/full", 2),
+        ("--help", "1>&-", 0),  # nobody wants it
+        ("--version", "1>&- 2>&-", 0),
+        ("nothing", "2>/dev/full", 2),
+        ("nothing", "0<&- 1>&- 2>&-", 2),
+    ],
+)
+def test_streams_that_are_full_or_closed(words: str, streams: str, code: int) -> None:
+    command = [f'"$0" -m refattn {words} {streams}', sys.executable]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(["sh", "-c", *command], capture_output=True, text=True, timeout=120, env=env)
+    full = streams == ">/dev/full"
+    assert result.stderr == ("refattn: error: standard output: No space left on device\n" if full else "")
+    assert (result.returncode, result.stdout) == (code, "")
+
+
+def test_progress_that_cannot_be_shown_stops_nothing(kernels: Callable[[str], str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = process("verify", "softmax", "--impl", kernels("attend"), "--dtype", "float32", stderr=writing)
+    finally:
+        os.close(writing)
+    assert result.returncode == 0 and ", 0 failed" in result.stdout
+
+
+def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    text, got = b"x" * 200_000, bytearray()
+
+    def read() -> None:
+        while part := os.read(reading, 4096):
+            got.extend(part)
+
+    reader = threading.Timer(0.05, read)
+    reader.start()
+    with io.BufferedWriter(streams.Stream(writing, "wb")) as stream:
+        stream.write(text)
+    reader.join()
+    os.close(reading)
+    assert got == text and stream.raw.failure is None
+
+
+def test_help_without_docstrings() -> None:
+    """`python -OO` leaves them out."""
+    command = [sys.executable, "-OO", "-m", "refattn", "golden", "write", "--help"]
+    found = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert found.stdout == run("golden", "write", "--help").stdout
 
 
 def test_text_that_the_encoding_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,13 @@ def test_a_copy_points_at_the_real_file_and_lines(module: ModuleType) -> None:
         assert {line for _, _, line in twin.__code__.co_lines() if line} == lines
 
 
+def test_equations_are_read_without_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -OO` leaves them out."""
+    declared = equations.declared(dense)
+    monkeypatch.setattr(dense, "__doc__", None)
+    assert equations.declared(dense) == declared and declared["SM.1"].startswith("s_ij")
+
+
 @pytest.mark.parametrize("form", [dense, tiled])
 def test_tracebacks_show_the_line_that_failed(form: ModuleType) -> None:
     name = form.__name__.rpartition(".")[2]
@@ -535,7 +542,7 @@ def test_a_trace_of_a_training_step_does_not_depend_on_the_workers(mechanism: st
     from refattn import backends, model
     from refattn.train import step
 
-    params = model.init(model.Config(mechanism, 16, 8, 8, 2, 2), like=np.zeros(1, np.float32))
+    params = model.init(model.Config(mechanism, 16, 8, 8, 2, 2), like=np.zeros(1, np.float64))
     draw = np.random.default_rng(0)
     inputs, targets = draw.integers(0, 16, (2, 600, 8))
     found = []
@@ -546,6 +553,12 @@ def test_a_trace_of_a_training_step_does_not_depend_on_the_workers(mechanism: st
     with backends.use_workers(4):
         plain, expected = step.loss_and_gradients(params, inputs, targets)
     assert list(found[0]) == list(found[1]) and found[0] == found[1]
-    rtol = 0.0 if mechanism == "softmax" else 1e-3  # another form
-    np.testing.assert_allclose(plain, loss, rtol=rtol)
-    np.testing.assert_allclose(gradients.token_embedding, expected.token_embedding, rtol=rtol, atol=1e-2 * rtol)
+    if mechanism == "softmax":
+        assert plain == loss and gradients.token_embedding.tobytes() == expected.token_embedding.tobytes()
+    else:
+        # Without a hook another form, with other roundings. Eigenvalues of the kernel matrices of 8 tokens are at most
+        # 8, so that with the default ridge of 0.1 the systems have a condition of at most (8 * 8 + 0.1) / 0.1 = 641.
+        rtol = 641 * 8 * np.finfo(np.float64).eps
+        np.testing.assert_allclose(plain, loss, rtol=rtol)
+        difference = np.linalg.norm(gradients.token_embedding - expected.token_embedding)
+        assert difference <= rtol * np.linalg.norm(expected.token_embedding)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from refattn.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +24,6 @@ def new_figure(width: float, height: float) -> Figure:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG; the same picture gives the same bytes, and the file is there whole or not at all."""
-    part = path.with_name(f"{path.stem}.part.png")
-    figure.savefig(part, dpi=120, metadata={"Software": None})
-    part.replace(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120, metadata={"Software": None})
+    write_atomically(path, picture.getvalue())

@@ -15,8 +15,9 @@ from typing import Any
 import click
 
 import refattn
+from refattn.cli import streams
 from refattn.cli.analyse import analyse
-from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, Group
+from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, Group, read_help
 from refattn.cli.certify import check, verify
 from refattn.cli.golden import golden
 from refattn.cli.inspect import backends, list_
@@ -84,8 +85,18 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 for _command in (list_, show, backends, check, verify, trace, train, analyse, golden):
     cli.add_command(_command)
+if cli.help is None:  # python -OO
+    read_help(cli)
 
 
 def main() -> None:
     """Run the command line: the console entry point."""
-    cli(prog_name="refattn")
+    output = streams.hold()
+    try:
+        cli(prog_name="refattn")
+    except SystemExit as ended:
+        sys.stdout.flush()
+        if output.failure is None or ended.code:
+            raise
+        click.echo(f"refattn: error: standard output: {output.failure.strerror}", err=True)
+        sys.exit(BAD_INPUT)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import ast
+import inspect
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from refattn.files import check_output
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
@@ -38,6 +41,14 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def read_help(command: click.Command) -> None:
+    """Give a command, and those below it, the help that ``python -OO`` has left out, from the source."""
+    source = ast.parse(textwrap.dedent(inspect.getsource(command.callback)))  # type: ignore[arg-type]
+    command.help = ast.get_docstring(source.body[0])  # type: ignore[arg-type]
+    for below in getattr(command, "commands", {}).values():
+        read_help(below)
+
+
 def record_of(name: str) -> Mechanism:
     """Return the record of a mechanism."""
     if name not in registry.list_mechanisms():
@@ -60,11 +71,7 @@ def check_writable(file: str | None, option: str = "--json") -> None:
     if file is None or file == "-":
         return
     try:
-        existed = os.path.lexists(file)
-        with open(file, "a", encoding="utf-8"):
-            pass
-        if not existed:
-            os.unlink(file)
+        check_output(file)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise Problem(f"{option}: got {file!r}, needs a file that can be written ({why})") from error

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import click
 
 from refattn.cli.arguments import Problem
+from refattn.files import write_output
 
 Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -24,7 +24,7 @@ def deliver(text: Callable[..., str] | None, data: Any = None, file: str | None 
     """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
     facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
     if file == "-":
-        print_text(facts.rstrip("\n"))
+        click.echo(facts.rstrip("\n"))
     elif file is not None:
         write_text(file, facts, "--json")
     if text is not None:
@@ -37,33 +37,26 @@ def say(text: Callable[..., str], file: str | None = None) -> None:
     form: dict[str, Any] = {"colour": is_terminal(stream)}
     if stream.isatty():
         form["width"] = shutil.get_terminal_size().columns
-    print_text(text(**form), stream)
+    click.echo(text(**form), file=stream)
 
 
 def write_text(file: str, text: str, option: str) -> None:
     """Write a file; that it cannot be written is the user's problem."""
+    write_data(file, text.encode("utf-8"), option)
+
+
+def write_data(file: str, data: bytes, option: str) -> None:
+    """Write a file whole or not at all; that it cannot be written is the user's problem."""
     try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Problem(f"{option}: {file!r} cannot be written: {error.strerror}") from error
+        write_output(file, data)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise Problem(f"{option}: {file!r} cannot be written: {why}") from error
 
 
 def progress(what: str, unit: str) -> AbstractContextManager[Wrap]:
     """Return a context that gives a function to wrap a sequence in: a bar on a terminal, elsewhere a line at times."""
     return _bar(what) if is_terminal(sys.stderr) else contextlib.nullcontext(lambda items: _lines(items, what, unit))
-
-
-def print_text(text: str, stream: Any = None) -> None:
-    """Print; that nobody reads on (``refattn list | head -1``) is no error, and no character is."""
-    stream = stream or sys.stdout
-    encoding = stream.encoding or "utf-8"
-    try:
-        click.echo(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
-    except OSError as error:
-        # What is left in the buffer would be tried, and complained about, once more at the end of the program.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise
 
 
 def is_terminal(stream: Any) -> bool:

@@ -6,7 +6,7 @@ import click
 
 import refattn
 from refattn.cli.arguments import Problem, check_writable, record_of
-from refattn.cli.output import print_text, write_text
+from refattn.cli.output import write_text
 
 
 @click.command("show", short_help="Print the definition of a mechanism as one file.")
@@ -29,6 +29,6 @@ def show(mechanism: str, out: str | None, everything: bool) -> None:
     except ValueError as error:
         raise Problem(str(error)) from error
     if out is None or out == "-":
-        print_text(text.rstrip("\n"))
+        click.echo(text.rstrip("\n"))
     else:
         write_text(out, text, "--out")

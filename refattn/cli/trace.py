@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import refattn
 from refattn.cli.arguments import Problem, backend_of, backend_option, check_writable, json_option, record_of
-from refattn.cli.output import deliver
+from refattn.cli.output import deliver, write_data
 
 if TYPE_CHECKING:
     from refattn.verify.traced import Traced
@@ -68,7 +67,5 @@ def _write(found: Traced, file: str) -> None:
 
     metadata = {name: getattr(found, name) for name in ("mechanism", "part", "case", "dtype")}
     axes = {f"axes {step.id}": ", ".join(step.place.axes or ()) for step in found.steps}
-    try:
-        Path(file).write_bytes(save(found.tensors(), {**metadata, "version": refattn.__version__, **axes}))
-    except OSError as error:
-        raise Problem(f"--safetensors: {file!r} cannot be written: {error.strerror}") from error
+    data = save(found.tensors(), {**metadata, "version": refattn.__version__, **axes})
+    write_data(file, data, "--safetensors")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from refattn.cli.arguments import INTERRUPTED, Problem, record_of
-from refattn.cli.output import is_terminal, print_text
+from refattn.cli.output import is_terminal
 
 if TYPE_CHECKING:
     from refattn.train.loop import Report, Result
@@ -55,7 +55,6 @@ def train(
     defaults, stand in config.json of any run.
     """
     record_of(mechanism)
-    _hold_standard_streams()
     from refattn.train import folder, loop, settings
     from refattn.train.checkpoint import CheckpointError
     from refattn.train.diagnose import DivergedError
@@ -88,8 +87,7 @@ def train(
     if not found.finished:
         click.echo(f"stopped after step {found.step} of {chosen.steps}; go on with --resume --out {path}", err=True)
         ctx.exit(INTERRUPTED)
-    if sys.stdout is not None:
-        print_text(_told(found))
+    click.echo(_told(found))
 
 
 def _steps(grow: str | None) -> str | list[int] | None:
@@ -141,17 +139,10 @@ def _printable(sample: bytes) -> str:
     return "".join(x if x.isprintable() or x in "\n\t" else "\N{REPLACEMENT CHARACTER}" for x in text)
 
 
-def _hold_standard_streams() -> None:
-    """Open what was closed among the descriptors 0 to 2, so that no file of the run is taken for a standard stream."""
-    while (handle := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass
-    os.close(handle)
-
-
 @contextlib.contextmanager
 def _report() -> Iterator[Report]:
     """Return a bar on a terminal, elsewhere lines at times."""
-    if sys.stderr is None or not is_terminal(sys.stderr):
+    if not is_terminal(sys.stderr):
         yield _Lines()
         return
     from rich.console import Console
@@ -195,9 +186,7 @@ class _Lines:
         self.said, self.speed = time.monotonic(), _Speed()
 
     def say(self, text: str) -> None:
-        if sys.stderr is not None:  # closed
-            with contextlib.suppress(OSError, ValueError):  # full: a run does not depend on who reads
-                print_text(text, sys.stderr)
+        click.echo(text, err=True)
 
     def step(self, row: Mapping[str, Any], steps: int) -> None:
         """Say a line at the first and the last step, at each score, and every ten seconds."""

@@ -68,7 +68,8 @@ class Instrument:
 
     def call(self, name: str, function: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Do an operation of the array API, `function` of NumPy; return its result, wrapped."""
-        assert self in _active, f"such arrays are used in a `with {self.name}()` block"
+        if self not in _active:
+            raise RuntimeError(f"arrays: are used in a `with {self.name}()` block")
         plain_given = tuple(map(plain, given))
         result = function(*plain_given, **{key: plain(value) for key, value in options.items()})
         self.see(name, plain_given, result)

@@ -81,9 +81,9 @@ def forward(params: Params, tokens: Array, training: bool) -> tuple[Array, Saved
 
 
 def context_of(params: Params, tokens: Array, layer: int, training: bool = False) -> Context:
-    """Return what the block of a layer is told: the tokens (b, n) only where its mechanism reads them."""
-    reads = "tokens" in params.config.record.reads
-    return Context(causal=True, tokens=tokens if reads else None, training=training, layer=layer)
+    """Return what the block of a layer is told: the tokens (b, n) only where it reads them."""
+    reads = getattr(params.layers[layer].block.config, "reads", params.config.record.reads)
+    return Context(causal=True, tokens=tokens if "tokens" in reads else None, training=training, layer=layer)
 
 
 def run(params: Params, tokens: Array, first: int, context: Context, step: Step) -> tuple[Array, Saved]:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("docs")  # one worker, so that the pages ar
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages, built as `make docs` does: a warning is an error. REFATTN_PAGES is a folder where it has done so."""
+    """The pages, built as `make docs` does: a warning is an error. REFATTN_PAGES names where it has done so."""
     if "REFATTN_PAGES" in os.environ:
         return ROOT / os.environ["REFATTN_PAGES"]
     out = tmp_path_factory.mktemp("site")

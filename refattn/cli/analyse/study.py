@@ -10,6 +10,7 @@ import click
 
 from refattn.cli.arguments import Problem
 from refattn.cli.output import deliver
+from refattn.files import check_output
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -23,7 +24,8 @@ def folder_of(out: str | None, study: str) -> Path:
     path = Path(out) if out is not None else Path("analysis", study)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / f"{study}.json").touch()
+        for name in (f"{study}.json", f"{study}.png"):
+            check_output(path / name)
     except OSError as error:
         raise Problem(f"--out: got {str(path)!r}, needs a folder that can be written ({error.strerror})") from error
     return path

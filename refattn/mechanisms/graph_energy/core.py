@@ -114,7 +114,8 @@ def forward(
         Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
         node, which `refattn.mechanisms.graph_energy.layer.sharing` takes from a table.
     step
-        h, above 0: a number, or an array (h,). None means 1/L, where an Euler step lowers the energy up to 2/L.
+        h, above 0: a number, or an array (h,). None means 1/L, where an Euler step lowers the energy up to 2/L. With
+        a coupling or a force that gets steeper L depends on where scores start, unless that is between 0 and 1.
     steps
         How many; with 0 scores stay where they start.
     integrator
@@ -304,10 +305,14 @@ def _check_scores(inner: dense.Saved) -> None:
     """Raise where finite scores have become infinite."""
     if all_finite(inner.readout.x) is not False:
         return
-    links = inner.graph.links.data if isinstance(inner.graph.links, CSR) else inner.graph.links
-    if all_finite(inner.graph.start) is False or all_finite(links) is False:
+    states, links = inner.flow.states, inner.graph.links
+    links = links.data if isinstance(links, CSR) else links
+    xp = namespace(links)
+    given = xp.all(xp.isfinite(states[0]) & xp.isfinite(inner.graph.start), axis=2)  # (b, h, c)
+    given = given & xp.all(xp.isfinite(links), axis=tuple(range(len(links.shape)))[-2:])[..., None]
+    if concrete(xp.any(given & ~xp.all(xp.isfinite(states[-1]), axis=2))) is False:
         return  # so were the inputs
-    at = next(n for n, x in enumerate(inner.flow.states) if all_finite(x) is False)
+    at = next(n for n, x in enumerate(states) if concrete(xp.any(given & ~xp.all(xp.isfinite(x), axis=2))))
     raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.flow.step}")
 
 
@@ -402,6 +407,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else scale,
         bias=check_broadcasts("bias", given["bias"], q, (*q.shape[:3], nodes)),
         numbers=numbers,
+        causal=causal,
         attends=True,
     )
 

@@ -161,7 +161,7 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
     `allowed` (..., i, j) tells whether j is in A(i), None that every token is.
     """
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
-    step, tau = step_of(options, graph.links, graph.visible), tau_of(options, allowed, graph.start)  # broadcast to x
+    step, tau = step_of(options, graph.links, graph.visible, graph.start), tau_of(options, allowed, graph.start)
     x, flow = flow_forward(graph, step=step, tau=tau)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)

@@ -51,9 +51,9 @@ class Coupling:
     force, potential, slope, curvature
         g, G, g' and g''.
     largest_slope
-        sup |g'| over |x| <= R, as a function of R; R may be infinite.
-    increasing
-        g increases where |x| is below this.
+        sup |g'| over |x| <= R, as a function of R, a number that may be infinite, or an array of finite ones.
+    increasing, attracts
+        g increases where |x| is below the one, and has the sign of x where |x| is at most the other.
     terms
         What gives all (alpha_t, beta_t, alpha_t', beta_t') at x, where g(x_j - x_i) is the sum of
         alpha_t(x_i) beta_t(x_j); None where no finite sum is.
@@ -68,12 +68,24 @@ class Coupling:
     curvature: Function
     largest_slope: Callable[[float], float]
     increasing: float = math.inf
+    attracts: float = math.inf
     terms: Callable[[Array], Terms] | None = None
     powers: tuple[Coupling, ...] = ()
 
 
 def _square(x: Array) -> Array:
     return x * x
+
+
+def _cosh(x: Any) -> Any:
+    if isinstance(x, float):
+        return math.cosh(x) if x < 700.0 else math.inf
+    xp, most = namespace(x), math.log(float(namespace(x).finfo(x.dtype).max)) - 1.0
+    return xp.where(x < most, xp.cosh(xp.where(x < most, x, 0.0)), math.inf)
+
+
+def _larger(number: float, x: Any) -> Any:
+    return max(number, x) if isinstance(x, float) else namespace(x).where(x > number, x, number)
 
 
 def _sin_terms(x: Array) -> Terms:
@@ -109,6 +121,7 @@ COUPLINGS = {
             curvature=lambda x: -namespace(x).sin(x),
             largest_slope=lambda reach: 1.0,
             increasing=math.pi / 2.0,
+            attracts=math.pi,
             terms=_sin_terms,
         ),
         Coupling(
@@ -144,7 +157,7 @@ COUPLINGS = {
             potential=lambda x: 2.0 * _square(namespace(x).sinh(0.5 * x)),
             slope=lambda x: namespace(x).cosh(x),
             curvature=lambda x: namespace(x).sinh(x),
-            largest_slope=lambda reach: math.cosh(reach) if reach < 700.0 else math.inf,
+            largest_slope=lambda reach: _cosh(reach),
         ),
         Coupling(
             name="cubic",
@@ -152,8 +165,9 @@ COUPLINGS = {
             potential=lambda x: 0.5 * (x * x) - (x * x) * (x * x) / 24.0,
             slope=lambda x: 1.0 - 0.5 * x * x,
             curvature=lambda x: -x,
-            largest_slope=lambda reach: max(1.0, 0.5 * reach * reach - 1.0),
+            largest_slope=lambda reach: _larger(1.0, 0.5 * reach * reach - 1.0),
             increasing=math.sqrt(2.0),
+            attracts=math.sqrt(6.0),
             terms=_cubic_terms,
         ),
     )
@@ -277,7 +291,7 @@ class Intrinsic:
     potential_b, potential_mu
         The derivatives of F.
     largest_slope
-        sup |df/dx| as a function of mu, where |b| <= 1 and the flow starts at b.
+        sup |df/dx| as a function of mu and of how large |x| gets.
     """
 
     name: str
@@ -288,7 +302,7 @@ class Intrinsic:
     d_mu: Intrinsics
     potential_b: Intrinsics
     potential_mu: Intrinsics
-    largest_slope: Callable[[Number], Number]
+    largest_slope: Callable[[Number, Number], Number]
 
 
 def _nothing(x: Array, b: Array, mu: Number) -> Array:
@@ -307,7 +321,7 @@ INTRINSICS = {
             d_mu=lambda x, b, mu: b - x,
             potential_b=lambda x, b, mu: mu * (b - x),
             potential_mu=lambda x, b, mu: 0.5 * (x - b) * (x - b),
-            largest_slope=abs,
+            largest_slope=lambda mu, size: abs(mu),
         ),
         Intrinsic(
             name="none",
@@ -318,7 +332,7 @@ INTRINSICS = {
             d_mu=_nothing,
             potential_b=_nothing,
             potential_mu=_nothing,
-            largest_slope=lambda mu: 0.0 * mu,
+            largest_slope=lambda mu, size: 0.0 * mu,
         ),
         Intrinsic(
             name="double_well",
@@ -329,8 +343,7 @@ INTRINSICS = {
             d_mu=lambda x, b, mu: x,
             potential_b=lambda x, b, mu: -x,
             potential_mu=lambda x, b, mu: -0.5 * x * x,
-            # At |x| = 1 + sqrt(mu) the force x (mu - x^2) + b points inwards.
-            largest_slope=lambda mu: abs(mu) + 3.0 * (1.0 + abs(mu) ** 0.5) ** 2,
+            largest_slope=lambda mu, size: abs(mu) + 3.0 * size**2,
         ),
     )
 }

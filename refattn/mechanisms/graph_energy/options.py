@@ -298,7 +298,7 @@ class Soft(Threshold):
 
 
 class Proximal(Threshold):
-    """The step times tau is subtracted after every step of Euler: lowers the energy plus tau times the sum of |x|."""
+    """The step times tau is subtracted after every step of Euler: E + tau sum pi |x| falls, pi that of `.system`."""
 
 
 THRESHOLDS: dict[str, type[Threshold]] = {"hard": Hard, "soft": Soft, "proximal": Proximal}
@@ -356,6 +356,8 @@ class Options:
         Whether links come from the scores of keys with keys.
     numbers
         The shapes of the numbers that have a gradient, by name.
+    causal
+        Whether no token may depend on a later one.
     attends
         Whether GE.3 is computed even where nobody reads it.
     """
@@ -379,15 +381,17 @@ class Options:
     scale: Number
     bias: Array | None
     numbers: dict[str, tuple[int, ...]]
+    causal: bool
     attends: bool
 
 
-def step_of(options: Options, graph: Array | CSR, visible: Array | None) -> Number:
+def step_of(options: Options, graph: Array | CSR, visible: Array | None, start: Array | None = None) -> Number:
     """Return h: 1/L where none is given, a constant of the backward, with which an Euler step lowers the energy.
 
     L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, per channel where nodes are hidden. Scores of tokens and
     queries start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that
-    depends on no score, and so on no later token.
+    depends on no score, and so on no later token. A head whose scores (b, h, j, c) start elsewhere, as the options
+    `start` and `jitter` may say, has the L of where these can get, see `_reach`.
 
     Raises
     ------
@@ -404,10 +408,48 @@ def step_of(options: Options, graph: Array | CSR, visible: Array | None) -> Numb
             f'step: got None with state="{options.state}", coupling="{options.coupling.name}" and intrinsic='
             f'"{options.intrinsic.name}", whose slopes have no bound; needs a number'
         )
+    usual = _inverse(bound)
+    if start is None or (options.start is None and options.jitter is None):
+        return usual
+    if options.intrinsic.name != "double_well" and options.coupling.largest_slope(math.inf) < math.inf:
+        return usual
+    xp, jitter = namespace(start), options.jitter
+    x = start if jitter is None else start + (jitter if visible is None else visible * jitter)
+    low, high = xp.minimum(x, start), xp.maximum(x, start)
+    far = xp.any((low < 0.0) | (high > 1.0), axis=(2, 3), keepdims=True)  # (b, h, 1, 1)
+    if concrete(xp.any(far)) is False:
+        return usual
+    low, high = xp.min(low, axis=(2, 3), keepdims=True), xp.max(high, axis=(2, 3), keepdims=True)
+    bound = _bound(options, graph, visible, _reach(options, low, high))
+    return xp.where(far, _inverse(bound), usual)
+
+
+def _inverse(bound: Number) -> Number:
     if isinstance(bound, float):
         return 1.0 / bound if bound > 0.0 else 1.0
     xp = namespace(bound)
     return xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
+
+
+def _reach(options: Options, low: Array, high: Array) -> Array:
+    """Return what bounds differences of scores that start in [l, u], or with "double_well" their sizes, at least 1.
+
+    With w_ij >= 0 and kappa >= 0, and g(y) = s y with 0 <= s <= S up to u - l, a step of "anchor" or "none" gives
+    x_i + h (mu (b_i - x_i) + kappa sum_j w_ij s_ij (x_j - x_i)): for h <= 1/L a mean of numbers in [l, u].
+    """
+    xp = namespace(low)
+    if options.causal:
+        raise ValueError("step: got None with causal scores that start outside [0, 1]; needs a number")
+    if options.intrinsic.name == "double_well":
+        return xp.maximum(xp.maximum(xp.abs(low), xp.abs(high)), xp.ones_like(low))
+    if isinstance(options.threshold, Proximal):  # which draws scores to 0
+        low, high = xp.where(low < 0.0, low, 0.0), xp.where(high > 0.0, high, 0.0)
+    apart = xp.where(xp.isfinite(high - low) & (high - low > 1.0), high - low, 1.0)
+    steep = options.coupling.largest_slope(apart)
+    if concrete(xp.any((apart > options.coupling.attracts) | ~xp.isfinite(steep))):
+        got = f'scores that start up to {float(xp.max(apart)):.3g} apart with coupling="{options.coupling.name}"'
+        raise ValueError(f"step: got None with {got}, where none is known to hold; needs a number")
+    return apart
 
 
 def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:
@@ -423,15 +465,15 @@ def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:
     return 0.25 / xp.matrix_transpose(xp.where(seen > 0.0, seen, 1.0))
 
 
-def _bound(options: Options, graph: Array | CSR, visible: Array | None) -> Number | None:
-    """Return L; None for infinity."""
+def _bound(options: Options, graph: Array | CSR, visible: Array | None, reach: Number = 1.0) -> Any:
+    """Return L for scores that `_reach` as far; None for infinity."""
     steep = options.coupling.largest_slope(math.inf)
     wells = options.intrinsic.name == "double_well"
     if options.state == "feature" and wells:
         return None
     if steep == math.inf and options.state != "feature" and not wells:
-        steep = options.coupling.largest_slope(1.0)
-    if steep == math.inf:
+        steep = options.coupling.largest_slope(reach)
+    if isinstance(steep, float) and steep == math.inf:
         return None
     degree: Number = 1.0
     if isinstance(graph, CSR):
@@ -442,9 +484,15 @@ def _bound(options: Options, graph: Array | CSR, visible: Array | None) -> Numbe
         graph = xp.abs(graph)
         sums = xp.sum(graph, axis=-1, keepdims=True) if visible is None else visible * (graph @ visible)
         degree = xp.max(sums, axis=-2, keepdims=True) if graph.shape[-1] else 1.0
-    curved = options.intrinsic.largest_slope(options.mu)
-    if not isinstance(curved, float) and len(curved.shape) == 3 and curved.shape[1]:
-        curved = namespace(curved).max(curved, axis=1, keepdims=True)  # of all nodes
+    size: Number = 1.0 + abs(options.mu) ** 0.5  # from where on "double_well" points inwards, for |b| <= 1
+    if not isinstance(reach, float):
+        # What g pushes outwards is at most 2 S kappa sum_j w_ij R, and R^3 >= (|mu| + that / R) R + |b| there.
+        xp = namespace(reach)
+        inwards = reach ** (1.0 / 3.0) + (abs(options.mu) + 2.0 * steep * abs(options.kappa) * degree) ** 0.5
+        size = xp.maximum(*xp.broadcast_arrays(reach, inwards))
+    curved = options.intrinsic.largest_slope(options.mu, size)
+    if not isinstance(curved, float) and len(curved.shape) > 2 and curved.shape[-2]:
+        curved = namespace(curved).max(curved, axis=-2, keepdims=True)  # of all nodes
     return curved + 2.0 * steep * abs(options.kappa) * degree
 
 

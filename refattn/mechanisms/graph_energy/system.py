@@ -13,7 +13,8 @@
 Where w is symmetric v = -grad E, E(x) = sum_ic F(x_ic; b_ic) + kappa/2 sum_ijc w_ij G(x_jc - x_ic), with F' = -f
 and G' = g. "mean", "min" and "causal_mirror" are symmetric; "kernel" has detailed balance, pi_i w_ij = pi_j w_ji with
 pi_i = sum_l exp(r_il), where the same holds in the inner product with the weights pi; "none" has no energy. A step of
-Euler lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij, "proximal" E + tau sum |x| up to 1/L.
+Euler lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij. One of "proximal" up to 1/L lowers
+E + tau sum_ic pi_i |x_ic|, with `signed` or from scores of at least 0.
 
 Gradients are those above, and those of mu, kappa and of the coefficients of a polynomial alike: dF/dmu, and what they
 multiply. pi is 1 where the links are symmetric, for "kernel" the weights of its detailed balance, which add up to 1.

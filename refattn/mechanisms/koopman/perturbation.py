@@ -16,8 +16,9 @@ A root with a singular Jacobian, one of many, counts as none.
 Where the points of a position, or the keys of its head, are not finite, its root is NaN: what was not finite before
 goes on, as everywhere in the cores, and nothing failed to be inverted.
 
-psi need not be injective: it is where |b| lip(phi) < |a + b tau|, which `certify` asks. Elsewhere the root is the one
-that is reached from the first of the starts that leads to one.
+psi need not be injective: with phi = tau pi + f, f(x) = D^T kappa(x), it is (a + b tau) pi + b f, injective where
+|b| lip(f) < |a + b tau|, which `certify` asks with a bound of lip(f). For tau = 1 that says nothing of lip(phi) itself.
+Elsewhere the root is the one that is reached from the first of the starts that leads to one.
 """
 
 from __future__ import annotations

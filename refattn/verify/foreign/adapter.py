@@ -35,8 +35,10 @@ class CallError(Exception):
     """An implementation raised, changed its inputs or returned what is no result."""
 
 
-def load(spec: str) -> Any:
+def load(spec: str, *, interrupts: bool = True) -> Any:
     """Return the implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
+
+    With ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
 
     Raises
     ------
@@ -52,15 +54,19 @@ def load(spec: str) -> Any:
         raise
     except ModuleNotFoundError as error:
         raise LoadError(f"--impl {spec}: cannot import {place}: {error}") from error
-    except (Exception, SystemExit) as error:  # the file may do anything
-        raise LoadError(f"--impl {spec}: importing {place} raised {type(error).__name__}: {error}") from error
+    except BaseException as error:  # the file may do anything
+        if interrupts and isinstance(error, KeyboardInterrupt):
+            raise
+        raise LoadError(f"--impl {spec}: importing {place} {_words(error)}") from error
     if not hasattr(module, name):
         raise LoadError(f"--impl {spec}: {place} has no {name!r}")
     found = getattr(module, name)
     try:
         implementation = found() if inspect.isclass(found) else found
-    except (Exception, SystemExit) as error:
-        raise LoadError(f"--impl {spec}: making {name} raised {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if interrupts and isinstance(error, KeyboardInterrupt):
+            raise
+        raise LoadError(f"--impl {spec}: making {name} {_words(error)}") from error
     if not callable(implementation) and not hasattr(implementation, "forward"):
         raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
     return implementation
@@ -88,10 +94,13 @@ def call(
     dtype: str,
     upstream: NDArray[Any] | None = None,
     outputs: tuple[str, ...] = ("out", "lse"),
+    *,
+    interrupts: bool = True,
 ) -> Result | Decline:
     """Run an implementation on one case, with gradients where `upstream` is given.
 
-    `outputs` are the names of what it may return: the first alone, or a tuple of as many as it has.
+    `outputs` are the names of what it may return: the first alone, or a tuple of as many as it has. With
+    ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
 
     Raises
     ------
@@ -105,7 +114,14 @@ def call(
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
     with wide:
-        return _call(implementation, inputs, options, dtype, upstream, outputs)
+        try:
+            return _call(implementation, inputs, options, dtype, upstream, outputs)
+        except CallError:
+            raise
+        except BaseException as error:  # foreign code may raise anything, even where it is only looked at
+            if interrupts and isinstance(error, KeyboardInterrupt):
+                raise
+            raise CallError(_words(error)) from error
 
 
 def _call(
@@ -123,9 +139,9 @@ def _call(
     extra = dict(options) | ({"dtype": dtype} if _takes_dtype(forward) else {})
     arguments = {name: _given(x, framework, dtype) for name, x in inputs.items()}
     before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
-    returned = _guard(lambda: forward(**arguments, **extra))
+    returned = forward(**arguments, **extra)
     if isinstance(returned, Decline):
-        return returned
+        return Decline(str(returned.reason))
     given = returned if isinstance(returned, tuple) else (returned,)
     needs = f"needs {outputs[0]} or ({', '.join(outputs)})"
     if len(given) > len(outputs):
@@ -137,16 +153,25 @@ def _call(
     if upstream is not None:
         gradients = _gradients(implementation, forward, inputs, extra, dtype, given[0], upstream)
         if isinstance(gradients, Decline):
-            declined = gradients.reason
+            declined = str(gradients.reason)
         else:
             result |= {f"d_{name}": x for name, x in gradients.items()}
-    own = getattr(forward, "intermediates", None) or getattr(implementation, "intermediates", None) or {}
-    result |= {id: x for id, x in own.items() if id not in result}
+    result |= {id: x for id, x in _intermediates(forward, implementation).items() if id not in result}
     changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]
     if changed:
         raise CallError(f"changed its inputs: {', '.join(changed)}")
     dtypes = {name: _dtype(name, x) for name, x in result.items()}
     return Result({name: to_host(name, x) for name, x in result.items()}, dtypes, declined)
+
+
+def _intermediates(forward: Any, implementation: Any) -> dict[str, Any]:
+    """Return its own values of equations by their ids, none where it has no such attribute."""
+    own = getattr(forward, "intermediates", None)
+    own = getattr(implementation, "intermediates", None) if own is None else own
+    if own is not None and (not isinstance(own, dict) or not all(isinstance(id, str) for id in own)):
+        got = type(own).__name__ if not isinstance(own, dict) else "a dict with names that are no text"
+        raise CallError(f"intermediates: got {got}, needs a dict of arrays by the ids of equations")
+    return own or {}
 
 
 def _given(x: NDArray[Any], framework: str | None, dtype: str) -> Any:
@@ -173,9 +198,11 @@ def _gradients(
 ) -> dict[str, Any] | Decline:
     """Return the gradients of its arrays: by its own backward, or by the library that its output is of."""
     if hasattr(implementation, "backward"):
-        found = _guard(lambda: implementation.backward(_read_only(upstream)))
-        if isinstance(found, (Decline, dict)):
+        found = implementation.backward(_read_only(upstream))
+        if isinstance(found, Decline):
             return found
+        if isinstance(found, dict):
+            return {str(name): x for name, x in found.items()}
         names = learned(inputs)
         if isinstance(found, tuple) and len(found) == len(names):
             return dict(zip(names, found, strict=True))
@@ -183,9 +210,9 @@ def _gradients(
         raise CallError(f"backward returned {type(found).__name__}, needs a dict or ({listed})")
     library = type(out).__module__.partition(".")[0]
     if library == "torch":
-        return _guard(lambda: _torch_gradients(forward, inputs, extra, dtype, upstream))
+        return _torch_gradients(forward, inputs, extra, dtype, upstream)
     if library in ("jax", "jaxlib"):
-        return _guard(lambda: _jax_gradients(forward, inputs, extra, dtype, upstream))
+        return _jax_gradients(forward, inputs, extra, dtype, upstream)
     return Decline("no gradients: it has no backward, and is no function of torch or jax")
 
 
@@ -251,7 +278,8 @@ def to_host(name: str, x: Any) -> NDArray[Any]:
         except TypeError:
             return _numbers(np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x))
     except Exception as error:
-        raise CallError(f"{name}: got {type(x).__name__}, needs an array ({type(error).__name__}: {error})") from error
+        words = _words(error).removeprefix("raised ")
+        raise CallError(f"{name}: got {type(x).__name__}, needs an array ({words})") from error
 
 
 def _numbers(x: NDArray[Any]) -> NDArray[Any]:
@@ -279,12 +307,10 @@ def _takes_dtype(function: Any) -> bool:
         return False
 
 
-def _guard(function: Callable[[], Any]) -> Any:
-    """Run foreign code; whatever it raises becomes a `CallError` of one line."""
+def _words(error: BaseException) -> str:
+    """Return what foreign code raised in one line; even its text may raise."""
     try:
-        return function()
-    except CallError:
-        raise
-    except (Exception, SystemExit) as error:  # foreign code may raise anything, and may even try to end the program
         text = " ".join(str(error).split())
-        raise CallError(f"raised {type(error).__name__}: {text[:300]}") from error
+    except Exception:
+        text = "an error without a text"
+    return f"raised {type(error).__name__}: {text[:300]}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from refattn.files import read_regular
 from refattn.golden.storage import DTYPES
 from refattn.golden.tensors import decode
 from refattn.golden.vectors import GoldenSet
 from refattn.mechanisms.record import Mechanism
+from refattn.verify.foreign.processes import LARGEST
 from refattn.verify.freeze import thaw
 from refattn.verify.itself.samples import shrunk
 from refattn.verify.judge.compare import judge
@@ -48,11 +51,13 @@ def _outcome(folder: Path, golden: GoldenSet, entry: Mapping[str, Any], dtype: s
     if dtype not in entry["dtypes"]:
         return Outcome(*about, "declined", f"{dtype} does not hold the inputs")
     path = folder / f"{entry['case']}.{dtype}.safetensors"
-    if not path.exists():
+    if not os.path.lexists(path):
         return Outcome(*about, "declined", "there is no file")
     try:
-        found = decode(path.read_bytes())
-    except (OSError, ValueError) as error:
+        found = decode(read_regular(path, LARGEST))
+    except OSError as error:
+        return Outcome(*about, "raises", f"{path.name}: {error.strerror}")
+    except ValueError as error:
         return Outcome(*about, "raises", f"{path.name}: {error}")
     needed = ["out", *(f"d_{name}" for name in entry["inputs"] if grad and f"d_{name}" in entry["results"])]
     result = Result({name: x for name, (_, x) in found.items()}, {name: kind for name, (kind, _) in found.items()})

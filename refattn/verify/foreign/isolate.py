@@ -1,21 +1,24 @@
 """An implementation in a process of its own: one that hangs or crashes fails its case, and the rest still runs.
 
-The two processes exchange messages over pipes: a JSON header and plain arrays, of which nothing is ever unpickled. What
-foreign code prints, in C too, ends up in `Isolated.said` and in no report.
+The two processes exchange messages over pipes: a JSON header and plain arrays, of which nothing is ever unpickled. A
+message begins with a mark and the number of the question, has bounded sizes, and goes over descriptors that are high,
+that no program inherits and that a forked process closes, so that nothing else is taken for one. What foreign code
+prints, in C too, ends up in `Isolated.said` and in no report.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import io
 import json
 import os
+import resource
+import secrets
 import signal
 import struct
-import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
 from typing import IO, Any
@@ -23,19 +26,24 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.files import parse_json
 from refattn.verify.foreign.adapter import CallError, LoadError, call, load
+from refattn.verify.foreign.processes import LARGEST, Process, Tail
 from refattn.verify.outcome import Decline, Result
 
 SAID = 4000
 """Characters that are kept of what an implementation prints: the last ones."""
 
-SLICE = 0.2
-"""Seconds that a time limit is counted in."""
-
 _SERVE = "from refattn.verify.foreign import isolate; isolate.serve()"
-_SIZES = struct.Struct("<QQ")  # of header and arrays
+_HEAD = struct.Struct("<8s16sQQ")  # the mark, the number of the question, sizes of header and arrays
+_MARK = b"refattn\n"
+_HEADER = 1 << 24  # bytes of JSON at most
 
 Arrays = Mapping[str, NDArray[Any]]
+
+
+class _GarbledError(Exception):
+    """What came over the pipe is no answer."""
 
 
 class Isolated:
@@ -60,9 +68,10 @@ class Isolated:
 
     def __init__(self, spec: str, seconds: float = 60.0, loading: float = 60.0) -> None:
         self.spec, self.seconds, self.loading = spec, seconds, loading
-        self.said = ""
         self.roundings: Any = ()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._said, self._words = Tail(SAID), Tail(SAID)  # in all, and since the last question
+        self._process: Process | None = None
+        self._answer = _Answer(b"", 0)
         try:
             self._start()
         except CallError as error:
@@ -73,6 +82,11 @@ class Isolated:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @property
+    def said(self) -> str:
+        """The end of what it has printed, with the tracebacks of what it raised."""
+        return self._said.text()
 
     def call_case(
         self,
@@ -92,32 +106,21 @@ class Isolated:
         about = {"options": dict(options), "dtype": dtype, "grad": upstream is not None, "outputs": outputs}
         answer, found = self._ask(about, arrays, self.seconds)
         if "error" in answer:
-            self._say(answer["trace"])
+            self._said(answer["trace"].encode())
             raise CallError(answer["error"])
         if "decline" in answer:
             return Decline(answer["decline"])
         return Result(found, answer["dtypes"], answer["declined"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and what it has started."""
         if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()  # it ends by itself when nobody asks any more
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2.0)
-            _kill(self._process)
-            self._ended()
+            self._process.end_input()  # it ends by itself when nobody asks any more
+            self._ended(2.0)
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {_SERVE}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a signal to it reaches what it has started, and Ctrl-C is ours alone
-        )
-        self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
-        self._listener.start()
+        command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {_SERVE}"]
+        self._process = Process(command, self._hear, self._print)
         answer, _ = self._ask({"load": self.spec}, {}, self.loading)
         if "error" in answer:
             self.close()
@@ -129,135 +132,213 @@ class Isolated:
         self, about: Mapping[str, Any], arrays: Arrays, seconds: float
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Send a message and wait for the answer, no longer than the time limit."""
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        done, late = threading.Event(), threading.Event()
-        threading.Thread(target=_watch, args=(process, seconds, done, late), daemon=True).start()
+        assert self._process is not None
+        number, left = secrets.token_bytes(16), seconds
+        limit = LARGEST + 64 * sum(x.nbytes for x in arrays.values())
+        early = self._answer.data
+        self._answer, self._words = _Answer(number, limit), Tail(SAID)
         try:
-            _send(process.stdin, about, arrays)
-            return _receive(process.stdout)
-        except (OSError, EOFError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2.0)  # its own end comes first: it may be about to say its exit code
-            _kill(process)
-            code = self._ended()
-            if late.is_set():
-                raise CallError(f"did not end within {seconds:g} s") from None
-            raise CallError(self._end_of(code)) from None
-        except BaseException:  # an answer that is none, or the user's interrupt
-            _kill(process)
-            self._ended()
+            if early:
+                raise _GarbledError(f"{len(early)} bytes that nobody asked for")
+            self._process.send(_message(number, {**about, "limit": limit}, arrays))
+            while not self._answer.whole():
+                if self._process.code() is not None and not self._answer.whole():
+                    raise CallError(self._end_of(self._ended(0.0)))
+                if left <= 0.0:
+                    raise CallError(f"did not end within {seconds:g} s")
+                left = self._process.slice(left)
+            self._process.drain()  # what it printed before
+            return self._answer.read()
+        except _GarbledError as error:
+            self._ended(0.0)
+            raise CallError(f"wrote to the pipe of its answers: {error}") from None
+        except BaseException:  # the user's interrupt, too
+            self._ended(0.0)
             raise
-        finally:
-            done.set()
 
-    def _ended(self) -> int:
-        """Clean up after a process that has ended; return its exit code."""
+    def _hear(self, part: bytes) -> None:
+        self._answer.take(part)
+
+    def _print(self, part: bytes) -> None:
+        self._said(part)
+        self._words(part)
+
+    def _ended(self, seconds: float) -> int:
+        """Clean up after a process that has at most these seconds to end by itself; return its exit code."""
         process, self._process = self._process, None
-        assert process is not None
-        code = process.wait()
-        self._listener.join(1.0)  # no longer: something that it started may hold the pipe
-        for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):  # what could not be sent any more
-                if stream is not None:
-                    stream.close()
+        self._answer = _Answer(b"", 0)
+        if process is None:
+            return 0
+        try:
+            while seconds > 0.0 and process.code() is None:
+                seconds = process.slice(seconds)
+        finally:
+            code = process.close()
         return code
-
-    def _listen(self, stream: IO[bytes]) -> None:
-        with stream:
-            while part := os.read(stream.fileno(), 65536):
-                self._say(part.decode(errors="replace"))
-
-    def _say(self, text: str) -> None:
-        self.said = (self.said + text)[-SAID:]
 
     def _end_of(self, code: int) -> str:
         """Return how its process ended, in words."""
         if code < 0:
             known = -code in {each.value for each in signal.Signals}
             return f"ended its process by {signal.Signals(-code).name if known else f'signal {-code}'}"
-        words = [line.strip() for line in self.said.splitlines() if line.strip()]
+        words = [line.strip() for line in self._words.text().splitlines() if line.strip()]
         last = f"its last words: {words[-1][:300]}" if words else "it said nothing"
         return f"ended its process with exit code {code}; {last}"
 
 
-def _watch(process: subprocess.Popen[bytes], seconds: float, done: threading.Event, late: threading.Event) -> None:
-    """Kill a process that is not done in time; time in which this process is stopped, too, counts as one slice."""
-    while seconds > 0.0:
-        if done.wait(min(seconds, SLICE)):
-            return
-        seconds -= SLICE
-    late.set()
-    _kill(process)
+class _Answer:
+    """The answer to a question, as far as it has come."""
+
+    def __init__(self, number: bytes, limit: int) -> None:
+        self.data = bytearray()
+        self._begins, self._limit = _MARK + number, limit
+
+    def take(self, part: bytes) -> None:
+        """Take some more; what cannot become an answer is not kept."""
+        if len(self.data) <= _HEAD.size + _HEADER + self._limit:
+            self.data += part
+
+    def whole(self) -> bool:
+        """Tell whether all has come; raises _GarbledError where it is none."""
+        begins = bytes(self.data[: len(self._begins)])
+        if not self._begins.startswith(begins):
+            raise _GarbledError(f"{begins[:16]!r}, which is no answer")
+        if len(self.data) < _HEAD.size:
+            return False
+        _, _, *sizes = _HEAD.unpack_from(self.data)
+        if sizes[0] > _HEADER or sizes[1] > self._limit:
+            raise _GarbledError(f"{sum(sizes)} bytes, needs at most {self._limit}")
+        if len(self.data) > _HEAD.size + sum(sizes):
+            raise _GarbledError("more than one answer")
+        return len(self.data) == _HEAD.size + sum(sizes)
+
+    def read(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return what it says; nothing has come from then on."""
+        data, self.data = io.BytesIO(bytes(self.data)), bytearray()
+        try:
+            return _read(data)
+        except Exception as error:  # only what forges the mark and the number comes here
+            raise _GarbledError(f"{type(error).__name__}: {error}") from error
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-
-
-def _send(stream: IO[bytes], about: Mapping[str, Any], arrays: Arrays) -> None:
+def _message(number: bytes, about: Mapping[str, Any], arrays: Arrays) -> bytes:
     header, body = json.dumps({**about, "arrays": list(arrays)}).encode(), io.BytesIO()
     for x in arrays.values():
         np.save(body, x, allow_pickle=False)
-    stream.write(_SIZES.pack(len(header), body.tell()) + header + body.getvalue())
-    stream.flush()
+    return _HEAD.pack(_MARK, number, len(header), body.tell()) + header + body.getvalue()
 
 
-def _receive(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _read(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     def exactly(count: int) -> bytes:
         data = stream.read(count)
         if len(data) < count:
             raise EOFError
         return data
 
-    sizes = _SIZES.unpack(exactly(_SIZES.size))
-    about, body = json.loads(exactly(sizes[0])), io.BytesIO(exactly(sizes[1]))
-    return about, {name: np.load(body, allow_pickle=False) for name in about.pop("arrays")}
+    mark, number, *sizes = _HEAD.unpack(exactly(_HEAD.size))
+    if mark != _MARK:
+        raise ValueError("is no message")
+    about, body = parse_json(exactly(sizes[0])), io.BytesIO(exactly(sizes[1]))
+    return {**about, "number": number}, {name: np.load(body, allow_pickle=False) for name in about.pop("arrays")}
+
+
+# --- the other process
+
+
+class _Private:
+    """A copy of a descriptor that foreign code does not meet: high, closed for programs and in forked processes."""
+
+    def __init__(self, of: int) -> None:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        low = 3 if most == resource.RLIM_INFINITY else max(3, min(most, 1024) - 16)
+        self.number = fcntl.fcntl(of, fcntl.F_DUPFD_CLOEXEC, low)
+        self._is = self._identity()
+        os.register_at_fork(after_in_child=lambda: os.close(self.number))
+
+    def _identity(self) -> tuple[int, int]:
+        about = os.fstat(self.number)
+        return about.st_dev, about.st_ino
+
+    def check(self) -> None:
+        """End this process where the descriptor was closed, or is another's by now."""
+        with contextlib.suppress(OSError):
+            if self._identity() == self._is:
+                return
+        _end("it closed a descriptor that was not its own")
 
 
 def serve() -> None:
     """Load an implementation and answer for it until nobody asks any more: the other process."""
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    asked, answered, own = _Private(0), _Private(1), os.getpid()
+    questions = os.fdopen(asked.number, "rb", closefd=False)
     os.dup2(2, 1)  # what is printed, in C too, must not come among the answers
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     faulthandler.enable()
-    about, _ = _receive(questions)
-    try:
-        implementation = load(about["load"])
-        owner = getattr(implementation, "forward", implementation)
-        declared = getattr(owner, "roundings", ())
-        plain = list(declared) if isinstance(declared, (tuple, list)) else repr(declared)
-        _send(answers, {"roundings": plain}, {})
-    except LoadError as error:
-        _send(answers, {"error": str(error), "trace": _trace(error)}, {})
+    implementation = None
     while True:
         try:
-            about, arrays = _receive(questions)
+            about, arrays = _read(questions)
         except EOFError:
             return
-        _send(answers, *_answer(implementation, about, arrays))
-        sys.stdout.flush()
+        except (OSError, ValueError):
+            _end("it read from a descriptor that was not its own")
+        try:
+            if "load" in about:
+                implementation, answer = _loaded(about["load"])
+                found: Arrays = {}
+            else:
+                answer, found = _answer(implementation, about, arrays)
+            message = memoryview(_message(about["number"], answer, found))
+        finally:
+            if os.getpid() != own:  # foreign code has forked, and this process has come back from it, too
+                os._exit(0)
+        answered.check()
+        while message:
+            message = message[os.write(answered.number, message) :]
+        with contextlib.suppress(Exception):  # it may be closed, or anything
+            sys.stdout.flush()
+        asked.check()
+
+
+def _end(why: str) -> Any:
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{why}\n".encode())
+    os._exit(1)
+
+
+def _loaded(spec: str) -> tuple[Any, dict[str, Any]]:
+    try:
+        implementation = load(spec, interrupts=False)
+    except LoadError as error:
+        return None, {"error": str(error), "trace": _trace(error)}
+    owner = getattr(implementation, "forward", implementation)
+    declared = getattr(owner, "roundings", ())
+    plain = isinstance(declared, (tuple, list)) and all(isinstance(id, str) for id in declared)
+    return implementation, {"roundings": list(declared) if plain else repr(declared)[:300]}
 
 
 def _answer(
     implementation: Any, about: dict[str, Any], arrays: dict[str, NDArray[Any]]
 ) -> tuple[dict[str, Any], Arrays]:
     upstream = arrays.pop("d_out") if about["grad"] else None
+    asked = about["options"], about["dtype"], upstream, tuple(about["outputs"])
     try:
-        found = call(implementation, arrays, about["options"], about["dtype"], upstream, tuple(about["outputs"]))
+        found = call(implementation, arrays, *asked, interrupts=False)
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
     if isinstance(found, Decline):
-        return {"decline": str(found.reason)}, {}
+        return {"decline": found.reason}, {}
+    size = sum(x.nbytes for x in found.tensors.values())
+    if size > about["limit"] - 4096 * len(found.tensors):
+        return {"error": f"returned {size} bytes, needs at most {about['limit']}", "trace": ""}, {}
     return {"dtypes": found.dtypes, "declined": found.declined}, found.tensors
 
 
 def _trace(error: Exception) -> str:
-    """Return the traceback of what foreign code raised; nothing where the error is not its own."""
+    """Return the end of the traceback of what foreign code raised; nothing where the error is not its own."""
     cause = error.__cause__
-    return "".join(traceback.format_exception(cause)) if cause is not None else ""
+    try:
+        return "".join(traceback.format_exception(cause))[-SAID:] if cause is not None else ""
+    except Exception:  # an error whose own text cannot be had
+        return ""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
-import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.files import read_regular
 from refattn.golden.tensors import decode, encode
 from refattn.verify.foreign.adapter import CallError, LoadError
+from refattn.verify.foreign.processes import LARGEST, Process, Tail
 from refattn.verify.outcome import Decline
 
 DECLINED = 77
 """The exit code of a program that does not do what it was asked, as test suites have it for a test that is skipped."""
+
+SAID = 4000
+"""Bytes that are kept of what a program prints: the last ones."""
 
 
 class Program:
@@ -27,6 +32,9 @@ class Program:
     IN is a safetensors file with the arguments by name in the type of the case, with ``d_out`` where gradients are
     asked. Its metadata has ``dtype``, and ``options`` as JSON. OUT has ``out`` and may have the further outputs, or has
     ``d_q``, ``d_k``, ... It may have values of equations by their ids beside them; `intermediates` holds those.
+
+    When it has ended, what it has started ends too. Of what it prints the last `SAID` bytes are kept, and an OUT of
+    more than `refattn.verify.foreign.processes.LARGEST` and 64 times the size of IN is refused.
 
     Raises
     ------
@@ -70,29 +78,48 @@ class Program:
     ) -> dict[str, NDArray[Any]] | Decline:
         stored = {name: ("bool" if x.dtype == np.bool_ else dtype, x) for name, x in arrays.items()}
         about = {"dtype": dtype, "options": json.dumps(dict(options))}
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             given, wanted = Path(folder, "in.safetensors"), Path(folder, "out.safetensors")
             given.write_bytes(encode(stored, about))
+            limit = LARGEST + 64 * given.stat().st_size
+            code, said, complained = _ended([*self.command, given, wanted], self.seconds, wanted, limit)
+            if code == DECLINED:
+                return Decline(_last_line(said) or f"exit code {DECLINED}")
+            if code:
+                raise CallError(f"exit code {code}: {_last_line(complained) or 'it said nothing'}")
             try:
-                ended = subprocess.run(
-                    [*self.command, given, wanted], capture_output=True, timeout=self.seconds, stdin=subprocess.DEVNULL
-                )
-            except subprocess.TimeoutExpired:
-                raise CallError(f"did not end within {self.seconds:g} s") from None
+                return {name: x for name, (_, x) in decode(read_regular(wanted, limit)).items()}
+            except FileNotFoundError:
+                raise CallError("wrote no OUT") from None
             except OSError as error:
-                raise CallError(f"cannot be run: {error.strerror}: {self.command[0]}") from error
-            if ended.returncode == DECLINED:
-                return Decline(_last_line(ended.stdout) or f"exit code {DECLINED}")
-            if ended.returncode:
-                raise CallError(f"exit code {ended.returncode}: {_last_line(ended.stderr) or 'it said nothing'}")
-            if not wanted.is_file():
-                raise CallError("wrote no OUT")
-            try:
-                return {name: x for name, (_, x) in decode(wanted.read_bytes()).items()}
+                raise CallError(f"OUT: {error.strerror}") from error
             except ValueError as error:
                 raise CallError(f"OUT: {error}") from error
 
 
-def _last_line(text: bytes) -> str:
-    lines = text.decode(errors="replace").split("\n")
+def _ended(command: Sequence[str | Path], seconds: float, wanted: Path, limit: int) -> tuple[int, str, str]:
+    """Run a command to its end; return its exit code and the ends of what it printed to its output and its error."""
+    said, complained = Tail(SAID), Tail(SAID)
+    try:
+        process = Process(command, said, complained)
+    except (OSError, ValueError) as error:  # ValueError: a NUL
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        raise CallError(f"cannot be run: {text}: {command[0]}") from error
+    left = seconds
+    try:
+        process.end_input()
+        while (code := process.code()) is None:
+            if left <= 0.0:
+                raise CallError(f"did not end within {seconds:g} s")
+            left = process.slice(left)
+            with contextlib.suppress(OSError):  # there is none yet
+                if (size := wanted.stat().st_size) > limit:
+                    raise CallError(f"OUT: got {size} bytes, needs at most {limit}")
+    finally:
+        process.close()
+    return code, said.text(), complained.text()
+
+
+def _last_line(text: str) -> str:
+    lines = text.split("\n")
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

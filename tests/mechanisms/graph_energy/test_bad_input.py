@@ -87,6 +87,63 @@ def test_inputs_that_are_not_finite_propagate() -> None:
     assert np.any(np.isnan(out[0, 0])) and np.all(np.isfinite(out[1]))
 
 
+SOLVERS = (
+    "rk45",
+    "implicit_midpoint",
+    "discrete_gradient",
+    "discrete_gradient(adjoint='implicit')",
+    "euler(adjoint='implicit')",
+)
+
+
+@pytest.mark.parametrize("stop", ["stop_force=1e-6", "stop_plateau=1e-9", "stop_level=-1.0"])
+def test_links_that_are_nan_are_no_rest(stop: str) -> None:
+    q, k, v = qkv()
+    with np.errstate(all="ignore"):
+        out, _ = forward(np.nan * q, k, v, state="feature", step=0.2, integrator=f"euler({stop})")
+    assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("integrator", SOLVERS)
+@pytest.mark.parametrize(("name", "state"), [("q", "token"), ("q", "feature"), ("v", "feature")])
+def test_every_solver_lets_nan_through(integrator: str, name: str, state: str) -> None:
+    """NaN is where fixed explicit steps have it, and elsewhere are the bits of a call without it."""
+    arrays = dict(zip("qkv", (x.copy() for x in qkv()), strict=True))
+    more: dict[str, Any] = {"state": state, "step": 0.2, "steps": 60}
+    expected, known = forward(*arrays.values(), integrator=integrator, **more)
+    exact = core.backward(known, np.ones_like(expected))
+    arrays[name][0, 0, 1, 0] = np.nan
+    with np.errstate(all="ignore"):
+        explicit, _ = forward(*arrays.values(), **more)
+        out, saved = forward(*arrays.values(), integrator=integrator, **more)
+        d = core.backward(saved, np.ones_like(out))
+    nan = np.isnan(explicit)
+    assert nan[0, 0].any() and not nan[1].any()
+    np.testing.assert_array_equal(np.isnan(out), nan)
+    np.testing.assert_array_equal(out[1], expected[1])
+    np.testing.assert_array_equal(d["q"][1], exact["q"][1])
+    assert np.isnan(d[name][0, 0]).any()
+
+
+@pytest.mark.parametrize("integrator", ["euler", "rk45"])
+def test_nan_hides_no_divergence(integrator: str) -> None:
+    """One sequence has NaN, the other one diverges without: an error, as it is alone."""
+    q, k, v = (x.copy() for x in qkv())
+    q[0, :, 1, 0] = np.nan
+    options: dict[str, Any] = {"state": "feature", "coupling": "cubic", "step": 3.0, "steps": 12}
+    with np.errstate(all="ignore"), pytest.raises(ArithmeticError, match="the scores diverged|max_nfe|shorter one"):
+        forward(q, k, 4.0 * v, integrator=integrator, **options)
+
+
+def test_a_step_whose_equation_is_singular_is_halved() -> None:
+    """At x = 0 between two wells 1 - h mu / 2 is 0 for h = 2: the matrix of the midpoint rule has no inverse."""
+    q, k, v = qkv(3)
+    options: dict[str, Any] = {"intrinsic": "double_well", "kappa": 0.0, "step": 2.0, "steps": 1}
+    options["start"] = 0.0 * q[..., 0]
+    _, saved = forward(q, k, v, integrator="implicit_midpoint", **options)
+    np.testing.assert_array_equal(saved.scores, 0.0)
+
+
 def test_wrong_gradients() -> None:
     out, saved = run()
     with pytest.raises(ValueError, match=r"d_out: got shape \(2, 4, 7\), needs \(2, 4, 7, 5\)"):

@@ -92,6 +92,24 @@ def test_windows_and_nearest_tokens() -> None:
         ra.graph_energy.window_graph(n, 0, like)
 
 
+@pytest.mark.parametrize(
+    ("make", "given", "kind", "message"),
+    [
+        ("window_graph", (-3, 1, np.zeros(1)), ValueError, "n: got -3, needs a whole number of at least 0"),
+        ("window_graph", (2.5, 1, np.zeros(1)), ValueError, "n: got 2.5, needs a whole number"),
+        ("window_graph", (3, 1, np.zeros(1, int)), TypeError, "like: got dtype int64"),
+        ("nearest_graph", (np.array([[0.0], [np.nan], [1.0]]), 1), ValueError, "points: got some without finite"),
+        ("nearest_graph", (np.array([[200], [10], [1]], np.uint8), 1), TypeError, "points: got dtype uint8"),
+        ("nearest_graph", (np.zeros(3), 1), ValueError, r"points: got shape \(3,\), needs 2 axes"),
+        ("sparse_graph", (np.ones((4, 8)),), ValueError, r"weights: got shape \(4, 8\), needs as many rows as columns"),
+        ("sparse_graph", (1j * np.eye(2),), TypeError, "weights: got dtype complex128, needs one of real numbers"),
+    ],
+)
+def test_what_is_no_graph(make: str, given: tuple[Any, ...], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        getattr(ra.graph_energy, make)(*given)
+
+
 def test_the_step_follows_the_degrees() -> None:
     dense = weights() * (1.0 - np.eye(N))
     degree = np.max(np.sum(np.abs(dense), axis=1))

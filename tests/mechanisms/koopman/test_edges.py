@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import refattn as ra
 from refattn import counter
 from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.kernel import KERNELS, Observables
-from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, OneStep
+from refattn.mechanisms.koopman.perturbation import KoopmanInverseError, OneStep, certify
 from tests.mechanisms.koopman.calls import forward
 
 
@@ -40,6 +41,15 @@ def test_certify_raises(form: str) -> None:
     forward(q, k, v, perturbation="identity", epsilon=0.01, certify=True, form=form)
     with pytest.raises(ValueError, match="certify: got a perturbation whose share of the one-step map is"):
         forward(q, k, v, perturbation="identity", epsilon=50.0, certify=True, form=form)
+
+
+def test_what_is_certified_is_what_the_map_adds_to_tau_x() -> None:
+    """tau = 1, f(x) = -1.5 x, phi(x) = -0.5 x: for b = 2 psi = (1 + b) x + b f is 0, though b lip(phi) = 1 < 1 + b."""
+    x, steepness, alive = np.linspace(-1.0, 1.0, 5), np.full((1, 1, 1), 1.5), np.ones((1, 1, 1), bool)
+    for b, one_to_one in ((1.9, True), (2.0, False)):
+        assert np.all(np.diff((1.0 + b) * x - 1.5 * b * x) > 1e-3) == one_to_one
+        with nullcontext() if one_to_one else pytest.raises(ValueError, match="certify: got a perturbation"):
+            certify(steepness, 1.0 + b, b, alive)
 
 
 @pytest.mark.parametrize("space", [{}, {"space": "full"}, {"space": "augmented"}])

@@ -49,8 +49,10 @@ def stack(layers: int, moved: float = 0.2, **options: Any) -> tuple[Any, ...]:
     return tuple(tree.map_leaves(lambda w: w + moved * draw(f"moved {next(names)}", *w.shape), each) for each in fresh)
 
 
-def told(x: Any, causal: bool = True, first: int = 0) -> Context:
-    """What the block is told for x, with numbers of its tokens; `first` are before them."""
+def told(params: tuple[Any, ...], x: Any, causal: bool = True, first: int = 0) -> Context:
+    """What blocks are told for x, with numbers of its tokens where they read them; `first` are before them."""
+    if params[0].config.start != "table":
+        return Context(causal=causal)
     b, n = x.shape[:2]
     tokens = counter.integers((b, 12), 0, VOCABULARY, seed=11, purpose="tokens")[:, first : first + n]
     return Context(causal=causal, tokens=backend(x).from_numpy(tokens))
@@ -58,7 +60,7 @@ def told(x: Any, causal: bool = True, first: int = 0) -> Context:
 
 def run(params: tuple[Any, ...], x: Any, context: Context | None = None) -> tuple[Any, list[Any]]:
     """The state after all layers, and what each saved."""
-    context = told(x) if context is None else context
+    context = told(params, x) if context is None else context
     state, saves = BLOCK.start(params[0], x, context), []
     for each in params:
         state, saved = BLOCK.forward(each, state, context)

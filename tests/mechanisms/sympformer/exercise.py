@@ -117,7 +117,10 @@ def _stack(sizes: Mapping[str, int], make: Make, layers: int = 2, causal: bool =
     """Every layer of a stack, with the state that the one before it gives and the gradients of the one after it."""
     b, i, m, t = (sizes[letter] for letter in "bimt")
     tokens = make(counter.integers((b, i), 0, t, seed=7, purpose="tokens"))
-    block, context = mechanism("sympformer").block, Context(causal=causal, tokens=tokens)
+    block, context = (
+        mechanism("sympformer").block,
+        Context(causal=causal, tokens=tokens if options.get("start") == "table" else None),
+    )
     x = make(_draw("x", b, i, m))
     configs = [block.Config(width=m, heads=3, layer=n, layers=layers, vocabulary=t, **options) for n in range(layers)]
     params = [block.init(config, seed=7, like=x, layer=n) for n, config in enumerate(configs)]

@@ -362,7 +362,7 @@ def _caught(tag: equations.Tag, kind: str) -> bool:
     x, d_x = draw("x", 1, 4, 6), draw("d_x", 1, 4, 6)
     for n, options in enumerate(CATCHERS):
         params = stack(2, **{name: value for name, value in options.items() if name != "causal"})
-        state, saves = run(params, x, told(x, options.get("causal", True)))
+        state, saves = run(params, x, told(params, x, options.get("causal", True)))
         if n not in _exact:
             _exact[n] = back(params, state, saves, d_x)
         with equations.mutate(tag.id, changed_by(kind, tag.axes or (), "float32")):

@@ -52,7 +52,7 @@ def check(options: dict[str, Any], dtype: str, backend: Any) -> None:
     assert RECORD.stream is not None
     caches, pieces = [RECORD.stream.start(each, 2) for each in params], []
     for first, stop in ((0, 3), (3, 5)):
-        context = told(x[:, first:stop], first=first)
+        context = told(params, x[:, first:stop], first=first)
         step = BLOCK.start(params[0], x[:, first:stop], context)
         for n, each in enumerate(params):
             step, caches[n] = RECORD.stream.prefill(each, caches[n], step, context)

@@ -21,7 +21,7 @@ def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[Any
     assert RECORD.stream is not None
     caches, found = tuple(RECORD.stream.start(each, x.shape[0]) for each in params), []
     for first, stop in itertools.pairwise((0, *cuts, x.shape[1])):
-        context = told(x[:, first:stop], first=first)
+        context = told(params, x[:, first:stop], first=first)
         state, later = BLOCK.start(params[0], x[:, first:stop], context), []
         for each, cache in zip(params, caches, strict=True):
             advance = RECORD.stream.step if stop - first == 1 else RECORD.stream.prefill
@@ -83,12 +83,12 @@ def test_a_cache_that_was_stored_goes_on(options: dict[str, Any], tmp_path: Path
     assert RECORD.stream is not None
     (params,), x = stack(1, **options), draw("x", 2, TOKENS, 6)
     start = RECORD.stream.start(params, 2)
-    context = told(x[:, :7])
+    context = told((params,), x[:, :7])
     _, cache = RECORD.stream.prefill(params, start, BLOCK.start(params, x[:, :7], context), context)
     path = tmp_path / "cache.safetensors"
     save_file(tree.flatten(cache), path)
     stored = tree.unflatten(start, load_file(path))
-    context = told(x[:, 7:], first=7)
+    context = told((params,), x[:, 7:], first=7)
     state = BLOCK.start(params, x[:, 7:], context)
     found, expected = (RECORD.stream.prefill(params, each, state, context)[0].x for each in (stored, cache))
     assert np.array_equal(found, expected)

@@ -19,7 +19,7 @@ NAMES = ["token_embedding", "position_embedding"]
 def test_tables_hold_the_first_momenta() -> None:
     params, x = stack(2, integrator="lie_trotter", mlp="momentum", start="table"), draw("x", 2, 7, 6)
     first = params[0]
-    tokens: Any = told(x).tokens
+    tokens: Any = told(params, x).tokens
     table, places = first.token_embedding, first.position_embedding
     expected = [[table[token] + places[n] for n, token in enumerate(row)] for row in tokens]
     assert np.array_equal(run(params, x)[1][0].attention.p, expected)
@@ -30,12 +30,12 @@ def test_a_linear_map_of_different_tokens_is_a_table() -> None:
     x, d_x, tokens = draw("x", 1, 5, 6), draw("d_x", 1, 5, 6), np.asarray([[3, 0, 4, 1, 2]])
     options: dict[str, Any] = {"integrator": "forward_euler", "mlp": "none", "vocabulary": 5, "layers": 2}
     linear = stack(**options, start="linear")
-    config = dataclasses.replace(linear[0].config, start="table")
+    config, later = (dataclasses.replace(each.config, start="table") for each in linear)
     rows = (x @ linear[0].w_start)[0, np.argsort(tokens[0])]
     given = {"w_start": None, "token_embedding": rows, "position_embedding": np.zeros((12, 6))}
-    table = (dataclasses.replace(linear[0], config=config, **given), linear[1])
+    table = (dataclasses.replace(linear[0], config=config, **given), dataclasses.replace(linear[1], config=later))
     context = Context(causal=True, tokens=tokens)
-    (one, one_saves), (other, other_saves) = run(linear, x, context), run(table, x, context)
+    (one, one_saves), (other, other_saves) = run(linear, x), run(table, x, context)
     np.testing.assert_allclose(other.x, one.x, rtol=0.0, atol=1e-13)
     d_linear, d_table = back(linear, one, one_saves, d_x), back(table, other, other_saves, d_x)
     d_rows = d_table["params.0.token_embedding"][tokens[0]]
@@ -65,11 +65,11 @@ def test_a_looked_up_momentum_knows_nothing_of_its_future(integrator: str) -> No
     params = stack(2, integrator=integrator, start="table", look_ahead=True, mlp="plain")
     x, now = draw("x", 1, 9, 6), 4
     assert "look" in params[0].numbers or "attention_mu" in params[0].numbers
-    tokens: Any = told(x).tokens
+    tokens: Any = told(params, x).tokens
     later = np.concatenate([tokens[:, :now], 3 - tokens[:, now:]], axis=1)
     before, after = (run(params, x, Context(causal=True, tokens=t))[0].x for t in (tokens, later))
     assert np.array_equal(before[:, :now], after[:, :now]) and not np.array_equal(before, after)
-    short = run(params, x[:, :now], told(x[:, :now]))[0].x
+    short = run(params, x[:, :now], told(params, x[:, :now]))[0].x
     np.testing.assert_allclose(short, before[:, :now], rtol=0.0, atol=1e-12)
 
 
@@ -124,6 +124,14 @@ def test_wrong_tokens(tokens: Any, kind: type[Exception], message: str) -> None:
         BLOCK.forward(params, state, Context(tokens=tokens))
 
 
+@pytest.mark.parametrize("start", ["rest", "linear"])
+def test_tokens_that_nothing_reads(start: str) -> None:
+    (params,), x = stack(1, start=start), draw("x", 1, 4, 6)
+    message = f'context.tokens was given with start="{start}", which reads none; needs "table"'
+    with pytest.raises(ValueError, match=message):
+        BLOCK.forward(params, BLOCK.start(params, x, Context()), Context(tokens=np.zeros((1, 4), int)))
+
+
 def test_more_tokens_than_positions() -> None:
     (params,), x = stack(1, start="table", context=3), draw("x", 1, 4, 6)
     with pytest.raises(ValueError, match="context.tokens: got 4 in all, needs at most 3"):
@@ -134,4 +142,4 @@ def test_a_mechanism_that_reads_no_tokens_raises() -> None:
     block, x = ra.mechanism("softmax").block, draw("x", 1, 4, 6)
     params = block.init(block.Config(width=6, heads=2), like=x)
     with pytest.raises(ValueError, match="context.tokens was given, but Softmax attention reads only"):
-        block.start(params, x, told(x))
+        block.start(params, x, Context(causal=True, tokens=np.zeros((1, 4), int)))

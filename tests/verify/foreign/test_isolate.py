@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -135,13 +136,104 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path, source: str, words: str) 
 
 def test_what_cannot_be_started_again_fails_its_cases(tmp_path: Path) -> None:
     source = "import pathlib, sys\npathlib.Path(__file__).with_suffix('.mark').mkdir()\n"
-    (tmp_path / "once.py").write_text(source + "\ndef attend(q, k, v):\n    raise KeyboardInterrupt\n")
+    (tmp_path / "once.py").write_text(source + "\ndef attend(q, k, v):\n    import os; os._exit(5)\n")
     with Isolated(f"{tmp_path / 'once.py'}:attend") as implementation:
-        with pytest.raises(CallError, match="exit code .*; its last words: KeyboardInterrupt|by SIGINT"):
+        with pytest.raises(CallError, match="exit code 5; it said nothing"):
             call(implementation, INPUTS, {}, "float32")
         for _ in range(2):
             with pytest.raises(CallError, match="cannot be started again: .*FileExistsError"):
                 call(implementation, INPUTS, {}, "float32")
+
+
+# What each does, and the line of its case; "" where it does its work all the same.
+TROUBLES = {
+    "fork": ("os.fork()", ""),
+    "fork and exit": ("if os.fork() == 0: sys.exit(3)", ""),
+    "leave a process that holds every descriptor": (
+        "subprocess.Popen(['sleep', '321.5'], close_fds=False)\nif os.fork() == 0: time.sleep(321.5)",
+        "",
+    ),
+    "leave one and end": (
+        "subprocess.Popen(['sleep', '321.5'], start_new_session=True)\nos._exit(4)",
+        "ended its process with exit code 4",
+    ),
+    "sys.exit": ("sys.exit(0)", "raised SystemExit: 0"),
+    "interrupt": ("raise KeyboardInterrupt", "raised KeyboardInterrupt:"),
+    "base": ("raise Base", "raised Base: an error without a text"),
+    "os._exit": ("os._exit(0)", "ended its process with exit code 0; it said nothing"),
+    "close": ("os.closerange(3, 4096)", "its last words: it closed a descriptor that was not its own"),
+    "close all": ("os.closerange(0, 4096)", "ended its process with exit code 1"),
+    "close the streams": ("sys.stdout.close(); sys.stderr.close()", ""),
+    "write everywhere": ("[os.write(n, b'stray') for n in range(3, 64) if is_open(n)]", ""),
+    "write to the pipe": (
+        "os.write(max(n for n in range(4096) if pipe(n)), b'stray')",
+        "wrote to the pipe of its answers: b'stray",
+    ),
+    "read from the pipe": (
+        "[os.close(n) for n in range(3, 4096) if pipe(n)]",
+        "closed a descriptor that was not its own",
+    ),
+    "print": ("while True: os.write(1, bytes(1 << 16))", "did not end within"),
+    "large": ("return np.broadcast_to(q[0, 0, 0, 0], (1 << 40,))", "returned 4398046511104 bytes, needs at most"),
+    "list": ("attend.intermediates = [q]", "intermediates: got list, needs a dict of arrays"),
+    "array": ("attend.intermediates = q", "intermediates: got ndarray, needs a dict of arrays"),
+    "numbers": ("attend.intermediates = {1: q}", "intermediates: got a dict with names that are no text"),
+    "text": ("attend.intermediates = {'SM.1': 'x'}", "SM.1: got str, needs an array"),
+}
+
+TROUBLE = """
+import os, stat, subprocess, sys, time
+import numpy as np
+
+class Base(BaseException):
+    def __str__(self):
+        raise ValueError
+
+def is_open(n):
+    try:
+        return bool(os.fstat(n))
+    except OSError:
+        return False
+
+def pipe(n):
+    return is_open(n) and stat.S_ISFIFO(os.fstat(n).st_mode) and n > 2
+
+def attend(q, k, v, *, code):
+    attend.intermediates = None
+    space = dict(globals(), q=q)
+    body = "def do():\\n" + "\\n".join("    " + line for line in code.split("\\n"))
+    exec(body, space)
+    found = space["do"]()
+    return q if found is None else found
+"""
+
+
+def sleepers() -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"321.5" in (folder / "cmdline").read_bytes():
+                found.append(folder.name)
+    return found
+
+
+def test_trouble_is_a_line_of_its_case_and_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "trouble.py").write_text(TROUBLE)
+    found = {}
+    with Isolated(f"{tmp_path / 'trouble.py'}:attend", seconds=5.0) as implementation:
+        for name, (code, _) in TROUBLES.items():
+            implementation.seconds = 0.5 if name == "print" else 30.0
+            try:
+                result = call(implementation, INPUTS, {"code": code}, "float32")
+                assert isinstance(result, Result)
+                np.testing.assert_array_equal(result.tensors["out"], INPUTS["q"])
+                found[name] = ""
+            except CallError as error:
+                found[name] = str(error)
+        assert len(implementation.said) <= 4000
+    assert not {name: got for name, got in found.items() if bool(got) != bool(TROUBLES[name][1])}
+    assert not {name: got for name, got in found.items() if TROUBLES[name][1] not in got}
+    assert not sleepers()
 
 
 def test_bad_usage() -> None:

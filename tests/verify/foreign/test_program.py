@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -99,12 +101,29 @@ def test_a_program_that_is_wrong_disagrees(tmp_path: Path) -> None:
         ("import sys; open(sys.argv[2], 'wb').write(b'!' * 99)", "raises", "OUT: no safetensors file"),
         ("import time; time.sleep(60)", "raises", "did not end within 0.5 s"),
         ("import os; os.kill(os.getpid(), 9)", "raises", "exit code -9: it said nothing"),
+        ("import os\nwhile True: os.write(1, bytes(1 << 16)), os.write(2, b'x')", "raises", "did not end within 0.5 s"),
+        ("import sys; open(sys.argv[2], 'wb').truncate(6 << 30)", "raises", "OUT: got 6442450944 bytes, needs at most"),
+        ("import os, sys; os.mkfifo(sys.argv[2])", "raises", "OUT: is no regular file"),
+        ("import os, sys; os.symlink('/dev/zero', sys.argv[2])", "raises", "OUT: is no regular file"),
+        ("import os, sys; os.mkdir(sys.argv[2])", "raises", "OUT: is no regular file"),
     ],
 )
 def test_every_way_to_fail_is_a_line(code: str, status: str, detail: str, tmp_path: Path) -> None:
-    found = verified(code, tmp_path, seconds=0.5 if "sleep" in code else 60.0)
+    found = verified(code, tmp_path, seconds=0.5 if "0.5" in detail else 60.0)
     assert [outcome.status for outcome in found.outcomes] == [status] * 3
     assert all(detail in outcome.detail for outcome in found.outcomes)
+
+
+@pytest.mark.parametrize("left", ["", ", start_new_session=True", ", process_group=0", ", env={}"])
+def test_a_process_left_behind_holds_nothing_up_and_ends(left: str, tmp_path: Path) -> None:
+    if "process_group" in left and sys.version_info < (3, 11):
+        pytest.skip("Popen has no process_group")
+    sleep = f"import subprocess; subprocess.Popen(['sleep', '322.5']{left})\n"
+    found = verified(sleep + SOFTMAX, tmp_path)
+    assert [outcome.status for outcome in found.outcomes] == ["agrees"] * 3
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            assert b"322.5" not in (folder / "cmdline").read_bytes()
 
 
 def test_what_is_no_command_is_told(tmp_path: Path) -> None:
@@ -154,6 +173,8 @@ def test_files_that_are_wrong_or_absent(golden: vectors.GoldenSet, results: Path
     path.write_bytes(encode({**arrays, "out": (kind, (out * np.float32(1.001)).astype(np.float32))}))
     (results / "tiny.float64.safetensors").write_bytes(b"nothing")
     (results / "tiny.float16.safetensors").unlink()
+    (results / "tiny.bfloat16.safetensors").unlink()
+    os.mkfifo(results / "tiny.bfloat16.safetensors")
     gone = {name: x for name, x in arrays.items() if name != "d_k"}
     (results / "softcap.float32.safetensors").write_bytes(encode(gone))
     found = dumped.verify_files(FEW, results, golden, grad=True)
@@ -161,6 +182,7 @@ def test_files_that_are_wrong_or_absent(golden: vectors.GoldenSet, results: Path
     assert by["tiny", "float32"].status == "disagrees"
     assert by["tiny", "float64"].status == "raises" and "no safetensors file" in by["tiny", "float64"].detail
     assert by["tiny", "float16"].status == "declined"
+    assert "tiny.bfloat16.safetensors: is no regular file" in by["tiny", "bfloat16"].detail
     assert by["softcap", "float32"].status == "raises" and "has no d_k" in by["softcap", "float32"].detail
     assert by["mask-full", "float32"].status == "agrees"
     for file in results.iterdir():

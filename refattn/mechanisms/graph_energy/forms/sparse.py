@@ -8,15 +8,20 @@ its weights.
 
 from __future__ import annotations
 
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_whole
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling
 from refattn.mechanisms.graph_energy.forms.products import seen
-from refattn.xp import Array, arange, backend, namespace, zeros
+from refattn.xp import Array, all_finite, arange, backend, dtype_name, namespace, raised, zeros
 
 
 def sparse_graph(weights: Array) -> CSR:
     """Return a dense matrix (n, n) of weights as a sparse one: what is 0 is no edge."""
-    xp = namespace(weights)
+    xp = check_arrays(weights=weights)
+    if len(weights.shape) != 2 or weights.shape[0] != weights.shape[1]:
+        raise ValueError(f"weights: got shape {tuple(weights.shape)}, needs as many rows as columns")
+    if not xp.isdtype(weights.dtype, ("bool", "integral", "real floating")):
+        raise TypeError(f"weights: got dtype {dtype_name(weights)}, needs one of real numbers")
     rows, columns = xp.nonzero(weights)
     n = weights.shape[0]
     indptr = xp.searchsorted(rows, arange(0, n + 1, rows))
@@ -26,9 +31,10 @@ def sparse_graph(weights: Array) -> CSR:
 
 def window_graph(n: int, width: int, like: Array) -> CSR:
     """Return the graph in which each of n tokens has links of 1 / (2 width) to the `width` tokens on either side."""
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise ValueError(f"width: got {width!r}, needs a whole number of at least 1")
-    xp, at = namespace(like), arange(0, n, like)
+    n, width = check_whole("n", n, 0), check_whole("width", width, 1)
+    xp = check_arrays(like=like)
+    check_floating(like=like)
+    at = arange(0, n, like)
     apart = xp.abs(at[:, None] - at[None, :])
     near = (apart <= width) & (apart > 0)
     return sparse_graph(xp.astype(near, like.dtype) / (2.0 * width))
@@ -39,15 +45,22 @@ def nearest_graph(points: Array, count: int) -> CSR:
 
     `count` is how many nearest ones each has; a point may be near to more, so that its links may add up to more than 1.
     """
-    xp, n = namespace(points), points.shape[0]
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < n:
+    xp = check_arrays(points=points)
+    check_floating(points=points)
+    if len(points.shape) != 2:
+        raise ValueError(f"points: got shape {tuple(points.shape)}, needs 2 axes (points, width)")
+    n = points.shape[0]
+    if (count := check_whole("count", count, 1)) >= n:
         raise ValueError(f"count: got {count!r}, needs a whole number from 1 to {n - 1}")
+    dtype, points = points.dtype, raised(points)
     squares = xp.sum(points * points, axis=-1)
     distances = squares[:, None] + squares[None, :] - 2.0 * (points @ xp.matrix_transpose(points))
+    if all_finite(distances) is False:
+        raise ValueError("points: got some without finite squared distances, needs smaller, finite numbers")
     own = arange(0, n, points)[:, None] == arange(0, n, points)[None, :]
     ranks = xp.argsort(xp.argsort(xp.where(own, float("inf"), distances), axis=-1), axis=-1)
     near = ranks < count
-    return sparse_graph(xp.astype(near | xp.matrix_transpose(near), points.dtype) / float(count))
+    return sparse_graph(xp.astype(near | xp.matrix_transpose(near), dtype) / float(count))
 
 
 def couple_forward(coupling: Coupling, graph: CSR, visible: Array | None, x: Array) -> Array:

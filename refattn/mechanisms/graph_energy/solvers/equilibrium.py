@@ -17,7 +17,7 @@ from typing import Any
 from refattn import equations
 from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy.solvers import steps
-from refattn.mechanisms.graph_energy.solvers.newton import between, jacobian_of
+from refattn.mechanisms.graph_energy.solvers.newton import between, jacobian_of, told
 from refattn.mechanisms.graph_energy.solvers.steps import Flow
 from refattn.mechanisms.graph_energy.system import System
 from refattn.ops.sums import summed_for
@@ -56,16 +56,18 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
         return steps.flow_backward(saved, d_x, tau_terms)
     xp, system, options = namespace(d_x), saved.system, saved.graph.options
     x, f, start, mu, form = saved.states[-1], system.intrinsic, system.start, system.mu, system.form
-    coupled = system.coupled(x)
-    if concrete(xp.max(xp.abs(system.rate(x, coupled=coupled))) > REST * (1.0 + xp.max(xp.abs(x)))):
+    coupled, right = system.coupled(x), -xp.permute_dims(d_x, (0, 1, 3, 2))[..., None]
+    transposed, right = told(xp.matrix_transpose(_jacobian(system, x)), right)
+    rates = xp.abs(system.rate(x, coupled=coupled))
+    # What is NaN, or comes of it, passes these checks.
+    fastest, largest = (xp.max(xp.where(xp.isfinite(each), each, 0.0)) for each in (rates, xp.abs(x)))
+    if concrete(fastest > REST * (1.0 + largest)):
         raise ArithmeticError('adjoint: the scores are not at rest: take more steps, or adjoint="unroll"')
-    transposed = xp.matrix_transpose(_jacobian(system, x))
     values = xp.linalg.svdvals(transposed)
     if concrete(xp.any(values[..., -1] <= SMALLEST * (1.0 + values[..., 0]))):
         raise ArithmeticError(
             'adjoint: the equilibrium is at or near a bifurcation, or not isolated; use adjoint="unroll"'
         )
-    right = -xp.permute_dims(d_x, (0, 1, 3, 2))[..., None]
     u = xp.permute_dims(xp.linalg.solve(transposed, right)[..., 0], (0, 1, 3, 2))
     inside = system.seen(u)
     _, edges = form.couple_backward(system.coupling, system.links, system.visible, system.kappa * u, x)

@@ -2,7 +2,8 @@
 
 The equation is x' = x + h v, with a v of x and x'. Each channel is a system of its own, with the matrix
 M = 1 - h dv/dx'. Newton's method starts at x; a channel that has converged is left as it is, so that none depends on
-what another one does. Where it does not converge the step is halved, for that channel and this step alone.
+what another one does. Where it does not converge the step is halved, for that channel and this step alone. A channel
+with NaN is a solution of NaN.
 
 A method, such as `.implicit_midpoint`, has a `rate(system, x, after)`, which is v, and a `jacobian(system, x, after)`,
 which is dv/dx'.
@@ -10,15 +11,17 @@ which is dv/dx'.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.forms.pairs import between
 from refattn.mechanisms.graph_energy.system import System
 from refattn.ops.masks import own_pairs
+from refattn.ops.solve import identity, solve
 from refattn.xp import Array, concrete, namespace, zeros
 
-__all__ = ["between", "end_of_step", "jacobian_of", "pulled_back"]
+__all__ = ["between", "end_of_step", "jacobian_of", "pulled_back", "told"]
 
 ITERATIONS = 30
 HALVINGS = 10
@@ -73,6 +76,9 @@ def _newton(method: Any, system: System, x: Array, h: Number) -> tuple[Array, Ar
         return after, xp.ones_like(converged)
     for _ in range(ITERATIONS):
         residual = after - x - h * method.rate(system, x, after)
+        if after is x:
+            converged = xp.any(xp.isnan(residual), axis=2, keepdims=True)
+            after = xp.where(converged, math.nan, x)
         change = _solved(_matrix(method, system, x, after, h), residual)
         after = xp.where(converged, after, after - change)
         size = 1.0 + xp.max(xp.abs(after), axis=2, keepdims=True)
@@ -90,9 +96,20 @@ def _matrix(method: Any, system: System, x: Array, after: Array, h: Number) -> A
 
 
 def _solved(matrix: Array, right: Array) -> Array:
-    """Return the solution (b, h, j, c) of systems (b, h, c, i, j)."""
+    """Return the solution (b, h, j, c) of systems (b, h, c, i, j): NaN where a system is not finite."""
     xp = namespace(right)
     if 0 in right.shape:
         return right
     order = (0, 1, 3, 2)
-    return xp.permute_dims(xp.linalg.solve(matrix, xp.permute_dims(right, order)[..., None])[..., 0], order)
+    matrix, right = told(matrix, xp.permute_dims(right, order)[..., None])
+    return xp.permute_dims(solve(matrix, right)[..., 0], order)
+
+
+def told(matrix: Array, right: Array) -> tuple[Array, Array]:
+    """Return systems (..., i, j) and their right sides (..., i, k), where one is not finite 1 and NaN.
+
+    Some libraries raise for such matrices.
+    """
+    xp = namespace(right)
+    lost = ~xp.all(xp.isfinite(matrix), axis=(-2, -1), keepdims=True)
+    return xp.where(lost, identity(matrix.shape[-1], matrix), matrix), xp.where(lost, math.nan, right)

@@ -2,7 +2,7 @@
 
 The pair is that of Dormand and Prince, of orders 5 and 4. The time of the flow, steps times step, is the same as with
 every other integrator, and the first attempt is one step. Every channel has steps of its own; a step of 0 is one
-that was refused, or a channel that has arrived.
+that was refused, or a channel that has arrived. A channel whose rate is NaN takes one step more, and is NaN.
 
 Source: Dormand and Prince 1980 (A family of embedded Runge-Kutta formulae), table 2; Hairer, Norsett and Wanner,
 Solving Ordinary Differential Equations I, section II.4, for the control of the step.
@@ -76,10 +76,12 @@ def plan(method: RK45, system: System, x: Array, step: Number, steps: int) -> li
         larger = xp.where(xp.abs(x) > xp.abs(after), xp.abs(x), xp.abs(after))
         share = error / (method.accuracy * (1.0 + larger))
         size = xp.sqrt(xp.mean(share * share, axis=2, keepdims=True))
-        taken = size <= 1.0
+        size = xp.where(xp.isnan(size), float("inf"), size)  # an attempt that overflows is too long
+        lost = xp.any(xp.isnan(rates[0]), axis=2, keepdims=True)
+        taken = (size <= 1.0) | lost
         factors.append(xp.where(taken, factor, 0.0))
         x = xp.where(taken, after, x)
         # The last step ends where the flow does, whatever is lost to rounding.
-        done = xp.where(taken & (factor >= rest), float(steps), done + factors[-1])
+        done = xp.where((taken & (factor >= rest)) | lost, float(steps), done + factors[-1])
         growth = 0.9 * xp.where(size > 1e-10, size, 1e-10) ** -0.2
         factor = factor * xp.where(growth < 0.2, 0.2, xp.where(growth > 5.0, 5.0, growth))

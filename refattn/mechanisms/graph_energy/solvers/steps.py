@@ -72,7 +72,7 @@ def forward(
     """Return the output and what `backward` reads: as the definition, with these steps; `form` sums over pairs."""
     page = equations.active(dense)
     graph = page.graph_forward(q, k, v, allowed=allowed, options=options)
-    step, tau = step_of(options, graph.links, graph.visible), tau_of(options, allowed, graph.start)
+    step, tau = step_of(options, graph.links, graph.visible, graph.start), tau_of(options, allowed, graph.start)
     x, flow = flow_forward(graph, step=step, tau=tau, form=form)
     out, readout = page.readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)
     return out, dense.Saved(graph, flow, readout)

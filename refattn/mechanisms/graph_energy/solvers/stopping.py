@@ -22,16 +22,16 @@ def still_flowing(
 ) -> Array:
     """Tell which channels take another step, as 1 or 0 (b, h, 1, c); put their energy at the end of `energies`.
 
-    `before` says the same of the step before; a channel that has stopped never starts again.
+    `before` says the same of the step before; a channel that has stopped never starts again. One with NaN flows on.
     """
     xp, plateau, level = namespace(x), integrator.stop_plateau, integrator.stop_level
     flows = xp.ones_like(x[:, :, :1, :], dtype=xp.bool)
     if integrator.stop_force is not None and x.shape[2]:
-        flows = flows & (xp.max(xp.abs(system.rate(x)), axis=2, keepdims=True) > integrator.stop_force)
+        flows = flows & ~(xp.max(xp.abs(system.rate(x)), axis=2, keepdims=True) <= integrator.stop_force)
     if plateau is not None or level is not None:
         energies.append(system.energy(balance, x))
         if level is not None:
-            flows = flows & (energies[-1] > level)
+            flows = flows & ~(energies[-1] <= level)
         if plateau is not None and len(energies) > PATIENCE:
             flows = flows & ~_rests(energies[-PATIENCE - 1 :], plateau)
     if before is not None:

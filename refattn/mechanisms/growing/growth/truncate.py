@@ -81,7 +81,8 @@ def truncate(
     left, right = metric.left.back @ u_roots, metric.right.back @ v_roots  # [GROW.19], [GROW.20]
     if how == "optimal":
         return left, right
-    assert statistics is not None
+    if statistics is None:
+        raise ValueError(f"statistics: got None, needs them with how {how!r}")
     return alternate(f, left, right, metric, statistics)[:2]
 
 

@@ -117,6 +117,8 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
     if params.w_start is not None:
         p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.39]
     looked_up = None
+    if tokens is not None and config.start != "table":
+        raise ValueError(f'context.tokens was given with start="{config.start}", which reads none; needs "table"')
     if config.tables:
         first = causal.tokens() if isinstance(causal, Prefix) else 0
         looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i): they came in
