@@ -180,11 +180,7 @@ def _parameters(item: pytest.Item) -> dict[str, Any]:
 
 
 def _beyond_pairs(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-<<<<<<< HEAD
-    """Of the combinations of one test's parameters, those without which every pair of values is still there."""
-=======
     """Of one test's combinations of parameters, those that can go: every pair of values is there without them."""
->>>>>>> main
     pairs = []
     for item in items:
         values = [(name, id(value)) for name, value in sorted(_parameters(item).items())]
