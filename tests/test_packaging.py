@@ -51,9 +51,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    assert "Package would be ignored" not in done.stdout + done.stderr, (
-        "setuptools warns of a folder"
-    )
+    assert "Package would be ignored" not in done.stdout + done.stderr, "setuptools warns of a folder"
     return done.stdout
 
 
@@ -222,7 +220,7 @@ def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = {*project["dependencies"], *(entry for name in ("torch", "jax", "onnx", "test") for entry in extras[name])}
-    lowest = dict(re.match(r"([a-z-]+)>=([\d.]+)", entry).groups() for entry in wanted)  # type: ignore[union-attr]
+    lowest = dict(re.findall(r"^([a-z-]+)>=([\d.]+)", entry)[0] for entry in wanted)
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.partition(" ")[0].split("==") for line in lines if line and not line.startswith("#"))
     assert {name: Version(pinned[name]) for name in lowest} == {name: Version(low) for name, low in lowest.items()}
