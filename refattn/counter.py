@@ -156,6 +156,6 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 
 def _shape(shape: Shape) -> tuple[int, ...]:
     given: Any = shape
-    several = isinstance(given, Iterable) and getattr(given, "ndim", 1)
+    several = isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0
     sizes: Iterable[Any] = given if several else (given,)
     return tuple(_integer("shape", size, 0, 2**34) for size in sizes)

@@ -100,7 +100,7 @@ class Tag:
         return any(arms.get(line, arm) != arm for line, arm in other.branch)
 
 
-@checked(module=(ModuleType))
+@checked(module=ModuleType)
 def declared(module: ModuleType) -> dict[str, str]:
     """Return the equations of a module's docstring, id to formula: lines such as ``[SM.1]  s_ij = scale q_i . k_j``."""
     found: dict[str, str] = {}
@@ -124,7 +124,7 @@ def _written_docstring(module: ModuleType) -> str:
         return ""
 
 
-@checked(module=(ModuleType))
+@checked(module=ModuleType)
 def tags(module: ModuleType) -> tuple[Tag, ...]:
     """Return the tags of a module in the order of its lines.
 

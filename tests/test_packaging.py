@@ -220,7 +220,7 @@ def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = {*project["dependencies"], *(entry for name in ("torch", "jax", "onnx", "test") for entry in extras[name])}
-    lowest = dict(re.match(r"([a-z-]+)>=([\d.]+)", entry).groups() for entry in wanted)  # type: ignore[union-attr]
+    lowest = dict(re.findall(r"^([a-z-]+)>=([\d.]+)", entry)[0] for entry in wanted)
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.partition(" ")[0].split("==") for line in lines if line and not line.startswith("#"))
     assert {name: Version(pinned[name]) for name in lowest} == {name: Version(low) for name, low in lowest.items()}

@@ -183,6 +183,9 @@ def hamiltonian(system: System, x: Matrix, y: Matrix) -> float:
 @checked(system=SYSTEM, x="n d")
 def attention(system: System, x: Matrix) -> Matrix:
     """Return the velocity (N, d) of particles without momentum: attention as it is."""
+    width = np.asarray(getattr(system, "a", np.eye(x.shape[1]))).shape[0]
+    if x.shape[1] != width:
+        raise ValueError(f"x: got shape {x.shape}, needs (n, {width}), the width of the system")
     return system.velocity(x, system.force(x, np.zeros_like(x)))
 
 

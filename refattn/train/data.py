@@ -171,7 +171,7 @@ def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tupl
     return part[places].astype(np.int64), part[places + 1].astype(np.int64)
 
 
-@checked(part=Axes("n", "whole"))
+@checked(part=Axes("n", "whole"), every=Whole(1, 2**31), context=Whole(1, 2**31))
 def windows(part: Bytes, *, context: int, size: int, every: int = 1) -> Iterator[tuple[Tokens, Tokens]]:
     """Yield inputs and targets that predict each byte after the first exactly once, each from its own window.
 
