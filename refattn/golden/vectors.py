@@ -18,6 +18,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from refattn.checked import checked
 from refattn.files import MIB, SHA256, Each, Matching, Real, Whole, check, fresh_name, lies_in, parse_json, read_regular
 from refattn.golden.tensors import decode
 
@@ -201,6 +202,7 @@ def _exchange(part: Path, place: Path, old: list[str]) -> None:
         ) from error
 
 
+@checked(folder=Path)
 def read(folder: Path) -> GoldenSet:
     """Return the set in a folder, after every file was compared with its hash.
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from refattn.checked import checked
+from refattn.files import Maybe, Real
 from refattn.xp import Array, namespace, sum_last
 
 
@@ -25,6 +27,7 @@ class Saved:
     gain: Array | None  # (m,)
 
 
+@checked(x="... m", gain=Maybe("m"), bias=Maybe("m"), eps=Real(0.0))
 def layer_norm_forward(
     x: Array, gain: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Saved]:
@@ -37,8 +40,11 @@ def layer_norm_forward(
     return y if bias is None else y + bias, Saved(normalised, inverse, gain)
 
 
+@checked(saved=Saved, d_y="... m")
 def layer_norm_backward(saved: Saved, d_y: Array) -> tuple[Array, Array, Array]:
     """Return the gradients with respect to x, the gain and the bias."""
+    if tuple(d_y.shape) != tuple(saved.normalised.shape):
+        raise ValueError(f"d_y: got shape {tuple(d_y.shape)}, needs {tuple(saved.normalised.shape)}")
     axes = tuple(range(len(d_y.shape) - 1))
     xp = namespace(d_y)
     # forward: y = normalised * gain + bias
@@ -47,6 +53,7 @@ def layer_norm_backward(saved: Saved, d_y: Array) -> tuple[Array, Array, Array]:
     return layer_norm_backward_x(saved, d_y), d_gain, d_bias
 
 
+@checked(saved=Saved, d_y="... m")
 def layer_norm_backward_x(saved: Saved, d_y: Array) -> Array:
     """Return the gradient with respect to x alone."""
     normalised, width = saved.normalised, saved.normalised.shape[-1]
