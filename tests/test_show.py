@@ -288,7 +288,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(link, "ROOT", tmp_path)
     link.source.cache_clear()
     (tmp_path / "show").mkdir()
-    (tmp_path / "show" / "plain.py").write_text(Path(inspect.getfile(plain)).read_text())
+    (tmp_path / "show" / "plain.py").write_text(Path(inspect.getfile(plain)).read_text(encoding="utf-8"))
     for name, text in {
         "mechanisms/room/dense": OPS,
         "mechanisms/room/couplings": COUPLINGS,

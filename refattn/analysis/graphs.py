@@ -87,7 +87,11 @@ def read_graph(path: Path) -> Floats:
     Empty lines and what follows a # say nothing.
     """
     links: list[tuple[int, int, float]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"graph: got {path}, needs UTF-8 ({error.reason} at byte {error.start})") from None
+    for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
