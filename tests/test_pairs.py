@@ -27,4 +27,4 @@ def test_every_pair_of_values_is_left(sizes: tuple[int, ...]) -> None:
 
     assert pairs(left) == pairs(items)
     largest, second = sorted(sizes)[-1], sorted(sizes)[-2]
-    assert len(left) <= 2 * largest * second < 2 * len(items)
+    assert len(left) <= 2 * largest * second
