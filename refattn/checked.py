@@ -168,7 +168,7 @@ def _refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeErro
 
 
 def _read_whole(name: str, value: Any, need: Whole) -> None:
-    needs = f"a whole number from {need.low}" + (f" to {need.high}" if need.high < 2**63 - 1 else "")
+    needs = f"a whole number of at least {need.low}"
     try:
         number = operator.index(value)
     except TypeError:
@@ -176,7 +176,7 @@ def _read_whole(name: str, value: Any, need: Whole) -> None:
     if isinstance(value, bool):
         raise _refused(name, value, needs)
     if not need.low <= number <= need.high:
-        raise _refused(name, number, needs, ValueError)
+        raise _refused(name, number, needs if number < need.low else f"at most {need.high}", ValueError)
 
 
 def _read_real(name: str, value: Any, need: Real) -> None:
@@ -239,5 +239,3 @@ def _read_tree(name: str, value: Any) -> None:
         raise type(error)(f"{name}: {error}") from error
     for leaf, x in leaves.items():
         read(f"{name}.{leaf}" if leaf else name, x, "*")
-    if not leaves:
-        raise _refused(name, value, "a tree with at least one array")

@@ -72,7 +72,7 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-@checked(folder=Named, step=Whole(0, 99_999_999), arrays=Each(None), facts=Each(None), keep=Whole(1))
+@checked(folder=Named, step=Whole(), arrays=Each(None), facts=Each(None), keep=Whole(1))
 def save(
     folder: str | os.PathLike[str],
     step: int,

@@ -154,7 +154,7 @@ class AdamW:
         moments = tree.zeros_like(params)
         return AdamWState(moments, moments, tree.map_leaves(lambda p: zeros((), p), params))
 
-    @checked(state=AdamWState, params=Tree, gradients=Tree, rate=Maybe(Real()))
+    @checked(state=AdamWState, params=Tree, gradients=Tree, rate=Maybe(Real(0.0)))
     def update(self, state: AdamWState, params: T, gradients: Any, rate: float | None = None) -> tuple[T, AdamWState]:
         """Return the parameters and the state after one step.
 

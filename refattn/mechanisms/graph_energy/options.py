@@ -461,14 +461,14 @@ def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:
     return 0.25 / xp.matrix_transpose(xp.where(seen > 0.0, seen, 1.0))
 
 
-def _bound(options: Options, graph: Array | CSR, visible: Array | None, reach: Number = 1.0) -> Any:
-    """Return L for scores that `_reach` as far; None for infinity."""
+def _bound(options: Options, graph: Array | CSR, visible: Array | None, reach: Array | None = None) -> Any:
+    """Return L, for scores that `_reach` as far; None for infinity."""
     steep = options.coupling.largest_slope(math.inf)
     wells = options.intrinsic.name == "double_well"
     if options.state == "feature" and wells:
         return None
     if steep == math.inf and options.state != "feature" and not wells:
-        steep = options.coupling.largest_slope(reach)
+        steep = options.coupling.largest_slope(1.0 if reach is None else reach)
     if isinstance(steep, float) and steep == math.inf:
         return None
     degree: Number = 1.0
@@ -481,7 +481,7 @@ def _bound(options: Options, graph: Array | CSR, visible: Array | None, reach: N
         sums = xp.sum(graph, axis=-1, keepdims=True) if visible is None else visible * (graph @ visible)
         degree = xp.max(sums, axis=-2, keepdims=True) if graph.shape[-1] else 1.0
     size: Number = 1.0 + abs(options.mu) ** 0.5  # from where on "double_well" points inwards, for |b| <= 1
-    if not isinstance(reach, float):
+    if reach is not None:
         # What g pushes outwards is at most 2 S kappa sum_j w_ij R, and R^3 >= (|mu| + that / R) R + |b| there.
         xp = namespace(reach)
         inwards = reach ** (1.0 / 3.0) + (abs(options.mu) + 2.0 * steep * abs(options.kappa) * degree) ** 0.5
