@@ -93,8 +93,7 @@ class Future:
 
 def own_pairs(n: int, like: Array) -> Array:
     """Tell of n tokens where i = j, (n, n)."""
-    at = arange(0, n, like)
-    return at[:, None] == at[None, :]
+    return arange(0, n, like)[:, None] == arange(0, n, like)[None, :]
 
 
 def earlier_pairs(n: int, like: Array) -> Array:

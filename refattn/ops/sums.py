@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from refattn.ops.tiles import run
 from refattn.xp import Array, backend, namespace, sum_wide
@@ -17,6 +18,11 @@ def sum_of(*parts: Array | None) -> Array:
     for other in others:
         first = first + other
     return first
+
+
+def plus(a: Array | None, b: Array | None) -> Any:
+    """Return a + b, or the one of them that is there."""
+    return a if b is None else b if a is None else a + b
 
 
 def moved_by(x: Array, step: float | Array, weights: Sequence[float], rates: Sequence[Array]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -138,6 +138,61 @@ def written(given: Mapping[str, Any], name: Callable[[Ref], str]) -> tuple[str, 
     known = {*arrays, "saved"}
     texts = {key: key if key in known else expression([x], [None], name) for key, x in given.items()}
     return ", ".join(f"{key}={text}" for key, text in texts.items()), arrays
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an object that is handed to the definition is made of.
+
+    Attributes
+    ----------
+    text
+        How it is made, with names for what is no choice.
+    places
+        Where these stand in it, by name.
+    """
+
+    text: str
+    places: dict[str, tuple[str, ...]]
+
+
+def parts_of(values: Sequence[Any], name: Callable[[Ref], str], taken: Iterable[str]) -> Parts | None:
+    """Return what objects that are handed on in several calls are made of; None where they are no such objects."""
+    if not all(dataclasses.is_dataclass(value) and type(value) is type(values[0]) for value in values):
+        return None
+    places: dict[str, tuple[str, ...]] = {}
+    known = {*taken}
+
+    def made(values: Sequence[Any], at: tuple[str, ...]) -> str:
+        first = values[0]
+        named = _constant(first, name) if all(value is first for value in values) else None
+        if named is not None:
+            return named
+        if dataclasses.is_dataclass(first) and all(type(value) is type(first) for value in values):
+            fields = [field.name for field in dataclasses.fields(first) if field.init]
+            inner = [f"{field}={made([getattr(x, field) for x in values], (*at, field))}" for field in fields]
+            return f"{name(Ref(type(first).__module__, type(first).__qualname__))}({', '.join(inner)})"
+        if all(_same(value, first) for value in values) and _is_choice(first):
+            return expression([first], [None], name)
+        short = next(text for n in range(1, len(at) + 1) if (text := "_".join(at[-n:])) not in known)
+        known.add(short)
+        places[short] = at
+        return short
+
+    return Parts(made(values, ()), places)
+
+
+def part(value: Any, at: Sequence[str]) -> Any:
+    """Return what stands at a place of an object."""
+    for name in at:
+        value = getattr(value, name)
+    return value
+
+
+def _is_choice(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_choice, value))
+    return value is None or isinstance(value, bool | str | type) or callable(value)
 
 
 def choices(value: Any) -> Any:

@@ -67,3 +67,49 @@ def laid_out(head: str, text: str, indent: str, tail: str = "") -> str:
     arguments += [f"{each.arg}={ast.get_source_segment(value, each.value)}" for each in node.keywords]
     function = f"{keyword}=" * bool(keyword) + ast.unparse(node.func)
     return call(f"{indent}{head}{function}", arguments, indent, tail)
+
+
+def broken(code: str, column: int, comment: str, width: int = WIDTH) -> list[str]:
+    """Return a statement on one line, or with what stands in its last brackets on lines of their own."""
+    indent = " " * column
+    *above, last = code.split("\n")
+    line = f"{indent}{last}"
+    head = [indent + each for each in above]
+    if len(line) + len(comment) <= width:
+        return [*head, line + comment]
+    end = max(last.rfind(")"), last.rfind("]"), last.rfind("}"))
+    start = _opening(last, end)
+    if start is None or end < 0:
+        return [*head, line + comment]
+    inner, tail = last[start + 1 : end], last[end:]
+    body = f"{indent}    {inner}"
+    if len(body) <= width:
+        return [*head, f"{indent}{last[: start + 1]}", body, f"{indent}{tail}{comment}"]
+    parts: list[str] = []
+    for part in _parts(inner):
+        short = len(part) + column + 5 <= width or not part.endswith((")", "]", "}"))
+        parts += [f"{indent}    {part},"] if short else broken(part, column + 4, ",", width)
+    if " for " in inner and len(parts) < 2:
+        parts = [body]
+    return [*head, f"{indent}{last[: start + 1]}", *parts, f"{indent}{tail}{comment}"]
+
+
+def _opening(text: str, end: int) -> int | None:
+    """Return where the bracket opens that closes at `end`."""
+    depth = 0
+    for at in range(end, -1, -1):
+        depth += (text[at] in ")]}") - (text[at] in "([{")
+        if depth == 0:
+            return at
+    return None
+
+
+def _parts(text: str) -> list[str]:
+    """Return what stands between the commas of a text that are in no brackets."""
+    found, depth, start = [], 0, 0
+    for at, sign in enumerate(text):
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            found.append(text[start:at].strip())
+            start = at + 1
+    return [*found, text[start:].strip()]

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.inputs import make
 from refattn.mechanisms.record import Mechanism
-from refattn.show.calls import Call, Elsewhere, choices, definition, expression, watch, written
+from refattn.show.calls import Call, Elsewhere, Parts, choices, definition, expression, part, parts_of, watch, written
+from refattn.show.commented import read, text_of
 from refattn.show.inline import written_out
 from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
-from refattn.show.prune import Sample, prune, without_functions
+from refattn.show.merge import drop_items
+from refattn.show.prune import Sample, Split, prune
+from refattn.show.told import told
 
 RESERVED = ("gradients", "out", "saved", "q", "k", "v")
 """Names of the page itself."""
@@ -93,43 +97,94 @@ class Shown:
         module = definition(self.record).__name__
         items = [item for item in self.linked.ordered(module) if item.ref != ARRAY]
         texts = [self.linked.text(item, whole=item.ref.module == module) for item in items]
-        for which, root in enumerate(self.roots):
-            at = next(n for n, item in enumerate(items) if item.ref == root)
-            texts[at] = self.with_defaults(texts[at], which)
+        at = [next(n for n, item in enumerate(items) if item.ref == root) for root in self.roots]
+        texts[at[1]] = self.with_defaults(texts[at[1]], 1)
+        if self.everything:
+            texts[at[0]] = self.with_defaults(texts[at[0]], 0)
         stand_ins = {
             self.name(item.ref): text for item, text in zip(items, texts, strict=True) if item.ref.module == PLAIN
         }
         texts = [written_out(text, stand_ins) for text in texts]
-        imports, main, roots = self.linked.imports, self.main(), [*map(self.name, self.roots)]
+        homes = [XP if item.ref.module == PLAIN else item.ref.module for item in items]
+        main, roots = self.main(), [*map(self.name, self.roots)]
         if self.everything:
-            texts = without_functions(texts, [*map(self.name, self.linked.roots)])
+            tree = ast.Module(
+                [node for text, home in zip(texts, homes, strict=True) for node in _homed(text, home)], []
+            )
+            drop_items(tree, [*map(self.name, self.linked.roots)])
         else:
-            *texts, main = prune(texts, main, _imports(imports, None), self.samples(), roots)
-        for item, text in zip(items, texts, strict=True):
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.Name) and node.id in item.missing:
-                    raise ValueError(item.missing[node.id])
+            tree = prune([*zip(homes, texts, strict=True)], self.samples(), roots, self.splits())
+        missing = {name: why for item in items for name, why in item.missing.items()}
+        defined = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id in missing.keys() - defined:
+                raise ValueError(missing[node.id])
         pieces: list[str] = []
         home, before = module, None
-        for item, text in zip(items, texts, strict=True):
-            if text:
-                head = f"# From {_file(XP if item.ref.module == PLAIN else item.ref.module)}\n"
-                pieces += [_gap(before, item.nodes[0]), head if item.ref.module != home else "", text]
-                home, before = item.ref.module, item.nodes[0]
+        for top in tree.body:
+            text = text_of(ast.Module([top], []))
+            if not self.everything and getattr(top, "name", "") == roots[0]:
+                text = signed(text, self.usual())
+            here = cast(Any, top).home
+            head = f"# From {_file(here)}\n" if here != home else ""
+            pieces += [_gap(before, top), head, text]
+            home, before = here, top
         body = "".join([*pieces, "\n\n", main])
-        told = (TOLD if self.everything else TOLD + USUAL).format(
+        printed = (TOLD if self.everything else TOLD + USUAL).format(
             name=self.record.name, version=version, file=_file(module)
         )
-        docstring = f'"""{source(module).docstring.rstrip()}\n\n{textwrap.fill(told, WIDTH)}\n"""'
+        whole = source(module).docstring.rstrip()
+        known = whole if self.everything else told(whole, body, self.chosen())
+        docstring = f'"""{known}\n\n{textwrap.fill(printed, WIDTH)}\n"""'
+        imports = self.linked.imports
         return f"{docstring}\n\nfrom __future__ import annotations\n\n{_imports(imports, body)}{body}"
 
-    def samples(self) -> Iterator[Sample]:
-        """Yield calls with the choices of the library, and various numbers, masks and sizes."""
-        yield Sample("q, k, v", "saved, np.ones_like(out)", self.calls[0].forward)
-        for each in (*self.calls, *self.masked(), *self.other_calls()):
-            forward, arrays = written(each.forward, self.name)
-            backward, more = written(each.backward, self.name)
-            yield Sample(forward, backward, arrays | more)
+    def chosen(self) -> set[str]:
+        """Return the texts that are chosen by default, in options and in what the core makes of them."""
+        found = {value for value in self.record.defaults.values() if isinstance(value, str)}
+        todo: list[Any] = [choices(self.calls[0].forward)]
+        while todo:
+            value = todo.pop()
+            found |= {value} if isinstance(value, str) else set()
+            todo += value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+        return found
+
+    def samples(self) -> list[Sample]:
+        """Return calls with the choices of the library, and various numbers, masks and sizes."""
+        found = []
+        for each in self.known_calls():
+            forward, _ = written(each.forward, self.name)
+            backward, _ = written(each.backward, self.name)
+            found.append(Sample(forward, backward))
+        return found
+
+    @functools.cache  # noqa: B019 (it lives as long as a page is made)
+    def known_calls(self) -> list[Call]:
+        """Return the calls with the choices of the library."""
+        return [*self.calls, *self.masked(), *self.other_calls()]
+
+    def parts(self) -> dict[str, Parts]:
+        """Return what the objects are made of that `forward` takes, by the name of the argument."""
+        if self.everything:
+            return {}
+        calls = self.known_calls()
+        found = {
+            name: parts_of([each.forward[name] for each in calls], self.name, calls[0].forward)
+            for name in calls[0].forward
+        }
+        return {name: parts for name, parts in found.items() if parts is not None}
+
+    def splits(self) -> list[Split]:
+        """Return what stands in place of the objects that `forward` takes."""
+        return [Split(name, parts.text, tuple(parts.places)) for name, parts in self.parts().items()]
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call as the `forward` of the page takes them."""
+        found = dict(given)
+        for name, parts in self.parts().items():
+            value = found.pop(name)
+            found |= {inner: part(value, at) for inner, at in parts.places.items()}
+        return found
 
     def masked(self) -> Iterator[Call]:
         """Yield calls of the defaults with every kind of mask that the core takes, alone and with others."""
@@ -165,18 +220,20 @@ class Shown:
         """Return the arguments that `forward` has no default for, or another, with what the core gives by default."""
         parameters = inspect.signature(definition(self.record).forward).parameters
         queries = [call.forward["q"] for call in self.calls]
+        given = [self.arguments(call.forward) for call in self.calls]
         texts = {
-            name: expression([call.forward[name] for call in self.calls], queries, self.name)
-            for name in self.calls[0].forward
+            name: expression([each[name] for each in given], queries, self.name)
+            for name in given[0]
             if name not in ("q", "k", "v")
         }
-        return {name: text for name, text in texts.items() if text != repr(parameters[name].default)}
+        usual = {name: repr(known.default) for name, known in parameters.items()}
+        return {name: text for name, text in texts.items() if text != usual.get(name)}
 
     def given(self) -> dict[str, str]:
         """Return what the case "tiny" gives to `forward` beside q, k and v, where that is not the default."""
         given: dict[str, str] = {}
-        usual = self.calls[0].forward
-        for name, value in self.call.forward.items():
+        usual = self.arguments(self.calls[0].forward)
+        for name, value in (self.arguments(self.call.forward) if self.is_usual else self.call.forward).items():
             if name in self.tiny:
                 given |= {name: name} if name not in ("q", "k", "v") else {}
             elif self.is_usual:
@@ -234,8 +291,17 @@ def _arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterable[str]:
         yield f"    ]).reshape{(len(names), *shape) if len(names) > 1 else shape} / {2**power}"
 
 
+def _homed(text: str, home: str) -> Iterator[ast.stmt]:
+    """Yield the statements of an item, which say where they are from."""
+    for node in read(text).body:
+        cast(Any, node).home = home
+        yield node
+
+
 def _gap(before: ast.stmt | None, node: ast.stmt) -> str:
-    """Return the empty lines between two items."""
+    """Return the empty lines between two items, of which the second may be what is said of the first."""
+    if isinstance(node, ast.Expr):
+        return ""
     large = isinstance(before, ast.FunctionDef | ast.ClassDef) or isinstance(node, ast.FunctionDef | ast.ClassDef)
     return "\n\n" if large else "\n"
 

@@ -55,9 +55,9 @@ def run(like: Array, task: Callable[[Any], Any], tiles: Sequence[Any]) -> list[A
     return [task(tile) for tile in tiles]
 
 
-def by_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> list[Array]:
+def by_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> Sequence[Array]:
     """Return the arrays that a function of each row gives; the library cuts the rows into blocks."""
-    return list(function(*arrays))
+    return function(*arrays)
 
 
 def product(a: Array, b: Array) -> Array:

@@ -188,9 +188,11 @@ def forward(
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     chosen = _form(form, options, call.plane, v.shape[3])
     options = replace(options, attends=chosen == "dense")
+    kinds.check_bounded(options)
     way = way_of(options, chosen)
     more = {} if way is dense else {"form": _sums(chosen)}
     out, inner = equations.active(way).forward(call.q, call.k, call.v, allowed=allowed, options=options, **more)
+    kinds.check_step(options, inner.graph.links, inner.graph.visible)
     if options.threshold.empty == "error" and (filled := inner.readout.filled) is not None:
         dead = False if allowed is None else ~namespace(q).any(allowed, axis=-1, keepdims=True)
         options.threshold.check_filled(filled | dead)

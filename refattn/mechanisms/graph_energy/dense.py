@@ -1,51 +1,45 @@
 """Graph energy attention, the definition: scores flow on a graph of the tokens, down an energy, and weigh attention.
 
-Equations of the graph (A(i) is the set of tokens that token i may attend)::
+Equations of the graph, the flow and the readout (A(i) is the set of tokens that token i may attend; x starts at b)::
 
-    [GE.1]  s_ij = scale q_i . k_j + bias_ij            without a bias: 0
+    [GE.1]  s_ij = scale q_i . k_j                      and with a "bias" + bias_ij
     [GE.2]  m_ij = s_ij if j in A(i), else -inf         without a mask: m = s
     [GE.3]  a_ij = exp(m_ij) / sum_l exp(m_il)          a_i = 0 where A(i) is empty
-    [GE.4]  r_ij = (s_ij + s_ji) / 2                    "kernel" alone; -inf unless j in A(i) and i in A(j)
+    [GE.4]  r_ij = (s_ij + s_ji) / 2                    "kernel" alone; -inf unless j is in A(i) and i in A(j)
     [GE.5]  n_ij = exp(r_ij) / sum_l exp(r_il)          "kernel" alone
     [GE.6]  w_ij = link of i and j                      0 for i = j: an edge to itself does nothing, for g(0) = 0
-    [GE.7]  b_jc = sigmoid(s_jj), or what is given, for "token"; a_cj for "query"; v_jc for "feature"
-
-Links: "kernel" n_ij; "none" a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji; "causal_mirror" a_ij
-for j < i and a_ji for j > i. A graph that is given has the links that it says, where i may attend j. Over keys nodes
-are the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may attend j and some
-query l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
-
-Equations of the flow (x starts at b, with a jitter at b + m jitter; m_jc is 1 where node j exists in channel c, for
-"query" where query c may attend j, else 0). Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11;
-alpha and beta are those of the method (Euler has one stage, and beta = 1), h is the step. In default h = 1/L with
-L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, which is mu + 2 kappa for links that add up to 1::
-
+    [GE.7]  b_jc = sigmoid(s_jj) for "token"            or what is "given"; a_cj for "query"; v_jc for "feature"
     [GE.8]  y = x + h sum_l alpha_nl rate_l             stage n; the first: y = x
     [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
     [GE.10]  rate = m f(y; b) + kappa c                 in default g = sin and f(y; b) = mu (b - y)
     [GE.11]  x' = x + h sum_n beta_n rate_n             "proximal": of that z, z - h tau if z > h tau, else 0
-
-Equations of the readout (x is the last state; with `signed` |x| is compared, and the sign stays; y_ij is y_j1 for
-"token" and y_ji for "query"; phi(y) = max(y, 0), which matters where tau is 0; in default tau is 0.4, a choice)::
-
     [GE.12]  y_jc = x_jc if x_jc >= tau, else 0         "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
     [GE.13]  u_ij = a_ij phi(y_ij)                      "query": phi(y_ij) for j in A(i), else 0
     [GE.14]  z_i = sum_j u_ij                           1 where that is 0
-    [GE.15]  p_ij = u_ij / z_i                          where every u_ij is 0: what the option empty says
+    [GE.15]  p_ij = u_ij / z_i                          all u_ij 0: 1 at the largest a_ij x_j; by "dense" a_ij; "zero" 0
     [GE.16]  o_i = sum_j p_ij v_j                       "feature" has none of GE.13 to GE.16: o_i = y_i
 
-Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n; where a loss reads p, x or w beside o,
-that gradient is added to dp, dx, dw)::
+Links are n_ij for "kernel". "none" has a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji;
+"causal_mirror" a_ij for j < i and a_ji for j > i; a graph that is "given" the links that it says, where i may attend j.
+Over "keys" nodes are the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may
+attend j and some query l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
+
+Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11. Euler's method has one stage, y = x, and
+x' = x + h rate; alpha and beta are those of the method. In default h = 1/L with L = sup |df/dx| + 2 kappa sup |g'|
+max_i sum_j w_ij, which is mu + 2 kappa for links that add up to 1. With a "jitter" x starts at b + m jitter. m_jc is 1
+where node j exists in channel c (for "query" where query c may attend j, else 0).
+
+The readout reads the last x, and phi(y) = max(y, 0), which matters where tau is 0; tau is 0.4 by default, a choice.
+y_ij is y_j1 for "token". For "query" it is y_ji. With "signed" |x| is compared, and the sign stays.
+
+Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n), from the last step on, and in each from
+the last stage on::
 
     [dGE.v]  dv_j = sum_i p_ij do_i                     "feature": dv = db
     [dGE.15]  dp_ij = do_i . v_j
     [dGE.14]  dz_i = -sum_j dp_ij p_ij / z_i            0 where every u_ij is 0
     [dGE.13]  du_ij = dp_ij / z_i + dz_i                0 where every u_ij is 0
     [dGE.12]  dy_jc = sum_i du_ij a_ij where y_jc > 0   "query": du_ij; "feature": do
-
-dx of the last step is dy where the threshold keeps a score, else 0; with `straight_through` y > 0 reads x > 0, and dx
-is dy. The jump of a hard threshold has no part in any gradient. From the last step, and in each the last stage, on::
-
     [dGE.11]  dx' = dz + sum_n dy_n                     of the step after; of the last step as above
     [dGE.10]  drate_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)     dz = dx', "proximal": 0 where x' = 0
     [dGE.9]  dc = kappa drate
@@ -57,23 +51,28 @@ is dy. The jump of a hard threshold has no part in any gradient. From the last s
     [dGE.step]  dh = sum over stages of rate drate / h  "proximal": - tau sum over steps of dz sign(x')
     [dGE.tau]  dtau = -sum dy sign(x) where |x| > tau   of GE.12, "soft"; "proximal": -h sum over steps of dz sign(x')
     [dGE.coefficients]  da_m = sum over stages of dc_ic m_ic sum_j w_ij m_jc (y_jc - y_ic)^(2m+1)     of a polynomial g
-    [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over keys: Q_ij
-    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone; and what reads log sum_l exp(r_il)
-    [dGE.3]  da_ij = du_ij phi(y_ij) + Q_ij + db_ji     the first for "token", the last for "query"; Q: not for "kernel"
+    [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over "keys" Q_ij
+    [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone
+    [dGE.3]  da_ij = du_ij phi(y_ij)                    for "token"; + db_ji for "query"; + Q_ij by "links"
     [dGE.2]  dm_ij = a_ij (da_ij - sum_l a_il da_il)
-    [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2        and db_j b_j (1 - b_j) where i = j for "token"; not dr over keys
+    [dGE.1]  ds_ij = dm_ij + (dr_ij + dr_ji) / 2        and db_j b_j (1 - b_j) where i = j; not dr over "keys"
     [dGE.q]  dq_i = scale sum_j ds_ij k_j
-    [dGE.k]  dk_j = scale sum_i ds_ij q_i               over keys: and scale sum_l (dr_jl + dr_lj) k_l
-    [dGE.scale]  dscale = sum_ij ds_ij q_i . k_j        over keys: and sum_jl dr_jl k_j . k_l
+    [dGE.k]  dk_j = scale sum_i ds_ij q_i               over "keys" and scale sum_l (dr_jl + dr_lj) k_l
+    [dGE.scale]  dscale = sum_ij ds_ij q_i . k_j        over "keys" and sum_jl dr_jl k_j . k_l
     [dGE.start]  dstart = db                            summed over what a start that is given was broadcast to
     [dGE.bias]  dbias_ij = ds_ij                        summed over what the bias was broadcast to
 
-With P_ij = dw_ij for i != j, Q is by links: "none" P_ij; "mean" (P_ij + P_ji) / 2; "min" P_ij + P_ji where a_ij < a_ji,
-half of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 0; of a graph that is given 0.
-Where every u_ij of a row is 0 and `empty` is "dense", da_ij has dp_ij, too.
+dx of the last step is dy where the threshold keeps a score, else 0. With "straight_through" y > 0 reads x > 0, and dx
+is dy. The jump of a hard threshold has no part in any gradient. Where a loss reads p, x or w of "saved" beside o, that
+gradient is added to dp, dx, dw.
+
+With P_ij = dw_ij for i != j, Q is for "none" P_ij; "mean" (P_ij + P_ji) / 2; "min" P_ij + P_ji where a_ij < a_ji, half
+of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 0; for "given" 0. Where every u_ij of a
+row is 0 and empty is "dense", da_ij has dp_ij, too.
 
 Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended and node of the graph, c
-channel of x ("token": 1; "query": a query; "feature": e), d width of queries and keys, e width of values.
+channel of x, by default 1, d width of queries and keys, e width of values. Channels are queries for "query". They are
+e for "feature".
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): a graph of tokens, the equation of
 a node, the gradient flow, the threshold; D. Sclosa (arXiv:2308.08311), equation 1. The article says nothing of symmetry
@@ -92,7 +91,7 @@ from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import earlier_pairs, own_pairs, where_allowed
 from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
-from refattn.ops.sums import moved_by, sum_of, summed_for, summed_to, with_transposed
+from refattn.ops.sums import moved_by, plus, summed_for, summed_to, with_transposed
 from refattn.xp import Array, arange, is_array, namespace, product, sum_wide, zeros
 
 
@@ -117,6 +116,7 @@ class Step:
 
     stages: tuple[tuple[Array, Array, Array], ...]
     factor: Number = 1.0  # of the length of the step, for other ways to take it
+    shrunk: Array | None = None  # (b, h, j, c): x' where the threshold has acted
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,14 @@ class Readout:
 
     options: Options
     tau: Number
-    attention: Array | None
+    attention: Any
     allowed: Array | None
     v: Array  # (b, g, j, e)
     x: Array  # (b, h, j, c)
     kept: Array  # (b, h, j, c): the scores that the threshold has left
-    total: Array | None = None  # (b, h, i, 1)
-    filled: Array | None = None  # (b, h, i, 1): whether the threshold left something
-    weights: Array | None = None  # (b, h, i, j)
+    total: Any = None  # (b, h, i, 1)
+    filled: Any = None  # (b, h, i, 1): whether the threshold left something
+    weights: Any = None  # (b, h, i, j)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,8 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
     `allowed` (..., i, j) tells whether j is in A(i), None that every token is.
     """
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
-    step, tau = step_of(options, graph.links, graph.visible, graph.start), tau_of(options, allowed, graph.start)
+    step = step_of(options, graph.links, graph.visible, graph.start)  # broadcasts to x
+    tau = tau_of(options, allowed, graph.start)  # broadcasts to x
     x, flow = flow_forward(graph, step=step, tau=tau)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)
@@ -169,28 +170,31 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
 
 def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Array]:
     """Return the gradients of q, k, v and of all numbers; `read` are those of what else a loss reads."""
-    d_x, d_attention, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
-    d_b, d_w, numbers = flow_backward(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)  # (b, h, j, c)
-    d_start = sum_of(d_b, read.get("start"))  # (b, h, j, c)
-    d_graph = sum_of(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
-    d = graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
+    d_x, d_attended, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
+    d_last = plus(d_x, read.get("scores"))  # (b, h, j, c)
+    d_b, d_w, numbers = flow_backward(saved.flow, d_last, tau_terms)  # (b, h, j, c), (b, h, j, j)
+    d_start = plus(d_b, read.get("start"))  # (b, h, j, c)
+    d_graph = plus(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
+    d = graph_backward(saved.graph, d_attended, d_graph, d_start, read.get("sums"))
     if d_v is None:
         d_v = sum_heads(d_start, saved.readout.v.shape[1])  # (b, g, j, e): "feature" starts at v
     return {**d, **numbers, "v": d_v}
 
 
 def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> Graph:
-    """Return attention, the links and where scores start."""
-    xp, links = namespace(q, k), options.links
+    """Return the graph: attention, the links and where scores start."""
+    xp, kind = namespace(q, k), options.links
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
-    similar = product(q, xp.matrix_transpose(k_heads)) * options.scale  # (b, h, i, j)
-    scores = similar if options.bias is None else similar + options.bias  # (b, h, i, j) [GE.1]
+    if options.bias is None:
+        scores = product(q, xp.matrix_transpose(k_heads)) * options.scale  # (b, h, i, j) [GE.1]
+    else:
+        scores = product(q, xp.matrix_transpose(k_heads)) * options.scale + options.bias  # (b, h, i, j) [GE.1]
     if allowed is None:
         masked = scores  # (b, h, i, j)
     else:
         masked = xp.where(allowed, scores, -math.inf)  # (b, h, i, j) [GE.2]
     attention = kernel = rows = None
-    if options.attends or options.state != "feature" or links != "kernel" or options.over_keys:
+    if options.attends or options.state != "feature" or kind != "kernel" or options.over_keys:
         attention = softmax_forward(masked)  # (b, h, i, j) [GE.3]
     # Which nodes may be linked, and how similar they are.
     both, pairs = allowed, scores
@@ -199,17 +203,18 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
         if allowed is not None:
             seen = xp.any(allowed, axis=-2, keepdims=True)  # (..., 1, j): whether some query may attend j
             both = seen & xp.matrix_transpose(seen)  # (..., j, j)
-    if links != "given" and (links == "kernel" or options.over_keys):
+    if kind != "given" and (kind == "kernel" or options.over_keys):
         mean = pairs if options.over_keys else 0.5 * with_transposed(pairs)  # (b, h, j, j)
         each = None if both is None else both & xp.matrix_transpose(both)  # (..., j, j)
         mutual = where_allowed(each, mean, -math.inf)  # (b, h, j, j) [GE.4]
         kernel, top, total = softmax_and_sums(mutual)  # (b, h, j, j) [GE.5], (b, h, j, 1), (b, h, j, 1)
-        rows = (top, total) if links == "kernel" else None
+        rows = (top, total) if kind == "kernel" else None
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
-    graph: Any = options.graph  # one that is given, sparse or not
-    if graph is None or is_array(graph):
+    if kind == "given" and not is_array(options.graph):
+        links = options.graph  # a sparse one
+    else:
         linked = _links_forward(attention if kernel is None else kernel, options, both, pairs)  # (b, h, j, j)
-        graph = xp.where(own, 0.0, linked)  # (b, h, j, j) [GE.6]
+        links = xp.where(own, 0.0, linked)  # (b, h, j, j) [GE.6]
     if options.start is not None:
         start = options.start[..., None] + zeros((*k_heads.shape[:3], 1), k)  # (b, h, j, c) [GE.7]
     elif options.state == "token":
@@ -221,7 +226,7 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
         start = repeat_heads(v, q.shape[1])  # (b, h, j, c) [GE.7]
     hides = options.state == "query" and allowed is not None
     visible = xp.astype(xp.matrix_transpose(allowed), q.dtype) if hides else None  # (..., j, c)
-    return Graph(options, q, k, attention, kernel, graph, start, visible, rows)
+    return Graph(options, q, k, attention, kernel, links, start, visible, rows)
 
 
 def _links_forward(a: Any, options: Options, both: Array | None, pairs: Array) -> Array:
@@ -254,22 +259,22 @@ def _links_backward(a: Array, options: Options, d_linked: Array) -> Array:
 
 
 def graph_backward(
-    saved: Graph, d_attention_read: Array | None, d_graph: Array, d_start: Array, d_sums: Array | None = None
+    saved: Graph, d_attended: Array | None, d_graph: Array, d_start: Array, d_sums: Array | None = None
 ) -> dict[str, Array]:
-    """Return the gradients of q, k, scale, bias and start, for a part of da, and dw, db and dl (b, h, j, 1)."""
+    """Return the gradients of the graph: of q, k, scale, bias and a start that is given."""
     options, q, k, scale, attention = saved.options, saved.q, saved.k, saved.options.scale, saved.attention
     xp = namespace(q, k)
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
-    d_attention_links = d_attention_start = d_mean = d_own = d_masked = d_both = None
-    # forward: graph = where(own, 0.0, linked)
+    d_attention_links = d_attention_start = d_mean = d_own = d_masked = d_both = None  # of parts that there are not
+    # forward: links = where(own, 0.0, linked)
     d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j): P
     if saved.kernel is not None:
         # forward: linked = links of kernel
         d_kernel = _links_backward(saved.kernel, options, d_linked)  # (b, h, j, j) [dGE.5]
         # forward: kernel = softmax(mutual)
-        read = None if d_sums is None else saved.kernel * d_sums  # (b, h, j, j)
-        d_mutual = sum_of(softmax_backward(saved.kernel, d_kernel), read)  # (b, h, j, j) [dGE.4]
+        d_read = None if d_sums is None else saved.kernel * d_sums  # (b, h, j, j)
+        d_mutual = plus(softmax_backward(saved.kernel, d_kernel), d_read)  # (b, h, j, j) [dGE.4]
         # forward: mutual = (scores + scores^T) / 2, or scale k . k
         d_both = with_transposed(d_mutual)  # (b, h, j, j)
         d_mean = None if options.over_keys else 0.5 * d_both  # (b, h, i, j)
@@ -282,21 +287,22 @@ def graph_backward(
     elif options.state == "query":
         d_attention_start = xp.matrix_transpose(d_start)  # (b, h, i, j)
     if attention is not None:
-        d_attention = sum_of(d_attention_read, d_attention_links, d_attention_start)  # (b, h, i, j) [dGE.3]
+        d_attention = plus(plus(d_attended, d_attention_links), d_attention_start)  # (b, h, i, j) [dGE.3]
         # forward: attention = softmax(masked)
         d_masked = softmax_backward(attention, d_attention)  # (b, h, i, j) [dGE.2]
-    d_scores = sum_of(d_masked, d_mean, d_own)  # (b, h, i, j) [dGE.1]
+    d_scores = plus(plus(d_masked, d_mean), d_own)  # (b, h, i, j) [dGE.1]
     # forward: scores = q @ k_heads^T * scale + bias
     d_product = product(d_scores, k_heads)  # (b, h, i, d): dGE.q without its scale
+    d_times = d_product * q  # (b, h, i, d): the terms of dGE.scale
     d_q = d_product * scale  # (b, h, i, d) [dGE.q]
     d_alike = product(xp.matrix_transpose(d_scores), q)  # (b, h, j, d): by query head, without its scale
     if options.over_keys and d_both is not None:
         # forward: pairs = k_heads @ k_heads^T * scale
         d_keys = d_both @ k_heads  # (b, h, j, d)
         d_alike = d_alike + d_keys  # (b, h, j, d)
-        d_scale = sum_wide(d_product * q) + 0.5 * sum_wide(d_keys * k_heads)  # () [dGE.scale]
+        d_scale = sum_wide(d_times) + 0.5 * sum_wide(d_keys * k_heads)  # () [dGE.scale]
     else:
-        d_scale = sum_wide(d_product * q)  # () [dGE.scale]
+        d_scale = sum_wide(d_times)  # () [dGE.scale]
     d_k = sum_heads(d_alike, k.shape[1]) * scale  # (b, g, j, d) [dGE.k]
     gradients = {"q": d_q, "k": d_k, "scale": d_scale}
     if options.bias is not None:
@@ -309,63 +315,83 @@ def graph_backward(
 
 
 def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flow]:
-    """Return the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
+    """Return the flow: the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
     xp, options, start = namespace(graph.start), graph.options, graph.start  # -, -, (b, h, j, c)
-    g, f, proximal = options.coupling, options.intrinsic, isinstance(options.threshold, Proximal)
+    g, f, m = options.coupling, options.intrinsic, graph.visible  # -, -, (..., j, c)
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
-    m: Any = 1.0 if graph.visible is None else graph.visible  # (..., j, c)
-    both = 1.0 if graph.visible is None else m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c): m_i m_j
-    edges = graph.links[..., None] * both  # (b, h, j, j, c), or 1 for c: m_ic w_ij m_jc
-    x = start if options.jitter is None else start + m * options.jitter  # (b, h, j, c)
-    steps: list[Step] = []
-    states = [x]
+    edges = graph.links[..., None]  # (b, h, j, j, 1): w_ij
+    if m is not None:
+        edges = edges * (m[:, :, None, :, :] * m[:, :, :, None, :])  # (b, h, j, j, c): m_ic w_ij m_jc
+    x = start  # (b, h, j, c)
+    if options.jitter is not None:
+        x = start + hidden(m, options.jitter)  # (b, h, j, c)
+    taken: tuple[Step, ...] = ()
+    states: tuple[Array, ...] = (x,)
     for _ in range(options.steps):
-        stages: list[tuple[Array, Array, Array]] = []
+        stages: tuple[tuple[Array, Array, Array], ...] = ()
+        rates: tuple[Array, ...] = ()
         for alpha in alphas:
-            point = moved_by(x, step, alpha, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.8]
+            point = moved_by(x, step, alpha, rates) if alpha else x  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
-            rate = m * f.force(point, start, options.mu) + options.kappa * coupled  # (b, h, j, c) [GE.10]
-            stages.append((point, coupled, rate))
-        there = moved_by(x, step, beta, [rate for _, _, rate in stages])  # (b, h, j, c): z
-        x = soft_threshold(there, step * tau, signed=options.signed) if proximal else there  # (b, h, j, c) [GE.11]
-        steps, states = [*steps, Step(tuple(stages))], [*states, x]
-    return x, Flow(graph, step, tau, tuple(steps), tuple(states))
+            rate = hidden(m, f.force(point, start, options.mu)) + options.kappa * coupled  # (b, h, j, c) [GE.10]
+            stages, rates = (*stages, (point, coupled, rate)), (*rates, rate)
+        if isinstance(options.threshold, Proximal):
+            there = moved_by(x, step, beta, rates)  # (b, h, j, c): z
+            x = soft_threshold(there, step * tau, signed=options.signed)  # (b, h, j, c) [GE.11]
+            taken = (*taken, Step(stages, shrunk=x))
+        elif len(beta) == 1:
+            x = x + step * rate  # (b, h, j, c) [GE.11]
+            taken = (*taken, Step(stages))
+        else:
+            x = moved_by(x, step, beta, rates)  # (b, h, j, c) [GE.11]
+            taken = (*taken, Step(stages))
+        states = (*states, x)
+    return x, Flow(graph, step, tau, taken, states)
+
+
+def hidden(visible: Array | None, x: Array) -> Array:
+    """Return m x: 0 where a node does not exist."""
+    return x if visible is None else visible * x
 
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
-    """Return the gradients of the start, of the links and of the numbers; `tau_terms` are of the readout."""
-    graph, h, tau = saved.graph, saved.step, saved.tau
+    """Return the gradients of the flow: of the start, of the links and of the numbers; `tau_terms` are given."""
+    graph, h, tau = saved.graph, saved.step, saved.tau  # h and tau broadcast to x
     options, start = graph.options, graph.start  # -, (b, h, j, c)
-    xp, proximal = namespace(d_x), isinstance(options.threshold, Proximal)
-    g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # the last two broadcast to x
+    xp, m = namespace(d_x), graph.visible  # -, (..., j, c)
+    g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # mu and kappa broadcast to x
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
-    m: Any = 1.0 if graph.visible is None else graph.visible  # (..., j, c)
-    both = 1.0 if graph.visible is None else m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c): m_i m_j
-    edges = graph.links[..., None] * both  # (b, h, j, j, c), or 1 for c: m_ic w_ij m_jc
+    edges, both = graph.links[..., None], None  # (b, h, j, j, 1): w_ij
+    if m is not None:
+        both = m[:, :, None, :, :] * m[:, :, :, None, :]  # (..., j, j, c): m_i m_j
+        edges = edges * both  # (b, h, j, j, c): m_ic w_ij m_jc
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
-    d_points: list[Array] = []  # of the step after, as d_end
-    d_end = d_x  # (b, h, j, c)
-    for step, end in zip(reversed(saved.steps), reversed(saved.states), strict=False):
-        d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
-        # forward: x = there, or sign(there) (|there| - h tau) where that is positive
-        d_end = xp.where(end == 0.0, 0.0, d_next) if proximal else d_next  # (b, h, j, c): dz
-        if proximal:
-            pushed = d_end * xp.sign(end)  # (b, h, j, c)
+    d_first: Any = None  # (b, h, j, c): of the first stage of the step after
+    for step in reversed(saved.steps):
+        d_there = plus(d_x, d_first)  # (b, h, j, c) [dGE.11]
+        if isinstance(options.threshold, Proximal):
+            # forward: x = sign(there) (|there| - h tau) where that is positive
+            d_there = xp.where(step.shrunk == 0.0, 0.0, d_there)  # (b, h, j, c): dz
+            pushed = d_there * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
-        d_points = []  # of later stages, the last one first
+        d_x = d_there  # (b, h, j, c)
+        d_points: tuple[Array, ...] = ()  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
-            # forward: x = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
-            later = [alphas[l][n] for l in reversed(range(n + 1, len(beta)))]
-            inner = moved_by(beta[n] * d_end, 1.0, later, d_points)  # (b, h, j, c): drate / h
+            # forward: there = x + h sum_n beta_n rate_n; point = x + h sum_l alpha_nl rate_l
+            if len(beta) == 1:
+                inner = d_there  # (b, h, j, c): drate / h
+            else:
+                later = [alphas[l][n] for l in reversed(range(n + 1, len(beta)))]
+                inner = moved_by(beta[n] * d_there, 1.0, later, d_points)  # (b, h, j, c): drate / h
             d_rate = h * inner  # (b, h, j, c) [dGE.10]
             step_terms = step_terms + inner * rate  # (b, h, j, c)
             # forward: rate = m f(point; start) + kappa coupled
-            d_own = m * d_rate  # (b, h, j, c)
+            d_own = hidden(m, d_rate)  # (b, h, j, c)
             d_anchor = d_anchor + d_own * f.d_b(point, start, mu)  # (b, h, j, c)
             mu_terms = mu_terms + d_own * f.d_mu(point, start, mu)  # (b, h, j, c)
             kappa_terms = kappa_terms + d_rate * coupled  # (b, h, j, c)
@@ -374,14 +400,17 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             received = d_coupled[:, :, :, None, :]  # (b, h, j, 1, c): dc_i
             d_between = received * edges * g.slope(between)  # (b, h, j, j, c)
-            d_graph = d_graph + xp.sum(received * both * g.force(between), axis=4)  # (b, h, j, j)
-            for a, power in enumerate(g.powers):
-                powers[a] = powers[a] + sum_wide(d_coupled * xp.sum(edges * power.force(between), axis=3))  # ()
+            d_graph = d_graph + xp.sum(hidden(both, received) * g.force(between), axis=4)  # (b, h, j, j)
+            if g.powers:
+                pulls = [xp.sum(edges * power.force(between), axis=3) for power in g.powers]  # (b, h, j, c) each
+                powers = [a + sum_wide(d_coupled * pull) for a, pull in zip(powers, pulls, strict=True)]  # () each
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            d_points.append(d_point)
+            if n > 0:
+                d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
+        d_first = d_point  # (b, h, j, c)
     # forward: x = start, and start is b
-    d_start = sum_of(d_end, *d_points, d_anchor)  # (b, h, j, c) [dGE.7]
+    d_start = plus(d_x, d_first) + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
@@ -390,16 +419,16 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     if options.tau is not None:
         d_tau = summed_for(tau_terms, tau)  # [dGE.tau]
         numbers["tau"] = d_tau
-    if powers:
+    if g.powers:
         d_coefficients = xp.stack(powers)  # [dGE.coefficients]
         numbers["coefficients"] = d_coefficients
     return d_start, d_graph, numbers
 
 
 def readout_forward(
-    x: Array, attention: Array | None, v: Array, *, allowed: Array | None, options: Options, tau: Number
+    x: Array, attention: Any, v: Array, *, allowed: Array | None, options: Options, tau: Number
 ) -> tuple[Array, Readout]:
-    """Return the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
+    """Return the readout: the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
     xp = namespace(x)
     # Comparisons are false for NaN, which so propagates.
     if isinstance(options.threshold, Hard):
@@ -419,7 +448,17 @@ def readout_forward(
     sums = xp.sum(parts, axis=-1, keepdims=True)  # (b, h, i, 1)
     filled = sums != 0.0  # (b, h, i, 1): whether something is left; NaN propagates
     total = xp.where(filled, sums, 1.0)  # (b, h, i, 1) [GE.14]
-    instead = _emptied(x, attention, allowed, options)  # (b, h, i, j)
+    empty = options.threshold.empty
+    if empty == "dense":
+        instead = attention  # (b, h, i, j)
+    elif empty in ("zero", "error"):
+        instead = zeros(attention.shape, x)  # (b, h, i, j)
+    else:
+        rank = (
+            attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)
+        )  # (b, h, i, j)
+        rank = attention if isinstance(options.threshold, Proximal) else rank  # (b, h, i, j): for then every x is 0
+        instead = largest_of_rows(rank, allowed)  # (b, h, i, j)
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]
     v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v
     out = weights @ v_heads  # (b, h, i, e) [GE.16]
@@ -429,54 +468,55 @@ def readout_forward(
 def readout_backward(
     saved: Readout, d_out: Array, d_weights_read: Array | None
 ) -> tuple[Array, Array | None, Array | None, Array]:
-    """Return d_x, a part of d_attention, d_v (None where v is the start), and the terms of d_tau by score."""
+    """Return the gradients of the readout: of x, a part of that of attention, of v, and the terms of that of tau."""
     xp, options, threshold = namespace(d_out), saved.options, saved.options.threshold
     attention, d_v = saved.attention, None  # (b, h, i, j)
     through = isinstance(threshold, Hard) and threshold.straight_through
-    d_attention = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
-    if saved.weights is None or saved.total is None or saved.filled is None:
+    d_attended = None if attention is None else zeros(attention.shape, d_out)  # (b, h, i, j)
+    if options.state == "feature":
         # forward: out = kept
         alive = None if saved.allowed is None else xp.any(saved.allowed, axis=-1, keepdims=True)  # (..., i, 1)
         d_kept = where_allowed(alive, d_out, 0.0)  # (b, h, j, c) [dGE.12]
     else:
         # forward: out = weights @ v_heads
+        weights, total, filled = saved.weights, saved.total, saved.filled  # (b, h, i, j), (b, h, i, 1), (b, h, i, 1)
         v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
-        d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
-        d_weights = sum_of(d_out @ xp.matrix_transpose(v_heads), d_weights_read)  # (b, h, i, j) [dGE.15]
+        d_v = sum_heads(xp.matrix_transpose(weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
+        d_weights = plus(d_out @ xp.matrix_transpose(v_heads), d_weights_read)  # (b, h, i, j) [dGE.15]
         # forward: weights = parts / total
-        inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1)
-        d_total = xp.where(saved.filled, -inner / saved.total, 0.0)  # (b, h, i, 1) [dGE.14]
+        inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1)
+        d_total = xp.where(filled, -inner / total, 0.0)  # (b, h, i, 1) [dGE.14]
         # forward: total = sum(parts)
-        d_parts = xp.where(saved.filled, d_weights / saved.total + d_total, 0.0)  # (b, h, i, j) [dGE.13]
+        d_parts = xp.where(filled, d_weights / total + d_total, 0.0)  # (b, h, i, j) [dGE.13]
         # forward: parts = attention * rows, or rows
         if options.state == "token":
             rows = xp.matrix_transpose(xp.maximum(saved.kept, zeros((), d_out)))  # (b, h, c, j): phi(y)
-            d_attention = d_parts * rows  # (b, h, i, j)
+            d_attended = d_parts * rows  # (b, h, i, j): part of dGE.3
             d_rows = xp.sum(d_parts * attention, axis=2)[..., None]  # (b, h, j, c)
         else:
             d_rows = xp.matrix_transpose(where_allowed(saved.allowed, d_parts, 0.0))  # (b, h, j, c)
         if threshold.empty == "dense":
-            d_attention = d_attention + xp.where(saved.filled, 0.0, d_weights)  # (b, h, i, j)
-        d_kept = xp.where((saved.x if through else saved.kept) <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
+            d_attended = d_attended + xp.where(filled, 0.0, d_weights)  # (b, h, i, j)
+        # forward: rows = max(kept, 0)
+        if through:
+            d_kept = xp.where(saved.x <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
+        else:
+            d_kept = xp.where(saved.kept <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
     # forward: kept = threshold(x)
     size = xp.abs(saved.x) if options.signed else saved.x  # (b, h, j, c)
+    d_x, tau_terms = d_kept, zeros(d_kept.shape, d_kept)  # (b, h, j, c), (b, h, j, c)
     if isinstance(threshold, Soft):
         d_x = xp.where(size <= saved.tau, 0.0, d_kept)  # (b, h, j, c)
-        return d_x, d_attention, d_v, -d_x * xp.sign(saved.x) if options.signed else -d_x
-    through = isinstance(threshold, Proximal) or through
-    d_x = d_kept if through else xp.where(size < saved.tau, 0.0, d_kept)  # (b, h, j, c)
-    return d_x, d_attention, d_v, zeros(d_x.shape, d_x)
+        tau_terms = -d_x * xp.sign(saved.x) if options.signed else -d_x  # (b, h, j, c)
+    elif isinstance(threshold, Hard) and not through:
+        d_x = xp.where(size < saved.tau, 0.0, d_kept)  # (b, h, j, c)
+    return d_x, d_attended, d_v, tau_terms
 
 
-def _emptied(x: Array, attention: Any, allowed: Array | None, options: Options) -> Array:
-    """Return the weights (b, h, i, j) of rows that the threshold has emptied, as the option empty says."""
-    xp, empty = namespace(x), options.threshold.empty
-    if empty == "dense":
-        return attention
-    if empty in ("zero", "error") or attention.shape[-1] == 0:
-        return zeros(attention.shape, x)
-    rank = attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)  # (b, h, i, j)
-    rank = attention if isinstance(options.threshold, Proximal) else rank  # (b, h, i, j): for then every x is 0
-    best = xp.argmax(where_allowed(allowed, rank, -math.inf), axis=-1, keepdims=True)  # (b, h, i, 1)
-    chosen = arange(0, attention.shape[-1], x) == best  # (b, h, i, j)
+def largest_of_rows(x: Array, allowed: Array | None) -> Array:
+    """Return 1 where x (b, h, i, j) is the largest of its row with j in A(i), the first of several, else 0."""
+    xp = namespace(x)
+    known = where_allowed(allowed, x, -math.inf)  # (b, h, i, j)
+    best = xp.argmax(known, axis=-1, keepdims=True) if x.shape[-1] else 0  # (b, h, i, 1)
+    chosen = arange(0, x.shape[-1], x) == best  # (b, h, i, j)
     return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)

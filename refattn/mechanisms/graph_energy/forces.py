@@ -110,68 +110,64 @@ def _cubic_terms(x: Array) -> Terms:
     )
 
 
-COUPLINGS = {
-    known.name: known
-    for known in (
-        Coupling(
-            name="sin",
-            force=lambda x: namespace(x).sin(x),
-            potential=lambda x: 2.0 * _square(namespace(x).sin(0.5 * x)),
-            slope=lambda x: namespace(x).cos(x),
-            curvature=lambda x: -namespace(x).sin(x),
-            largest_slope=lambda reach: 1.0,
-            increasing=math.pi / 2.0,
-            attracts=math.pi,
-            terms=_sin_terms,
-        ),
-        Coupling(
-            name="tanh",
-            force=lambda x: namespace(x).tanh(x),
-            potential=lambda x: (
-                namespace(x).abs(x) + namespace(x).log1p(namespace(x).exp(-2.0 * namespace(x).abs(x))) - math.log(2.0)
-            ),
-            slope=lambda x: 1.0 - _square(namespace(x).tanh(x)),
-            curvature=lambda x: -2.0 * namespace(x).tanh(x) * (1.0 - _square(namespace(x).tanh(x))),
-            largest_slope=lambda reach: 1.0,
-        ),
-        Coupling(
-            name="identity",
-            force=lambda x: x,
-            potential=lambda x: 0.5 * x * x,
-            slope=lambda x: namespace(x).ones_like(x),
-            curvature=lambda x: namespace(x).zeros_like(x),
-            largest_slope=lambda reach: 1.0,
-            terms=_identity_terms,
-        ),
-        Coupling(
-            name="arctan",
-            force=lambda x: namespace(x).atan(x),
-            potential=lambda x: x * namespace(x).atan(x) - 0.5 * namespace(x).log1p(x * x),
-            slope=lambda x: 1.0 / (1.0 + x * x),
-            curvature=lambda x: -2.0 * x / ((1.0 + x * x) * (1.0 + x * x)),
-            largest_slope=lambda reach: 1.0,
-        ),
-        Coupling(
-            name="sinh",
-            force=lambda x: namespace(x).sinh(x),
-            potential=lambda x: 2.0 * _square(namespace(x).sinh(0.5 * x)),
-            slope=lambda x: namespace(x).cosh(x),
-            curvature=lambda x: namespace(x).sinh(x),
-            largest_slope=lambda reach: _cosh(reach),
-        ),
-        Coupling(
-            name="cubic",
-            force=lambda x: x - x * x * x / 6.0,
-            potential=lambda x: 0.5 * (x * x) - (x * x) * (x * x) / 24.0,
-            slope=lambda x: 1.0 - 0.5 * x * x,
-            curvature=lambda x: -x,
-            largest_slope=lambda reach: _larger(1.0, 0.5 * reach * reach - 1.0),
-            increasing=math.sqrt(2.0),
-            attracts=math.sqrt(6.0),
-            terms=_cubic_terms,
-        ),
-    )
-}
+SIN = Coupling(
+    name="sin",
+    force=lambda x: namespace(x).sin(x),
+    potential=lambda x: 2.0 * _square(namespace(x).sin(0.5 * x)),
+    slope=lambda x: namespace(x).cos(x),
+    curvature=lambda x: -namespace(x).sin(x),
+    largest_slope=lambda reach: 1.0,
+    increasing=math.pi / 2.0,
+    attracts=math.pi,
+    terms=_sin_terms,
+)
+TANH = Coupling(
+    name="tanh",
+    force=lambda x: namespace(x).tanh(x),
+    potential=lambda x: (
+        namespace(x).abs(x) + namespace(x).log1p(namespace(x).exp(-2.0 * namespace(x).abs(x))) - math.log(2.0)
+    ),
+    slope=lambda x: 1.0 - _square(namespace(x).tanh(x)),
+    curvature=lambda x: -2.0 * namespace(x).tanh(x) * (1.0 - _square(namespace(x).tanh(x))),
+    largest_slope=lambda reach: 1.0,
+)
+IDENTITY = Coupling(
+    name="identity",
+    force=lambda x: x,
+    potential=lambda x: 0.5 * x * x,
+    slope=lambda x: namespace(x).ones_like(x),
+    curvature=lambda x: namespace(x).zeros_like(x),
+    largest_slope=lambda reach: 1.0,
+    terms=_identity_terms,
+)
+ARCTAN = Coupling(
+    name="arctan",
+    force=lambda x: namespace(x).atan(x),
+    potential=lambda x: x * namespace(x).atan(x) - 0.5 * namespace(x).log1p(x * x),
+    slope=lambda x: 1.0 / (1.0 + x * x),
+    curvature=lambda x: -2.0 * x / ((1.0 + x * x) * (1.0 + x * x)),
+    largest_slope=lambda reach: 1.0,
+)
+SINH = Coupling(
+    name="sinh",
+    force=lambda x: namespace(x).sinh(x),
+    potential=lambda x: 2.0 * _square(namespace(x).sinh(0.5 * x)),
+    slope=lambda x: namespace(x).cosh(x),
+    curvature=lambda x: namespace(x).sinh(x),
+    largest_slope=lambda reach: _cosh(reach),
+)
+CUBIC = Coupling(
+    name="cubic",
+    force=lambda x: x - x * x * x / 6.0,
+    potential=lambda x: 0.5 * (x * x) - (x * x) * (x * x) / 24.0,
+    slope=lambda x: 1.0 - 0.5 * x * x,
+    curvature=lambda x: -x,
+    largest_slope=lambda reach: _larger(1.0, 0.5 * reach * reach - 1.0),
+    increasing=math.sqrt(2.0),
+    attracts=math.sqrt(6.0),
+    terms=_cubic_terms,
+)
+COUPLINGS = {known.name: known for known in (SIN, TANH, IDENTITY, ARCTAN, SINH, CUBIC)}
 """The couplings by name."""
 
 
@@ -309,42 +305,38 @@ def _nothing(x: Array, b: Array, mu: Number) -> Array:
     return namespace(x).zeros_like(x)
 
 
-INTRINSICS = {
-    known.name: known
-    for known in (
-        Intrinsic(
-            name="anchor",
-            force=lambda x, b, mu: mu * (b - x),
-            potential=lambda x, b, mu: 0.5 * mu * (x - b) * (x - b),
-            d_x=lambda x, b, mu: -mu + namespace(x).zeros_like(x),
-            d_b=lambda x, b, mu: mu + namespace(x).zeros_like(x),
-            d_mu=lambda x, b, mu: b - x,
-            potential_b=lambda x, b, mu: mu * (b - x),
-            potential_mu=lambda x, b, mu: 0.5 * (x - b) * (x - b),
-            largest_slope=lambda mu, size: abs(mu),
-        ),
-        Intrinsic(
-            name="none",
-            force=_nothing,
-            potential=_nothing,
-            d_x=_nothing,
-            d_b=_nothing,
-            d_mu=_nothing,
-            potential_b=_nothing,
-            potential_mu=_nothing,
-            largest_slope=lambda mu, size: 0.0 * mu,
-        ),
-        Intrinsic(
-            name="double_well",
-            force=lambda x, b, mu: mu * x - x * x * x + b,
-            potential=lambda x, b, mu: 0.25 * (x * x) * (x * x) - 0.5 * mu * (x * x) - b * x,
-            d_x=lambda x, b, mu: mu - 3.0 * x * x,
-            d_b=lambda x, b, mu: namespace(x).ones_like(x),
-            d_mu=lambda x, b, mu: x,
-            potential_b=lambda x, b, mu: -x,
-            potential_mu=lambda x, b, mu: -0.5 * x * x,
-            largest_slope=lambda mu, size: abs(mu) + 3.0 * size**2,
-        ),
-    )
-}
+ANCHOR = Intrinsic(
+    name="anchor",
+    force=lambda x, b, mu: mu * (b - x),
+    potential=lambda x, b, mu: 0.5 * mu * (x - b) * (x - b),
+    d_x=lambda x, b, mu: -mu + namespace(x).zeros_like(x),
+    d_b=lambda x, b, mu: mu + namespace(x).zeros_like(x),
+    d_mu=lambda x, b, mu: b - x,
+    potential_b=lambda x, b, mu: mu * (b - x),
+    potential_mu=lambda x, b, mu: 0.5 * (x - b) * (x - b),
+    largest_slope=lambda mu, size: abs(mu),
+)
+NONE = Intrinsic(
+    name="none",
+    force=_nothing,
+    potential=_nothing,
+    d_x=_nothing,
+    d_b=_nothing,
+    d_mu=_nothing,
+    potential_b=_nothing,
+    potential_mu=_nothing,
+    largest_slope=lambda mu, size: 0.0 * mu,
+)
+DOUBLE_WELL = Intrinsic(
+    name="double_well",
+    force=lambda x, b, mu: mu * x - x * x * x + b,
+    potential=lambda x, b, mu: 0.25 * (x * x) * (x * x) - 0.5 * mu * (x * x) - b * x,
+    d_x=lambda x, b, mu: mu - 3.0 * x * x,
+    d_b=lambda x, b, mu: namespace(x).ones_like(x),
+    d_mu=lambda x, b, mu: x,
+    potential_b=lambda x, b, mu: -x,
+    potential_mu=lambda x, b, mu: -0.5 * x * x,
+    largest_slope=lambda mu, size: abs(mu) + 3.0 * size**2,
+)
+INTRINSICS = {known.name: known for known in (ANCHOR, NONE, DOUBLE_WELL)}
 """The intrinsic forces by name."""

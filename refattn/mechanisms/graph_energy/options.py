@@ -381,32 +381,78 @@ class Options:
     attends: bool
 
 
-def step_of(options: Options, graph: Array | CSR, visible: Array | None, start: Array | None = None) -> Number:
+def step_of(options: Options, links: Any, visible: Array | None, start: Array | None = None) -> Number:
     """Return h: 1/L where none is given, a constant of the backward, with which an Euler step lowers the energy.
 
     L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, per channel where nodes are hidden. Scores of tokens and
     queries start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that
     depends on no score, and so on no later token. A head whose scores (b, h, j, c) start elsewhere, as the options
     `start` and `jitter` may say, has the L of where these can get, see `_reach`.
-
-    Raises
-    ------
-    ValueError
-        Where none is given, and the slopes have no bound.
     """
-    bound = _bound(options, graph, visible)
     if options.step is not None:
-        if bound is not None and isinstance(options.integrator, Euler) and concrete(any_of(options.step * bound > 2.0)):
-            warnings.warn("step: got more than 2/L, the largest that is known to lower the energy", stacklevel=4)
         return options.step
-    if bound is None:
-        raise ValueError(
-            f'step: got None with state="{options.state}", coupling="{options.coupling.name}" and intrinsic='
-            f'"{options.intrinsic.name}", whose slopes have no bound; needs a number'
-        )
-    usual = _inverse(bound)
+    bound = bound_of(options, links, visible)
+    usual = inverse_of(bound)
     if start is None or (options.start is None and options.jitter is None):
         return usual
+    return _step_from(options, links, visible, start, usual)
+
+
+def inverse_of(bound: Number) -> Number:
+    """Return h = 1 / L, 1 where L is 0."""
+    if isinstance(bound, float):
+        return 1.0 / bound if bound > 0.0 else 1.0
+    xp = namespace(bound)
+    return xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
+
+
+def bound_of(options: Options, links: Any, visible: Array | None, reach: Number | None = None) -> Number:
+    """Return L, where it is finite, for scores between 0 and 1, or for such that `_reach` as far."""
+    steep = steepest(options, reach)  # sup |g'|
+    pulls = 2.0 * steep * abs(options.kappa)
+    if options.links in ("mean", "causal_mirror", "given"):
+        pulls = pulls * largest_degree(links, visible)
+    size: Number = 1.0 + abs(options.mu) ** 0.5  # from where on "double_well" points inwards, for |b| <= 1
+    if reach is not None:
+        # What g pushes outwards is at most 2 S kappa sum_j w_ij R, and R^3 >= (|mu| + that / R) R + |b| there.
+        size = of_both(reach, reach ** (1.0 / 3.0) + (abs(options.mu) + pulls) ** 0.5)
+    curved = options.intrinsic.largest_slope(options.mu, size)  # sup |df/dx|
+    if not isinstance(curved, float) and len(curved.shape) > 2 and curved.shape[-2]:
+        curved = namespace(curved).max(curved, axis=-2, keepdims=True)  # of all nodes
+    bound = curved + pulls
+    return bound
+
+
+def of_both(a: Any, b: Any) -> Array:
+    xp = namespace(a)
+    return xp.maximum(*xp.broadcast_arrays(a, b))
+
+
+def steepest(options: Options, reach: Number | None = None) -> Any:
+    """Return sup |g'| of the differences of scores; infinity where these have no bound that it would need."""
+    steep = options.coupling.largest_slope(math.inf)
+    wells = options.intrinsic.name == "double_well"
+    if options.state == "feature" and wells:
+        return math.inf
+    if steep == math.inf and options.state != "feature" and not wells:
+        steep = options.coupling.largest_slope(1.0 if reach is None else reach)
+    return steep
+
+
+def largest_degree(links: Any, visible: Array | None) -> Number:
+    """Return max_i sum_j |w_ij|, by channel where nodes are hidden; links may be a sparse graph."""
+    if links.shape[-1] == 0:
+        return 1.0
+    if isinstance(links, CSR):
+        xp = namespace(links.data)
+        return xp.max(links.by_row(xp.abs(links.data)[:, None]))
+    xp, sizes = namespace(links), abs(links)
+    sums = xp.sum(sizes, axis=-1, keepdims=True) if visible is None else visible * (sizes @ visible)
+    return xp.max(sums, axis=-2, keepdims=True)
+
+
+def _step_from(options: Options, links: Any, visible: Array | None, start: Array, usual: Number) -> Number:
+    """Return h where scores may start outside [0, 1], for what it usually is."""
     if options.intrinsic.name != "double_well" and options.coupling.largest_slope(math.inf) < math.inf:
         return usual
     xp, jitter = namespace(start), options.jitter
@@ -416,15 +462,8 @@ def step_of(options: Options, graph: Array | CSR, visible: Array | None, start: 
     if concrete(xp.any(far)) is False:
         return usual
     low, high = xp.min(low, axis=(2, 3), keepdims=True), xp.max(high, axis=(2, 3), keepdims=True)
-    bound = _bound(options, graph, visible, _reach(options, low, high))
-    return xp.where(far, _inverse(bound), usual)
-
-
-def _inverse(bound: Number) -> Number:
-    if isinstance(bound, float):
-        return 1.0 / bound if bound > 0.0 else 1.0
-    xp = namespace(bound)
-    return xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
+    bound = bound_of(options, links, visible, _reach(options, low, high))
+    return xp.where(far, inverse_of(bound), usual)
 
 
 def _reach(options: Options, low: Array, high: Array) -> Array:
@@ -448,6 +487,23 @@ def _reach(options: Options, low: Array, high: Array) -> Array:
     return apart
 
 
+def check_bounded(options: Options) -> None:
+    """Raise where there is to be a step 1/L and L is infinite."""
+    if options.step is None and steepest(options) == math.inf:
+        raise ValueError(
+            f'step: got None with state="{options.state}", coupling="{options.coupling.name}" and intrinsic='
+            f'"{options.intrinsic.name}", whose slopes have no bound; needs a number'
+        )
+
+
+def check_step(options: Options, links: Any, visible: Array | None) -> None:
+    """Warn where a step of Euler is longer than 2/L."""
+    if options.step is None or not isinstance(options.integrator, Euler) or steepest(options) == math.inf:
+        return
+    if concrete(any_of(options.step * bound_of(options, links, visible) > 2.0)):
+        warnings.warn("step: got more than 2/L, the largest that is known to lower the energy", stacklevel=4)
+
+
 def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:
     """Return tau as a number that broadcasts to a state such as the start (b, h, j, c)."""
     if options.tau is not None:
@@ -459,37 +515,6 @@ def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:
     xp = namespace(start)
     seen = xp.sum(xp.astype(allowed, start.dtype), axis=-1, keepdims=True)
     return 0.25 / xp.matrix_transpose(xp.where(seen > 0.0, seen, 1.0))
-
-
-def _bound(options: Options, graph: Array | CSR, visible: Array | None, reach: Array | None = None) -> Any:
-    """Return L, for scores that `_reach` as far; None for infinity."""
-    steep = options.coupling.largest_slope(math.inf)
-    wells = options.intrinsic.name == "double_well"
-    if options.state == "feature" and wells:
-        return None
-    if steep == math.inf and options.state != "feature" and not wells:
-        steep = options.coupling.largest_slope(1.0 if reach is None else reach)
-    if isinstance(steep, float) and steep == math.inf:
-        return None
-    degree: Number = 1.0
-    if isinstance(graph, CSR):
-        xp = namespace(graph.data)
-        degree = xp.max(graph.by_row(xp.abs(graph.data)[:, None])) if graph.shape[0] else 1.0
-    elif options.links in ("mean", "causal_mirror", "given"):
-        xp = namespace(graph)
-        graph = xp.abs(graph)
-        sums = xp.sum(graph, axis=-1, keepdims=True) if visible is None else visible * (graph @ visible)
-        degree = xp.max(sums, axis=-2, keepdims=True) if graph.shape[-1] else 1.0
-    size: Number = 1.0 + abs(options.mu) ** 0.5  # from where on "double_well" points inwards, for |b| <= 1
-    if reach is not None:
-        # What g pushes outwards is at most 2 S kappa sum_j w_ij R, and R^3 >= (|mu| + that / R) R + |b| there.
-        xp = namespace(reach)
-        inwards = reach ** (1.0 / 3.0) + (abs(options.mu) + 2.0 * steep * abs(options.kappa) * degree) ** 0.5
-        size = xp.maximum(*xp.broadcast_arrays(reach, inwards))
-    curved = options.intrinsic.largest_slope(options.mu, size)
-    if not isinstance(curved, float) and len(curved.shape) > 2 and curved.shape[-2]:
-        curved = namespace(curved).max(curved, axis=-2, keepdims=True)  # of all nodes
-    return curved + 2.0 * steep * abs(options.kappa) * degree
 
 
 def any_of(condition: Array | bool) -> Array | bool:

@@ -48,9 +48,8 @@ SOLVED: dict[type, Any] = {ImplicitMidpoint: implicit_midpoint, DiscreteGradient
 
 @dataclass(frozen=True)
 class Taken(Step):
-    """A step, with x' where the threshold has acted, and x and x' of an implicit one."""
+    """A step, with x and x' of an implicit one."""
 
-    shrunk: Array | None = None
     ends: tuple[Array, Array] | None = None
 
 

@@ -1,0 +1,515 @@
+"""A page folded by what is known of it: tests that are decided, loops of one round, functions of one line, dead values.
+
+Each function here changes a tree and keeps what it computes, to the last bit, for all arguments that the facts are true
+of. Statements keep their comments.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from refattn.show.commented import BODIES, kept_of, like, set_kept, statements
+from refattn.show.known import Reader
+from refattn.show.layout import WIDTH
+from refattn.show.values import ANY, Constant, Function, Row, Value, is_something, truth
+
+SIMPLE = (ast.Name, ast.Attribute, ast.Constant)
+SHORT = 72
+"""Characters of an expression that is written out in more than one place."""
+
+
+class Folded(ast.NodeTransformer):
+    """Takes the branch of each test that is decided, and writes what is always the same where it is read."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.fact, self.top = reader.fact, reader.top
+
+    def visit_If(self, node: ast.If) -> Any:
+        known = self._truth(node.test)
+        if known is None:
+            self.generic_visit(node)
+            if not node.body:
+                node.body = [ast.Pass()]
+            return node
+        kept = self._bodies(node.body if known else node.orelse)
+        if kept and kept_of(node).above:
+            first = kept_of(kept[0])
+            set_kept(kept[0], first)
+            first.above[:0] = kept_of(node).above
+        if kept:
+            kept_of(kept[0]).gap |= kept_of(node).gap
+        return kept
+
+    def visit_For(self, node: ast.For) -> Any:
+        row = self.fact(node.iter)
+        value = literal(row.parts[0]) if isinstance(row, Row) and len(row.parts) == 1 else None
+        jumps = any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node))
+        if value is None or jumps or node.orelse:
+            return self.generic_visit(node)
+        first = like(ast.Assign([node.target], value), node)
+        kept_of(first).beside = ""
+        return [ast.fix_missing_locations(first), *self._bodies(node.body)]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        self.generic_visit(node)
+        node.body = reached(node.body)
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        known = self._truth(node.test)
+        return self.generic_visit(node) if known is None else self.visit(node.body if known else node.orelse)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        last = isinstance(node.op, ast.Or)
+        kept = [part for part in node.values[:-1] if self._truth(part) is not (not last)] + node.values[-1:]
+        node.values = [self.visit(part) for part in kept]
+        return node if len(kept) > 1 else node.values[0]
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return self._replaced(node, (bool, str, int) if node.id not in self.top else (bool, str))
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        new = self._replaced(node, (bool, str))
+        return self.generic_visit(node) if new is node else new
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        new = self._replaced(node, (bool,))
+        return self.generic_visit(node) if new is node else new
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        fact = self.fact(node.func)
+        asks = isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "len")
+        if asks or (isinstance(node.func, ast.Attribute) and node.func.attr == "get"):
+            new = self._replaced(node, (bool, str, int))
+            if new is not node:
+                return new
+        branch = self._branch(fact.node, node) if isinstance(fact, Function) else None
+        if branch is not None:
+            return self.visit(branch)
+        self.generic_visit(node)
+        if isinstance(fact, Function) and isinstance(fact.node, ast.Lambda) and not isinstance(node.func, ast.Lambda):
+            own = {each.arg for each in fact.node.args.args}
+            free = {each.id for each in ast.walk(fact.node.body) if isinstance(each, ast.Name)} - own
+            if not free & {*fact.around}:
+                return applied(fact.node, node) or node
+        elif isinstance(fact, Function) and isinstance(fact.node, ast.FunctionDef) and fact.bound is None:
+            if isinstance(node.func, ast.Attribute) and self.top.get(fact.node.name) is fact.node:
+                node.func = ast.copy_location(ast.Name(fact.node.name, ast.Load()), node.func)
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        new = self._replaced(node, (bool,))
+        return self.generic_visit(node) if new is node else new
+
+    def visit_Tuple(self, node: ast.Tuple) -> Any:
+        """Leave out what adds nothing: ``*()``."""
+        rows = [self.fact(each.value) if isinstance(each, ast.Starred) else None for each in node.elts]
+        node.elts = [x for x, row in zip(node.elts, rows, strict=True) if not (isinstance(row, Row) and not row.parts)]
+        return self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+        return node
+
+    def _branch(self, function: ast.FunctionDef | ast.Lambda, call: ast.Call) -> ast.expr | None:
+        """Return what a function gives that asks which of its arguments are None, where that is known at a call."""
+        if not isinstance(function, ast.FunctionDef) or not is_one(function) or call.keywords:
+            return None
+        body = cast(ast.Return, function.body[-1]).value
+        given = dict(zip([each.arg for each in function.args.args], call.args, strict=False))
+        found = body
+        while isinstance(found, ast.IfExp):
+            test = found.test
+            if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name) or test.left.id not in given:
+                break
+            value, is_none = self.fact(given[test.left.id]), isinstance(test.ops[0], ast.Is)
+            if ast.unparse(test.comparators[0]) != "None" or value is None or value == ANY:
+                break
+            found = found.body if is_something(value) is not is_none else found.orelse
+        if found is body or found is None:
+            return None
+        free = {each.id for each in ast.walk(found) if isinstance(each, ast.Name)} - {*given, "np", "math"}
+        return None if free else applied(ast.Lambda(function.args, found), call)
+
+    def _truth(self, node: ast.expr) -> bool | None:
+        value = self.fact(node)
+        return None if value is None else truth(value)
+
+    def _replaced(self, node: ast.expr, kinds: tuple[type, ...]) -> ast.expr:
+        """Return a constant for an expression that is always the same, None or of these classes."""
+        value = self.fact(node)
+        if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load) or not isinstance(value, Constant):
+            return node
+        if value.value is not None and type(value.value) not in kinds:
+            return node
+        return ast.copy_location(ast.Constant(value.value), node)
+
+    def _bodies(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        for node in body:
+            new = self.visit(node)
+            found += new if isinstance(new, list) else [new]
+        return found
+
+
+def literal(value: Value) -> ast.expr | None:
+    """Return the expression for a constant, or a tuple of constants; None for other values."""
+    if isinstance(value, Constant):
+        return ast.Constant(value.value)
+    parts = [literal(part) for part in value.parts] if isinstance(value, Row) else [None]
+    return ast.Tuple([part for part in parts if part], ast.Load()) if all(parts) else None
+
+
+def reached(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements up to the one that returns."""
+    found: list[ast.stmt] = []
+    for node in body:
+        found.append(node)
+        if isinstance(node, ast.Return | ast.Raise):
+            break
+    return found or [ast.Pass()]
+
+
+def applied(function: ast.Lambda | ast.FunctionDef, call: ast.Call) -> ast.expr | None:
+    """Return what a function of one expression gives for the arguments of a call; None where it cannot be said."""
+    body = function.body if isinstance(function, ast.Lambda) else cast(ast.Return, function.body[-1]).value
+    arguments = function.args
+    if arguments.kwarg or any(isinstance(each, ast.Starred) for each in call.args):
+        return None
+    if arguments.vararg is not None:
+        return _with_more(arguments, body, call)
+    names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+    usual = dict(zip([each.arg for each in arguments.args][::-1], arguments.defaults[::-1], strict=False))
+    given = usual | dict(zip(names, call.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    if any(keyword.arg is None for keyword in call.keywords) or not {*names} <= {*given} or body is None:
+        return None
+    read = [node.id for node in ast.walk(body) if isinstance(node, ast.Name)]
+    inner = {node.arg for node in ast.walk(body) if isinstance(node, ast.arg)}
+    if inner or any(isinstance(node, ast.comprehension | ast.NamedExpr) for node in ast.walk(body)):
+        return None
+    if any(read.count(name) > 1 and not _is_cheap(given[name]) for name in names):
+        return None
+    return ast.copy_location(Named(given).visit(copy.deepcopy(body)), call)
+
+
+def _is_cheap(node: ast.expr) -> bool:
+    """Tell whether an expression may stand in several places: a name, a constant, a size."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    return isinstance(node, SIMPLE)
+
+
+def _with_more(arguments: ast.arguments, body: ast.expr | None, call: ast.Call) -> ast.expr | None:
+    """Return what a function of ``*arguments`` gives that does no more than to hand these on."""
+    if not isinstance(body, ast.Call) or call.keywords or body.keywords or arguments.vararg is None:
+        return None
+    places = [each.arg for each in arguments.args]
+    whole = [each.value.id for each in body.args if isinstance(each, ast.Starred) and isinstance(each.value, ast.Name)]
+    if whole != [arguments.vararg.arg] or len(body.args) != 1 or not all(isinstance(x, SIMPLE) for x in call.args):
+        return None
+    given = dict(zip(places, call.args, strict=False))
+    function = Named(given).visit(copy.deepcopy(body.func))
+    return ast.copy_location(ast.Call(function, call.args[len(places) :], []), call)
+
+
+class Named(ast.NodeTransformer):
+    """Writes expressions in place of names."""
+
+    def __init__(self, given: Mapping[str, ast.expr]) -> None:
+        self.given = given
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return copy.deepcopy(self.given[node.id]) if node.id in self.given and isinstance(node.ctx, ast.Load) else node
+
+
+# Functions of one expression
+
+
+def write_out(tree: ast.Module, roots: Sequence[str]) -> None:
+    """Write functions that return one expression where they are called, if that is short or there is one such place."""
+    loads = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    known: dict[str, ast.FunctionDef] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name not in roots and is_one(node):
+            short = len(ast.unparse(cast(ast.Return, node.body[-1]))) <= SHORT
+            own = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            if (short or loads.count(node.name) == 1) and node.name not in own:
+                known[node.name] = node
+    for top in tree.body:
+        if getattr(top, "name", "") not in known:
+            _Written(known).visit(top)
+
+
+def is_one(node: ast.FunctionDef) -> bool:
+    """Tell whether a function is one expression, below what it says of itself."""
+    whole = len(node.body) == 1 + (ast.get_docstring(node) is not None)
+    return whole and isinstance(node.body[-1], ast.Return) and node.body[-1].value is not None
+
+
+class _Written(ast.NodeTransformer):
+    def __init__(self, known: Mapping[str, ast.FunctionDef]) -> None:
+        self.known = known
+        self.local: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        before = self.local
+        self.local = before | local_names(node)
+        self.generic_visit(node)
+        self.local = before
+        return node
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.stmt) and not getattr(node, "body", None):
+            old = copy.deepcopy(node)
+            super().generic_visit(node)
+            beside = kept_of(node).beside
+            length = len(ast.unparse(node)) + node.col_offset + len(f"  {beside}" if beside else "")
+            if length > WIDTH and ast.dump(old) != ast.dump(node):
+                return old
+            return node
+        return super().generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Name) or node.func.id not in self.known or node.func.id in self.local:
+            return node
+        function = self.known[node.func.id]
+        own = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+        free = {each.id for each in ast.walk(function.body[-1]) if isinstance(each, ast.Name)} - own
+        return node if free & self.local else applied(function, node) or node
+
+
+def local_names(node: ast.FunctionDef) -> set[str]:
+    """Return the names that a function, or one in it, gives to something."""
+    stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return stored | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+
+
+# What nobody reads
+
+
+def drop_stores(function: ast.FunctionDef) -> None:
+    """Drop values that are given to a name before the next value is, and not read between."""
+    for block in _blocks(function):
+        for at, node in enumerate(block):
+            lost = {name for name in _targets(node) or () if _is_lost(name, block[at + 1 :])}
+            if lost:
+                block[at] = _Dropped((_targets(node) or set()) - lost).visit(node)
+        _swept(block)
+
+
+def _is_lost(name: str, later: Sequence[ast.stmt]) -> bool:
+    for node in later:
+        if any(
+            isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in ast.walk(node)
+        ):
+            return False
+        if name in (_targets(node) or ()):
+            return True
+        if any(isinstance(each, ast.Return | ast.Break | ast.Continue | ast.FunctionDef) for each in ast.walk(node)):
+            return False
+    return False
+
+
+def drop_aliases(function: ast.FunctionDef) -> None:
+    """Read a name in place of another that is given to it, where no equation has the name."""
+    stores: dict[str, int] = {}
+    for each in ast.walk(function):
+        name = each.id if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) else None
+        name = each.arg if isinstance(each, ast.arg) else name
+        if name is not None:
+            stores[name] = stores.get(name, 0) + 1
+    for block in _blocks(function):
+        for at, node in enumerate(block):
+            for target, value in _aliases(node):
+                inside = [each for later in block[at + 1 :] for each in ast.walk(later) if isinstance(each, ast.Name)]
+                whole = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
+                reads = [each for each in inside if each.id == target and isinstance(each.ctx, ast.Load)]
+                everywhere = [each for each in whole if each.id == target and isinstance(each.ctx, ast.Load)]
+                moved = any(each.id == value and isinstance(each.ctx, ast.Store) for each in inside)
+                if stores.get(target) == 1 and len(reads) == len(everywhere) and not moved:
+                    for each in reads:
+                        each.id = value
+    _drop_places(function, stores)
+
+
+def _drop_places(function: ast.FunctionDef, stores: Mapping[str, int]) -> None:
+    """Read a field where it is read once under another name, and under one name where it has two."""
+    arguments = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    first: dict[str, str] = {}
+    given: dict[str, ast.expr] = {}
+    for node in function.body:
+        for target, value in pairs_of(node) if isinstance(node, ast.Assign) else ():
+            place = isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name)
+            if not place or not isinstance(target, ast.Name) or stores.get(target.id) != 1:
+                continue
+            root = cast(ast.Name, cast(ast.Attribute, value).value).id
+            if root not in arguments or stores.get(root) != 1 or "[" in kept_of(node).beside:
+                continue
+            reads = [each.id for each in ast.walk(function) if isinstance(each, ast.Name)].count(target.id) - 1
+            twin = first.setdefault(ast.unparse(value), target.id)
+            if twin != target.id:
+                given[target.id] = ast.Name(twin, ast.Load())
+            elif reads == 1 and not isinstance(cast(ast.Assign, node).targets[0], ast.Tuple):
+                given[target.id] = value
+    Named(given).visit(function)
+
+
+def pairs_of(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield targets with what they get, of ``a = x`` and ``a, b = x, y``."""
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        yield from zip(target.elts, value.elts, strict=True)
+    elif len(node.targets) == 1:
+        yield target, value
+
+
+def _aliases(node: ast.stmt) -> Iterator[tuple[str, str]]:
+    """Yield the names that a statement gives to names, but not those of equations."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target, value = node.targets[0], node.value
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            pairs = [*zip(target.elts, value.elts, strict=True)]
+        if "[" not in kept_of(node).beside:
+            for left, right in pairs:
+                if isinstance(left, ast.Name) and isinstance(right, ast.Name):
+                    yield left.id, right.id
+
+
+def _blocks(function: ast.FunctionDef) -> list[list[ast.stmt]]:
+    """Return the lists of statements of a function, those of functions in it excepted."""
+    found = [function.body]
+    for node in function.body:
+        todo = [node]
+        while todo:
+            each = todo.pop()
+            if not isinstance(each, ast.FunctionDef | ast.ClassDef):
+                parts = [part for name in BODIES if (part := getattr(each, name, None))]
+                found += parts
+                todo += [inner for part in parts for inner in part]
+    return found
+
+
+def drop_values(function: ast.FunctionDef) -> None:
+    """Drop the assignments to names that are read for nothing, or for such names alone."""
+    needed: set[str] = set()
+    while True:
+        found = set(needed)
+        for node in statements(function):
+            targets = _targets(node)
+            if node is function or (targets is not None and not targets & found):
+                continue
+            inside = [node] if targets is not None else _heads(node)
+            nodes = [each for part in inside for each in ast.walk(part)]
+            found |= {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+        if found == needed:
+            break
+        needed = found
+    _Dropped(needed).visit(function)
+    for block in _blocks(function):
+        _swept(block)
+
+
+class _Gone(ast.Pass):
+    """What is left of a statement that was dropped, until what stands above it has moved on."""
+
+
+def _gone(node: ast.stmt) -> ast.stmt:
+    return like(_Gone(), node)
+
+
+def _swept(block: list[ast.stmt]) -> None:
+    """Take out what is gone; what is said above it of the forward is said above what follows."""
+    told: list[str] = []
+    found: list[ast.stmt] = []
+    for node in block:
+        above = kept_of(node).above
+        if isinstance(node, _Gone):
+            told += [line for line in above if line.startswith("# forward:")]
+        else:
+            if told:
+                above[:0] = [line for line in told if line not in above]
+            told = []
+            found.append(node)
+    block[:] = found or [ast.Pass()]
+
+
+def _targets(node: ast.stmt) -> set[str] | None:
+    """Return the names that a statement does nothing but give values to; None where it does more."""
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return {node.target.id}
+    if not isinstance(node, ast.Assign):
+        return None
+    names: set[str] = set()
+    for target in node.targets:
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        if not all(isinstance(part, ast.Name) for part in parts):
+            return None
+        names |= {part.id for part in parts if isinstance(part, ast.Name)}
+    return names
+
+
+def _heads(node: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the parts of a statement that are no statements."""
+    return (part for part in ast.iter_child_nodes(node) if not isinstance(part, ast.stmt))
+
+
+class _Dropped(ast.NodeTransformer):
+    def __init__(self, needed: set[str]) -> None:
+        self.needed = needed
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        super().generic_visit(node)
+        if isinstance(node, ast.stmt) and getattr(node, "body", None) == []:
+            cast(Any, node).body = [ast.Pass()]
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        return _gone(node) if isinstance(node.target, ast.Name) and node.target.id not in self.needed else node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        names = _targets(node)
+        if len(node.targets) == 1 and ast.unparse(node.targets[0]) == ast.unparse(node.value):
+            return _gone(node)
+        if names is None or names <= self.needed:
+            return node
+        if not names & self.needed:
+            return _gone(node)
+        if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple) and len(node.targets) == 1:
+            pairs = [*zip(node.targets[0].elts, node.value.elts, strict=True)]
+            return _fewer(node, [n for n, (part, _) in enumerate(pairs) if cast(ast.Name, part).id in self.needed])
+        node.targets = [each for each in node.targets if not isinstance(each, ast.Name) or each.id in self.needed]
+        return node
+
+
+def _fewer(node: ast.Assign, places: Sequence[int]) -> ast.Assign:
+    """Return ``a, b = x, y`` for some of the names, with what the comment says of these."""
+    left, right = (cast(ast.Tuple, part).elts for part in (node.targets[0], node.value))
+    kept = kept_of(node)
+    told = _told(kept.beside)
+    if len(told) == len(left):
+        new = [told[n] for n in places]
+        kept.beside = "" if all(part in ("-", "") for part in new) else f"# {', '.join(new)}"
+    one = len(places) == 1
+    node.targets = [left[places[0]] if one else ast.Tuple([left[n] for n in places], ast.Store())]
+    node.value = right[places[0]] if one else ast.Tuple([right[n] for n in places], ast.Load())
+    return node
+
+
+def _told(comment: str) -> list[str]:
+    """Return the parts of a comment, by its commas that are in no brackets."""
+    found, depth = [""], 0
+    for sign in comment.removeprefix("#").strip():
+        depth += (sign in "([") - (sign in ")]")
+        if sign == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += sign
+    return [part.strip() for part in found]
