@@ -23,7 +23,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from refattn.files import Each, Maybe, Real, Whole
+from refattn.files import Each as Each
+from refattn.files import Maybe as Maybe
+from refattn.files import Real as Real
+from refattn.files import Whole as Whole
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -198,7 +201,7 @@ def _read_array(name: str, value: Any, need: Axes, sizes: dict[str, tuple[str, i
     from refattn.xp import dtype_name, is_array, is_bool, is_floating
 
     if not is_array(value):
-        raise _refused(name, value, "an array")
+        raise _refused(name, value, "a plain array" if hasattr(value, "dtype") else "an array")
     if any(getattr(value, kind, False) for kind in ("is_sparse", "is_sparse_csr", "is_nested")):
         raise _refused(name, value, "a dense array")
     right = is_bool(value) if need.kind == "bool" else is_floating(value)

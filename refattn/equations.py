@@ -44,8 +44,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from refattn.backends.pool import in_order
-from refattn.checked import Function, checked
-from refattn.files import Each
+from refattn.checked import Each, Function, checked
 from refattn.xp import Array, namespace
 
 Branch = tuple[tuple[int, int], ...]

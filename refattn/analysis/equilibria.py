@@ -20,8 +20,7 @@ from refattn import counter
 from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import Floats
 from refattn.analysis.stability import Stability, stability
-from refattn.checked import Function, checked
-from refattn.files import Maybe, Real, Whole
+from refattn.checked import Function, Maybe, Real, Whole, checked
 from refattn.mechanisms.graph_energy.csr import CSR
 
 REST = 1e-10
@@ -100,7 +99,7 @@ class Equilibria:
         }
 
 
-@checked(flow=GraphFlow, start="n", steps=Whole(1, 100_000))
+@checked(flow=GraphFlow, start="*", steps=Whole(1, 100_000))
 def find_equilibrium(flow: GraphFlow, start: Floats, steps: int = STEPS) -> Equilibrium:
     """Return the equilibrium that the flow leads to from a start (n,).
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
 from refattn.analysis.graphs import Floats, balance_of, component_of
-from refattn.checked import read
-from refattn.files import Real
+from refattn.checked import Real, read
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
 from refattn.mechanisms.graph_energy.forms import pairs, sparse
@@ -64,7 +63,7 @@ class GraphFlow:
         for name in ("mu", "kappa"):
             read(name, getattr(self, name), Real())
         if not isinstance(self.graph, CSR):
-            read("graph", self.graph, "i i")
+            read("graph", self.graph, "*")
         if np.asarray(self.b).dtype.kind not in "fiu":
             raise TypeError(f"b: got {type(self.b).__name__}, needs a number or one for each node")
         shape = tuple(self.graph.shape)

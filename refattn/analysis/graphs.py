@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csgraph
+from scipy.sparse import csgraph, csr_array, issparse
 
-from refattn.checked import Named, checked
-from refattn.files import Whole
+from refattn.checked import Named, Whole, checked, read
 
 Floats = NDArray[np.float64]
 
@@ -113,9 +112,10 @@ def read_graph(path: Path) -> Floats:
     return graph
 
 
-@checked(graph="i i")
-def component_of(graph: Floats) -> NDArray[np.int64]:
+def component_of(graph: Floats | csr_array) -> NDArray[np.int64]:
     """Return the number of the connected component of each node, (n,); a one-way link connects."""
+    if not issparse(graph):
+        read("graph", graph, "i i")
     return np.asarray(csgraph.connected_components(graph != 0.0, directed=False)[1], np.int64)
 
 

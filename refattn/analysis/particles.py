@@ -36,8 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
-from refattn.checked import Having, checked, read
-from refattn.files import Real
+from refattn.checked import Having, Real, checked, read
 
 Matrix = NDArray[Any]
 

@@ -16,8 +16,7 @@ from refattn.analysis.known_systems import SYSTEMS, System
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.spectrum import COLOURS, TEXT, draw_eigenvalues, draw_unit_circle, pair
 from refattn.analysis.text import aligned
-from refattn.checked import checked
-from refattn.files import Whole
+from refattn.checked import Whole, checked
 from refattn.mechanisms.koopman.kernel import Kernel, Linear, Rbf
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from refattn.checked import checked
-from refattn.files import MIB, SHA256, Each, Matching, Real, Whole, check, fresh_name, lies_in, parse_json, read_regular
+from refattn.checked import Each, Real, Whole, checked
+from refattn.files import MIB, SHA256, Matching, check, fresh_name, lies_in, parse_json, read_regular
 from refattn.golden.tensors import decode
 
 FORMAT = 1

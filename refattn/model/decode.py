@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
-from refattn.checked import checked
-from refattn.files import Whole
+from refattn.checked import Whole, checked
 from refattn.mechanisms.arguments import check_is
 from refattn.model import network
 from refattn.model.params import Layer, Params, check_tokens

@@ -10,8 +10,7 @@ query heads, g = floor(head / (h/g)).
 
 from __future__ import annotations
 
-from refattn.checked import checked
-from refattn.files import Whole
+from refattn.checked import Whole, checked
 from refattn.xp import Array, namespace
 
 

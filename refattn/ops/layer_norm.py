@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refattn.checked import checked
-from refattn.files import Maybe, Real
+from refattn.checked import Maybe, Real, checked
 from refattn.xp import Array, namespace, sum_last
 
 

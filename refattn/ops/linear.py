@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from refattn.checked import checked
-from refattn.files import Maybe
+from refattn.checked import Maybe, checked
 from refattn.xp import Array, namespace, product
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import counter
-from refattn.checked import Axes, Named, checked
-from refattn.files import Whole
+from refattn.checked import Axes, Named, Whole, checked
 from refattn.train.arguments import check_whole
 
 Bytes = NDArray[np.uint8]

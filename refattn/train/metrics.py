@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from refattn.checked import Named, checked
-from refattn.files import MIB, Maybe, Real, Whole, check, open_to_append, parse_json, read_regular, write_atomically
+from refattn.checked import Maybe, Named, Real, Whole, checked
+from refattn.files import MIB, check, open_to_append, parse_json, read_regular, write_atomically
 from refattn.train.arguments import check_whole
 
 LARGEST = 256 * MIB

@@ -19,8 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from refattn import tree
-from refattn.checked import Tree, checked
-from refattn.files import Maybe, Real
+from refattn.checked import Maybe, Real, Tree, checked
 from refattn.train.arguments import check_real, check_whole
 from refattn.train.leaves import by_pieces, check_alike, joined, total
 from refattn.xp import Array, backend, concrete, dtype_name, namespace, zeros

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import model
-from refattn.checked import checked
-from refattn.files import Each
+from refattn.checked import Each, checked
 from refattn.mechanisms import registry
 from refattn.mechanisms.arguments import check_is
 from refattn.train import growing

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from refattn import backends
-from refattn.checked import checked
-from refattn.files import Whole
+from refattn.checked import Whole, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.foreign.adapter import CallError, call

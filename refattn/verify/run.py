@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from refattn.checked import One, checked
-from refattn.files import Whole
+from refattn.checked import One, Whole, checked
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.adapter import CallError, call, learned, roundings

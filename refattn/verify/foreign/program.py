@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.checked import read
-from refattn.files import Real, read_regular
+from refattn.checked import Real, read
+from refattn.files import read_regular
 from refattn.golden.tensors import decode, encode
 from refattn.verify.foreign.adapter import CallError, LoadError
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
