@@ -44,9 +44,10 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache docs/_build docs/mechanisms
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# $(VENV)/.with-EXTRA says that refattn (editable) and that extra are installed.
+# $(VENV)/.with-EXTRA says that refattn (editable) and that extra are installed. What is imported is compiled then: to
+# compile all that comes with NumPy, SciPy and Matplotlib takes longer than to install it.
 $(VENV)/.with-%: $(VENV)/.made pyproject.toml setup.py
-	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[$*]"
 	@touch $@
 
 $(VENV)/.made:

@@ -78,6 +78,7 @@ def listed(home: Path, pattern: str) -> list[Benchmark]:
         env=env,
         capture_output=True,
         text=True,
+        encoding="utf-8",
         check=False,
     )
     if done.returncode:

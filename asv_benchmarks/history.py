@@ -109,7 +109,7 @@ def record(version: str, pattern: str, name: str, tell: Callable[[str], None]) -
         kept = RECORDED / name / f"{commit[:8]}-{_python()}.json"
         env = {"HOME": place, "ASV_PYTHONPATH": str(home)}
         about = {"machine": name, **device()}
-        (Path(place) / ".asv-machine.json").write_text(json.dumps({name: about, "version": 1}))
+        (Path(place) / ".asv-machine.json").write_text(json.dumps({name: about, "version": 1}), encoding="utf-8")
         if kept.exists():
             own.parent.mkdir(parents=True)
             own.write_text(_as(kept, _environment(), sys.executable), encoding="utf-8")
@@ -140,7 +140,7 @@ def publish(tell: Callable[[str], None]) -> Path:
 
 def _conf(place: Path, results: Path, suite: Path) -> Path:
     """Write asv's settings with other folders; return the file."""
-    settings = json.loads((FOLDER / "asv.conf.json").read_text())
+    settings = json.loads((FOLDER / "asv.conf.json").read_text(encoding="utf-8"))
     pages = (FOLDER / settings["html_dir"]).resolve()
     folders = {
         "repo": ROOT,
@@ -150,7 +150,7 @@ def _conf(place: Path, results: Path, suite: Path) -> Path:
         "env_dir": place / "env",
     }
     file = place / "asv.conf.json"
-    file.write_text(json.dumps(settings | {name: str(folder) for name, folder in folders.items()}))
+    file.write_text(json.dumps(settings | {name: str(folder) for name, folder in folders.items()}), encoding="utf-8")
     return file
 
 
@@ -194,6 +194,7 @@ def asv(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        encoding="utf-8",
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

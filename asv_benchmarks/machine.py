@@ -63,7 +63,7 @@ class Others:
 def _busy() -> float | None:
     """Return the CPU seconds that all processes, and all machines that share this one's CPUs, have taken."""
     try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        fields = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
     except OSError:
         return None
     user, nice, system, _, _, interrupts, soft, stolen = map(int, fields)
@@ -82,7 +82,7 @@ def commit() -> str:
 def git(*arguments: str) -> str:
     """Return what git prints, or "" where it fails."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -90,7 +90,7 @@ def git(*arguments: str) -> str:
 
 def _cpu() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()

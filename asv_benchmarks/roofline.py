@@ -64,7 +64,7 @@ def gather(n: int, d: int) -> dict[str, list[dict[str, Any]]]:
             continue
         whole = {**os.environ, **held_to(1), **STEADY, **env, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "asv_benchmarks.roofline", "--inside", "--n", str(n), "--d", str(d)]
-        done = subprocess.run(command, env=whole, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(command, env=whole, stdout=subprocess.PIPE, encoding="utf-8", check=True)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         if not any(rows[0]["kernels"] == other[0]["kernels"] for other in found.values()):
             found[name] = rows

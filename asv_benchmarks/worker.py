@@ -80,7 +80,8 @@ def memory() -> dict[str, Any]:
         return {"bytes": None}
     trim(0)
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+        # The peak starts again from what is resident now.
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return {"bytes": None}
     before = _status("VmRSS")
@@ -133,7 +134,7 @@ def _high_water() -> int:
 
 
 def _status(field: str) -> int:
-    found = re.search(rf"^{field}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    found = re.search(rf"^{field}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 

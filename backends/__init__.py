@@ -61,6 +61,8 @@ def get(name: str) -> Backend:
     ImportError, TypeError
         Where the package that offers it cannot be imported, or what it offers is no backend.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"backend: got {name!r}, needs one of {', '.join(names())}")
     if name not in _loaded:
         built_in = name in BUILT_IN
         _loaded[name] = importlib.import_module(f"{__name__}.{name}").backend if built_in else _load_plug_in(name)

@@ -135,7 +135,7 @@ def permutation(n: int, *, seed: int, purpose: str, step: int = 0, layer: int = 
 
 
 def _split(name: str, x: NDArray[np.uint32], size: int) -> list[NDArray[np.uint64]]:
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint32:
+    if type(x) is not np.ndarray or x.dtype != np.uint32:
         raise TypeError(f"{name}: got {getattr(x, 'dtype', type(x).__name__)}, needs a NumPy array of dtype uint32")
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name}: got the shape {x.shape}, needs (..., {size})")
@@ -155,5 +155,7 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def _shape(shape: Shape) -> tuple[int, ...]:
-    sizes = shape if isinstance(shape, Iterable) else (shape,)
+    given: Any = shape
+    several = isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0
+    sizes: Iterable[Any] = given if several else (given,)
     return tuple(_integer("shape", size, 0, 2**34) for size in sizes)

@@ -44,6 +44,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from refattn.backends.pool import in_order
+from refattn.checked import Each, Function, checked
 from refattn.xp import Array, namespace
 
 Branch = tuple[tuple[int, int], ...]
@@ -98,6 +99,7 @@ class Tag:
         return any(arms.get(line, arm) != arm for line, arm in other.branch)
 
 
+@checked(module=ModuleType)
 def declared(module: ModuleType) -> dict[str, str]:
     """Return the equations of a module's docstring, id to formula: lines such as ``[SM.1]  s_ij = scale q_i . k_j``."""
     found: dict[str, str] = {}
@@ -121,6 +123,7 @@ def _written_docstring(module: ModuleType) -> str:
         return ""
 
 
+@checked(module=ModuleType)
 def tags(module: ModuleType) -> tuple[Tag, ...]:
     """Return the tags of a module in the order of its lines.
 
@@ -354,6 +357,7 @@ def trace() -> Iterator[Trace]:
         yield record
 
 
+@checked(values=Each(None))
 def substitute(values: Mapping[str, Array]) -> AbstractContextManager[None]:
     """Use the given tensors in place of the values of the named equations.
 
@@ -374,6 +378,7 @@ def substitute(values: Mapping[str, Array]) -> AbstractContextManager[None]:
     return _apply_to(values, hook)
 
 
+@checked(id=str, change=Function)
 def mutate(id: str, change: Callable[[Array], Array]) -> AbstractContextManager[None]:
     """Replace the value of one equation by ``change(value)``.
 
@@ -382,6 +387,7 @@ def mutate(id: str, change: Callable[[Array], Array]) -> AbstractContextManager[
     return _apply_to((id,), lambda ran, name, value: change(value) if ran == id else value)
 
 
+@checked(points=Each(str), round_to=Function)
 def rounding(points: Mapping[str, str], round_to: Callable[[Array, str], Array]) -> AbstractContextManager[None]:
     """Round the values of the named equations: ``round_to(value, dtype)`` with the dtype that `points` gives.
 

@@ -55,6 +55,8 @@ def unflatten(template: T, leaves: Mapping[str, Array]) -> T:
     TypeError
         Where a value in `leaves` is no array.
     """
+    if not isinstance(leaves, Mapping):
+        raise TypeError(f"leaves: got {type(leaves).__name__}, needs a mapping from names to arrays")
     _compare_names("leaves", flatten(template), leaves)
     for name, leaf in leaves.items():
         if not is_array(leaf):
@@ -68,6 +70,8 @@ def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
     Static parts are those of `tree`. `others` must have the same names; they may be trees of other types, such as a
     dict of gradients for a dataclass of parameters.
     """
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"function: got {function!r}, needs a function")
     leaves = flatten(tree)
     rest = [flatten(other) for other in others]
     for i, other in enumerate(rest):

@@ -214,10 +214,10 @@ def _passed(item: pytest.Item, names: set[str]) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _mark_beyond_pairs(items)
     if (file := config.getoption("leave_out")) is not None:
         names = set(file.read_text().splitlines())
         items[:] = [item for item in items if not _passed(item, names)]
-    _mark_beyond_pairs(items)
     for item in items:
         callspec = getattr(item, "callspec", None)
         library = callspec.params.get("backend") if callspec is not None else None

@@ -14,7 +14,7 @@ import refattn as ra
 
 ROOT = Path(__file__).parents[1]
 
-BASE = {"xp", "tree", "equations", "counter", "backends"}
+BASE = {"xp", "tree", "equations", "counter", "backends", "checked"}
 RECORDS = {"mechanisms.registry", "mechanisms.record", "mechanisms.context"}
 
 # Part of refattn -> the parts that it may import, beside itself.
@@ -22,16 +22,17 @@ ARROWS: dict[str, set[str]] = {
     "backends": set(),
     "counter": set(),
     "files": set(),
+    "checked": {"files", "backends", "xp", "tree"},
     "xp": {"backends"},
     "tree": {"xp"},
-    "equations": {"xp", "backends"},
+    "equations": {"xp", "backends", "checked"},
     "ops": BASE,
     "mechanisms": BASE | {"ops"},
     "model": BASE | {"ops", "mechanisms"},
     "train": BASE | {"files", "ops", "model", "mechanisms.arguments"} | RECORDS,
-    "analysis": BASE | {"ops", "mechanisms"},
+    "analysis": BASE | {"files", "ops", "mechanisms"},
     "golden": BASE | {"files"} | RECORDS,
-    "verify": BASE | RECORDS | {"ops", "golden"},
+    "verify": BASE | RECORDS | {"files", "ops", "golden"},
     "bridges": BASE | RECORDS,
     "instruments": BASE,
     "show": RECORDS | {"golden"},

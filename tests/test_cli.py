@@ -719,13 +719,19 @@ def test_help_without_docstrings() -> None:
 
 
 def test_text_that_the_encoding_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    (tmp_path / "polite.py").write_text(
-        "import refattn\n\n\ndef attend(q, k, v, **options):\n    return refattn.Decline('pas \\u00e7a \\x1b[31m')\n"
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}.items():
+        monkeypatch.setenv(name, value)
+    kernel, page = tmp_path / "käse.py", tmp_path / "käse.html"
+    kernel.write_text(
+        "import refattn\n\n\ndef attend(q, k, v, **options):\n"
+        "    print('d\u00e9j\u00e0')\n    return refattn.Decline('pas \u00e7a \x1b[31m')\n",
+        encoding="utf-8",
     )
-    result = process("verify", "softmax", "--impl", f"{tmp_path / 'polite.py'}:attend", "--dtype", "float32")
-    assert result.returncode == 3
-    assert "pas \\xe7a ?[31m" in result.stdout
+    result = process("verify", "softmax", "--impl", f"{kernel}:attend", "--dtype", "float32", "--html", page)
+    assert result.returncode == 3, result.stderr
+    assert "pas \\xe7a ?[31m" in result.stdout and "d\\xe9j\\xe0" in result.stderr
+    assert "pas ça" in page.read_text(encoding="utf-8")
+    assert r"cannot import k\udcc3\udca4se" in process("verify", "softmax", "--impl", "käse:attend.py").stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

@@ -8,6 +8,7 @@ import email
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = [".ci", ".github", "asv_benchmarks", "backends", "docs", "examples", "refattn", "tests", "tools"]
@@ -49,6 +51,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert "Package would be ignored" not in done.stdout + done.stderr, "setuptools warns of a folder"
     return done.stdout
 
 
@@ -211,6 +214,16 @@ def test_all_means_every_extra_but_cupy() -> None:
     (everything,) = extras["all"]
     named = set(everything.removeprefix("refattn[").removesuffix("]").split(","))
     assert named | {"test"} == set(extras) - {"all", "cupy"}
+
+
+def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = {*project["dependencies"], *(entry for name in ("torch", "jax", "onnx", "test") for entry in extras[name])}
+    lowest = dict(re.findall(r"^([a-z-]+)>=([\d.]+)", entry)[0] for entry in wanted)
+    lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.partition(" ")[0].split("==") for line in lines if line and not line.startswith("#"))
+    assert {name: Version(pinned[name]) for name in lowest} == {name: Version(low) for name, low in lowest.items()}
 
 
 def test_an_installed_wheel_is_imported_from_where_it_was_installed(

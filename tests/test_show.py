@@ -46,7 +46,8 @@ exec(compile((folder / "page.py").read_text(), "page.py", "exec"), module.__dict
 def made(kind):  # fields and arguments that nobody reads are not on the page
     known = inspect.signature(kind).parameters
     return lambda *given, **fields: kind(*given, **{key: x for key, x in fields.items() if key in known})
-kinds = {key: made(x) for key, x in module.__dict__.items() if hasattr(x, "__dataclass_fields__") or key == "forward"}
+classes = {key for key, x in module.__dict__.items() if isinstance(x, type) and hasattr(x, "__dataclass_fields__")}
+kinds = {key: made(x) for key, x in module.__dict__.items() if key in classes or key == "forward"}
 for name, call in json.loads((folder / "calls.json").read_text()).items():
     given = {**np.load(folder / f"{name}.npz")}
     names = {**module.__dict__, **kinds, **given}
@@ -289,7 +290,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(link, "ROOT", tmp_path)
     link.source.cache_clear()
     (tmp_path / "show").mkdir()
-    (tmp_path / "show" / "plain.py").write_text(Path(inspect.getfile(plain)).read_text())
+    (tmp_path / "show" / "plain.py").write_text(Path(inspect.getfile(plain)).read_text(encoding="utf-8"))
     for name, text in {
         "mechanisms/room/dense": OPS,
         "mechanisms/room/couplings": COUPLINGS,

@@ -80,14 +80,18 @@ def run(command: str) -> str:
     words = shlex.split(command)
     start = {"refattn": [sys.executable, "-m", "refattn"], "python": [sys.executable]}.get(words[0], words[:1])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    done = subprocess.run([*start, *words[1:]], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*start, *words[1:]], cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False
+    )
     return done.stdout + done.stderr
 
 
 def machine() -> str:
     """Describe this machine in a line: what figures depend on."""
     cpu = platform.processor() or platform.machine()
-    if (info := Path("/proc/cpuinfo")).exists() and (name := re.search(r"model name\s*:\s*(.+)", info.read_text())):
+    if (info := Path("/proc/cpuinfo")).exists() and (
+        name := re.search(r"model name\s*:\s*(.+)", info.read_text(encoding="utf-8"))
+    ):
         cpu = name[1]
     return f"{cpu}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}"
 

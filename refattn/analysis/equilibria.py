@@ -20,6 +20,7 @@ from refattn import counter
 from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import Floats
 from refattn.analysis.stability import Stability, stability
+from refattn.checked import Function, Maybe, Real, Whole, checked
 from refattn.mechanisms.graph_energy.csr import CSR
 
 REST = 1e-10
@@ -98,6 +99,7 @@ class Equilibria:
         }
 
 
+@checked(flow=GraphFlow, start="*", steps=Whole(1, 100_000))
 def find_equilibrium(flow: GraphFlow, start: Floats, steps: int = STEPS) -> Equilibrium:
     """Return the equilibrium that the flow leads to from a start (n,).
 
@@ -120,6 +122,7 @@ def find_equilibrium(flow: GraphFlow, start: Floats, steps: int = STEPS) -> Equi
     return described(flow, x, tolerance=1e-9)
 
 
+@checked(flow=GraphFlow, starts=Whole(1, 10_000_000), seed=Whole(), reach=Maybe(Real(0.0)), wrap=Function)
 def find_equilibria(
     flow: GraphFlow,
     starts: int = 400,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
 from refattn.analysis.graphs import Floats, balance_of, component_of
+from refattn.checked import Real, read
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
 from refattn.mechanisms.graph_energy.forms import pairs, sparse
@@ -59,6 +60,12 @@ class GraphFlow:
         for what, name, known in (("coupling", self.coupling, COUPLINGS), ("intrinsic", self.intrinsic, INTRINSICS)):
             if isinstance(name, str) and name not in known:
                 raise ValueError(f"{what}: got {name!r}, needs one of {', '.join(known)}")
+        for name in ("mu", "kappa"):
+            read(name, getattr(self, name), Real())
+        if not isinstance(self.graph, CSR):
+            read("graph", self.graph, "*")
+        if np.asarray(self.b).dtype.kind not in "fiu":
+            raise TypeError(f"b: got {type(self.b).__name__}, needs a number or one for each node")
         shape = tuple(self.graph.shape)
         if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
             raise ValueError(f"graph: got shape {shape}, needs (n, n)")

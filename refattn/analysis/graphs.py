@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csgraph
+from scipy.sparse import csgraph, csr_array, issparse
+
+from refattn.checked import Named, Whole, checked, read
 
 Floats = NDArray[np.float64]
 
@@ -14,29 +16,37 @@ BALANCED = 1e-10
 """Largest |pi_i w_ij - pi_j w_ji|, relative to the largest of these numbers, in detailed balance."""
 
 
+@checked(n=Whole(1, 10_000), links=[tuple])
 def from_links(n: int, links: list[tuple[int, int]]) -> Floats:
     """Return the symmetric graph (n, n) with links of 1."""
     graph = np.zeros((n, n))
+    for number, link in enumerate(links):
+        if len(link) != 2 or not all(0 <= node < n for node in link):
+            raise ValueError(f"links[{number}]: got {link!r}, needs two nodes from 0 to {n - 1}")
     for i, j in links:
         graph[i, j] = graph[j, i] = 1.0
     return graph
 
 
+@checked(n=Whole(1, 10_000))
 def path_graph(n: int) -> Floats:
     """Return n nodes in a row."""
     return from_links(n, [(i, i + 1) for i in range(n - 1)])
 
 
+@checked(n=Whole(1, 10_000))
 def cycle_graph(n: int) -> Floats:
     """Return n nodes in a ring."""
     return from_links(n, [(i, (i + 1) % n) for i in range(n)])
 
 
+@checked(n=Whole(1, 10_000))
 def star_graph(n: int) -> Floats:
     """Return a node that is linked to n - 1 others."""
     return from_links(n, [(0, i) for i in range(1, n)])
 
 
+@checked(n=Whole(1, 10_000))
 def complete_graph(n: int) -> Floats:
     """Return n nodes, each linked to each other one."""
     return np.ones((n, n)) - np.eye(n)
@@ -50,6 +60,7 @@ LARGEST = 200
 """The fewest and the most nodes of a named graph."""
 
 
+@checked(name=str)
 def graph_of(name: str) -> Floats:
     """Return the graph that NAME:N or the path of a file stands for.
 
@@ -68,13 +79,18 @@ def graph_of(name: str) -> Floats:
     return read_graph(Path(name))
 
 
+@checked(path=Named)
 def read_graph(path: Path) -> Floats:
     """Return the symmetric graph of a text file: a link a line, as two nodes from 0 on and a weight, 1 if not given.
 
     Empty lines and what follows a # say nothing.
     """
     links: list[tuple[int, int, float]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"graph: got {path}, needs UTF-8 ({error.reason} at byte {error.start})") from None
+    for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -96,11 +112,14 @@ def read_graph(path: Path) -> Floats:
     return graph
 
 
-def component_of(graph: Floats) -> NDArray[np.int64]:
+def component_of(graph: Floats | csr_array) -> NDArray[np.int64]:
     """Return the number of the connected component of each node, (n,); a one-way link connects."""
+    if not issparse(graph):
+        read("graph", graph, "i i")
     return np.asarray(csgraph.connected_components(graph != 0.0, directed=False)[1], np.int64)
 
 
+@checked(graph="i i")
 def balance_of(graph: Floats) -> Floats | None:
     """Return weights pi (n,) with pi_i w_ij = pi_j w_ji, of mean 1; None where there are none.
 

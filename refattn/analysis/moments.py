@@ -22,8 +22,10 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535) for Y = X P; the closure for a
 from __future__ import annotations
 
 from refattn.analysis.particles import Linear, Matrix
+from refattn.checked import checked
 
 
+@checked(x="n d", y="n d")
 def moments(x: Matrix, y: Matrix) -> tuple[Matrix, Matrix, Matrix]:
     """Return S, C and m of particles x and momenta y (N, d)."""
     return x.T @ x / len(x), x.T @ y / len(x), x.mean(axis=0)

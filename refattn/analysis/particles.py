@@ -36,6 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
+from refattn.checked import Having, Real, checked, read
+
 Matrix = NDArray[Any]
 
 EVALUATIONS = 500_000
@@ -68,6 +70,8 @@ class Linear:
     v: Matrix  # (d, d)
 
     def __post_init__(self) -> None:
+        read("a", self.a, "d d")
+        read("v", self.v, "d d")
         _check_symmetric(a=self.a, v=self.v)
 
     def velocity(self, x: Matrix, y: Matrix) -> Matrix:
@@ -153,6 +157,7 @@ class Damping:
 
     def __post_init__(self) -> None:
         for name in ("c_log", "c_lin"):
+            read(name, getattr(self, name), Real(infinite=True))
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, needs a number of at least 0")
 
@@ -165,23 +170,42 @@ class Damping:
         return self.c_log * math.log(later / t) + self.c_lin * (later - t)
 
 
+SYSTEM = Having(("velocity", "force", "kinetic", "potential"), "a system, such as Linear or Exponential")
+
+
+@checked(system=SYSTEM, x="n d", y="n d")
 def hamiltonian(system: System, x: Matrix, y: Matrix) -> float:
     """Return H."""
     return system.kinetic(x, y) + system.potential(x)
 
 
+@checked(system=SYSTEM, x="n d")
 def attention(system: System, x: Matrix) -> Matrix:
     """Return the velocity (N, d) of particles without momentum: attention as it is."""
+    width = np.asarray(getattr(system, "a", np.eye(x.shape[1]))).shape[0]
+    if x.shape[1] != width:
+        raise ValueError(f"x: got shape {x.shape}, needs (n, {width}), the width of the system")
     return system.velocity(x, system.force(x, np.zeros_like(x)))
 
 
+def _check_start(times: Matrix, **start: Matrix) -> None:
+    for name, x in {**start, "times": times}.items():
+        if not x.size or not np.all(np.isfinite(x)):
+            raise ValueError(f"{name}: got {'numbers that are not finite' if x.size else 'none'}, needs finite numbers")
+    if np.any(np.diff(times) <= 0.0):
+        raise ValueError("times: got such that do not grow, needs growing ones")
+
+
+@checked(system=SYSTEM, x="n d", times="t", rtol=Real(0.0))
 def descend(system: System, x: Matrix, times: Matrix, *, rtol: float = 1e-10) -> Matrix:
     """Return the particles (times, N, d) without momentum; the first of the times is that of `x`."""
+    _check_start(times, x=x)
     return _solve(lambda t, flat: attention(system, flat.reshape(x.shape)).ravel(), x.ravel(), times, rtol).reshape(
         len(times), *x.shape
     )
 
 
+@checked(system=SYSTEM, x="n d", y="n d", times="t", damping=Damping, rtol=Real(0.0))
 def accelerate(
     system: System, x: Matrix, y: Matrix, times: Matrix, damping: Damping, *, rtol: float = 1e-10
 ) -> tuple[Matrix, Matrix]:

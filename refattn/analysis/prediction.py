@@ -16,6 +16,7 @@ from refattn.analysis.known_systems import SYSTEMS, System
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.spectrum import COLOURS, TEXT, draw_eigenvalues, draw_unit_circle, pair
 from refattn.analysis.text import aligned
+from refattn.checked import Whole, checked
 from refattn.mechanisms.koopman.kernel import Kernel, Linear, Rbf
 
 if TYPE_CHECKING:
@@ -88,9 +89,10 @@ def operators(system: System, seed: int) -> dict[str, Operator]:
     }
 
 
+@checked(steps=Whole(1, 10_000), states=Whole(1, 1_000_000), seed=Whole())
 def predict(name: str, *, steps: int = 20, states: int = 200, seed: int = 3) -> Prediction:
     """Return what the operators predict of the system of this name, one of `SYSTEMS`."""
-    if name not in SYSTEMS:
+    if not isinstance(name, str) or name not in SYSTEMS:
         raise ValueError(f"system: got {name!r}, needs one of {', '.join(SYSTEMS)}")
     system = SYSTEMS[name]
     unseen = counter.uniform((states, system.width), seed=seed, purpose="analysis.unseen")

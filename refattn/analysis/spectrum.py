@@ -16,6 +16,7 @@ import numpy as np
 from refattn import counter
 from refattn.analysis.operators import largest_first
 from refattn.analysis.text import aligned
+from refattn.checked import read
 from refattn.mechanisms import koopman
 
 if TYPE_CHECKING:
@@ -91,6 +92,10 @@ def spectrum(q: Any, k: Any, v: Any, **options: Any) -> Spectrum:
     ValueError
         Where there is no operator, for a single update; and where the core raises.
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        read(name, x, "b h n d")
+        if not np.all(np.isfinite(x)):
+            raise ValueError(f"{name}: got numbers that are not finite, which have no spectrum; needs finite ones")
     _, saved = koopman.forward(q, k, v, **{**options, "form": "dense"})
     if not saved.inner.updates:
         raise ValueError(f"updates: got {options.get('updates')}, needs at least 2: the first one fits no operator")

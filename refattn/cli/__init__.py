@@ -53,7 +53,7 @@ class Commands(Group):
 def _explain(error: BaseException) -> int:
     """Print an error as one line; return its exit code."""
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
-        click.echo("refattn: interrupted", err=True)
+        click.echo("refattn: interrupted", file=sys.stderr)
         return INTERRUPTED
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "refattn"
@@ -63,7 +63,7 @@ def _explain(error: BaseException) -> int:
         message = error.format_message()
     else:
         message = f"{type(error).__name__}: {error} (refattn --debug shows where)"
-    click.echo(f"refattn: error: {' '.join(message.split())}", err=True)
+    click.echo(f"refattn: error: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
 
 
@@ -79,7 +79,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
     nothing was run; 130 interrupted.
     """
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help(), err=True)
+        click.echo(ctx.get_help(), file=sys.stderr)
         ctx.exit(BAD_INPUT)
 
 
@@ -98,5 +98,5 @@ def main() -> None:
         sys.stdout.flush()
         if output.failure is None or ended.code:
             raise
-        click.echo(f"refattn: error: standard output: {output.failure.strerror}", err=True)
+        click.echo(f"refattn: error: standard output: {output.failure.strerror}", file=sys.stderr)
         sys.exit(BAD_INPUT)

@@ -212,7 +212,7 @@ def _told(implementation: Isolated) -> None:
     """Show what an implementation has printed, before the report."""
     if said := implementation.said.rstrip():
         plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
-        click.echo(f"what it printed (the end of it):\n{plain}", err=True)
+        click.echo(f"what it printed (the end of it):\n{plain}", file=sys.stderr)
 
 
 def _roundings(record: Mechanism, given: str | None, stored: bool) -> tuple[str, ...]:

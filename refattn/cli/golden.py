@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
     except OSError as error:
         raise Problem(f"DIR: {folder!r} cannot be written: {error.strerror} ({error.filename})") from error
     total = sum(entry["bytes"] for entry in manifest["cases"])
-    click.echo(f"{folder}: {manifest['count']} cases, {total} bytes, sha256 {manifest['sha256']}")
+    click.echo(f"{folder}: {manifest['count']} cases, {total} bytes, sha256 {manifest['sha256']}", file=sys.stdout)
 
 
 @golden.command(short_help="Check that a set is whole, and that the reference still computes it.")
@@ -128,5 +129,5 @@ def read_set(ctx: click.Context, folder: str | None) -> GoldenSet:
     try:
         return vectors.read(Path(folder) if folder is not None else vectors.SHIPPED)
     except vectors.SetError as error:
-        click.echo(f"refattn: error: {error}", err=True)
+        click.echo(f"refattn: error: {error}", file=sys.stderr)
         ctx.exit(NOTHING_RUN if error.empty else BAD_INPUT)

@@ -24,7 +24,7 @@ def deliver(text: Callable[..., str] | None, data: Any = None, file: str | None 
     """Write the facts to the file where one is given, and print the text: to standard error if the facts go out."""
     facts = json.dumps(data, indent=2, allow_nan=False, default=str) + "\n"
     if file == "-":
-        click.echo(facts.rstrip("\n"))
+        click.echo(facts.rstrip("\n"), file=sys.stdout)
     elif file is not None:
         write_text(file, facts, "--json")
     if text is not None:
@@ -42,7 +42,7 @@ def say(text: Callable[..., str], file: str | None = None) -> None:
 
 def write_text(file: str, text: str, option: str) -> None:
     """Write a file; that it cannot be written is the user's problem."""
-    write_data(file, text.encode("utf-8"), option)
+    write_data(file, text.encode("utf-8", "backslashreplace"), option)
 
 
 def write_data(file: str, data: bytes, option: str) -> None:
@@ -83,4 +83,4 @@ def _lines(items: Iterable[Any], what: str, unit: str) -> Iterator[Any]:
         quarter = 4 * done // size > 4 * (done - 1) // size
         if quarter or time.monotonic() - said > 10.0:
             said = time.monotonic()
-            click.echo(f"{what}: {done} of {size} {unit}", err=True)
+            click.echo(f"{what}: {done} of {size} {unit}", file=sys.stderr)

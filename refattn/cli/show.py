@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 import refattn
@@ -29,6 +31,6 @@ def show(mechanism: str, out: str | None, everything: bool) -> None:
     except ValueError as error:
         raise Problem(str(error)) from error
     if out is None or out == "-":
-        click.echo(text.rstrip("\n"))
+        click.echo(text.rstrip("\n"), file=sys.stdout)
     else:
         write_text(out, text, "--out")

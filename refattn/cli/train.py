@@ -82,12 +82,14 @@ def train(
         goes_on = f"; --resume --out {path} goes on from what is saved" if saved else ""
         raise Problem(_of_system(error, path) + goes_on) from error
     except DivergedError as error:
-        click.echo(f"refattn: error: {error}", err=True)
+        click.echo(f"refattn: error: {error}", file=sys.stderr)
         ctx.exit(1)
     if not found.finished:
-        click.echo(f"stopped after step {found.step} of {chosen.steps}; go on with --resume --out {path}", err=True)
+        click.echo(
+            f"stopped after step {found.step} of {chosen.steps}; go on with --resume --out {path}", file=sys.stderr
+        )
         ctx.exit(INTERRUPTED)
-    click.echo(_told(found))
+    click.echo(_told(found), file=sys.stdout)
 
 
 def _steps(grow: str | None) -> str | list[int] | None:
@@ -186,7 +188,7 @@ class _Lines:
         self.said, self.speed = time.monotonic(), _Speed()
 
     def say(self, text: str) -> None:
-        click.echo(text, err=True)
+        click.echo(text, file=sys.stderr)
 
     def step(self, row: Mapping[str, Any], steps: int) -> None:
         """Say a line at the first and the last step, at each score, and every ten seconds."""

@@ -18,7 +18,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from refattn.files import MIB, SHA256, Each, Matching, Real, Whole, check, fresh_name, lies_in, parse_json, read_regular
+from refattn.checked import Each, Real, Whole, checked
+from refattn.files import MIB, SHA256, Matching, check, fresh_name, lies_in, parse_json, read_regular
 from refattn.golden.tensors import decode
 
 FORMAT = 1
@@ -201,6 +202,7 @@ def _exchange(part: Path, place: Path, old: list[str]) -> None:
         ) from error
 
 
+@checked(folder=Path)
 def read(folder: Path) -> GoldenSet:
     """Return the set in a folder, after every file was compared with its hash.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from refattn.ops.masks import Causal
-from refattn.xp import Array
+from refattn.xp import Array, dtype_name, is_array
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,19 @@ class Context:
     layer: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("mask", "key_mask", "memory", "memory_mask", "positions", "tokens"):
+            if (x := getattr(self, name)) is not None and not is_array(x):
+                raise TypeError(
+                    f"context.{name}: got {type(x).__name__}, needs an array of NumPy, CuPy, PyTorch, JAX, ..."
+                )
+            if x is not None and dtype_name(x).startswith(("str", "<U", "object", "complex")):
+                raise TypeError(f"context.{name}: got dtype {dtype_name(x)}, needs numbers, or a mask")
         if self.draws is not None and not isinstance(self.draws, dict):
             raise TypeError(f"draws: got {type(self.draws).__name__}, needs a dict of arrays by name")
         if not isinstance(self.training, bool):
-            raise TypeError(f"training: got {type(self.training).__name__}, needs True or False")
+            raise TypeError(f"context.training: got {type(self.training).__name__}, needs True or False")
         if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
-            raise ValueError(f"layer: got {self.layer!r}, needs a whole number of at least 0")
+            raise ValueError(f"context.layer: got {self.layer!r}, needs a whole number of at least 0")
 
     def check_reads(self, title: str, reads: tuple[str, ...]) -> None:
         """Raise ValueError where a field is given that the mechanism does not read."""

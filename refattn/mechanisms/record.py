@@ -198,7 +198,7 @@ class Mechanism:
     def case(self, name: str) -> Case:
         """Return the case of this name; ValueError where there is none."""
         for case in self.cases:
-            if case.name == name:
+            if isinstance(name, str) and case.name == name:
                 return case
         raise ValueError(f"case: got {name!r}, needs one of {', '.join(case.name for case in self.cases)}")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
+from refattn.checked import Whole, checked
 from refattn.mechanisms.arguments import check_is
 from refattn.model import network
 from refattn.model.params import Layer, Params, check_tokens
@@ -28,6 +29,7 @@ class Cache:
     blocks: tuple[Any, ...] | None
 
 
+@checked(params=Params, batch=Whole(1, 2**31))
 def start(params: Params, batch: int) -> Cache:
     """Return the cache before the first token, for `batch` sequences."""
     check_is("params", params, Params)
@@ -37,6 +39,7 @@ def start(params: Params, batch: int) -> Cache:
     return Cache(None, tuple(stream.start(layer.block, batch) for layer in params.layers))
 
 
+@checked(params=Params, cache=Cache)
 def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
     """Return the logits (b, t) after some new tokens (b, n), and the cache with them.
 

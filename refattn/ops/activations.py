@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import math
 
+from refattn.checked import checked
 from refattn.xp import Array, backend, namespace
 
 _C = math.sqrt(2.0 / math.pi)
 _CA = 0.044715 * _C
 
 
+@checked(x="...")
 def gelu_exact_forward(x: Array) -> tuple[Array, Array]:
     """Return (y, gate)."""
     gate = 0.5 + 0.5 * backend(x).erf(x * math.sqrt(0.5))
     return x * gate, gate
 
 
+@checked(x="...", gate="...", d_y="...")
 def gelu_exact_backward(x: Array, gate: Array, d_y: Array) -> Array:
     """Return the gradient with respect to x."""
     density = namespace(x).exp(-0.5 * x * x) * math.sqrt(0.5 / math.pi)
@@ -30,12 +33,14 @@ def gelu_exact_backward(x: Array, gate: Array, d_y: Array) -> Array:
     return d_y * (gate + x * density)
 
 
+@checked(x="...")
 def gelu_tanh_forward(x: Array) -> tuple[Array, Array]:
     """Return (y, gate)."""
     gate = 0.5 + 0.5 * namespace(x).tanh(x * (_C + _CA * (x * x)))
     return x * gate, gate
 
 
+@checked(x="...", gate="...", d_y="...")
 def gelu_tanh_backward(x: Array, gate: Array, d_y: Array) -> Array:
     """Return the gradient with respect to x."""
     # forward: y = x * gate, gate = (1 + tanh(x (c + c a x^2))) / 2
@@ -43,6 +48,7 @@ def gelu_tanh_backward(x: Array, gate: Array, d_y: Array) -> Array:
     return d_y * (gate + gate * (1.0 - gate) * slope)
 
 
+@checked(x="...")
 def soft_threshold(x: Array, least: float | Array, *, signed: bool) -> Array:
     """Return x - least where x is larger, else 0; with `signed` that of its size, and its sign."""
     xp = namespace(x)

@@ -6,9 +6,11 @@ of the gradient, in an order that does not change from run to run.
 
 from __future__ import annotations
 
-from refattn.xp import Array, arange, namespace, product
+from refattn.checked import Axes, Whole, checked
+from refattn.xp import Array, any_outside, arange, namespace, product
 
 
+@checked(tokens=Axes("...", "whole"), size=Whole(), like=Axes("*"))
 def one_hot(tokens: Array, size: int, like: Array) -> Array:
     """(...,) integers -> (..., size): 1 where the last index is the token, otherwise 0, in the dtype of `like`."""
     xp = namespace(tokens, like)
@@ -16,9 +18,12 @@ def one_hot(tokens: Array, size: int, like: Array) -> Array:
     return xp.astype(hot, like.dtype)
 
 
+@checked(table="t m", tokens=Axes("...", "whole"))
 def embedding_forward(table: Array, tokens: Array) -> Array:
     """(t, m), (b, n) -> (b, n, m)."""
     xp = namespace(table, tokens)
+    if any_outside(tokens, table.shape[0]):
+        raise ValueError(f"tokens: got one outside of 0 to {table.shape[0] - 1}")
     return xp.reshape(xp.take(table, xp.reshape(tokens, (-1,)), axis=0), (*tokens.shape, table.shape[1]))
 
 

@@ -10,16 +10,21 @@ query heads, g = floor(head / (h/g)).
 
 from __future__ import annotations
 
+from refattn.checked import Whole, checked
 from refattn.xp import Array, namespace
 
 
+@checked(x="b n m", heads=Whole(1))
 def split_heads(x: Array, heads: int) -> Array:
     """(b, n, h*d) -> (b, h, n, d)."""
     b, n, width = x.shape
+    if width % heads:
+        raise ValueError(f"heads: got {heads}, needs a divisor of the width of {width}")
     xp = namespace(x)
     return xp.permute_dims(xp.reshape(x, (b, n, heads, width // heads)), (0, 2, 1, 3))
 
 
+@checked(x="b h n d")
 def merge_heads(x: Array) -> Array:
     """(b, h, n, d) -> (b, n, h*d): the inverse and the adjoint of `split_heads`."""
     b, h, n, d = x.shape
@@ -27,6 +32,7 @@ def merge_heads(x: Array) -> Array:
     return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (b, n, h * d))
 
 
+@checked(x="*", heads=Whole())
 def repeat_heads(x: Array, heads: int) -> Array:
     """(b, g, n, d) -> (b, heads, n, d): each head stands heads/g times in a row."""
     b, g, n, d = x.shape

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from refattn.checked import Maybe, Real, checked
 from refattn.xp import Array, namespace, sum_last
 
 
@@ -25,6 +26,7 @@ class Saved:
     gain: Array | None  # (m,)
 
 
+@checked(x="... m", eps=Real(0.0))
 def normalise(x: Array, eps: float) -> tuple[Array, tuple[Array, Array]]:
     """Return n (..., m) for x (..., m), and what the backward reads: n and r (..., 1)."""
     xp, width = namespace(x), x.shape[-1]
@@ -43,6 +45,7 @@ def normalise_backward(normalised: Array, inverse: Array, d_normalised: Array) -
     return (d_normalised - along_one - normalised * along_x) * inverse
 
 
+@checked(x="... m", gain=Maybe("m"), bias=Maybe("m"), eps=Real(0.0))
 def layer_norm_forward(
     x: Array, gain: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Saved]:
@@ -52,8 +55,11 @@ def layer_norm_forward(
     return y if bias is None else y + bias, Saved(normalised, inverse, gain)
 
 
+@checked(saved=Saved, d_y="... m")
 def layer_norm_backward(saved: Saved, d_y: Array) -> tuple[Array, Array, Array]:
     """Return the gradients with respect to x, the gain and the bias."""
+    if tuple(d_y.shape) != tuple(saved.normalised.shape):
+        raise ValueError(f"d_y: got shape {tuple(d_y.shape)}, needs {tuple(saved.normalised.shape)}")
     axes = tuple(range(len(d_y.shape) - 1))
     xp = namespace(d_y)
     # forward: y = normalised * gain + bias

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from refattn.checked import Maybe, checked
 from refattn.xp import Array, namespace, product
 
 
+@checked(x="... i", w="i o", bias=Maybe("o"))
 def linear_forward(x: Array, w: Array, bias: Array | None) -> Array:
     """(b, n, in) -> (b, n, out)."""
     y = product(x, w)
     return y if bias is None else y + bias
 
 
+@checked(x="... i", w="i o", d_y="... o")
 def linear_backward(x: Array, w: Array, d_y: Array) -> tuple[Array, Array, Array]:
     """Return the gradients with respect to x, w and the bias."""
     xp = namespace(x)

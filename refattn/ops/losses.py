@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from refattn.checked import checked
 from refattn.ops.embedding import one_hot
-from refattn.xp import Array, any_outside, dtype_name, max_last, namespace, sum_wide
+from refattn.xp import Array, any_outside, dtype_name, is_array, max_last, namespace, sum_wide
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Saved:
     hot: Array  # (..., t)
 
 
+@checked(logits="... t")
 def cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, Saved]:
     """Return the loss of each token in nats, log(sum_t exp(logits_t)) - logits_target, and what the backward reads.
 
@@ -31,6 +33,8 @@ def cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, Saved]:
     ValueError
         Where the shape of the targets is another, or one of them is outside of 0 to t - 1.
     """
+    if not is_array(targets):
+        raise TypeError(f"targets: got {type(targets).__name__}, needs an array")
     xp = namespace(logits, targets)
     check_targets(targets, tuple(logits.shape[:-1]), logits.shape[-1])
     shifted = logits - max_last(logits)
@@ -57,6 +61,7 @@ def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:
     return (saved.probabilities - saved.hot) * d_losses[..., None]
 
 
+@checked(x="...", target="...")
 def mse_forward(x: Array, target: Array) -> tuple[Array, Array]:
     """Return the mean of the squares of ``x - target``, an array without axes, and the difference for the backward."""
     difference = x - target

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from refattn.checked import One, checked
 from refattn.ops import activations
 from refattn.ops.linear import linear_backward, linear_forward
 from refattn.xp import Array
@@ -37,6 +38,7 @@ class Saved:
     active: Array  # (b, n, in)
 
 
+@checked(params=Params, x="... m", gelu=One(("tanh", "exact")))
 def mlp_forward(params: Params, x: Array, gelu: str = "tanh") -> tuple[Array, Saved]:
     """Return (y, saved), y (b, n, m)."""
     hidden = linear_forward(x, params.w_in, params.b_in)
@@ -44,6 +46,7 @@ def mlp_forward(params: Params, x: Array, gelu: str = "tanh") -> tuple[Array, Sa
     return linear_forward(active, params.w_out, params.b_out), Saved(x, hidden, gate, active)
 
 
+@checked(params=Params, saved=Saved, d_y="... m", gelu=One(("tanh", "exact")))
 def mlp_backward(params: Params, saved: Saved, d_y: Array, gelu: str = "tanh") -> tuple[Array, Params]:
     """Return the gradients with respect to x and the parameters."""
     # forward: y = active @ w_out + b_out

@@ -110,11 +110,16 @@ class Source:
 
     def first_line(self, node: ast.stmt) -> int:
         """Return the number of the first line, decorators and the comments above them included."""
-        decorators = getattr(node, "decorator_list", [])
+        decorators = [each for each in getattr(node, "decorator_list", []) if not _is_check(each)]
         line = min([node.lineno, *(each.lineno for each in decorators)])
         while line > 1 and self.lines[line - 2].lstrip().startswith("#"):
             line -= 1
         return line
+
+
+def _is_check(node: ast.expr) -> bool:
+    """Tell whether a decorator reads arguments: what it checks was checked by the core."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "checked"
 
 
 @functools.cache
@@ -305,7 +310,8 @@ class _Reader(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         arguments = node.args
-        for each in (*node.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)):
+        decorators = [each for each in node.decorator_list if not _is_check(each)]
+        for each in (*decorators, *arguments.defaults, *filter(None, arguments.kw_defaults)):
             self.visit(each)
         for argument in _arguments(arguments):
             if argument.annotation is not None:

@@ -23,9 +23,11 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from refattn.checked import Function, Named, checked
 from refattn.files import (
     MIB,
     SHA256,
+    Each,
     Whole,
     check_tensor_names,
     read_json,
@@ -70,6 +72,7 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
+@checked(folder=Named, step=Whole(), arrays=Each(None), facts=Each(None), keep=Whole(1))
 def save(
     folder: str | os.PathLike[str],
     step: int,
@@ -121,6 +124,7 @@ def save(
         raise CheckpointError(f"{_told(error, folder)}; the checkpoint of step {step} is written") from error
 
 
+@checked(folder=Named, warn=Function)
 def newest(folder: str | os.PathLike[str], warn: Callable[[str], None]) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, or None where there is none at all; the arguments are `newest_as`."""
     return newest_as(lambda found: found, folder, warn)

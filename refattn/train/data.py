@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import counter
+from refattn.checked import Axes, Named, Whole, checked
 from refattn.train.arguments import check_whole
 
 Bytes = NDArray[np.uint8]
@@ -83,6 +84,7 @@ class Text:
     fingerprint: str
 
 
+@checked(source=Named)
 def load(source: str | os.PathLike[str]) -> Text:
     """Read a text and split it.
 
@@ -141,6 +143,7 @@ def check_length(text: Text, context: int) -> None:
             )
 
 
+@checked(part=Axes("n", "whole"), size=Whole(1, 2**31), context=Whole(1, 2**31))
 def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tuple[Tokens, Tokens]:
     """Return the inputs and targets of a step: a pure function of the seed and the step.
 
@@ -167,6 +170,7 @@ def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tupl
     return part[places].astype(np.int64), part[places + 1].astype(np.int64)
 
 
+@checked(part=Axes("n", "whole"), every=Whole(1, 2**31), context=Whole(1, 2**31))
 def windows(part: Bytes, *, context: int, size: int, every: int = 1) -> Iterator[tuple[Tokens, Tokens]]:
     """Yield inputs and targets that predict each byte after the first exactly once, each from its own window.
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from refattn.files import MIB, Maybe, Real, Whole, check, open_to_append, parse_json, read_regular, write_atomically
+from refattn.checked import Maybe, Named, Real, Whole, checked
+from refattn.files import MIB, check, open_to_append, parse_json, read_regular, write_atomically
 from refattn.train.arguments import check_whole
 
 LARGEST = 256 * MIB
@@ -79,6 +80,7 @@ class Metrics:
         self.close()
 
 
+@checked(path=Named)
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the lines in order, without a broken last one.
 

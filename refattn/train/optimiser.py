@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from refattn import tree
+from refattn.checked import Maybe, Real, Tree, checked
 from refattn.train.arguments import check_real, check_whole
 from refattn.train.leaves import by_pieces, check_alike, joined, total
 from refattn.xp import Array, backend, concrete, dtype_name, namespace, zeros
@@ -134,6 +135,7 @@ class AdamW:
         patterns = ", ".join(repr(group.pattern) for group in self.groups) or "none at all"
         raise ValueError(f"groups: none has the parameter {name!r} of shape {tuple(leaf.shape)}; got {patterns}")
 
+    @checked(params=Tree)
     def start(self, params: Any) -> AdamWState:
         """Return the state before the first step.
 
@@ -151,6 +153,7 @@ class AdamW:
         moments = tree.zeros_like(params)
         return AdamWState(moments, moments, tree.map_leaves(lambda p: zeros((), p), params))
 
+    @checked(state=AdamWState, params=Tree, gradients=Tree, rate=Maybe(Real(0.0)))
     def update(self, state: AdamWState, params: T, gradients: Any, rate: float | None = None) -> tuple[T, AdamWState]:
         """Return the parameters and the state after one step.
 
@@ -203,6 +206,7 @@ class AdamW:
         return p, m, v
 
 
+@checked(force=Real(0.0, True), gamma=Real(0.0), largest=Real(0.0))
 def adaptive_rate(force: float, gamma: float, largest: float) -> float:
     """Return gamma / force, at most `largest`: the rate of a step where the gradient of an energy has the norm `force`.
 
@@ -212,6 +216,7 @@ def adaptive_rate(force: float, gamma: float, largest: float) -> float:
     return min(largest, gamma / (force + 1e-12))
 
 
+@checked(gradients=Tree)
 def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     """Return the gradients, scaled down where their norm is above `limit`, and the norm that they had.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from refattn import counter
+from refattn.checked import checked
 from refattn.mechanisms.arguments import check_is
 from refattn.model import Params, decode
 from refattn.train.arguments import check_real, check_whole
@@ -12,6 +13,7 @@ from refattn.train.step import to_tokens
 from refattn.xp import backend
 
 
+@checked(params=Params, prompt=bytes)
 def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, temperature: float = 0.8) -> bytes:
     """Return `length` bytes that the model continues a prompt with.
 

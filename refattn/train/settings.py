@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import model
+from refattn.checked import Each, checked
 from refattn.mechanisms import registry
 from refattn.mechanisms.arguments import check_is
 from refattn.train import growing
@@ -160,6 +161,7 @@ class Settings:
         return plain
 
 
+@checked(assignments=[str])
 def parse(assignments: Iterable[str]) -> dict[str, Any]:
     """Return the values of ``NAME=VALUE`` texts by name; ``block.NAME=VALUE`` go together under ``"block"``.
 
@@ -189,6 +191,7 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+@checked(given=Each(None))
 def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
     """Return the settings with the given values in place of the defaults; ValueError names one that there is not."""
     known = [f.name for f in dataclasses.fields(Settings) if f.name != "mechanism"]

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from refattn import model, tree
+from refattn.checked import Axes, checked
 from refattn.mechanisms.arguments import check_arrays, check_is
 from refattn.model import Params
 from refattn.model.params import check_tokens
@@ -31,6 +32,7 @@ PARTS = 8
 """Parts of a batch: each holds gradients of its own."""
 
 
+@checked(params=Params, inputs=Axes("b n", "whole"), targets=Axes("*", "whole"))
 def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate: int = 1) -> tuple[float, Params]:
     """Return the mean loss of the targets in nats, and its gradients; the arguments are those of `measured`."""
     loss, gradients, _ = measured(params, inputs, targets, accumulate)
@@ -132,6 +134,7 @@ def _sum(parts: list[Params]) -> Params:
     return tree.unflatten(parts[0], added)
 
 
+@checked(params=Params, part=Axes("n", "whole"))
 def score(params: Params, part: data.Bytes, every: int = 1) -> float:
     """Return the bits per byte of a text (uint8): the mean loss of each byte after the first, in bits.
 
@@ -139,6 +142,8 @@ def score(params: Params, part: data.Bytes, every: int = 1) -> float:
     window are predicted from little. With `every` above 1 only every so many windows count: a faster estimate.
     """
     context = params.position_embedding.shape[0]
+    if len(part) < 2:
+        raise ValueError(f"part: got {len(part)} bytes, needs at least 2: one to predict the other from")
     owner = backend(params.token_embedding)
     cuts = data.windows(part, context=context, size=1 if owner.pools else 64, every=every)
 

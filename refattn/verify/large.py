@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from refattn import backends
+from refattn.checked import Whole, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.foreign.adapter import CallError, call
@@ -131,6 +132,7 @@ def laws_of(mechanism: Mechanism) -> dict[str, Law]:
     return found | ({"rows": rows} if "query_permutation" in mechanism.laws else {})
 
 
+@checked(mechanism=Mechanism, tokens=Whole(8))
 def verify_large(
     mechanism: Mechanism,
     implementation: Any,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from refattn.checked import One, Whole, checked
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.adapter import CallError, call, learned, roundings
@@ -15,6 +16,7 @@ from refattn.verify.judge.compare import judge
 from refattn.verify.outcome import Decline, Outcome, Report
 
 
+@checked(mechanism=Mechanism, case=Case, dtype=One(tuple(DTYPES)), grad=bool, seed=Whole())
 def verify_case(
     mechanism: Mechanism,
     implementation: Any,

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends, counter, equations, tree
+from refattn.checked import One, checked
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import stored
+from refattn.golden.storage import DTYPES, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Mechanism
@@ -146,6 +147,7 @@ def _statement(lines: list[str], start: int, id: str) -> str:
     return "\n".join(line[indent:].rstrip() for line in code)
 
 
+@checked(mechanism=Mechanism, case_name=str, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend) -> Traced:
     """Run the dense form of a core, forward and backward, on a designed case."""
     core, case = mechanism.core, mechanism.case(case_name)
@@ -165,6 +167,7 @@ def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backen
     return _gather(mechanism, about, {**inputs, **upstream}, dict(case.options), traced, count, results, backend)
 
 
+@checked(mechanism=Mechanism, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Traced:
     """Run one step of a block, forward and backward, from tokens to tokens."""
     block = mechanism.block

@@ -137,6 +137,12 @@ def test_a_line_that_is_no_link_is_refused(tmp_path: Path, line: str) -> None:
         graph_of(str(tmp_path / "links"))
 
 
+def test_a_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "links").write_bytes("0 1  # Köln\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"graph: got .*links, needs UTF-8"):
+        graph_of(str(tmp_path / "links"))
+
+
 # --- what is refused
 
 

@@ -19,7 +19,7 @@ def clocked(milliseconds: float, log: str = "") -> Callable[[], Any]:
         global _now
         _now += 1e-3 * milliseconds
         if log:
-            with open(log, "a") as file:
+            with open(log, "a", encoding="utf-8") as file:
                 file.write(f"{milliseconds:g}\n")
         return np.arange(3.0), {"x": np.ones((2, 2))}
 

@@ -159,7 +159,7 @@ def test_results_of_several_commits_come_with_the_repository() -> None:
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.name)
 def test_recorded_results_tell_of_no_folder_and_belong_to_a_commit(file: Path) -> None:
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     stored = json.loads(text)
     assert not re.search(r'"/|home|_tmp_', text)
     assert file.name == f"{stored['commit_hash'][:8]}-{stored['env_name']}.json"

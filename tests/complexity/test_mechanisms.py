@@ -92,7 +92,7 @@ FORMS = [
     Stated("sympformer.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
     Stated("sympformer.tiled", 512, ("6*d", 2), ("14*d", 2), 2, 1, "256*n"),
     Stated("sympformer.tiled", 512, ("2*d", 2), ("5*d", 2), 2, 1, "256*n", CAUSAL),
-    Stated("graph_energy.dense", 288, ("2*d", 2), ("4*d", 2), 2, 2, "d*n*n", FLOW | {"coupling": "sin"}),
+    Stated("graph_energy.dense", 192, ("2*d", 2), ("4*d", 2), 2, 2, "d*n*n", FLOW | {"coupling": "sin"}),
     Stated("graph_energy.products", 288, ("2*d+4*s*d", 2), ("4*d+12*s*d", 2), 2, 2, "n*n", FLOW | {"coupling": "sin"}),
     Stated("graph_energy.tiled", 384, ("2*d", 2), ("4*d", 2), 2, 2, "n*n", FLOW | {"coupling": "tanh", "steps": 1}),
     Stated("koopman.dense", 6, ("4/3", 4), ("4/3", 4), 3, 3, "n*n*n"),

@@ -94,7 +94,7 @@ def signed_manifest(path: Path, content: Any) -> None:
     """Write a manifest with its own sum made anew."""
     if isinstance(content, dict):
         content["manifest_sha256"] = vectors._of_manifest(content)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def change(kind: str, path: Path, draw: random.Random) -> bool:
@@ -108,7 +108,7 @@ def change(kind: str, path: Path, draw: random.Random) -> bool:
         if kind == "checkpoint" and isinstance(content, dict):
             content.pop("digest", None)
             content["digest"] = checkpoint._digest(content)
-        path.write_text(json.dumps(content))
+        path.write_text(json.dumps(content), encoding="utf-8")
         return True
     way = draw.randrange(6)
     place = draw.randrange(len(data))

@@ -1,10 +1,10 @@
-"""A sample of every fuzzer: no wrong result, and every error names the file."""
+"""A sample of every fuzzer: no wrong result, and errors name the file or the argument."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import files
+from tests.fuzz import files, functions, kills
 
 
 @pytest.mark.parametrize("calls", [150, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -13,3 +13,20 @@ def test_files(calls: int) -> None:
     counts, bad = files.run(calls, seed=0)
     assert not bad, "\n".join(bad)
     assert counts["refused"] > calls // 2
+
+
+@pytest.mark.parametrize("calls", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+def test_functions(calls: int) -> None:
+    counts, bad = functions.run_all(calls, seed=0)
+    assert not (counts["wrong"] or counts["mutated"] or counts["hang"]), "\n".join(bad)
+    assert counts["obscure"] + counts["foreign"] <= 0.004 * calls, "\n".join(bad)
+    assert counts["refused"] > calls // 2 and counts["fine"] > calls // 8
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1800)
+def test_kills(count: int) -> None:
+    counts, bad = kills.run(count, seed=0)
+    assert not bad, "\n".join(bad)
+    assert counts["killed"] == count and counts["the same"]

@@ -1,6 +1,6 @@
 """A program that kills runs: ``python -m tests.train.killed_run FOLDER TEXT``.
 
-In forked children it kills a run at each call in turn that changes the disk, has another one go on, and compares what
+In forked children it kills a run at every other call that changes the disk, has another one go on, and compares what
 is left with what a run leaves that nobody kills. It prints one line, or ends with a traceback.
 """
 
@@ -39,7 +39,7 @@ def main(folder: Path, text: str) -> None:
     assert life(chosen, folder / "whole", None)
     whole = remains(folder / "whole")
     deaths = 0
-    for point in itertools.count(1):
+    for point in itertools.count(1, 2):
         out = folder / str(point)
         ended = life(chosen, out, point)
         deaths += not ended

@@ -218,11 +218,11 @@ def flip(path: Path, place: int) -> None:
 
 
 def edit(path: Path, sign: bool = True, **changes: Any) -> None:
-    content = json.loads(path.read_text()) | changes
+    content = json.loads(path.read_text(encoding="utf-8")) | changes
     if sign:
         content.pop("digest")
         content["digest"] = checkpoint._digest(content)
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 NO_JSON = "is no JSON of a checkpoint"

@@ -205,7 +205,7 @@ def test_links_to_files_are_followed(tmp_path: Path) -> None:
 def test_names_that_are_no_unicode(tmp_path: Path) -> None:
     name = os.fsencode(tmp_path) + b"/caf\xe9.txt"
     try:
-        Path(os.fsdecode(name)).write_text("text\n" * 10)
+        Path(os.fsdecode(name)).write_text("text\n" * 10, encoding="utf-8")
     except OSError:
         pytest.skip("this file system takes no such name")
     assert data.load(tmp_path).files.train == 1

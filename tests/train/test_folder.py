@@ -103,10 +103,10 @@ def test_a_file_chooses_no_code(tmp_path: Path, run: Path, chosen: Settings, mon
 
 def signed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the JSON of a checkpoint and make its digest anew."""
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     change(content)
     del content["digest"]
-    path.write_text(json.dumps(content | {"digest": checkpoint._digest(content)}))
+    path.write_text(json.dumps(content | {"digest": checkpoint._digest(content)}), encoding="utf-8")
 
 
 def lacks(*path: str) -> Callable[[dict[str, Any]], object]:

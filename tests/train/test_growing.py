@@ -370,5 +370,5 @@ def test_the_model_tells_what_each_block_is_given() -> None:
 def test_nothing_but_the_record_is_asked() -> None:
     """The trainer knows no mechanism by name."""
     for module in (growing, loop):
-        source = Path(str(module.__file__)).read_text()
+        source = Path(str(module.__file__)).read_text(encoding="utf-8")
         assert "mechanisms.growing" not in source

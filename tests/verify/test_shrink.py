@@ -56,7 +56,7 @@ def executed(lines: tuple[str, ...], **names: Any) -> str:
 
 def test_the_lines_of_the_report_run_and_show_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("kernels.py").write_text(KERNELS)
+    Path("kernels.py").write_text(KERNELS, encoding="utf-8")
     monkeypatch.setattr("refattn.mechanisms.softmax.record", small("tiny", "causal", "mask-full"))
     result = CliRunner().invoke(
         cli, ["verify", "softmax", "--impl", "kernels.py:attend", "--dtype", "float32", "--in-process"]

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends
+from refattn.checked import checked
 from refattn.verify.outcome import Decline, Result
 
 
@@ -35,6 +36,7 @@ class CallError(Exception):
     """An implementation raised, changed its inputs or returned what is no result."""
 
 
+@checked(spec=str)
 def load(spec: str, *, interrupts: bool = True) -> Any:
     """Return the implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
 

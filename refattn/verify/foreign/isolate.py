@@ -21,7 +21,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,6 +274,8 @@ def serve() -> None:
     os.dup2(2, 1)  # what is printed, in C too, must not come among the answers
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    for stream in (sys.stdout, sys.stderr):  # whatever the locale is, what is printed is no error
+        cast(io.TextIOWrapper, stream).reconfigure(encoding="utf-8", errors="backslashreplace")
     faulthandler.enable()
     implementation = None
     while True:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.checked import Real, read
 from refattn.files import read_regular
 from refattn.golden.tensors import decode, encode
 from refattn.verify.foreign.adapter import CallError, LoadError
@@ -43,6 +44,9 @@ class Program:
     """
 
     def __init__(self, command: str, outputs: tuple[str, ...], seconds: float) -> None:
+        read("command", command, str)
+        read("outputs", outputs, [str])
+        read("seconds", seconds, Real(0.0))
         try:
             self.command = shlex.split(command)
         except ValueError as error:

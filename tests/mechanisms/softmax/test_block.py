@@ -295,9 +295,13 @@ def test_init_is_the_same_on_every_library(dtype: str, backend: Any) -> None:
 def test_init_works_where_a_library_computes_in_float32() -> None:
     """JAX without float64."""
     jax = pytest.importorskip("jax")
-    with jax.enable_x64(False):
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", False)
+    try:
         params = BLOCK.init(CONFIGS["full"], seed=4, like=jax.numpy.zeros(1))
         assert str(params.w_q.dtype) == "float32"
+    finally:
+        jax.config.update("jax_enable_x64", before)
     expected = BLOCK.init(CONFIGS["full"], seed=4, like=np.zeros(1, "float32"))
     np.testing.assert_array_equal(np.asarray(params.w_q), expected.w_q)
 

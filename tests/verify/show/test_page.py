@@ -75,7 +75,7 @@ class Tags(HTMLParser):
 
 
 def test_it_says_what_the_report_says(file: Path, report: Report) -> None:
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     tags = Tags()
     tags.feed(text)
     assert not tags.open
@@ -90,7 +90,7 @@ def test_it_says_what_the_report_says(file: Path, report: Report) -> None:
 
 
 def test_it_asks_nobody_for_anything(file: Path) -> None:
-    text, tags = file.read_text(), Tags()
+    text, tags = file.read_text(encoding="utf-8"), Tags()
     tags.feed(text)
     assert "script" not in {tag for tag, _ in tags.seen} and "http:" not in text and "https:" not in text
     assert not re.search(r"url\(|@import", text)

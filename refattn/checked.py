@@ -1,0 +1,244 @@
+"""The entry of public functions: what an argument has to be is said once, above the function, and read before it runs.
+
+::
+
+    @checked(x="... m", w="m o", count=Whole(1))
+    def f(x, w, count): ...
+
+A text means an array of numbers with these axes; a letter that stands twice is one size, ``...`` any leading axes,
+``""`` none at all, and ``"*"`` says nothing of them. What else there is: a class, `Whole`, `Real`, `Maybe` and `Each`
+of `refattn.files`, a list of one schema, and the kinds below. An error says "NAME: got ..., needs ...". Cores check
+theirs in `refattn.mechanisms.entry`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from refattn.files import Each as Each
+from refattn.files import Maybe as Maybe
+from refattn.files import Real as Real
+from refattn.files import Whole as Whole
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Axes:
+    """An array with axes, as texts have them, of a kind: "floating", "whole" or "bool"."""
+
+    axes: str
+    kind: str = "floating"
+
+
+@dataclass(frozen=True)
+class One:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Having:
+    """An object of any class that has some attributes."""
+
+    names: tuple[str, ...]
+    what: str
+
+
+class Tree:
+    """A tree of arrays."""
+
+
+class Function:
+    """What can be called."""
+
+
+class Named:
+    """The path of a file or a folder."""
+
+
+_KNOWN = 256
+"""How many calls that fit are remembered, of a function and a class of arrays."""
+
+
+def checked(**needs: Any) -> Callable[[F], F]:
+    """Have arguments of a function read before it runs; those that are not given are their defaults and not read.
+
+    Arrays are told apart by class, shape and dtype alone, so that a call like one that did fit is not read again.
+    """
+
+    def around(function: F) -> F:
+        signature = inspect.signature(function)
+        fits: WeakKeyDictionary[type, set[Any]] = WeakKeyDictionary()
+
+        @functools.wraps(function)
+        def entry(*args: Any, **given: Any) -> Any:
+            kind, like = _alike(args, given)
+            if kind is not None and like in fits.get(kind, ()):
+                return function(*args, **given)
+            found = signature.bind(*args, **given).arguments
+            sizes: dict[str, tuple[str, int]] = {}
+            for name, need in needs.items():
+                if name in found:
+                    read(name, found[name], need, sizes)
+            if kind is not None:
+                known = fits.setdefault(kind, set())
+                if len(known) >= _KNOWN:
+                    known.clear()
+                known.add(like)
+            return function(*args, **given)
+
+        return cast(F, entry)
+
+    return around
+
+
+def _alike(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[type | None, Any]:
+    """Return the class of all arrays of a call, and what else their check depends on; None where it is unknown."""
+    kind: type | None = None
+    like: list[Any] = [len(args), *given]
+    for value in (*args, *given.values()):
+        own = type(value)
+        if value is None or own is bool or own is int or own is float or own is str:
+            like.append((own, value))
+            continue
+        if kind is None and hasattr(value, "shape") and hasattr(value, "dtype"):
+            kind = own
+        if own is not kind:
+            return None, None
+        like.append(
+            (tuple(value.shape), value.dtype, getattr(value, "layout", None), getattr(value, "is_nested", None))
+        )
+    return kind, tuple(like)
+
+
+def read(name: str, value: Any, need: Any, sizes: dict[str, tuple[str, int]] | None = None) -> None:
+    """Raise TypeError or ValueError, which names the argument, where a value is not what is needed."""
+    if isinstance(need, Maybe):
+        if value is not None:
+            read(name, value, need.schema, sizes)
+    elif isinstance(need, str):
+        _read_array(name, value, Axes(need), {} if sizes is None else sizes)
+    elif isinstance(need, Axes):
+        _read_array(name, value, need, {} if sizes is None else sizes)
+    elif isinstance(need, Whole):
+        _read_whole(name, value, need)
+    elif isinstance(need, Real):
+        _read_real(name, value, need)
+    elif isinstance(need, list):
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            raise _refused(name, value, "a sequence")
+        for n, each in enumerate(value):
+            read(f"{name}[{n}]", each, need[0], sizes)
+    elif isinstance(need, Each):
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise _refused(name, value, "a mapping whose keys are texts")
+        for key, each in value.items():
+            read(f"{name}[{key!r}]", each, need.schema, sizes)
+    elif isinstance(need, One):
+        if not isinstance(value, str) or value not in need.words:
+            raise _refused(name, value, f"one of {', '.join(need.words)}", ValueError)
+    elif isinstance(need, Having):
+        if isinstance(value, type) or not all(hasattr(value, each) for each in need.names):
+            raise _refused(name, value, need.what)
+    elif need is Tree:
+        _read_tree(name, value)
+    elif need is Function:
+        if not callable(value):
+            raise _refused(name, value, "a function")
+    elif need is Named:
+        if not isinstance(value, str | os.PathLike) or "\0" in os.fspath(value):
+            raise _refused(name, value, "a path")
+    elif isinstance(need, type):
+        if not isinstance(value, need):
+            raise _refused(name, value, f"a {need.__name__}")
+    elif need is not None:
+        raise AssertionError(f"{name}: {need!r} says nothing")
+
+
+def _refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeError) -> Exception:
+    text = type(value).__name__ if not isinstance(value, str | int | float) else repr(value)[:80]
+    return kind(f"{name}: got {text}, needs {needs}")
+
+
+def _read_whole(name: str, value: Any, need: Whole) -> None:
+    needs = f"a whole number of at least {need.low}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _refused(name, value, needs) from None
+    if isinstance(value, bool):
+        raise _refused(name, value, needs)
+    if not need.low <= number <= need.high:
+        raise _refused(name, number, needs if number < need.low else f"at most {need.high}", ValueError)
+
+
+def _read_real(name: str, value: Any, need: Real) -> None:
+    needs = "a number" if need.infinite else "a finite number"
+    needs += f" from {need.low:g}" if need.low > float("-inf") else ""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise _refused(name, value, needs)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
+    if not number >= need.low or not need.infinite and abs(number) == float("inf"):
+        raise _refused(name, value, needs, ValueError)
+
+
+def _read_array(name: str, value: Any, need: Axes, sizes: dict[str, tuple[str, int]]) -> None:
+    # Here, and not above: what needs no array is read without array libraries.
+    from refattn import backends
+    from refattn.xp import dtype_name, is_array, is_bool, is_floating
+
+    if not is_array(value):
+        raise _refused(name, value, "a plain array" if hasattr(value, "dtype") else "an array")
+    if any(getattr(value, kind, False) for kind in ("is_sparse", "is_sparse_csr", "is_nested")):
+        raise _refused(name, value, "a dense array")
+    right = is_bool(value) if need.kind == "bool" else is_floating(value)
+    if need.kind == "whole":
+        right = dtype_name(value).startswith(("int", "uint"))
+    if not right:
+        kind = {"floating": "a floating", "whole": "an integer", "bool": "the boolean"}[need.kind]
+        raise TypeError(f"{name}: got dtype {dtype_name(value)}, needs {kind} type")
+    if need.axes == "*":
+        return
+    letters, shape = need.axes.split(), tuple(value.shape)
+    leading = letters[:1] == ["..."]
+    letters = letters[1:] if leading else letters
+    if len(shape) < len(letters) or len(shape) > len(letters) and not leading:
+        raise ValueError(f"{name}: got shape {shape}, needs ({need.axes.replace(' ', ', ')})")
+    if "library" not in sizes:
+        sizes["library"] = (name, id(backends.of(value)))
+    elif sizes["library"][1] != id(backends.of(value)):
+        raise TypeError(f"{name}: got {type(value).__module__}, needs an array of the library of {sizes['library'][0]}")
+    for letter, size in zip(letters, shape[len(shape) - len(letters) :], strict=True):
+        first, known = sizes.setdefault(letter, (name, size))
+        if size != known:
+            needs = f"({need.axes.replace(' ', ', ')}) with {letter} = {known}, as in {first}"
+            raise ValueError(f"{name}: got shape {shape}, needs {needs}")
+    if leading:
+        full = shape[: len(shape) - len(letters)]
+        first, known_axes = cast(Any, sizes.setdefault("...", cast(Any, (name, full))))
+        if full != known_axes:
+            raise ValueError(f"{name}: got shape {shape}, needs the leading axes {known_axes} of {first}")
+
+
+def _read_tree(name: str, value: Any) -> None:
+    from refattn import tree
+
+    try:
+        leaves = tree.flatten(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from error
+    for leaf, x in leaves.items():
+        read(f"{name}.{leaf}" if leaf else name, x, "*")
