@@ -47,12 +47,13 @@ def hold() -> Stream:
     streams = []
     for number, name in ((1, "stdout"), (2, "stderr")):
         old, stream = getattr(sys, name), Stream(number, "wb", closefd=False)
+        # A signal handler may write to standard error in the middle of another line; a buffer would refuse that.
         made = io.TextIOWrapper(
-            io.BufferedWriter(stream),
+            io.BufferedWriter(stream) if number == 1 else stream,
             encoding="utf-8" if old is None else old.encoding,
             errors="backslashreplace",
             line_buffering=old is None or old.line_buffering,
-            write_through=old is not None and old.write_through,
+            write_through=number == 2 or (old is not None and old.write_through),
         )
         setattr(sys, name, made)
         streams.append(stream)
