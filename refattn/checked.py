@@ -198,13 +198,13 @@ def _read_real(name: str, value: Any, need: Real) -> None:
 def _read_array(name: str, value: Any, need: Axes, sizes: dict[str, tuple[str, int]]) -> None:
     # Here, and not above: what needs no array is read without array libraries.
     from refattn import backends
-    from refattn.xp import dtype_name, is_array, is_bool, is_floating
+    from refattn.xp import dtype_name, is_array, is_bool
 
     if not is_array(value):
         raise _refused(name, value, "a plain array" if hasattr(value, "dtype") else "an array")
     if any(getattr(value, kind, False) for kind in ("is_sparse", "is_sparse_csr", "is_nested")):
         raise _refused(name, value, "a dense array")
-    right = is_bool(value) if need.kind == "bool" else is_floating(value)
+    right = is_bool(value) if need.kind == "bool" else dtype_name(value).startswith(("float", "bfloat"))
     if need.kind == "whole":
         right = dtype_name(value).startswith(("int", "uint"))
     if not right:

@@ -65,9 +65,9 @@ class Context:
         if self.draws is not None and not isinstance(self.draws, dict):
             raise TypeError(f"draws: got {type(self.draws).__name__}, needs a dict of arrays by name")
         if not isinstance(self.training, bool):
-            raise TypeError(f"context.training: got {type(self.training).__name__}, needs True or False")
+            raise TypeError(f"training: got {type(self.training).__name__}, needs True or False")
         if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
-            raise ValueError(f"context.layer: got {self.layer!r}, needs a whole number of at least 0")
+            raise ValueError(f"layer: got {self.layer!r}, needs a whole number of at least 0")
 
     def check_reads(self, title: str, reads: tuple[str, ...]) -> None:
         """Raise ValueError where a field is given that the mechanism does not read."""

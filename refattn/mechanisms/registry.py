@@ -6,8 +6,6 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from refattn.checked import checked
-
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
 
@@ -19,7 +17,6 @@ def list_mechanisms() -> tuple[str, ...]:
     return _NAMES
 
 
-@checked(name=str)
 def room(name: str) -> ModuleType:
     """Return the package of a mechanism: its public functions.
 
@@ -33,7 +30,6 @@ def room(name: str) -> ModuleType:
     return importlib.import_module(f"refattn.mechanisms.{name}")
 
 
-@checked(name=str)
 def mechanism(name: str) -> Mechanism:
     """Return the record of a mechanism.
 

@@ -48,7 +48,6 @@ def gelu_tanh_backward(x: Array, gate: Array, d_y: Array) -> Array:
     return d_y * (gate + gate * (1.0 - gate) * slope)
 
 
-@checked(x="...")
 def soft_threshold(x: Array, least: float | Array, *, signed: bool) -> Array:
     """Return x - least where x is larger, else 0; with `signed` that of its size, and its sign."""
     xp = namespace(x)

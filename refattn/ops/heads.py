@@ -32,7 +32,6 @@ def merge_heads(x: Array) -> Array:
     return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (b, n, h * d))
 
 
-@checked(x="*", heads=Whole())
 def repeat_heads(x: Array, heads: int) -> Array:
     """(b, g, n, d) -> (b, heads, n, d): each head stands heads/g times in a row."""
     b, g, n, d = x.shape

@@ -26,7 +26,6 @@ class Saved:
     gain: Array | None  # (m,)
 
 
-@checked(x="... m", eps=Real(0.0))
 def normalise(x: Array, eps: float) -> tuple[Array, tuple[Array, Array]]:
     """Return n (..., m) for x (..., m), and what the backward reads: n and r (..., 1)."""
     xp, width = namespace(x), x.shape[-1]

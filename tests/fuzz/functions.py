@@ -230,7 +230,6 @@ def targets(folder: Path) -> list[Target]:
     add("embedding_forward", embedding.embedding_forward, table=normal(16, 4), tokens=tokens)
     add("split_heads", heads.split_heads, x=x, heads=2)
     add("merge_heads", heads.merge_heads, x=q)
-    add("repeat_heads", heads.repeat_heads, x=q, heads=4)
 
     add("spectrum", spectrum.spectrum, **qkv)
     add("predict", prediction.predict, name="linear", steps=3, states=20, seed=3)

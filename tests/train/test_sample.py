@@ -119,7 +119,7 @@ def test_a_byte_that_is_impossible_never_comes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "problem"),
     [
-        ({"prompt": "text"}, TypeError, "prompt: got str, needs a bytes"),
+        ({"prompt": "text"}, TypeError, "prompt: got 'text', needs a bytes"),
         ({"prompt": b""}, ValueError, "prompt: got no byte, needs at least one"),
         ({"length": -1}, ValueError, "length: got -1, needs a whole number of at least 0"),
         ({"length": 1.5}, TypeError, "length: got 1.5 of type float"),
