@@ -118,12 +118,13 @@ def test_every_way_to_fail_is_a_line(code: str, status: str, detail: str, tmp_pa
 def test_a_process_left_behind_holds_nothing_up_and_ends(left: str, tmp_path: Path) -> None:
     if "process_group" in left and sys.version_info < (3, 11):
         pytest.skip("Popen has no process_group")
-    sleep = f"import subprocess; subprocess.Popen(['sleep', '322.5']{left})\n"
+    name = f"322.{os.getpid()}"  # nobody else's
+    sleep = f"import subprocess; subprocess.Popen(['sleep', '{name}']{left})\n"
     found = verified(sleep + SOFTMAX, tmp_path)
     assert [outcome.status for outcome in found.outcomes] == ["agrees"] * 3
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            assert b"322.5" not in (folder / "cmdline").read_bytes()
+            assert name.encode() not in (folder / "cmdline").read_bytes()
 
 
 def test_what_is_no_command_is_told(tmp_path: Path) -> None:
