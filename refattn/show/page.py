@@ -24,6 +24,7 @@ from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
 from refattn.show.merge import drop_items
 from refattn.show.prune import Sample, Split, prune
+from refattn.show.short import IMPORTS
 from refattn.show.told import told
 
 RESERVED = ("gradients", "out", "saved", "q", "k", "v")
@@ -136,7 +137,7 @@ class Shown:
         whole = source(module).docstring.rstrip()
         known = whole if self.everything else told(whole, body, self.chosen())
         docstring = f'"""{known}\n\n{textwrap.fill(printed, WIDTH)}\n"""'
-        imports = self.linked.imports
+        imports = IMPORTS | self.linked.imports
         return f"{docstring}\n\nfrom __future__ import annotations\n\n{_imports(imports, body)}{body}"
 
     def chosen(self) -> set[str]:
@@ -260,7 +261,7 @@ class Shown:
         about = f'The case "tiny", as `refattn trace {self.record.name}` has it.'
         about = about if self.is_usual else 'The arrays of the case "tiny", and the defaults.'
         lines = ['if __name__ == "__main__":', f"    # {about}"]
-        lines += ["    # fmt: off", *_arrays(self.tiny), "    # fmt: on"]
+        lines += _arrays(self.tiny)
         lines.append(call(f"    out, *_, saved = {forward}", ["q", "k", "v", *given], "    ", ""))
         lines.append(f"    gradients = {backward}(saved, np.ones_like(out))  # of the sum of out")
         lines.append('    print({"out": out, **{f"d_{name}": gradient for name, gradient in gradients.items()}})')
@@ -279,16 +280,14 @@ def _arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterable[str]:
     )
     for shape in dict.fromkeys(x.shape for x in arrays.values()):
         names = [name for name, x in arrays.items() if x.shape == shape]
-        yield f"    {', '.join(names)} = np.array(["
-        for name in names:
-            line = " " * 8
-            for number in np.ldexp(arrays[name], power).astype(np.int64).ravel().tolist():
-                if len(line) + len(f"{number}, ") > WIDTH:
-                    yield line.rstrip()
-                    line = " " * 8
-                line += f"{number}, "
-            yield line.rstrip()
-        yield f"    ]).reshape{(len(names), *shape) if len(names) > 1 else shape} / {2**power}"
+        numbers = [f"{x:.0f}" for name in names for x in np.ldexp(arrays[name], power).ravel()]
+        yield from (
+            '    numbers = """',
+            *textwrap.wrap(" ".join(numbers), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8),
+            '    """',
+        )
+        each = (len(names), *shape) if len(names) > 1 else shape
+        yield f"    {', '.join(names)} = np.array(numbers.split(), dtype=float).reshape{each} / {2**power}"
 
 
 def _homed(text: str, home: str) -> Iterator[ast.stmt]:

@@ -369,16 +369,14 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
-    d_first: Any = None  # (b, h, j, c): of the first stage of the step after
     for step in reversed(saved.steps):
-        d_there = plus(d_x, d_first)  # (b, h, j, c) [dGE.11]
+        d_there = d_x  # (b, h, j, c) [dGE.11]
         if isinstance(options.threshold, Proximal):
             # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_there = xp.where(step.shrunk == 0.0, 0.0, d_there)  # (b, h, j, c): dz
+            d_x = d_there = xp.where(step.shrunk == 0.0, 0.0, d_x)  # (b, h, j, c): dz
             pushed = d_there * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
-        d_x = d_there  # (b, h, j, c)
         d_points: tuple[Array, ...] = ()  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
@@ -406,11 +404,9 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
                 powers = [a + sum_wide(d_coupled * pull) for a, pull in zip(powers, pulls, strict=True)]  # () each
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            if n > 0:
-                d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
-        d_first = d_point  # (b, h, j, c)
+            d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
     # forward: x = start, and start is b
-    d_start = plus(d_x, d_first) + d_anchor  # (b, h, j, c) [dGE.7]
+    d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
@@ -454,10 +450,11 @@ def readout_forward(
     elif empty in ("zero", "error"):
         instead = zeros(attention.shape, x)  # (b, h, i, j)
     else:
-        rank = (
-            attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)
-        )  # (b, h, i, j)
-        rank = attention if isinstance(options.threshold, Proximal) else rank  # (b, h, i, j): for then every x is 0
+        rank = xp.matrix_transpose(x)  # (b, h, i, j)
+        if isinstance(options.threshold, Proximal):
+            rank = attention  # (b, h, i, j): for every x is 0
+        elif options.state == "token":
+            rank = attention * xp.matrix_transpose(x)  # (b, h, i, j)
         instead = largest_of_rows(rank, allowed)  # (b, h, i, j)
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]
     v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v

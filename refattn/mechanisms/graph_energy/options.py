@@ -375,21 +375,25 @@ def step_of(options: Options, links: Any, visible: Array | None, start: Array | 
     """
     if options.step is not None:
         return options.step
-    usual = inverse_of(bound_of(options, links, visible))
-    moved = start is not None and (options.start is not None or options.jitter is not None)
-    return _step_from(options, links, visible, start, usual) if moved else usual
+    bound = bound_of(options, links, visible)
+    usual = inverse_of(bound)
+    if start is None or (options.start is None and options.jitter is None):
+        return usual
+    return _step_from(options, links, visible, start, usual)
 
 
 def inverse_of(bound: Number) -> Number:
-    """Return h = 1 / L, 1 where L is 0."""
+    """Return h = 1 / L for the largest L of all nodes, 1 where it is 0."""
     if isinstance(bound, float):
-        return 1.0 / bound if bound > 0.0 else 1.0
-    return 1.0 / namespace(bound).where(bound > 0.0, bound, 1.0)
+        return 1.0 / (bound if bound > 0.0 else 1.0)
+    xp = namespace(bound)
+    largest = xp.max(bound, axis=-2, keepdims=True) if len(bound.shape) > 2 and bound.shape[-2] else bound
+    return 1.0 / xp.where(largest > 0.0, largest, 1.0)
 
 
 def bound_of(options: Options, links: Any, visible: Array | None, reach: Number | None = None) -> Number:
     """Return L, where it is finite, for scores between 0 and 1, or for such that `_reach` as far."""
-    steep = steepest(options, reach)  # sup |g'|
+    steep = steepest(options, reach)
     pulls = 2.0 * steep * abs(options.kappa)
     if options.links in ("mean", "causal_mirror", "given"):
         pulls = pulls * largest_degree(links, visible)
@@ -398,10 +402,7 @@ def bound_of(options: Options, links: Any, visible: Array | None, reach: Number 
         # What g pushes outwards is at most 2 S kappa sum_j w_ij R, and R^3 >= (|mu| + that / R) R + |b| there.
         xp = namespace(reach)
         size = xp.maximum(*xp.broadcast_arrays(reach, reach ** (1.0 / 3.0) + (abs(options.mu) + pulls) ** 0.5))
-    curved = options.intrinsic.largest_slope(options.mu, size)  # sup |df/dx|
-    if not isinstance(curved, float) and len(curved.shape) > 2 and curved.shape[-2]:
-        curved = namespace(curved).max(curved, axis=-2, keepdims=True)  # of all nodes
-    return curved + pulls
+    return options.intrinsic.largest_slope(options.mu, size) + pulls  # sup |df/dx| + sup |dc/dx|
 
 
 def steepest(options: Options, reach: Number | None = None) -> Any:
