@@ -36,11 +36,14 @@ SCORES = 64 * 64
 """Cases with more scores a head are no samples."""
 
 TOLD = (
-    "Printed by `refattn show {name}`, version {version}, on NumPy alone and without checks of arguments, from {file} "
-    "and what it uses. Defaults are those of refattn.{name}.forward."
+    "Printed by `refattn show {name}` {version} from {file} and what it uses, for NumPy and without checks, with the "
+    "library's defaults"
 )
 
-USUAL = " Any numbers and masks may be others; for other choices see `refattn show {name} --all`."
+USUAL = "; numbers and masks may be any, `--all` prints all choices"
+
+LONG = 250
+"""A page that would have more lines has no types in the head of `forward`."""
 
 
 def page(record: Mechanism, version: str, *, everything: bool = False) -> str:
@@ -120,12 +123,17 @@ class Shown:
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id in missing.keys() - defined:
                 raise ValueError(missing[node.id])
-        pieces: list[str] = []
+        found = self.whole(tree, main, version)
+        return found if self.everything or found.count("\n") <= LONG else self.whole(tree, main, version, types=False)
+
+    def whole(self, tree: ast.Module, main: str, version: str, *, types: bool = True) -> str:
+        """Return the file with these items, and with this run."""
+        module, pieces = definition(self.record).__name__, list[str]()
         home, before = module, None
         for top in tree.body:
             text = text_of(ast.Module([top], []))
-            if not self.everything and getattr(top, "name", "") == roots[0]:
-                text = signed(text, self.usual())
+            if not self.everything and getattr(top, "name", "") == self.name(self.roots[0]):
+                text = signed(text, self.usual(), types=types)
             here = cast(Any, top).home
             head = f"# From {_file(here)}\n" if here != home else ""
             pieces += [_gap(before, top), head, text]
@@ -136,9 +144,10 @@ class Shown:
         )
         whole = source(module).docstring.rstrip()
         known = whole if self.everything else told(whole, body, self.chosen())
-        docstring = f'"""{known}\n\n{textwrap.fill(printed, WIDTH)}\n"""'
+        docstring = f'"""{known}\n\n{textwrap.fill(f"{printed}.", WIDTH)}\n"""'
         imports = IMPORTS | self.linked.imports
-        return f"{docstring}\n\nfrom __future__ import annotations\n\n{_imports(imports, body)}{body}"
+        future = "from __future__ import annotations\n\n" if "\nclass " in body or self.everything else ""
+        return f"{docstring}\n\n{future}{_imports(imports, body)}{body}"
 
     def chosen(self) -> set[str]:
         """Return the texts that are chosen by default, in options and in what the core makes of them."""

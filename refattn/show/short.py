@@ -7,7 +7,7 @@ import copy
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from refattn.show.commented import kept_of, read, text_of
 from refattn.show.fold import Named
@@ -26,7 +26,53 @@ def shorten(tree: ast.Module) -> None:
             _name_at_once(node)
             _spread(node)
             _write_on(node)
+    _give_numbers(tree)
     name_fields(tree)
+
+
+def _give_numbers(tree: ast.Module) -> None:
+    """Read a number itself in place of a field that always is this number."""
+    kinds = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and _fields(node)}
+    for function in tree.body:
+        for call in ast.walk(function):
+            kind = kinds.get(ast.unparse(call.func)) if isinstance(call, ast.Call) else None
+            if isinstance(call, ast.Call) and kind is not None and _is_made_once(tree, kind, len(_fields(kind))):
+                fields = _fields(kind)
+                for name, value in zip(fields, [*call.args], strict=False):
+                    number = _number(function, value)
+                    others = [each for each in kinds.values() if each is not kind and name in _fields(each)]
+                    if number is not None and not others:
+                        call.args.remove(value)
+                        kind.body = [each for each in kind.body if _field(each) != name]
+                        _Numbered(name, number).visit(tree)
+
+
+def _number(function: ast.stmt, value: ast.expr) -> ast.Constant | None:
+    """Return the number that a name is given, where that is all that it is given."""
+    if not isinstance(value, ast.Name):
+        return None
+    given = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+    found = [node for node in given if value.id in {each.id for each in ast.walk(node) if _is_stored(each)}]
+    number = found[0].value if len(found) == 1 else None
+    return number if isinstance(number, ast.Constant) and isinstance(number.value, float) else None
+
+
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _field(node: ast.stmt) -> str:
+    return ast.unparse(node.target) if isinstance(node, ast.AnnAssign) else ""
+
+
+class _Numbered(ast.NodeTransformer):
+    def __init__(self, field: str, number: ast.Constant) -> None:
+        self.field, self.number = field, number
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        read = node.attr == self.field and ast.unparse(node.value) == "saved"
+        return copy.deepcopy(self.number) if read else node
 
 
 def _counts(function: ast.FunctionDef) -> Counter[tuple[str, bool]]:
