@@ -36,7 +36,7 @@ SCORES = 64 * 64
 """Cases with more scores a head are no samples."""
 
 TOLD = (
-    "Printed by `refattn show {name}` {version} from {file} and what it uses, for NumPy and without checks, with the "
+    "Printed by `refattn show {name}` {version}: {file} and what it uses, for NumPy and without checks, with the "
     "library's defaults"
 )
 

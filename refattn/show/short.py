@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
 
-from refattn.show.commented import kept_of, read, text_of
+from refattn.show.commented import kept_of, like, read, text_of
 from refattn.show.fold import Named
 from refattn.show.layout import WIDTH
 
@@ -23,6 +23,7 @@ def shorten(tree: ast.Module) -> None:
     """Leave out what a page of one choice has no need of."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
+            _choose(node)
             _name_at_once(node)
             _spread(node)
             _write_on(node)
@@ -89,6 +90,26 @@ def _once(node: ast.stmt, counts: Counter[tuple[str, bool]]) -> str:
     return name if counts[name, True] == 1 == counts[name, False] else ""
 
 
+def _choose(function: ast.FunctionDef) -> None:
+    """Write one of two values that a name gets as one expression, where a line has room for it."""
+    for node in [*ast.walk(function)]:
+        body: list[ast.stmt] = getattr(node, "body", None) or []
+        for at, each in enumerate(body if isinstance(body, list) else []):
+            if isinstance(each, ast.If) and len(each.body) == 1 == len(each.orelse) and not kept_of(each).above:
+                one, other = each.body[0], each.orelse[0]
+                if not (isinstance(one, ast.Assign) and isinstance(other, ast.Assign) and _is_name(one)):
+                    continue
+                told = [kept_of(part).beside for part in (one, other)]
+                if ast.unparse(one.targets[0]) != ast.unparse(other.targets[0]) or all("[" in part for part in told):
+                    continue
+                if kept_of(one).above or kept_of(other).above or isinstance(one.value, ast.IfExp):
+                    continue
+                new = like(ast.Assign(one.targets, ast.IfExp(each.test, one.value, other.value)), each)
+                kept_of(new).beside = told["[" in told[1]]
+                if len(text_of(ast.Module([new], [])).splitlines()[0]) <= WIDTH - 4:
+                    body[at] = new
+
+
 def _name_at_once(function: ast.FunctionDef) -> None:
     """Give a value that an equation only renames the name of the equation."""
     counts = _counts(function)
@@ -100,6 +121,24 @@ def _name_at_once(function: ast.FunctionDef) -> None:
             first.targets = node.targets
             kept_of(first).beside = kept_of(node).beside
             function.body.remove(node)
+    for node in [*function.body]:
+        value = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(value, ast.Name) and isinstance(node, ast.Assign) and _is_name(node):
+            _rename(function, function.body.index(node), value.id, cast(ast.Name, node.targets[0]).id)
+
+
+def _rename(function: ast.FunctionDef, at: int, old: str, new: str) -> None:
+    """Give what was added up the name that an equation gives it at the end, from the start."""
+    before = [each for node in function.body[:at] for each in ast.walk(node)]
+    after = {each.id for node in function.body[at + 1 :] for each in ast.walk(node) if isinstance(each, ast.Name)}
+    names = [each for each in before if isinstance(each, ast.Name) and each.id == old]
+    stores = [each for each in before if isinstance(each, ast.Assign) and old in {*map(ast.unparse, each.targets)}]
+    taken = new in {each.id for each in before if isinstance(each, ast.Name)} or old in after
+    if len(stores) > 1 and not taken and not any("[" in kept_of(each).beside for each in stores):
+        for each in names:
+            each.id = new
+        kept_of(stores[-1]).beside = kept_of(function.body[at]).beside
+        del function.body[at]
 
 
 def _is_name(node: ast.Assign) -> bool:

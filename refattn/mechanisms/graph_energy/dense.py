@@ -25,13 +25,13 @@ the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless 
 l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
 
 In default h = 1/L with L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij: mu + 2 kappa for links that add up to 1.
-The readout reads the last x, with phi(y) = max(y, 0), which matters where tau is 0; tau is 0.4 by default, a choice.
-For "token" y_ij is y_j1. For "query" it is y_ji. With "signed" |x| is compared, and the sign stays. With a "jitter" x
-starts at b + m jitter. For "query" m_jc is 1 where query c may attend j, else 0: f, with its derivatives, stands for
-m_jc f and w_ij for m_ic w_ij m_jc, but in dGE.6, where dc_ic stands for m_ic m_jc dc_ic. In "heun" and "rk4" GE.8 is
-y = x + h sum_l alpha_nl rate_l in stage n, GE.11 x' = x + h sum_n beta_n rate_n, dGE.10 drate_n = h (beta_n dz +
-sum_{l>n} alpha_ln dy_l), from the last stage on, and the sum of dy_n stands for dy in dGE.11 and dGE.7; sums over steps
-are over their stages, too.
+The readout reads the last x, phi(y) = max(y, 0), and tau is 0.4 by choice. The jump of a threshold has no part in any
+gradient. For "token" y_ij is y_j1. For "query" it is y_ji. With "signed" |x| is compared, and the sign stays. With a
+"jitter" x starts at b + m jitter. For "query" m_jc is 1 where query c may attend j, else 0: f, with its derivatives,
+stands for m_jc f and w_ij for m_ic w_ij m_jc, but in dGE.6, where dc_ic stands for m_ic m_jc dc_ic. In "heun" and "rk4"
+GE.8 is y = x + h sum_l alpha_nl rate_l in stage n, GE.11 x' = x + h sum_n beta_n rate_n, dGE.10 drate_n = h (beta_n dz
++ sum_{l>n} alpha_ln dy_l), from the last stage on, and the sum of dy_n stands for dy in dGE.11 and dGE.7; sums over
+steps are over their stages, too.
 
 Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n), from the last step on::
 
@@ -40,7 +40,7 @@ Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n),
     [dGE.14]  dz_i = -sum_j dp_ij p_ij / z_i            0 where every u_ij is 0
     [dGE.13]  du_ij = dp_ij / z_i + dz_i                0 where every u_ij is 0
     [dGE.12]  dy_jc = sum_i du_ij a_ij where y_jc > 0   "query": du_ij; "feature": do
-    [dGE.11]  dx' = dz + dy                             of the step after; of the last as said below
+    [dGE.11]  dx' = dz + dy                             of the step after; of the last dy of GE.12 if x >= tau, else 0
     [dGE.10]  drate = h dz with dz = dx'                "proximal": dz = 0 where x' = 0
     [dGE.9]  dc = kappa drate
     [dGE.8]  dy_jc = f'(y_jc) drate_jc + sum_i g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
@@ -62,8 +62,8 @@ Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n),
     [dGE.start]  dstart = db                            summed over what a start that is given was broadcast to
     [dGE.bias]  dbias_ij = ds_ij                        summed over what the bias was broadcast to
 
-In the last step dx' is dy of GE.12 where the threshold keeps a score, else 0; its jump has no part in any gradient.
-With "straight_through" y > 0 reads x > 0, and dx' is dy. Where a loss reads p, x or w of "saved" beside o, that
+With "straight_through" y > 0 reads x > 0, and dx' of the last step is dy, as it is by "proximal"; by "soft" it is dy
+where x > tau, else 0. Where a loss reads p, x or w of "saved" beside o, that
 gradient is added to dp, dx', dw.
 
 With P_ij = dw_ij for i != j, Q is for "none" P_ij; "mean" (P_ij + P_ji) / 2; "min" P_ij + P_ji where a_ij < a_ji, half
@@ -74,9 +74,9 @@ Axes: b batch, h query head, g key/value head, i token that attends, j token tha
 channel of x, by default 1, d width of queries and keys, e width of values. Channels are queries for "query". They are
 e for "feature".
 
-Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): the graph, the equation of a node,
-the gradient flow, the threshold; D. Sclosa (arXiv:2308.08311), equation 1. They say nothing of symmetry (the ways to it
-are this library's), of how scores of tokens become weights of pairs, nor of rows that are emptied.
+Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): graph, equation of a node, flow,
+threshold; D. Sclosa (arXiv:2308.08311), equation 1. They say nothing of symmetry, weights of pairs or emptied rows. The
+ways to symmetry, "kernel", "mean", "min" and "causal_mirror", are this library's.
 """
 
 from __future__ import annotations
@@ -355,9 +355,9 @@ def hidden(visible: Array | None, x: Array) -> Array:
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the flow: of the start, of the links and of the numbers; `tau_terms` are given."""
     graph, h, tau = saved.graph, saved.step, saved.tau  # h and tau broadcast to x
-    options, start = graph.options, graph.start  # -, (b, h, j, c)
-    xp, m = namespace(d_x), graph.visible  # -, (..., j, c)
-    g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # mu and kappa broadcast to x
+    xp, options, m = namespace(d_x), graph.options, graph.visible  # -, -, (..., j, c)
+    g, f = options.coupling, options.intrinsic
+    start, mu, kappa = graph.start, options.mu, options.kappa  # (b, h, j, c), -, -
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
     edges, both = graph.links[..., None], None  # (b, h, j, j, 1): w_ij
     if m is not None:
