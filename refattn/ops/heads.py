@@ -44,10 +44,8 @@ def repeat_heads(x: Array, heads: int) -> Array:
 def sum_heads(x: Array, heads: int) -> Array:
     """(b, h, n, d) -> (b, heads, n, d): adds up what `repeat_heads` had repeated, its adjoint."""
     b, h, n, d = x.shape
-    if h == heads:
-        return x
     xp = namespace(x)
-    return xp.sum(xp.reshape(x, (b, heads, h // heads, n, d)), axis=2)
+    return x if h == heads else xp.sum(xp.reshape(x, (b, heads, h // heads, n, d)), axis=2)
 
 
 def group_heads(x: Array, groups: int) -> Array:

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 WIDTH = 120
 
 
-def signed(text: str, usual: Mapping[str, str], lost: Collection[str] = ()) -> str:
+def signed(text: str, usual: Mapping[str, str], lost: Collection[str] = (), *, types: bool = True) -> str:
     """Return a function with defaults, and without some arguments; defaults that are no constants stand in its body.
 
-    A function has no ``*arguments`` here, nor arguments by place alone.
+    Without `types` its head has none. A function has no ``*arguments`` here, nor arguments by place alone.
     """
     (function,) = ast.parse(text).body
     assert isinstance(function, ast.FunctionDef)
@@ -31,11 +31,12 @@ def signed(text: str, usual: Mapping[str, str], lost: Collection[str] = ()) -> s
         if default is not None and "(" in default:
             found += [f"    if {each.arg} is None:", laid_out(f"{each.arg} = ", default, " " * 8)]
             kind, default = kind if "None" in kind else f"{kind} | None", "None"
-        head.append(f"{each.arg}: {kind}" + ("" if default is None else f" = {default}"))
+        bare = each.arg if default is None else f"{each.arg}={default}"
+        head.append((f"{each.arg}: {kind}" + ("" if default is None else f" = {default}")) if types else bare)
     if arguments.kwarg is not None:
         head.append(f"**{ast.get_source_segment(text, arguments.kwarg)}")
     first = function.body[0].lineno - 1
-    returns = f" -> {ast.unparse(function.returns)}:" if function.returns else ":"
+    returns = f" -> {ast.unparse(function.returns)}:" if function.returns and types else ":"
     above = lines[: function.lineno - 1]
     docstring = lines[first : function.body[0].end_lineno]
     rest = lines[function.body[0].end_lineno or 0 :]

@@ -24,6 +24,7 @@ from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
 from refattn.show.merge import drop_items
 from refattn.show.prune import Sample, Split, prune
+from refattn.show.short import IMPORTS
 from refattn.show.told import told
 
 RESERVED = ("gradients", "out", "saved", "q", "k", "v")
@@ -35,11 +36,14 @@ SCORES = 64 * 64
 """Cases with more scores a head are no samples."""
 
 TOLD = (
-    "Printed by `refattn show {name}`, version {version}, on NumPy alone and without checks of arguments, from {file} "
-    "and what it uses. Defaults are those of refattn.{name}.forward."
+    "Printed by `refattn show {name}` {version}: {file} and what it uses, for NumPy and without checks, with the "
+    "library's defaults"
 )
 
-USUAL = " Any numbers and masks may be others; for other choices see `refattn show {name} --all`."
+USUAL = "; numbers and masks may be any, `--all` prints all choices"
+
+LONG = 250
+"""A page that would have more lines has no types in the head of `forward`."""
 
 
 def page(record: Mechanism, version: str, *, everything: bool = False) -> str:
@@ -119,12 +123,17 @@ class Shown:
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id in missing.keys() - defined:
                 raise ValueError(missing[node.id])
-        pieces: list[str] = []
+        found = self.whole(tree, main, version)
+        return found if self.everything or found.count("\n") <= LONG else self.whole(tree, main, version, types=False)
+
+    def whole(self, tree: ast.Module, main: str, version: str, *, types: bool = True) -> str:
+        """Return the file with these items, and with this run."""
+        module, pieces = definition(self.record).__name__, list[str]()
         home, before = module, None
         for top in tree.body:
             text = text_of(ast.Module([top], []))
-            if not self.everything and getattr(top, "name", "") == roots[0]:
-                text = signed(text, self.usual())
+            if not self.everything and getattr(top, "name", "") == self.name(self.roots[0]):
+                text = signed(text, self.usual(), types=types)
             here = cast(Any, top).home
             head = f"# From {_file(here)}\n" if here != home else ""
             pieces += [_gap(before, top), head, text]
@@ -135,9 +144,10 @@ class Shown:
         )
         whole = source(module).docstring.rstrip()
         known = whole if self.everything else told(whole, body, self.chosen())
-        docstring = f'"""{known}\n\n{textwrap.fill(printed, WIDTH)}\n"""'
-        imports = self.linked.imports
-        return f"{docstring}\n\nfrom __future__ import annotations\n\n{_imports(imports, body)}{body}"
+        docstring = f'"""{known}\n\n{textwrap.fill(f"{printed}.", WIDTH)}\n"""'
+        imports = IMPORTS | self.linked.imports
+        future = "from __future__ import annotations\n\n" if "\nclass " in body or self.everything else ""
+        return f"{docstring}\n\n{future}{_imports(imports, body)}{body}"
 
     def chosen(self) -> set[str]:
         """Return the texts that are chosen by default, in options and in what the core makes of them."""
@@ -260,7 +270,7 @@ class Shown:
         about = f'The case "tiny", as `refattn trace {self.record.name}` has it.'
         about = about if self.is_usual else 'The arrays of the case "tiny", and the defaults.'
         lines = ['if __name__ == "__main__":', f"    # {about}"]
-        lines += ["    # fmt: off", *_arrays(self.tiny), "    # fmt: on"]
+        lines += _arrays(self.tiny)
         lines.append(call(f"    out, *_, saved = {forward}", ["q", "k", "v", *given], "    ", ""))
         lines.append(f"    gradients = {backward}(saved, np.ones_like(out))  # of the sum of out")
         lines.append('    print({"out": out, **{f"d_{name}": gradient for name, gradient in gradients.items()}})')
@@ -279,16 +289,14 @@ def _arrays(arrays: Mapping[str, NDArray[Any]]) -> Iterable[str]:
     )
     for shape in dict.fromkeys(x.shape for x in arrays.values()):
         names = [name for name, x in arrays.items() if x.shape == shape]
-        yield f"    {', '.join(names)} = np.array(["
-        for name in names:
-            line = " " * 8
-            for number in np.ldexp(arrays[name], power).astype(np.int64).ravel().tolist():
-                if len(line) + len(f"{number}, ") > WIDTH:
-                    yield line.rstrip()
-                    line = " " * 8
-                line += f"{number}, "
-            yield line.rstrip()
-        yield f"    ]).reshape{(len(names), *shape) if len(names) > 1 else shape} / {2**power}"
+        numbers = [f"{x:.0f}" for name in names for x in np.ldexp(arrays[name], power).ravel()]
+        yield from (
+            '    numbers = """',
+            *textwrap.wrap(" ".join(numbers), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8),
+            '    """',
+        )
+        each = (len(names), *shape) if len(names) > 1 else shape
+        yield f"    {', '.join(names)} = np.array(numbers.split(), dtype=float).reshape{each} / {2**power}"
 
 
 def _homed(text: str, home: str) -> Iterator[ast.stmt]:

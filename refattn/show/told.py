@@ -41,7 +41,7 @@ def _equations(block: str, code: str, chosen: Collection[str]) -> Iterator[str]:
 
 
 def _prose(block: str, code: str, chosen: Collection[str]) -> str:
-    sentences = re.split(r'(?<=[.])\s+(?=[A-Z"`])', block)
+    sentences = re.split(r'(?<=[.])(?<! [A-Z][.])\s+(?=[A-Z"`])', block)  # not after initials
     kept = [text for text in sentences if not _others(text, chosen) and not _absent(text, code)]
     if len(kept) == len(sentences):
         return block

@@ -7,50 +7,50 @@ Equations of the graph, the flow and the readout (A(i) is the set of tokens that
     [GE.3]  a_ij = exp(m_ij) / sum_l exp(m_il)          a_i = 0 where A(i) is empty
     [GE.4]  r_ij = (s_ij + s_ji) / 2                    "kernel" alone; -inf unless j is in A(i) and i in A(j)
     [GE.5]  n_ij = exp(r_ij) / sum_l exp(r_il)          "kernel" alone
-    [GE.6]  w_ij = link of i and j                      0 for i = j: an edge to itself does nothing, for g(0) = 0
+    [GE.6]  w_ij = n_ij if i != j, else 0               an edge to itself does nothing, for g(0) = 0
     [GE.7]  b_jc = sigmoid(s_jj) for "token"            or what is "given"; a_cj for "query"; v_jc for "feature"
-    [GE.8]  y = x + h sum_l alpha_nl rate_l             stage n; the first: y = x
-    [GE.9]  c_ic = m_ic sum_j w_ij m_jc g(y_jc - y_ic)
-    [GE.10]  rate = m f(y; b) + kappa c                 in default g = sin and f(y; b) = mu (b - y)
-    [GE.11]  x' = x + h sum_n beta_n rate_n             "proximal": of that z, z - h tau if z > h tau, else 0
+    [GE.8]  y = x                                       "heun" and "rk4": see below
+    [GE.9]  c_ic = sum_j w_ij g(y_jc - y_ic)
+    [GE.10]  rate = f(y; b) + kappa c                   in default g = sin and f(y; b) = mu (b - y)
+    [GE.11]  x' = x + h rate                            "proximal": of that z, z - h tau if z > h tau, else 0
     [GE.12]  y_jc = x_jc if x_jc >= tau, else 0         "soft": x_jc - tau if x_jc > tau, else 0; "proximal": x_jc
     [GE.13]  u_ij = a_ij phi(y_ij)                      "query": phi(y_ij) for j in A(i), else 0
     [GE.14]  z_i = sum_j u_ij                           1 where that is 0
     [GE.15]  p_ij = u_ij / z_i                          all u_ij 0: 1 at the largest a_ij x_j; by "dense" a_ij; "zero" 0
     [GE.16]  o_i = sum_j p_ij v_j                       "feature" has none of GE.13 to GE.16: o_i = y_i
 
-Links are n_ij for "kernel". "none" has a_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji;
-"causal_mirror" a_ij for j < i and a_ji for j > i; a graph that is "given" the links that it says, where i may attend j.
-Over "keys" nodes are the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may
-attend j and some query l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
+"none" has a_ij in place of n_ij; "mean" (a_ij + a_ji) / 2; "min" the smaller of a_ij and a_ji; "causal_mirror" a_ij for
+j < i and a_ji for j > i; a graph that is "given" the links that it says, where i may attend j. Over "keys" nodes are
+the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may attend j and some query
+l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
 
-Each stage of a step is a pass of GE.8 to GE.10, each step one of GE.11. Euler's method has one stage, y = x, and
-x' = x + h rate; alpha and beta are those of the method. In default h = 1/L with L = sup |df/dx| + 2 kappa sup |g'|
-max_i sum_j w_ij, which is mu + 2 kappa for links that add up to 1. With a "jitter" x starts at b + m jitter. m_jc is 1
-where node j exists in channel c (for "query" where query c may attend j, else 0).
+In default h = 1/L with L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij: mu + 2 kappa for links that add up to 1.
+The readout reads the last x, phi(y) = max(y, 0), and tau is 0.4 by choice. The jump of a threshold has no part in any
+gradient. For "token" y_ij is y_j1. For "query" it is y_ji. With "signed" |x| is compared, and the sign stays. With a
+"jitter" x starts at b + m jitter. For "query" m_jc is 1 where query c may attend j, else 0: f, with its derivatives,
+stands for m_jc f and w_ij for m_ic w_ij m_jc, but in dGE.6, where dc_ic stands for m_ic m_jc dc_ic. In "heun" and "rk4"
+GE.8 is y = x + h sum_l alpha_nl rate_l in stage n, GE.11 x' = x + h sum_n beta_n rate_n, dGE.10 drate_n = h (beta_n dz
++ sum_{l>n} alpha_ln dy_l), from the last stage on, and the sum of dy_n stands for dy in dGE.11 and dGE.7; sums over
+steps are over their stages, too.
 
-The readout reads the last x, and phi(y) = max(y, 0), which matters where tau is 0; tau is 0.4 by default, a choice.
-y_ij is y_j1 for "token". For "query" it is y_ji. With "signed" |x| is compared, and the sign stays.
-
-Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n), from the last step on, and in each from
-the last stage on::
+Adjoints for given do (dGE.n is the gradient with respect to the value of GE.n), from the last step on::
 
     [dGE.v]  dv_j = sum_i p_ij do_i                     "feature": dv = db
     [dGE.15]  dp_ij = do_i . v_j
     [dGE.14]  dz_i = -sum_j dp_ij p_ij / z_i            0 where every u_ij is 0
     [dGE.13]  du_ij = dp_ij / z_i + dz_i                0 where every u_ij is 0
     [dGE.12]  dy_jc = sum_i du_ij a_ij where y_jc > 0   "query": du_ij; "feature": do
-    [dGE.11]  dx' = dz + sum_n dy_n                     of the step after; of the last step as above
-    [dGE.10]  drate_n = h (beta_n dz + sum_{l>n} alpha_ln dy_l)     dz = dx', "proximal": 0 where x' = 0
+    [dGE.11]  dx' = dz + dy                             of the step after; of the last dy of GE.12 if x >= tau, else 0
+    [dGE.10]  drate = h dz with dz = dx'                "proximal": dz = 0 where x' = 0
     [dGE.9]  dc = kappa drate
-    [dGE.8]  dy_jc = m_jc f'(y_jc) drate_jc + m_jc sum_i m_ic g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
-    [dGE.6]  dw_ij = sum over stages and channels of m_ic m_jc dc_ic g(y_jc - y_ic)
-    [dGE.7]  db = dz + sum_n dy_n of the first step + sum over stages of m (df/db) drate
-    [dGE.mu]  dmu = sum over stages of m (df/dmu) drate
-    [dGE.kappa]  dkappa = sum over stages of c drate
-    [dGE.step]  dh = sum over stages of rate drate / h  "proximal": - tau sum over steps of dz sign(x')
+    [dGE.8]  dy_jc = f'(y_jc) drate_jc + sum_i g'(y_jc - y_ic) (w_ij dc_ic - w_ji dc_jc)
+    [dGE.6]  dw_ij = sum over steps and channels of dc_ic g(y_jc - y_ic)
+    [dGE.7]  db = dz + dy of the first step + sum over steps of (df/db) drate
+    [dGE.mu]  dmu = sum over steps of (df/dmu) drate
+    [dGE.kappa]  dkappa = sum over steps of c drate
+    [dGE.step]  dh = sum over steps of rate drate / h   "proximal": - tau sum over steps of dz sign(x')
     [dGE.tau]  dtau = -sum dy sign(x) where |x| > tau   of GE.12, "soft"; "proximal": -h sum over steps of dz sign(x')
-    [dGE.coefficients]  da_m = sum over stages of dc_ic m_ic sum_j w_ij m_jc (y_jc - y_ic)^(2m+1)     of a polynomial g
+    [dGE.coefficients]  da_m = sum over steps of dc_ic sum_j w_ij (y_jc - y_ic)^(2m+1)     of a polynomial g
     [dGE.5]  dn_ij = dw_ij for i != j                   "kernel" alone; over "keys" Q_ij
     [dGE.4]  dr_ij = n_ij (dn_ij - sum_l n_il dn_il)    "kernel" alone
     [dGE.3]  da_ij = du_ij phi(y_ij)                    for "token"; + db_ji for "query"; + Q_ij by "links"
@@ -62,21 +62,21 @@ the last stage on::
     [dGE.start]  dstart = db                            summed over what a start that is given was broadcast to
     [dGE.bias]  dbias_ij = ds_ij                        summed over what the bias was broadcast to
 
-dx of the last step is dy where the threshold keeps a score, else 0. With "straight_through" y > 0 reads x > 0, and dx
-is dy. The jump of a hard threshold has no part in any gradient. Where a loss reads p, x or w of "saved" beside o, that
-gradient is added to dp, dx, dw.
+With "straight_through" y > 0 reads x > 0, and dx' of the last step is dy, as it is by "proximal"; by "soft" it is dy
+where x > tau, else 0. Where a loss reads p, x or w of "saved" beside o, that
+gradient is added to dp, dx', dw.
 
 With P_ij = dw_ij for i != j, Q is for "none" P_ij; "mean" (P_ij + P_ji) / 2; "min" P_ij + P_ji where a_ij < a_ji, half
 of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 0; for "given" 0. Where every u_ij of a
-row is 0 and empty is "dense", da_ij has dp_ij, too.
+row is 0 and "empty" is "dense", da_ij has dp_ij, too.
 
 Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended and node of the graph, c
 channel of x, by default 1, d width of queries and keys, e width of values. Channels are queries for "query". They are
 e for "feature".
 
-Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): a graph of tokens, the equation of
-a node, the gradient flow, the threshold; D. Sclosa (arXiv:2308.08311), equation 1. The article says nothing of symmetry
-(the ways to it are this library's), of how scores of tokens become weights of pairs, nor of rows that are emptied.
+Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): graph, equation of a node, flow,
+threshold; D. Sclosa (arXiv:2308.08311), equation 1. They say nothing of symmetry, weights of pairs or emptied rows. The
+ways to symmetry, "kernel", "mean", "min" and "causal_mirror", are this library's.
 """
 
 from __future__ import annotations
@@ -156,10 +156,7 @@ class Saved:
 
 
 def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> tuple[Array, Saved]:
-    """Return the output (b, h, i, e) and what `backward` reads.
-
-    `allowed` (..., i, j) tells whether j is in A(i), None that every token is.
-    """
+    """Return the output (b, h, i, e) and what `backward` reads; `allowed` (..., i, j) or None tells what is in A(i)."""
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
     step = step_of(options, graph.links, graph.visible, graph.start)  # broadcasts to x
     tau = tau_of(options, allowed, graph.start)  # broadcasts to x
@@ -358,9 +355,9 @@ def hidden(visible: Array | None, x: Array) -> Array:
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the flow: of the start, of the links and of the numbers; `tau_terms` are given."""
     graph, h, tau = saved.graph, saved.step, saved.tau  # h and tau broadcast to x
-    options, start = graph.options, graph.start  # -, (b, h, j, c)
-    xp, m = namespace(d_x), graph.visible  # -, (..., j, c)
-    g, f, mu, kappa = options.coupling, options.intrinsic, options.mu, options.kappa  # mu and kappa broadcast to x
+    xp, options, m = namespace(d_x), graph.options, graph.visible  # -, -, (..., j, c)
+    g, f = options.coupling, options.intrinsic
+    start, mu, kappa = graph.start, options.mu, options.kappa  # (b, h, j, c), -, -
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
     edges, both = graph.links[..., None], None  # (b, h, j, j, 1): w_ij
     if m is not None:
@@ -369,16 +366,14 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
-    d_first: Any = None  # (b, h, j, c): of the first stage of the step after
     for step in reversed(saved.steps):
-        d_there = plus(d_x, d_first)  # (b, h, j, c) [dGE.11]
+        d_there = d_x  # (b, h, j, c) [dGE.11]
         if isinstance(options.threshold, Proximal):
             # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_there = xp.where(step.shrunk == 0.0, 0.0, d_there)  # (b, h, j, c): dz
+            d_x = d_there = xp.where(step.shrunk == 0.0, 0.0, d_x)  # (b, h, j, c): dz
             pushed = d_there * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
-        d_x = d_there  # (b, h, j, c)
         d_points: tuple[Array, ...] = ()  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
@@ -406,11 +401,9 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
                 powers = [a + sum_wide(d_coupled * pull) for a, pull in zip(powers, pulls, strict=True)]  # () each
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            if n > 0:
-                d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
-        d_first = d_point  # (b, h, j, c)
+            d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
     # forward: x = start, and start is b
-    d_start = plus(d_x, d_first) + d_anchor  # (b, h, j, c) [dGE.7]
+    d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
@@ -430,9 +423,8 @@ def readout_forward(
 ) -> tuple[Array, Readout]:
     """Return the readout: the output (b, h, i, e) for scores x (b, h, j, c), and what `readout_backward` reads."""
     xp = namespace(x)
-    # Comparisons are false for NaN, which so propagates.
     if isinstance(options.threshold, Hard):
-        kept = xp.where((xp.abs(x) if options.signed else x) < tau, 0.0, x)  # (b, h, j, c) [GE.12]
+        kept = xp.where((xp.abs(x) if options.signed else x) < tau, 0.0, x)  # (b, h, j, c) [GE.12]: NaN stays
     else:
         soft = isinstance(options.threshold, Soft)
         kept = soft_threshold(x, tau, signed=options.signed) if soft else x  # (b, h, j, c) [GE.12]
@@ -454,10 +446,11 @@ def readout_forward(
     elif empty in ("zero", "error"):
         instead = zeros(attention.shape, x)  # (b, h, i, j)
     else:
-        rank = (
-            attention * xp.matrix_transpose(x) if options.state == "token" else xp.matrix_transpose(x)
-        )  # (b, h, i, j)
-        rank = attention if isinstance(options.threshold, Proximal) else rank  # (b, h, i, j): for then every x is 0
+        rank = xp.matrix_transpose(x)  # (b, h, i, j)
+        if isinstance(options.threshold, Proximal):
+            rank = attention  # (b, h, i, j): for every x is 0
+        elif options.state == "token":
+            rank = attention * xp.matrix_transpose(x)  # (b, h, i, j)
         instead = largest_of_rows(rank, allowed)  # (b, h, i, j)
     weights = xp.where(filled, parts / total, instead)  # (b, h, i, j) [GE.15]
     v_heads = repeat_heads(v, x.shape[1])  # (b, h, j, e): copies of v

@@ -16,16 +16,11 @@ from typing import Any, ClassVar
 from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forces import (
-    COUPLINGS,
-    Coupling,
-    Intrinsic,
-    Number,
-    Polynomial,
-)
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, Coupling, Intrinsic, Number, Polynomial
 from refattn.xp import Array, concrete, namespace
 
 STATES = ("token", "query", "feature")
+STOPS = ("stop_force", "stop_plateau", "stop_level")
 
 
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -88,13 +83,7 @@ class Given(Links):
     links: Any = None
 
 
-LINKS: dict[str, type[Links]] = {
-    "kernel": Kernel,
-    "mean": Mean,
-    "min": Min,
-    "none": Directed,
-    "causal_mirror": CausalMirror,
-}
+LINKS = {"kernel": Kernel, "mean": Mean, "min": Min, "none": Directed, "causal_mirror": CausalMirror}
 """What `graph` may be beside an array and None."""
 
 
@@ -148,7 +137,7 @@ class Integrator:
         choice("adjoint", self.adjoint, ("unroll", "implicit"))
         if self.checkpoint is not None:
             check_whole("checkpoint", self.checkpoint, 1)
-        for name in ("stop_force", "stop_plateau", "stop_level"):
+        for name in STOPS:
             value = getattr(self, name)
             if value is not None:
                 check_number(name, value)
@@ -163,8 +152,7 @@ class Integrator:
     @property
     def stops(self) -> str | None:
         """The first condition by which channels stop, or None."""
-        names = ("stop_force", "stop_plateau", "stop_level")
-        return next((name for name in names if getattr(self, name) is not None), None)
+        return next((name for name in STOPS if getattr(self, name) is not None), None)
 
     @property
     def reads_energy(self) -> bool:
@@ -264,11 +252,9 @@ class Threshold:
             return
         first = int(xp.argmin(xp.astype(xp.reshape(filled, (-1,)), xp.int8)))
         _, heads, queries, _ = filled.shape
-        place = (first // (heads * queries), first // queries % heads, first % queries)
-        raise FloatingPointError(
-            f"batch {place[0]}, head {place[1]}, token {place[2]}: no score is above tau; lower tau, or choose empty="
-            '"argmax", "dense" or "zero"'
-        )
+        place = f"batch {first // (heads * queries)}, head {first // queries % heads}, token {first % queries}"
+        needs = 'lower tau, or choose empty="argmax", "dense" or "zero"'
+        raise FloatingPointError(f"{place}: no score is above tau; {needs}")
 
 
 @dataclass(frozen=True)
@@ -301,13 +287,12 @@ THRESHOLDS: dict[str, type[Threshold]] = {"hard": Hard, "soft": Soft, "proximal"
 
 def _coupling(given: Any) -> str | Coupling | Polynomial:
     """Return a name of `COUPLINGS`, a polynomial or functions of the user's own."""
-    if isinstance(given, (Coupling, Polynomial)):
+    if isinstance(given, (Coupling, Polynomial)) or (isinstance(given, str) and given in COUPLINGS):
         return given
     if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):
         names = ", ".join(COUPLINGS)
         raise ValueError(f"coupling: got {given!r}, needs one of {names}, polynomial(coefficients=...) or a Coupling")
-    known = isinstance(given, str) and given in COUPLINGS
-    return given if known else choose("coupling", given, {"polynomial": Polynomial})
+    return choose("coupling", given, {"polynomial": Polynomial})
 
 
 FAMILIES: dict[str, Callable[[Any], Any]] = {
@@ -319,17 +304,16 @@ FAMILIES: dict[str, Callable[[Any], Any]] = {
 }
 """What makes an object of an option that is given as a name or as text."""
 
-_HARD, _RK45, _KEYS = 'threshold="hard(%s=...)"', 'integrator="rk45(%s=...)"', "graph=\"kernel(over='keys')\""
-_EULER = 'integrator="euler(%s=...)"'
+_HARD, _RK45, _EULER = 'threshold="hard(%s=...)"', 'integrator="rk45(%s=...)"', 'integrator="euler(%s=...)"'
 RENAMED = {
     **{name: _HARD % name for name in ("tau", "signed", "empty")},
     "kind": 'threshold="hard", "soft" or "proximal"',
     "straight_through": 'threshold="hard(straight_through=True)"',
     **{name: _RK45 % name for name in ("accuracy", "max_nfe")},
-    **{name: _EULER % name for name in ("adjoint", "checkpoint", "stop_force", "stop_plateau", "stop_level")},
+    **{name: _EULER % name for name in ("adjoint", "checkpoint", *STOPS)},
     "coefficients": 'coupling="polynomial(coefficients=...)" or coupling=Polynomial(...)',
     "symmetrise": 'graph="kernel", "mean", "min", "none" or "causal_mirror"',
-    "graph_scores": _KEYS,
+    "graph_scores": "graph=\"kernel(over='keys')\"",
     "jitter": "start=Start(jitter=...)",
 }
 """Options of before, and what stands in their place."""
@@ -399,33 +383,26 @@ def step_of(options: Options, links: Any, visible: Array | None, start: Array | 
 
 
 def inverse_of(bound: Number) -> Number:
-    """Return h = 1 / L, 1 where L is 0."""
+    """Return h = 1 / L for the largest L of all nodes, 1 where it is 0."""
     if isinstance(bound, float):
-        return 1.0 / bound if bound > 0.0 else 1.0
+        return 1.0 / (bound if bound > 0.0 else 1.0)
     xp = namespace(bound)
-    return xp.where(bound > 0.0, 1.0 / xp.where(bound > 0.0, bound, 1.0), 1.0)
+    largest = xp.max(bound, axis=-2, keepdims=True) if len(bound.shape) > 2 and bound.shape[-2] else bound
+    return 1.0 / xp.where(largest > 0.0, largest, 1.0)
 
 
 def bound_of(options: Options, links: Any, visible: Array | None, reach: Number | None = None) -> Number:
     """Return L, where it is finite, for scores between 0 and 1, or for such that `_reach` as far."""
-    steep = steepest(options, reach)  # sup |g'|
+    steep = steepest(options, reach)
     pulls = 2.0 * steep * abs(options.kappa)
     if options.links in ("mean", "causal_mirror", "given"):
         pulls = pulls * largest_degree(links, visible)
     size: Number = 1.0 + abs(options.mu) ** 0.5  # from where on "double_well" points inwards, for |b| <= 1
     if reach is not None:
         # What g pushes outwards is at most 2 S kappa sum_j w_ij R, and R^3 >= (|mu| + that / R) R + |b| there.
-        size = of_both(reach, reach ** (1.0 / 3.0) + (abs(options.mu) + pulls) ** 0.5)
-    curved = options.intrinsic.largest_slope(options.mu, size)  # sup |df/dx|
-    if not isinstance(curved, float) and len(curved.shape) > 2 and curved.shape[-2]:
-        curved = namespace(curved).max(curved, axis=-2, keepdims=True)  # of all nodes
-    bound = curved + pulls
-    return bound
-
-
-def of_both(a: Any, b: Any) -> Array:
-    xp = namespace(a)
-    return xp.maximum(*xp.broadcast_arrays(a, b))
+        xp = namespace(reach)
+        size = xp.maximum(*xp.broadcast_arrays(reach, reach ** (1.0 / 3.0) + (abs(options.mu) + pulls) ** 0.5))
+    return options.intrinsic.largest_slope(options.mu, size) + pulls  # sup |df/dx| + sup |dc/dx|
 
 
 def steepest(options: Options, reach: Number | None = None) -> Any:

@@ -18,13 +18,13 @@ and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
     [KOOP.6]  G_jj' = E_jj' for j, j' in J(i), else 0; + 1 on the diagonal outside of J(i), + delta_i on all of it
     [KOOP.7]  B_lo = g_o(x_l)
     [KOOP.8]  Y_lo = g_o(x_{l+1}) - tau B_lo
-    [KOOP.9]  N = B G^-1                                   not in the full space
-    [KOOP.10]  Z = N B^T                                   full space: Z_lm = k(x_l, x_m)
-    [KOOP.11]  A: Z A G + ridge A = Y                      one system of l o unknowns; separable: (Z + ridge) A G = Y
+    [KOOP.9]  N = B G^-1                                   not for "full"
+    [KOOP.10]  Z = N B^T                                   "full": Z_lm = k(x_l, x_m)
+    [KOOP.11]  A: Z A G + ridge A = Y                      one system of l o unknowns; "separable": (Z + ridge) A G = Y
     [KOOP.12]  D = A P                                     phi(x) = tau x + D^T kappa(x) = (K pi)(x)
     [KOOP.13]  R = A B^T                                   (K phi)(x) = tau x + (2 tau D + R D)^T kappa(x)
     [KOOP.14]  H = (a + 2 tau b) D + b R D
-    [KOOP.15]  c = kappa(q'), kappa(x) = N g(x)            full space: kappa_l(x) = k(x_l, x)
+    [KOOP.15]  c = kappa(q'), kappa(x) = N g(x)            "full": kappa_l(x) = k(x_l, x)
     [KOOP.16]  z = (K psi)(q') = (a + b) tau q' + H^T c
     [KOOP.17]  q^r = x: psi(x) = (a + b tau) x + b D^T kappa(x) = z
 
@@ -35,10 +35,10 @@ of A alone, with Z and G symmetric and positive; |Z A G - Y|^2 + ridge tr(A^T Z 
 "separable" measures the error in the norm of the kernel's space instead. Both are unique for ridge > 0, and linear maps
 from Y to A that are their own adjoints.
 
-The perturbation has a = 1, b = epsilon ("identity"; the update tends to phi(q') as epsilon -> 0), a = epsilon, b = 1
-("shift") or a = mix, b = epsilon ("pencil"): only a / b matters. `perturbation` inverts it.
+"identity" has a = 1, b = epsilon: the update tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil"
+has a = mix, b = epsilon. Only a / b matters. Newton's method finds where psi takes a value.
 
-Augmented, the coordinates are observables too, behind the keys: g(x) = (k(k_j, x), x), P = (k, I / n) and G has the
+In "augmented" the coordinates are observables too, behind the keys: g(x) = (k(k_j, x), x), P = (k, I / n) and G has the
 blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial). Where coordinates have ridges of
 their own, A and R have an axis of them in front, and column p of D and R D is that of the operator with ridge_p.
 
@@ -53,11 +53,11 @@ of g at a point x: dB_l at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). S
     [dKOOP.12]  dD = (a + 2 tau b) dH + b R^T dH - b u dz^T
     [dKOOP.13]  dR = b dH D^T
     [dKOOP.11]  dA = dD P^T + dR B                         0 for observables that are not seen
-    [dKOOP.8]  dY: Z dY G + ridge dY = dA                  separable: (Z + ridge) dY G = dA
+    [dKOOP.8]  dY: Z dY G + ridge dY = dA                  "separable": (Z + ridge) dY G = dA
     [dKOOP.10]  dZ = -dY G A^T
     [dKOOP.9]  dN = dZ B + du g(q^r)^T + dc g(q')^T, du = -b D dz
-    [dKOOP.7]  dB = dR^T A + dZ^T N + dN G^-1 - tau dY     full space: dB = dR^T A - tau dY
-    [dKOOP.6]  dG = -sum_r (A^T Z dY + N^T dN G^-1)        separable: Z A + ridge A in place of Z A
+    [dKOOP.7]  dB = dR^T A + dZ^T N + dN G^-1 - tau dY     "full": dB = dR^T A - tau dY
+    [dKOOP.6]  dG = -sum_r (A^T Z dY + N^T dN G^-1)        "separable": Z A + ridge A in place of Z A
     [dKOOP.5]  dE_jj' = sum_i dG_jj' over j, j' in J(i)    not causal: + jitter sum_i tr(dG) / |J(i)| for j = j' in J(i)
     [dKOOP.4]  dq'_i = (a + b) tau dz + sum_o (N^T dc)_o k_x(q', k_o)          update 1: dq'_i = dq^1_i
     [dKOOP.3]  dw_ij = dq'_i . v_j
@@ -65,7 +65,7 @@ of g at a point x: dB_l at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). S
     [dKOOP.q]  dq = dq^0 of dKOOP.17
     [dKOOP.k]  dk_j = sum_r sum_i (ds_ij x_i / sqrt(d) + (A^T dD)_j + sum_x dg_j(x) k_y(x, k_j)) + of KOOP.5
     [dKOOP.v]  dv_j = sum_r sum_i w_ij dq'_i
-    [dKOOP.ridge]  dridge = -<dY, A>                       separable: -<dY, A G>
+    [dKOOP.ridge]  dridge = -<dY, A>                       "separable": -<dY, A G>
     [dKOOP.epsilon]  depsilon = db                         perturbation "shift": da
     [dKOOP.mix]  dmix = da                                 perturbation "pencil"
     [dKOOP.bandwidth]  dbandwidth = sum_r sum_x sum_j dg_j(x) k_h(x, k_j) + sum_jj' dE_jj' k_h(k_j, k_j')
@@ -74,7 +74,7 @@ of g at a point x: dB_l at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). S
 with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T u) + <dH, 2 tau D + R D>; of KOOP.5 is
 sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. A ridge of
 scale "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for
-k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. In the full space kappa and Z
+k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full" kappa and Z
 are sections at the points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> +
 <du, kappa(q^r)>.
 
@@ -83,7 +83,7 @@ eigenvector is differentiated anywhere.
 
 Axes: b batch, h query head, g key/value head, i query, j key, l transition, o observable, d width.
 
-Source: N. Tie 2024, Koopman attention; Khosravi 2023 (arXiv:2208.01681), sections IV and V, for the operator;
+Source: N. Tie 2024, Koopman attention; Khosravi 2023 (arXiv:2208.01681), sections IV and V, for the operator.
 "separable" is kernel ridge regression. How they are read, and where they leave a choice: docs/deviations.md.
 """
 
