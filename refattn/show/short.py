@@ -106,7 +106,8 @@ def _choose(function: ast.FunctionDef) -> None:
                     continue
                 new = like(ast.Assign(one.targets, ast.IfExp(each.test, one.value, other.value)), each)
                 kept_of(new).beside = told["[" in told[1]]
-                if len(text_of(ast.Module([new], [])).splitlines()[0]) <= WIDTH - 4:
+                lines = text_of(ast.Module([new], [])).splitlines()
+                if len(lines) == 1 and len(lines[0]) <= WIDTH - 4:
                     body[at] = new
 
 
