@@ -240,3 +240,30 @@ def _is_made_once(tree: ast.Module, kind: ast.ClassDef, fields: int) -> bool:
         return False
     given = [*calls[0].args, *(each.value for each in calls[0].keywords)]
     return len(given) == fields and all(isinstance(each, ast.Name) for each in given)
+
+
+def spell_out(tree: ast.Module) -> None:
+    """Write what an annotation stands for, such as ``float | Array``, where nothing else reads its name."""
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            kinds = [each for each in ast.walk(tree) if isinstance(each, ast.arg | ast.AnnAssign) and each.annotation]
+            inside = [each for kind in kinds for each in ast.walk(cast(ast.expr, kind.annotation))]
+            inside += [
+                each
+                for f in ast.walk(tree)
+                if isinstance(f, ast.FunctionDef) and f.returns
+                for each in ast.walk(f.returns)
+            ]
+            reads = [
+                each
+                for each in ast.walk(tree)
+                if isinstance(each, ast.Name) and each.id == target.id and each is not target
+            ]
+            if {id(each) for each in reads} <= {id(each) for each in inside}:
+                given = Named({target.id: node.value})
+                for kind in kinds:
+                    kind.annotation = given.visit(cast(ast.expr, kind.annotation))
+                for function in ast.walk(tree):
+                    if isinstance(function, ast.FunctionDef) and function.returns:
+                        function.returns = given.visit(function.returns)

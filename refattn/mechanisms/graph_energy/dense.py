@@ -71,8 +71,7 @@ of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 
 row is 0 and "empty" is "dense", da_ij has dp_ij, too.
 
 Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended and node of the graph, c
-channel of x, by default 1, d width of queries and keys, e width of values. Channels are queries for "query". They are
-e for "feature".
+channel of x, by default 1, d width of queries and keys, e width of values. Channels: i for "query", e for "feature".
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): graph, equation of a node, flow,
 threshold; D. Sclosa (arXiv:2308.08311), equation 1. They say nothing of symmetry, weights of pairs or emptied rows. The
