@@ -155,7 +155,8 @@ def _write_on(function: ast.FunctionDef) -> None:
             after = _reader(block[block.index(node) + 1 :], name, cast(ast.Assign, node)) if name else None
             if after is not None and not known.beside and not known.above and not kept_of(after).gap:
                 new = Folded({name: cast(ast.Assign, node).value}).visit(copy.deepcopy(after))
-                if max(map(len, text_of(ast.Module([new], [])).splitlines())) <= WIDTH - 8:
+                lines = text_of(ast.Module([new], [])).splitlines()
+                if len(lines) == 1 and len(lines[0]) <= WIDTH - 8:
                     block[block.index(after)] = new
                     block.remove(node)
 

@@ -445,7 +445,7 @@ def readout_forward(
     elif empty in ("zero", "error"):
         instead = zeros(attention.shape, x)  # (b, h, i, j)
     else:
-        rank = xp.matrix_transpose(x)  # (b, h, i, j)
+        rank = xp.matrix_transpose(x)  # (b, h, c, j)
         if isinstance(options.threshold, Proximal):
             rank = attention  # (b, h, i, j): for every x is 0
         elif options.state == "token":
