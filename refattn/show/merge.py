@@ -244,29 +244,6 @@ class _Unwrapped(ast.NodeTransformer):
         return node if node.name == self.kind else self.generic_visit(node)
 
 
-def spell_out(tree: ast.Module) -> None:
-    """Write what an annotation stands for, such as ``float | Array``, where nothing else reads its name."""
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Name) and isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
-            kinds = [each for each in ast.walk(tree) if isinstance(each, ast.arg | ast.AnnAssign) and each.annotation]
-            inside = [each for kind in kinds for each in ast.walk(cast(ast.expr, kind.annotation))]
-            inside += [
-                each
-                for f in ast.walk(tree)
-                if isinstance(f, ast.FunctionDef) and f.returns
-                for each in ast.walk(f.returns)
-            ]
-            reads = [each for each in ast.walk(tree) if _is_name(each, target.id) and each is not target]
-            if {id(each) for each in reads} <= {id(each) for each in inside}:
-                given = Named({target.id: node.value})
-                for kind in kinds:
-                    kind.annotation = given.visit(cast(ast.expr, kind.annotation))
-                for function in ast.walk(tree):
-                    if isinstance(function, ast.FunctionDef) and function.returns:
-                        function.returns = given.visit(function.returns)
-
-
 def drop_twins(tree: ast.Module, reader: Reader) -> bool:
     """Drop a field that always has the value of another; tell whether there was one."""
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and _is_plain(node)}

@@ -16,7 +16,7 @@ from typing import Any, cast
 from refattn.show import fold, merge
 from refattn.show.commented import Kept, read, set_kept
 from refattn.show.known import Reader
-from refattn.show.short import shorten
+from refattn.show.short import shorten, spell_out
 from refattn.show.values import SOME, Constant, Entries, Function, Made, Row, Value
 
 ROUNDS = 40
@@ -73,7 +73,7 @@ def prune(
             break
         before = after
     merge.unwrap(tree, reader)
-    merge.spell_out(tree)
+    spell_out(tree)
     shorten(tree)
     merge.drop_items(tree, roots)
     return tree

@@ -106,7 +106,8 @@ def _choose(function: ast.FunctionDef) -> None:
                     continue
                 new = like(ast.Assign(one.targets, ast.IfExp(each.test, one.value, other.value)), each)
                 kept_of(new).beside = told["[" in told[1]]
-                if len(text_of(ast.Module([new], [])).splitlines()[0]) <= WIDTH - 4:
+                lines = text_of(ast.Module([new], [])).splitlines()
+                if len(lines) == 1 and len(lines[0]) <= WIDTH - 4:
                     body[at] = new
 
 
@@ -154,7 +155,8 @@ def _write_on(function: ast.FunctionDef) -> None:
             after = _reader(block[block.index(node) + 1 :], name, cast(ast.Assign, node)) if name else None
             if after is not None and not known.beside and not known.above and not kept_of(after).gap:
                 new = Folded({name: cast(ast.Assign, node).value}).visit(copy.deepcopy(after))
-                if max(map(len, text_of(ast.Module([new], [])).splitlines())) <= WIDTH - 8:
+                lines = text_of(ast.Module([new], [])).splitlines()
+                if len(lines) == 1 and len(lines[0]) <= WIDTH - 8:
                     block[block.index(after)] = new
                     block.remove(node)
 
@@ -239,3 +241,30 @@ def _is_made_once(tree: ast.Module, kind: ast.ClassDef, fields: int) -> bool:
         return False
     given = [*calls[0].args, *(each.value for each in calls[0].keywords)]
     return len(given) == fields and all(isinstance(each, ast.Name) for each in given)
+
+
+def spell_out(tree: ast.Module) -> None:
+    """Write what an annotation stands for, such as ``float | Array``, where nothing else reads its name."""
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            kinds = [each for each in ast.walk(tree) if isinstance(each, ast.arg | ast.AnnAssign) and each.annotation]
+            inside = [each for kind in kinds for each in ast.walk(cast(ast.expr, kind.annotation))]
+            inside += [
+                each
+                for f in ast.walk(tree)
+                if isinstance(f, ast.FunctionDef) and f.returns
+                for each in ast.walk(f.returns)
+            ]
+            reads = [
+                each
+                for each in ast.walk(tree)
+                if isinstance(each, ast.Name) and each.id == target.id and each is not target
+            ]
+            if {id(each) for each in reads} <= {id(each) for each in inside}:
+                given = Named({target.id: node.value})
+                for kind in kinds:
+                    kind.annotation = given.visit(cast(ast.expr, kind.annotation))
+                for function in ast.walk(tree):
+                    if isinstance(function, ast.FunctionDef) and function.returns:
+                        function.returns = given.visit(function.returns)

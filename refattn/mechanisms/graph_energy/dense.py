@@ -71,8 +71,7 @@ of it where they are equal, else 0; "causal_mirror" P_ij + P_ji for j < i, else 
 row is 0 and "empty" is "dense", da_ij has dp_ij, too.
 
 Axes: b batch, h query head, g key/value head, i token that attends, j token that is attended and node of the graph, c
-channel of x, by default 1, d width of queries and keys, e width of values. Channels are queries for "query". They are
-e for "feature".
+channel of x, by default 1, d width of queries and keys, e width of values. Channels: i for "query", e for "feature".
 
 Source: F. Preetham 2023 (Graph Dynamical Systems and Odd Analytic Coupling, Medium): graph, equation of a node, flow,
 threshold; D. Sclosa (arXiv:2308.08311), equation 1. They say nothing of symmetry, weights of pairs or emptied rows. The
@@ -182,10 +181,7 @@ def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, option
     """Return the graph: attention, the links and where scores start."""
     xp, kind = namespace(q, k), options.links
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
-    if options.bias is None:
-        scores = product(q, xp.matrix_transpose(k_heads)) * options.scale  # (b, h, i, j) [GE.1]
-    else:
-        scores = product(q, xp.matrix_transpose(k_heads)) * options.scale + options.bias  # (b, h, i, j) [GE.1]
+    scores = plus(product(q, xp.matrix_transpose(k_heads)) * options.scale, options.bias)  # (b, h, i, j) [GE.1]
     if allowed is None:
         masked = scores  # (b, h, i, j)
     else:
@@ -366,14 +362,16 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_anchor = mu_terms = kappa_terms = step_terms = zeros(start.shape, start)  # (b, h, j, c)
     d_graph = zeros(graph.links.shape, start)  # (b, h, j, j): dGE.6
     powers = [zeros((), start)] * len(g.powers)
+    d_point = None  # (b, h, j, c): of the first stage of the step after
     for step in reversed(saved.steps):
-        d_there = d_x  # (b, h, j, c) [dGE.11]
+        d_x = plus(d_x, d_point)  # (b, h, j, c) [dGE.11]
         if isinstance(options.threshold, Proximal):
             # forward: x = sign(there) (|there| - h tau) where that is positive
-            d_x = d_there = xp.where(step.shrunk == 0.0, 0.0, d_x)  # (b, h, j, c): dz
-            pushed = d_there * xp.sign(step.shrunk)  # (b, h, j, c)
+            d_x = xp.where(step.shrunk == 0.0, 0.0, d_x)  # (b, h, j, c): dz
+            pushed = d_x * xp.sign(step.shrunk)  # (b, h, j, c)
             tau_terms = tau_terms - h * pushed  # (b, h, j, c)
             step_terms = step_terms - tau * pushed  # (b, h, j, c)
+        d_there = d_x  # (b, h, j, c)
         d_points: tuple[Array, ...] = ()  # of later stages, the last one first
         for n in reversed(range(len(beta))):
             point, coupled, rate = step.stages[n]  # (b, h, j, c), (b, h, j, c), (b, h, j, c)
@@ -401,9 +399,10 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
                 powers = [a + sum_wide(d_coupled * pull) for a, pull in zip(powers, pulls, strict=True)]  # () each
             d_pull = xp.sum(d_between, axis=2) - xp.sum(d_between, axis=3)  # (b, h, j, c)
             d_point = d_own * f.d_x(point, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
-            d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
+            if n > 0:
+                d_x, d_points = d_x + d_point, (*d_points, d_point)  # (b, h, j, c), -
     # forward: x = start, and start is b
-    d_start = d_x + d_anchor  # (b, h, j, c) [dGE.7]
+    d_start = plus(d_x, d_point) + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
     numbers = {"mu": d_mu, "kappa": d_kappa}
     if options.step is not None:
@@ -446,7 +445,7 @@ def readout_forward(
     elif empty in ("zero", "error"):
         instead = zeros(attention.shape, x)  # (b, h, i, j)
     else:
-        rank = xp.matrix_transpose(x)  # (b, h, i, j)
+        rank = xp.matrix_transpose(x)  # (b, h, c, j)
         if isinstance(options.threshold, Proximal):
             rank = attention  # (b, h, i, j): for every x is 0
         elif options.state == "token":
