@@ -8,6 +8,7 @@ Letters: i query position, j key position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
@@ -102,3 +103,12 @@ def earlier_pairs(n: int, like: Array) -> Array:
 def where_allowed(allowed: Array | None, x: Array, otherwise: float) -> Array:
     """Return x, another number where it is not allowed; None allows all."""
     return x if allowed is None else namespace(x).where(allowed, x, otherwise)
+
+
+def largest_of_rows(x: Array, allowed: Array | None) -> Array:
+    """Return 1 where x (b, h, i, j) is the largest of its row with j in A(i), the first of several, else 0."""
+    xp = namespace(x)
+    known = where_allowed(allowed, x, -math.inf)  # (b, h, i, j)
+    best = xp.argmax(known, axis=-1, keepdims=True) if x.shape[-1] else 0  # (b, h, i, 1)
+    chosen = arange(0, x.shape[-1], x) == best  # (b, h, i, j)
+    return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)

@@ -12,11 +12,13 @@ import ast
 import builtins
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from refattn.show.defined import Page, entries, is_none, jumps, pairs
 from refattn.show.values import (
     ANY,
+    ROUNDS,
     SOME,
     Class,
     Constant,
@@ -26,6 +28,7 @@ from refattn.show.values import (
     Row,
     Value,
     annotated,
+    builtin,
     is_something,
     joined,
     truth,
@@ -43,30 +46,17 @@ COMPARED: Mapping[type, Callable[[Any, Any], bool]] = {
 }
 COUNTED: Mapping[type, Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub}
 
-ROUNDS = 20
 
-
-class Reader:
+class Reader(Page):
     """What is known of a page."""
 
     def __init__(self, tree: ast.Module) -> None:
+        super().__init__(tree)
         self._facts: dict[int, tuple[ast.expr, Value]] = {}  # with the node, so that no other gets its id
-        self.top: dict[str, ast.stmt] = {}
-        self.methods: dict[str, list[ast.FunctionDef]] = {}
         self._known: Names = {}
         self._forgotten: set[int] = set()
         self._running: list[int] = []
         self._left: list[list[Names]] = []  # of each loop around: what is known where it is left
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                self.top[node.name] = node
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                self.top[node.targets[0].id] = node
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-                self.top[node.target.id] = node
-            for method in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(method, ast.FunctionDef):
-                    self.methods.setdefault(method.name, []).append(method)
 
     # Functions and classes
 
@@ -112,9 +102,7 @@ class Reader:
     def _argument(self, name: str, named: Mapping[str, Value], usual: ast.expr | None, more: bool) -> Value:
         if name in named:
             return named[name]
-        if more or usual is None:
-            return ANY
-        return self.look(usual, {})
+        return ANY if more or usual is None else self.look(usual, {})
 
     def forget(self, value: Value) -> None:
         """Note that a value is not followed: the functions in it may be called with anything."""
@@ -131,23 +119,6 @@ class Reader:
         for part in value.parts.values() if isinstance(value, Entries) else ():
             self.forget(part)
 
-    def line_of(self, kind: ast.ClassDef) -> Iterator[ast.ClassDef]:
-        """Yield a class and those that it is made from."""
-        yield kind
-        for base in kind.bases:
-            known = self.top.get(base.id) if isinstance(base, ast.Name) else None
-            if isinstance(known, ast.ClassDef):
-                yield from self.line_of(known)
-
-    def fields_of(self, kind: ast.ClassDef) -> dict[str, ast.expr | None]:
-        """Return the fields of a dataclass with their defaults, in order."""
-        found: dict[str, ast.expr | None] = {}
-        for each in reversed([*self.line_of(kind)]):
-            for node in each.body:
-                if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
-                    found[ast.unparse(node.target)] = node.value
-        return found
-
     def _made(self, kind: ast.ClassDef, given: Sequence[Value], named: Mapping[str, Value], more: bool) -> Value:
         if any(isinstance(node, ast.FunctionDef) and node.name == "__init__" for node in kind.body):
             for value in (*given, *named.values()):
@@ -157,10 +128,7 @@ class Reader:
         values = dict(zip(fields, given, strict=False)) | dict(named)
         if more:
             values = dict.fromkeys(fields, ANY) | values
-        return Made(kind, {name: values[name] if name in values else self._usual(fields[name]) for name in fields})
-
-    def _usual(self, node: ast.expr | None) -> Value:
-        return ANY if node is None else self.look(node, {})
+        return Made(kind, {name: self._argument(name, values, fields[name], False) for name in fields})
 
     def _attribute(self, value: Value, name: str) -> Value:
         if isinstance(value, Made | Class):
@@ -178,7 +146,7 @@ class Reader:
                     if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None:
                         return self.look(node.value, {})
                     if isinstance(node, ast.Assign):
-                        for target, part in _pairs(node):
+                        for target, part in pairs(node):
                             if ast.unparse(target) == name:
                                 return self.look(part, {})
         for method_node in self.methods.get(name, ()):
@@ -239,7 +207,7 @@ class Reader:
 
     def _loop(self, node: ast.For | ast.While, names: Names, results: list[Value]) -> None:
         row = self.look(node.iter, names) if isinstance(node, ast.For) else None
-        if isinstance(row, Row) and len(row.parts) == 1 and not node.orelse and not _jumps(node):
+        if isinstance(row, Row) and len(row.parts) == 1 and not node.orelse and not jumps(node):
             self._bind(node.target, row.parts[0], names)  # type: ignore[union-attr]
             self._block(node.body, names, results)
             return
@@ -307,7 +275,7 @@ class Reader:
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is side:
             for part in test.values:
                 self._narrow(part, side, names)
-        if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and _is_none(test.comparators[0]):
+        if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and is_none(test.comparators[0]):
             if isinstance(test.ops[0], ast.Is | ast.IsNot) and names.get(test.left.id) == ANY:
                 names[test.left.id] = Constant(None) if isinstance(test.ops[0], ast.Is) is side else SOME
 
@@ -417,7 +385,7 @@ class Reader:
             elif isinstance(node, ast.ClassDef):
                 self._known[name] = Class(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
-                table = {part: self.look(x, {}) for part, x in _entries(node.value)}
+                table = {part: self.look(x, {}) for part, x in entries(node.value)}
                 whole = len(table) == len(node.value.keys)
                 self._known[name] = Entries(table) if whole else self.look(node.value, {})
             elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -456,7 +424,7 @@ class Reader:
         if isinstance(function, Class):
             return self._made(function.node, given, named, more)
         if isinstance(node.func, ast.Name) and node.func.id not in names and node.func.id not in self.top:
-            found = _builtin(node.func.id, given, self)
+            found = builtin(node.func.id, given, self)
             if found is not None:
                 return found
         if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and given:
@@ -529,46 +497,3 @@ class Reader:
         for part in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
             self.forget(self.look(part, inside))
         return SOME
-
-
-def _builtin(name: str, given: Sequence[Value], reader: Reader) -> Value | None:
-    """Return what is known of the result of a function of Python, None where nothing is."""
-    first = given[0] if given else None
-    if name == "isinstance" and len(given) == 2:
-        kinds = given[1].parts if isinstance(given[1], Row) else (given[1],)
-        if isinstance(first, Constant) and first.value is None:
-            return Constant(False)
-        if isinstance(first, Made) and all(isinstance(kind, Class) for kind in kinds):
-            line = [*reader.line_of(first.kind)]
-            return Constant(any(kind.node in line for kind in kinds if isinstance(kind, Class)))
-        return SOME
-    if isinstance(first, Row) and name in ("len", "tuple", "reversed"):
-        return Constant(len(first.parts)) if name == "len" else first if name == "tuple" else Row(first.parts[::-1])
-    if name == "range" and all(isinstance(each, Constant) and type(each.value) is int for each in given):
-        numbers = range(*(each.value for each in given if isinstance(each, Constant)))
-        return Row(tuple(map(Constant, numbers))) if len(numbers) < ROUNDS else None
-    return None
-
-
-def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    target, value = node.targets[0], node.value
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        yield from zip(target.elts, value.elts, strict=True)
-    else:
-        yield target, value
-
-
-def _entries(node: ast.Dict) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield the keys of a dict that are constants, with the values."""
-    for key, value in zip(node.keys, node.values, strict=True):
-        if isinstance(key, ast.Constant):
-            yield key.value, value
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _jumps(node: ast.AST) -> bool:
-    """Tell whether a loop is left, or a round of it, before its end."""
-    return any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node))

@@ -2,8 +2,8 @@
 
 A choice is text, a class, None or a truth value that an option holds; numbers, arrays and their sizes are none. What is
 known at each place (`known`) for calls that have the usual choices, and any numbers, masks and sizes, is folded away
-(`fold`); functions that are then called once are written into their callers, and objects that only hold values are
-taken apart (`merge`). This goes round until nothing changes.
+(`fold`); functions that are then called once are written into their callers (`merge`), and objects that only hold
+values are taken apart (`records`); what nobody reads any more goes (`unread`). This goes round until nothing changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from refattn.show import fold, merge
+from refattn.show import fold, merge, records, unread
 from refattn.show.commented import Kept, read, set_kept
 from refattn.show.known import Reader
 from refattn.show.short import shorten, spell_out
@@ -64,15 +64,15 @@ def prune(
         _drop(tree, reader, roots)
         if not merge.merge(tree, roots):
             reader = _read(tree, samples, (forward, backward), [split.name for split in splits])
-            if not merge.flatten(tree, reader) and not merge.drop_twins(tree, reader):
+            if not records.flatten(tree, reader) and not records.drop_twins(tree, reader):
                 for node in tree.body:
                     if isinstance(node, ast.FunctionDef):
-                        merge.take_apart(node, reader)
+                        records.take_apart(node, reader)
         after = ast.dump(tree)
         if after == before:
             break
         before = after
-    merge.unwrap(tree, reader)
+    records.unwrap(tree, reader)
     spell_out(tree)
     shorten(tree)
     merge.drop_items(tree, roots)
@@ -83,13 +83,13 @@ def _drop(tree: ast.Module, reader: Reader, roots: Sequence[str]) -> None:
     for top in tree.body:
         for node in [top, *(top.body if isinstance(top, ast.ClassDef) else [])]:
             if isinstance(node, ast.FunctionDef):
-                fold.drop_stores(node)
-                fold.drop_aliases(node)
-                fold.drop_values(node)
+                unread.drop_stores(node)
+                unread.drop_aliases(node)
+                unread.drop_values(node)
         if isinstance(top, ast.FunctionDef) and top.name in roots:
             _drop_unread(top)
     merge.drop_arguments(tree, roots)
-    merge.drop_fields(tree, reader)
+    records.drop_fields(tree, reader)
 
 
 def _drop_unread(root: ast.FunctionDef) -> None:

@@ -6,9 +6,11 @@ Numbers that a caller gives and arrays are `SOME`. What is known of two ways to 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from refattn.show.defined import Page
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,26 @@ def annotated(value: Value, kind: ast.expr | None) -> Value:
         if not any(isinstance(part, ast.Constant) for part in parts):
             return Row(tuple(annotated(ANY, part) for part in parts))
     return value
+
+
+ROUNDS = 20
+"""Rounds of a loop that are followed one by one, at most."""
+
+
+def builtin(name: str, given: Sequence[Value], page: Page) -> Value | None:
+    """Return what is known of the result of a function of Python, None where nothing is."""
+    first = given[0] if given else None
+    if name == "isinstance" and len(given) == 2:
+        kinds = given[1].parts if isinstance(given[1], Row) else (given[1],)
+        if isinstance(first, Constant) and first.value is None:
+            return Constant(False)
+        if isinstance(first, Made) and all(isinstance(kind, Class) for kind in kinds):
+            line = [*page.line_of(first.kind)]
+            return Constant(any(kind.node in line for kind in kinds if isinstance(kind, Class)))
+        return SOME
+    if isinstance(first, Row) and name in ("len", "tuple", "reversed"):
+        return Constant(len(first.parts)) if name == "len" else first if name == "tuple" else Row(first.parts[::-1])
+    if name == "range" and all(isinstance(each, Constant) and type(each.value) is int for each in given):
+        numbers = range(*(each.value for each in given if isinstance(each, Constant)))
+        return Row(tuple(map(Constant, numbers))) if len(numbers) < ROUNDS else None
+    return None

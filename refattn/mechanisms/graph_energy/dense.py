@@ -88,10 +88,10 @@ from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.options import Hard, Options, Proximal, Soft, step_of, tau_of
 from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.masks import earlier_pairs, own_pairs, where_allowed
+from refattn.ops.masks import earlier_pairs, largest_of_rows, own_pairs, where_allowed
 from refattn.ops.softmax import softmax_and_sums, softmax_backward, softmax_forward
 from refattn.ops.sums import moved_by, plus, summed_for, summed_to, with_transposed
-from refattn.xp import Array, arange, is_array, namespace, product, sum_wide, zeros
+from refattn.xp import Array, is_array, namespace, product, sum_wide, zeros
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,13 @@ def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Opt
 def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Array]:
     """Return the gradients of q, k, v and of all numbers; `read` are those of what else a loss reads."""
     d_x, d_attended, d_v, tau_terms = readout_backward(saved.readout, d_out, read.get("weights"))  # (b, h, j, c)
-    d_last = plus(d_x, read.get("scores"))  # (b, h, j, c)
-    d_b, d_w, numbers = flow_backward(saved.flow, d_last, tau_terms)  # (b, h, j, c), (b, h, j, j)
+    d_b, d_w, more = flow_backward(saved.flow, plus(d_x, read.get("scores")), tau_terms)  # (b, h, j, c), (b, h, j, j)
     d_start = plus(d_b, read.get("start"))  # (b, h, j, c)
     d_graph = plus(d_w, read.get("graph"))  # (b, h, j, j) [dGE.6]
     d = graph_backward(saved.graph, d_attended, d_graph, d_start, read.get("sums"))
     if d_v is None:
         d_v = sum_heads(d_start, saved.readout.v.shape[1])  # (b, g, j, e): "feature" starts at v
-    return {**d, **numbers, "v": d_v}
+    return {**d, **more, "v": d_v}
 
 
 def graph_forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> Graph:
@@ -457,9 +456,7 @@ def readout_forward(
     return out, Readout(options, tau, attention, allowed, v, x, kept, total, filled, weights)
 
 
-def readout_backward(
-    saved: Readout, d_out: Array, d_weights_read: Array | None
-) -> tuple[Array, Array | None, Array | None, Array]:
+def readout_backward(saved: Readout, d_out: Array, read: Array | None) -> tuple[Array, Any, Array | None, Array]:
     """Return the gradients of the readout: of x, a part of that of attention, of v, and the terms of that of tau."""
     xp, options, threshold = namespace(d_out), saved.options, saved.options.threshold
     attention, d_v = saved.attention, None  # (b, h, i, j)
@@ -474,7 +471,7 @@ def readout_backward(
         weights, total, filled = saved.weights, saved.total, saved.filled  # (b, h, i, j), (b, h, i, 1), (b, h, i, 1)
         v_heads = repeat_heads(saved.v, d_out.shape[1])  # (b, h, j, e): copies of v
         d_v = sum_heads(xp.matrix_transpose(weights) @ d_out, saved.v.shape[1])  # (b, g, j, e) [dGE.v]
-        d_weights = plus(d_out @ xp.matrix_transpose(v_heads), d_weights_read)  # (b, h, i, j) [dGE.15]
+        d_weights = plus(d_out @ xp.matrix_transpose(v_heads), read)  # (b, h, i, j) [dGE.15]
         # forward: weights = parts / total
         inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1)
         d_total = xp.where(filled, -inner / total, 0.0)  # (b, h, i, 1) [dGE.14]
@@ -490,10 +487,8 @@ def readout_backward(
         if threshold.empty == "dense":
             d_attended = d_attended + xp.where(filled, 0.0, d_weights)  # (b, h, i, j)
         # forward: rows = max(kept, 0)
-        if through:
-            d_kept = xp.where(saved.x <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
-        else:
-            d_kept = xp.where(saved.kept <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
+        positive = saved.x if through else saved.kept  # (b, h, j, c): where this is
+        d_kept = xp.where(positive <= 0.0, 0.0, d_rows)  # (b, h, j, c) [dGE.12]
     # forward: kept = threshold(x)
     size = xp.abs(saved.x) if options.signed else saved.x  # (b, h, j, c)
     d_x, tau_terms = d_kept, zeros(d_kept.shape, d_kept)  # (b, h, j, c), (b, h, j, c)
@@ -503,12 +498,3 @@ def readout_backward(
     elif isinstance(threshold, Hard) and not through:
         d_x = xp.where(size < saved.tau, 0.0, d_kept)  # (b, h, j, c)
     return d_x, d_attended, d_v, tau_terms
-
-
-def largest_of_rows(x: Array, allowed: Array | None) -> Array:
-    """Return 1 where x (b, h, i, j) is the largest of its row with j in A(i), the first of several, else 0."""
-    xp = namespace(x)
-    known = where_allowed(allowed, x, -math.inf)  # (b, h, i, j)
-    best = xp.argmax(known, axis=-1, keepdims=True) if x.shape[-1] else 0  # (b, h, i, 1)
-    chosen = arange(0, x.shape[-1], x) == best  # (b, h, i, j)
-    return xp.astype(chosen if allowed is None else chosen & allowed, x.dtype)
