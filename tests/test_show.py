@@ -29,7 +29,7 @@ from refattn.show.prune import Sample, Split, prune
 
 MOST = 250
 
-LINES = {"koopman": 615}
+LINES = {"koopman": 612}
 """Definitions that are longer than they should be: 400 lines for koopman, `MOST` for the others. They may not grow."""
 
 SCORES = 64 * 64
