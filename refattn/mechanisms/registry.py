@@ -25,7 +25,7 @@ def room(name: str) -> ModuleType:
     ValueError
         Where there is no mechanism of this name.
     """
-    if name not in _NAMES:
+    if not isinstance(name, str) or name not in _NAMES:
         raise ValueError(f"mechanism: got {name!r}, needs one of {', '.join(_NAMES)}")
     return importlib.import_module(f"refattn.mechanisms.{name}")
 

@@ -50,11 +50,12 @@ class Page:
         return found
 
 
-def pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+def pairs_of(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield targets with what they get, of ``a = x`` and ``a, b = x, y``."""
     target, value = node.targets[0], node.value
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         yield from zip(target.elts, value.elts, strict=True)
-    else:
+    elif len(node.targets) == 1:
         yield target, value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from refattn.show.commented import kept_of, like, set_kept
@@ -286,12 +286,3 @@ def local_names(node: ast.FunctionDef) -> set[str]:
     """Return the names that a function, or one in it, gives to something."""
     stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     return stored | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
-
-
-def pairs_of(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield targets with what they get, of ``a = x`` and ``a, b = x, y``."""
-    target, value = node.targets[0], node.value
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        yield from zip(target.elts, value.elts, strict=True)
-    elif len(node.targets) == 1:
-        yield target, value

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from refattn.show.defined import Page, entries, is_none, jumps, pairs
+from refattn.show.defined import Page, entries, is_none, jumps, pairs_of
 from refattn.show.values import (
     ANY,
     ROUNDS,
@@ -146,7 +146,7 @@ class Reader(Page):
                     if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None:
                         return self.look(node.value, {})
                     if isinstance(node, ast.Assign):
-                        for target, part in pairs(node):
+                        for target, part in pairs_of(node):
                             if ast.unparse(target) == name:
                                 return self.look(part, {})
         for method_node in self.methods.get(name, ()):
@@ -357,22 +357,27 @@ class Reader(Page):
         return SOME
 
     def _row(self, node: ast.Tuple, names: Names) -> Value:
+        parts, whole = self._each(node.elts, names)
+        if whole and len(parts) <= ROUNDS:
+            return Row(tuple(parts))
+        for value in parts:
+            self.forget(value)
+        return SOME
+
+    def _each(self, nodes: Sequence[ast.expr], names: Names) -> tuple[list[Value], bool]:
+        """Return what is known of expressions in a row, and whether these are all: ``*x`` may be any number of them."""
         parts: list[Value] = []
         whole = True
-        for each in node.elts:
-            value = self.look(each.value if isinstance(each, ast.Starred) else each, names)
-            if not isinstance(each, ast.Starred):
+        for node in nodes:
+            value = self.look(node.value if isinstance(node, ast.Starred) else node, names)
+            if not isinstance(node, ast.Starred):
                 parts.append(value)
             elif isinstance(value, Row):
                 parts += value.parts
             else:
                 self.forget(value)
                 whole = False
-        if whole and len(parts) <= ROUNDS:
-            return Row(tuple(parts))
-        for value in parts:
-            self.forget(value)
-        return SOME
+        return parts, whole
 
     def _named(self, name: str) -> Value:
         node = self.top.get(name)
@@ -394,17 +399,8 @@ class Reader(Page):
 
     def _called(self, node: ast.Call, names: Names) -> Value:
         function = self.look(node.func, names)
-        given: list[Value] = []
-        more = False
-        for each in node.args:
-            value = self.look(each.value if isinstance(each, ast.Starred) else each, names)
-            if not isinstance(each, ast.Starred):
-                given.append(value)
-            elif isinstance(value, Row):
-                given += value.parts
-            else:
-                self.forget(value)
-                more = True
+        given, whole = self._each(node.args, names)
+        more = not whole
         named: dict[str, Value] = {}
         for keyword in node.keywords:
             value = self.look(keyword.value, names)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from refattn.show.defined import pairs_of
+
 ROOT = Path(__file__).parents[1]
 
 XP, PLAIN = "refattn.xp", "refattn.show.plain"
@@ -415,7 +417,7 @@ class _Reader(ast.NodeVisitor):
                 elif isinstance(each, ast.FunctionDef | ast.ClassDef):
                     names.add(each.name)
                 elif isinstance(each, ast.Assign):
-                    found = [target for target, value in _pairs(each) if self._is_namespace(value)]
+                    found = [target for target, value in pairs_of(each) if self._is_namespace(value)]
                     namespaces |= {target.id for target in found if isinstance(target, ast.Name)}
         self.scopes.append((names, namespaces))
         self.later += 1
@@ -426,7 +428,7 @@ class _Reader(ast.NodeVisitor):
 
     def _without_namespace(self, node: ast.Assign) -> None:
         """Drop ``xp = namespace(...)``, alone or as a part of a line."""
-        pairs = list(_pairs(node))
+        pairs = list(pairs_of(node))
         lost = [n for n, (_, value) in enumerate(pairs) if self._is_namespace(value)]
         if not lost:
             return
@@ -457,15 +459,6 @@ class _Reader(ast.NodeVisitor):
             return None
         found = resolve(self.known.module, node.id)
         return found if isinstance(found, str) else None
-
-
-def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield targets with what they get, of ``a = x`` and ``a, b = x, y``."""
-    target, value = node.targets[0], node.value
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        yield from zip(target.elts, value.elts, strict=True)
-    else:
-        yield target, value
 
 
 def _within(node: ast.AST) -> Iterator[ast.AST]:

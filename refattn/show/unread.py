@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from refattn.show.commented import BODIES, kept_of, like, statements
-from refattn.show.fold import Named, pairs_of
+from refattn.show.defined import pairs_of
+from refattn.show.fold import Named
 
 
 def drop_stores(function: ast.FunctionDef) -> None:

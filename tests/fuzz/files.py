@@ -13,7 +13,6 @@ it read. What comes of it is counted:
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import random
@@ -27,6 +26,7 @@ from typing import Any
 from refattn.golden import vectors
 from refattn.train import checkpoint, folder, metrics
 from refattn.train.folder import RunError
+from tests.fuzz.command import command
 from tests.train.runs import small, train, write_text
 
 STRANGE: list[Any] = [
@@ -178,15 +178,5 @@ def run(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
     return counts, bad
 
 
-def main() -> None:
-    """Run and print one line of counts, after a line for each call that failed."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--calls", type=int, default=1000)
-    options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
-    counts, bad = run(given.calls, given.seed)
-    print("\n".join([*bad, f"files, seed {given.seed}: {given.calls} calls: {dict(sorted(counts.items()))}"]))
-
-
 if __name__ == "__main__":
-    main()
+    command("files", "calls", 1000, run)

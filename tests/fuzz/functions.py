@@ -16,7 +16,6 @@ range. What comes of it is counted:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -45,6 +44,7 @@ from refattn.train import checkpoint, data, metrics, optimiser, sample, schedule
 from refattn.verify import large, run, traced
 from refattn.verify.foreign import adapter
 from refattn.verify.foreign.program import Program
+from tests.fuzz.command import command
 
 ROOT = Path(ra.__file__).parent
 
@@ -385,15 +385,5 @@ def run_all(calls: int, seed: int) -> tuple[Counter[str], list[str]]:
     return counts, bad
 
 
-def main() -> None:
-    """Run and print one line of counts, after a line for each call that did not end as it should."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--calls", type=int, default=1000)
-    options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
-    counts, bad = run_all(given.calls, given.seed)
-    print("\n".join([*bad, f"functions, seed {given.seed}: {given.calls} calls: {dict(sorted(counts.items()))}"]))
-
-
 if __name__ == "__main__":
-    main()
+    command("functions", "calls", 1000, run_all)

@@ -13,7 +13,6 @@ What comes of a life is counted: killed, or ended before it was; and of the last
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import random
 import signal
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from refattn.golden import vectors
+from tests.fuzz.command import command
 from tests.train.runs import ENVIRONMENT, arguments, remains, write_text
 
 # The picture of a run needs as much time as all else together, and is no part of what it computes.
@@ -147,15 +147,5 @@ def run(kills: int, seed: int) -> tuple[Counter[str], list[str]]:
     return counts, bad
 
 
-def main() -> None:
-    """Run and print one line of counts, after a line for each life that did not end as it should."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--kills", type=int, default=100)
-    options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
-    counts, bad = run(given.kills, given.seed)
-    print("\n".join([*bad, f"kills, seed {given.seed}: {given.kills} kills: {dict(sorted(counts.items()))}"]))
-
-
 if __name__ == "__main__":
-    main()
+    command("kills", "kills", 100, run)
