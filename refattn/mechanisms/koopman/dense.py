@@ -94,7 +94,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.koopman.kernel import Kernel, Observables, coordinates, visible
-from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, steepness
+from refattn.mechanisms.koopman.perturbation import STALLED, a_and_b, certify, invert, is_regular, steepness
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_pairs
 from refattn.ops.solve import identity, solve
@@ -130,6 +130,7 @@ class Step:
     attended: Array  # (b, h, i, d): q'
     root: Array  # (b, h, i, d): q^r
     left: Array  # (b, h, i): how far psi is from having been inverted, see `invert`
+    jacobian: Array  # (b, h, i, d, d): J, the identity where there is nothing to solve
     starts: Array  # (b, h, i, l, o): B
     dual: Array  # (b, h, i, l, o): N; in the full space the identity (l, l)
     inner: Array  # (b, h, i, l, l): Z
@@ -157,7 +158,14 @@ class Saved:
     @property
     def left(self) -> tuple[Array, ...]:
         """How far psi is from having been inverted, of each update from the second on."""
-        return tuple(step.left for step in self.updates)
+        return tuple(left_of(step) for step in self.updates)
+
+
+def left_of(step: Step) -> Array:
+    """Return how far psi is from having been inverted, infinite where it is singular at its root."""
+    xp, eye = namespace(step.left), identity(step.root.shape[-1], step.root)
+    jacobian = xp.where((step.left <= STALLED)[..., None, None], step.jacobian, eye)
+    return xp.where(is_regular(jacobian), step.left, math.inf)
 
 
 def forward(
@@ -173,44 +181,44 @@ def forward(
     augmented = options.space == "augmented"
     g = Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
     gram = gram_of(g, causal, options.jitter) if options.updates > 1 else None  # tagged there
-    weights, attended = attend(q, keys, values, seen, options)  # tagged there
-    trajectory, all_weights, steps = [q, attended], [weights], list[Step]()
-    for n in range(options.updates - 1):
+    trajectory, all_weights, steps = (q,), tuple[Array, ...](), tuple[Step, ...]()
+    for n in range(options.updates):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
-        recent = trajectory if options.window is None else trajectory[-options.window - 1 :]
-        points = xp.stack(recent, axis=3)  # x_0 ... x_L
-        numbers = options.tau, options.epsilon[n, ...], options.ridge[n, ...]
-        step = update(points, attended, g, gram, options, numbers)  # tagged there
-        trajectory, all_weights, steps = [*trajectory, step.root], [*all_weights, weights], [*steps, step]
-    points, weighed, fitted = tuple(trajectory), tuple(all_weights), tuple(steps)
-    return points[-1], Saved(options, causal, k.shape[1], values, g, gram, points, weighed, fitted)
+        all_weights = (*all_weights, weights)
+        root = attended  # (b, h, i, d)
+        if n > 0:
+            recent = trajectory if options.window is None else trajectory[-options.window - 1 :]
+            numbers = options.tau, options.epsilon[n - 1, ...], options.ridge[n - 1, ...]
+            step = update(xp.stack(recent, axis=3), attended, g, gram, options, numbers)  # tagged there
+            root, steps = step.root, (*steps, step)
+        trajectory = (*trajectory, root)
+    return trajectory[-1], Saved(options, causal, k.shape[1], values, g, gram, trajectory, all_weights, steps)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k and v and of every number; of ridge and epsilon one for each later update."""
     xp, options, g = namespace(d_out), saved.options, saved.g
-    k, v = g.keys[:, :, 0, :, :], saved.v  # (b, h, j, d), (b, h, j, d)
-    nothing = xp.sum(d_out) * 0.0  # ()
-    d = {"k": xp.zeros_like(k), "v": xp.zeros_like(v), "bandwidth": nothing, "weight": nothing}
+    k, v, nothing = g.keys[:, :, 0, :, :], saved.v, xp.sum(d_out) * 0.0  # (b, h, j, d), (b, h, j, d), ()
+    d = {"bandwidth": nothing, "weight": nothing}
     d_points = [*(xp.zeros_like(x) for x in saved.trajectory[:-1]), d_out]
     d_numbers = list[dict[str, Array]]()
-    for number in range(options.updates, 0, -1):
-        d_root = d_points[number]  # (b, h, i, d) [dKOOP.17]
-        passed = {"attended": d_root}
-        if number > 1:
+    for n in range(options.updates - 1, -1, -1):
+        d_root = d_points[n + 1]  # (b, h, i, d) [dKOOP.17]
+        if n == 0:
+            d_attended = d_root  # (b, h, i, d) [dKOOP.4]
+        else:
             # forward: root = update(points, attended, g, gram, ...)
-            step = saved.updates[number - 2]
-            numbers = options.tau, options.epsilon[number - 2, ...], options.ridge[number - 2, ...]
-            d_path, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)  # as points
-            for n in range(1, d_path.shape[3] + 1):
-                d_points[number - n] = d_points[number - n] + d_path[:, :, :, -n, :]  # (b, h, i, d)
+            numbers = options.tau, options.epsilon[n - 1, ...], options.ridge[n - 1, ...]
+            step = saved.updates[n - 1]
+            d_path, d_attended, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)
+            for at in range(1, d_path.shape[3] + 1):
+                d_points[n + 1 - at] = d_points[n + 1 - at] + d_path[:, :, :, -at, :]  # (b, h, i, d)
             d_numbers = [found, *d_numbers]
-        d_attended = passed.pop("attended")  # (b, h, i, d) [dKOOP.4]
-        add(d, passed)
+            add(d, passed)
         # forward: attended = attend(x, k, v)
-        x, weights = saved.trajectory[number - 1], saved.weights[number - 1]  # (b, h, i, d), (b, h, i, j)
+        x, weights = saved.trajectory[n], saved.weights[n]  # (b, h, i, d), (b, h, i, j)
         d_x, passed = attend_backward(x, k, v, weights, options, d_attended)  # (b, h, i, d), -
-        d_points[number - 1] = d_points[number - 1] + d_x  # (b, h, i, d)
+        d_points[n] = d_points[n] + d_x  # (b, h, i, d)
         add(d, passed)
     if options.updates > 1:
         # forward: gram = gram_of(g, ...)
@@ -270,25 +278,25 @@ def attend_backward(
 def gram_of(g: Observables, causal: bool, jitter: float) -> Array:
     """Return G (b, h, i, o, o)."""
     xp, keys, seen = namespace(g.keys), g.keys[:, :, 0, :, :], g.seen  # -, (b, h, j, d), (b, h, i, j)
-    between = g.kernel.values(keys, keys)  # (b, h, j, j) [KOOP.5]
+    between = g.kernel.look(keys, keys)[0]  # (b, h, j, j) [KOOP.5]
     eye = identity(keys.shape[2], keys)  # (j, j)
     if causal:
-        size = zeros((*seen.shape[:3], 1), keys) + g.kernel.weight + 1.0  # (b, h, i, 1): delta / jitter
+        size = g.kernel.weight + 1.0 + 0.0 * g.count()  # (b, h, i, 1): delta / jitter
     else:
         sizes = xp.where(seen, xp.sum(between * eye, axis=-1)[:, :, None, :], 0.0)  # (b, h, i, j): E_jj
         size = xp.sum(sizes, axis=-1, keepdims=True) / g.count()  # (b, h, i, 1): delta / jitter
-    diagonal = xp.where(seen, jitter * size, jitter * size + 1.0)  # (b, h, i, j)
+    delta = jitter * size[..., None]  # (b, h, i, 1, 1)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
-    within = xp.where(pairs, between[:, :, None, :, :], 0.0)  # (b, h, i, j, j)
+    within = xp.where(pairs, between[:, :, None, :, :], eye)  # (b, h, i, j, j)
     if g.augmented:
         beside = xp.where(seen[..., None], g.keys, 0.0)  # (b, h, i, j, d)
-        factor = 1.0 / g.kernel.linear_part() + jitter * size[..., None]  # (b, h, i, 1, 1): 1 / n + delta
+        factor = 1.0 / g.kernel.linear_part() + delta  # (b, h, i, 1, 1): 1 / n + delta
         corner = factor * identity(keys.shape[3], keys)  # (b, h, i, d, d)
-        upper = xp.concat([within + diagonal[..., None] * eye, beside], axis=-1)  # (b, h, i, j, o)
+        upper = xp.concat([within + delta * eye, beside], axis=-1)  # (b, h, i, j, o)
         lower = xp.concat([xp.matrix_transpose(beside), corner], axis=-1)  # (b, h, i, d, o)
         gram = xp.concat([upper, lower], axis=-2)  # (b, h, i, o, o) [KOOP.6]
     else:
-        gram = within + diagonal[..., None] * eye  # (b, h, i, o, o) [KOOP.6]
+        gram = within + delta * eye  # (b, h, i, o, o) [KOOP.6]
     return gram
 
 
@@ -296,7 +304,7 @@ def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_
     """Return the gradients of the keys and the kernel's numbers, for those of G and, if augmented, of 1 / n in P."""
     xp, j = namespace(d_gram), g.seen.shape[3]
     keys, seen = g.keys[:, :, 0, :, :], g.seen  # (b, h, j, d), (b, h, i, j)
-    # forward: gram = between where both are seen, + 1 on the diagonal where not, + delta on all of it
+    # forward: gram = between where both are seen, else eye, + delta on the diagonal
     traces = d_gram * identity(d_gram.shape[-1], d_gram)  # (b, h, i, o, o): its diagonal
     d_size = jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
@@ -306,16 +314,15 @@ def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_
     d_between = d_seen + xp.sum(shares, axis=2)[..., None] * identity(j, keys)  # (b, h, j, j) [dKOOP.5]
     # forward: between = k(keys, keys)
     left, right, d_bandwidth, d_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), (b, h, j, d), (), ()
+    d_weight = d_weight + xp.sum(d_size) if causal else d_weight  # ()
     total = {"k": left + right, "bandwidth": d_bandwidth, "weight": d_weight}
-    if causal:
-        add(total, {"weight": xp.sum(d_size)})
     if g.augmented:
         # forward: gram = [[gram, keys], [keys^T, I / n + delta I]]; P has 1 / n, too
         beside = d_gram[..., :j, j:] + xp.matrix_transpose(d_gram[..., j:, :j])  # (b, h, i, j, d)
         d_factor = -(d_norm + xp.sum(traces[..., j:, j:])) / g.kernel.linear_part() ** 2  # (): of n
         d_bandwidth, d_weight = g.kernel.linear_part_backward(d_factor)  # (), ()
-        add(total, {"k": xp.sum(xp.where(seen[..., None], beside, 0.0), axis=2)})
-        add(total, {"bandwidth": d_bandwidth, "weight": d_weight})
+        d_keys = xp.sum(xp.where(seen[..., None], beside, 0.0), axis=2)  # (b, h, j, d)
+        add(total, {"k": d_keys, "bandwidth": d_bandwidth, "weight": d_weight})
     return total
 
 
@@ -334,70 +341,70 @@ def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array
 
 
 def update(points: Array, attended: Array, g: Observables, gram: Any, options: Options, numbers: Any) -> Step:
-    """Return the fit to points x_0 ... x_L, and the next query: where psi is (K psi)(q'), by tau, epsilon, ridge."""
+    """Return the fit to points x_0 ... x_L, and the next query: where psi is (K psi)(q')."""
     xp, transpose = namespace(attended), namespace(attended).matrix_transpose
     tau, epsilon, ridge = numbers  # (), (), () or (d,)
-    first, last = points[..., :-1, :], points[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
-    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), or 1
+    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
+    first, last = points[..., :-1, :], points[..., -1, :]  # (b, h, i, l, d): starts, (b, h, i, d)
+    observed = g.values(xp.concat([points, attended[..., None, :]], axis=-2))  # of all observables there and at q'
+    starts = observed[..., :-2, :]  # (b, h, i, l, o) [KOOP.7]
+    targets = observed[..., 1:-1, :] - tau * starts  # (b, h, i, l, o) [KOOP.8]
     centres = centres_of(first, g, options)
-    starts = g.values(first)  # (b, h, i, l, o) [KOOP.7]
-    targets = g.values(last) - tau * starts  # (b, h, i, l, o) [KOOP.8]
     if options.space == "full":
-        dual = identity(first.shape[3], first)  # (l, l)
+        dual, at_attended = identity(first.shape[3], first), centres.values(attended[..., None, :])  # (l, l), g(q')
         inner = centres.values(first)  # (b, h, i, l, l) [KOOP.10]
     else:
+        at_attended = observed[..., -1:, :]  # (b, h, i, 1, o): g(q')
         dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
-    added = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o), behind an axis of coordinates
-    found = coefficients(options.fit, inner, gram, added, targets)  # (b, h, i, l, o) [KOOP.11]
+    weight = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o) behind an axis of coordinates
+    found = coefficients(options.fit, inner, gram, weight, targets)  # (b, h, i, l, o) [KOOP.11]
     modes = joined(found @ coordinates(g), options)  # (b, h, i, l, d) [KOOP.12]
     koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
-    twice = joined(koopman @ modes, options)  # (b, h, i, l, d): R D
-    lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.14]
-    at_attended = transpose(centres.values(attended[..., None, :]))  # g(q')
-    section = (dual @ at_attended)[..., 0]  # (b, h, i, l) [KOOP.15]
+    lifted = (a + 2.0 * tau * b) * modes + b * joined(koopman @ modes, options)  # (b, h, i, l, d) [KOOP.14]
+    section = (dual @ transpose(at_attended))[..., 0]  # (b, h, i, l) [KOOP.15]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.16]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
     own, factors = a + b * tau, transpose(modes) @ dual  # (), of D^T kappa(x) = factors g(x)
+    alive, eye = xp.any(g.seen, axis=-1), identity(points.shape[-1], points)  # (b, h, i), (d, d)
     if options.certify:
-        certify(steepness(centres, factors), own, b, xp.any(g.seen, axis=-1))
+        certify(steepness(centres, factors), own, b, alive)
 
     def psi(x: Array) -> tuple[Array, Array, Array]:
         """Return psi(x) - z, the size of the terms that it sums, and J."""
         value, size, slope = centres.look(x, factors)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
         terms = xp.abs(own * x) + xp.abs(b * size) + xp.abs(image)  # (b, h, i, d)
-        jacobian = own * identity(x.shape[-1], x) + b * slope  # (b, h, i, d, d)
-        return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
+        return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), own * eye + b * slope
 
-    alive = xp.any(g.seen, axis=-1)  # (b, h, i): whether the query sees a key
-    reached, left = invert(psi, (expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
+    reached, left = invert(psi, (expected, attended, last), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.17]
-    return Step(points, attended, root, left, starts, dual, inner, found, modes, koopman, lifted, section)
+    jacobian = xp.where(alive[..., None, None], psi(root)[2], eye)  # (b, h, i, d, d): J
+    return Step(points, attended, root, left, jacobian, starts, dual, inner, found, modes, koopman, lifted, section)
 
 
 def update_backward(
     step: Step, g: Observables, gram: Any, options: Options, numbers: Any, d_root: Array
-) -> tuple[Array, dict[str, Array], dict[str, Array]]:
-    """Return the gradients of the points, by name those of q' and of what all updates share, and of the numbers."""
+) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
+    """Return the gradients of the points, of q', and by name of what all updates share and of the numbers."""
     xp, transpose = namespace(d_root), namespace(d_root).matrix_transpose
     tau, epsilon, ridge = numbers  # (), (), () or (d,)
+    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
     points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
     starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
-    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), or 1
-    centres, eye = centres_of(points[..., :-1, :], g, options), identity(root.shape[-1], root)  # -, (d, d)
+    centres = centres_of(points[..., :-1, :], g, options)
+    beside = xp.stack([attended, root], axis=-2)  # (b, h, i, 2, d): q' and q^r
+    observed = centres.values(beside)  # of all observables there
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
-    value, _, slope = centres.look(root, transpose(modes) @ dual)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
-    alive = xp.any(g.seen, axis=-1)[..., None]  # (b, h, i, 1): whether there is a root
-    jacobian = xp.where(alive[..., None], (a + b * tau) * eye + b * slope, eye)  # (b, h, i, d, d): J
-    d_image = solve(transpose(jacobian), xp.where(alive, d_root, 0.0)[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
+    d_alive = xp.where(xp.any(g.seen, axis=-1)[..., None], d_root, 0.0)  # (b, h, i, d): of a query that sees a key
+    d_image = solve(transpose(step.jacobian), d_alive[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
+    at_root = (dual @ transpose(observed[..., 1:, :]))[..., 0]  # (b, h, i, l): u
     d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): du
     # forward: image = (a + b) tau attended + lifted^T section
     d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
     d_lifted = step.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.14]
     # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-    at_root = centres.values(root[..., None, :])  # g(q^r)
-    of_psi = (dual @ transpose(at_root)) * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
     d_twice = summed(transpose(step.koopman) @ apart(d_lifted, options), options)  # (b, h, i, l, d): R^T dH
+    of_psi = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
     d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.12]
     d_koopman = b * apart(d_lifted, options) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.13]
     # forward: modes = found @ P; koopman = found @ starts^T
@@ -405,59 +412,57 @@ def update_backward(
     d_found = visible(g, d_fitted)  # (b, h, i, l, o) [dKOOP.11]
     d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
-    added = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
+    weight = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
     mirrored = transpose(inner), transpose(gram)  # (b, h, i, l, l), (b, h, i, o, o)
-    d_targets = coefficients(options.fit, *mirrored, added, d_found)  # (b, h, i, l, o) [dKOOP.8]
+    d_targets = coefficients(options.fit, *mirrored, weight, d_found)  # (b, h, i, l, o) [dKOOP.8]
     d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
-    left = inner @ found + added * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
+    left = inner @ found + weight * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
     d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
     of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
     if options.scale == "mean":
         of_ridge = of_ridge * (float(inner.shape[-1]) * g.count()[..., None])  # (b, h, i, l, o)
     d_ridge = xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
-    # forward: starts = g(first); targets = g(last) - tau starts
+    # forward: starts = g(first); targets = g(last) - tau starts; koopman = found @ starts^T
     d_last = summed(d_targets, options)  # (b, h, i, l, o): of g at the ends
+    d_kappa = xp.stack([d_section, d_at_root], axis=-2)  # (b, h, i, 2, l): dc and du
     of_koopman = summed(transpose(d_koopman) @ found, options)  # (b, h, i, l, o): dR^T A
     if options.space == "full":
         d_starts = of_koopman - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
     else:
         # forward: inner = dual @ starts^T; dual = starts G^-1; kappa(x) = dual @ g(x), at q' and at a given root
-        of_attended = d_section[..., None] * g.values(attended[..., None, :])  # (b, h, i, l, o): dc g(q')^T
-        d_dual = d_inner @ starts + d_at_root[..., None] * at_root + of_attended  # (b, h, i, l, o) [dKOOP.9]
+        d_dual = d_inner @ starts + transpose(d_kappa) @ observed  # (b, h, i, l, o) [dKOOP.9]
         through = transpose(solve(transpose(gram), transpose(d_dual)))  # (b, h, i, l, o): dN G^-1
         d_starts = of_koopman + transpose(d_inner) @ dual + through - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
         d_gram = d_gram - transpose(dual) @ through  # (b, h, i, o, o)
-    none = xp.zeros_like(d_last[..., :1, :])  # (b, h, i, 1, o): the last point starts nothing, the first ends nothing
+    none = xp.zeros_like(d_last[..., :1, :])  # (b, h, i, 1, o): no transition starts at x_L, and none ends at x_0
     d_path = xp.concat([d_starts, none], axis=-2) + xp.concat([none, d_last], axis=-2)  # (b, h, i, l + 1, o)
     # forward: g or, in the full space, sections at first, at q' and at q^r
-    beside = [attended[..., None, :], root[..., None, :]]  # (b, h, i, 1, d) each
-    d_beside = [d_section[..., None, :] @ dual, d_at_root[..., None, :] @ dual]  # (b, h, i, 1, o) each
     if options.space == "full":
         d_points, d_keys, d_bandwidth, d_weight = g.backward(points, d_path)  # as points, the keys of each query
-        at = xp.concat([points[..., :-1, :], *beside], axis=-2)  # where the sections were evaluated
-        d_at = xp.concat([d_inner, *d_beside], axis=-2)  # of each section there
+        at = xp.concat([points[..., :-1, :], beside], axis=-2)  # where the sections were evaluated
+        d_at = xp.concat([d_inner, d_kappa], axis=-2)  # of each section there
         d_x, d_first, more_bandwidth, more_weight = centres.backward(at, d_at)  # as at, as first
         d_bandwidth, d_weight = d_bandwidth + more_bandwidth, d_weight + more_weight  # (), ()
         moved = [d_x[..., :-2, :] + d_first, xp.zeros_like(d_first[..., :1, :])]  # as points
         d_points = d_points + xp.concat(moved, axis=-2)  # (b, h, i, l + 1, d)
     else:
-        at = xp.concat([points, *beside], axis=-2)  # where g was evaluated
-        d_at = xp.concat([d_path, *d_beside], axis=-2)  # of each observable there
-        d_x, d_keys, d_bandwidth, d_weight = g.backward(at, d_at)  # as at, the keys of each query
+        at = xp.concat([points, beside], axis=-2)  # (b, h, i, l + 3, d): where g was evaluated
+        d_at = xp.concat([d_path, d_kappa @ dual], axis=-2)  # (b, h, i, l + 3, o): of each observable there
+        d_x, d_keys, d_bandwidth, d_weight = g.backward(at, d_at)  # as at, the keys of each query, (), ()
         d_points = d_x[..., :-2, :]  # (b, h, i, l + 1, d)
-    d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d)
+    d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d) [dKOOP.4]
     # forward: a and b in psi, in image and in lifted
     d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
-    of_image = d_image * (tau * (attended - root) - value)  # (b, h, i, d)
+    of_image = d_image * (tau * (attended - root) - xp.sum(modes * at_root[..., None], axis=-2))  # (b, h, i, d)
     d_b = xp.sum(of_image) + xp.sum(d_lifted * (2.0 * tau * modes + joined(step.koopman @ modes, options)))  # (): db
     d_numbers = {"ridge": d_ridge, "epsilon": d_a if options.perturbation == "shift" else d_b}
     if options.perturbation == "pencil":
         d_numbers |= {"mix": d_a}
     d_k = xp.sum(d_keys, axis=2) + d_coordinates[..., : g.keys.shape[3], :]  # (b, h, j, d)
-    passed = {"attended": d_attended, "k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
+    passed = {"k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
     if g.augmented:
-        passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * eye)}
-    return d_points, passed, d_numbers
+        passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * identity(root.shape[-1], root))}
+    return d_points, d_attended, passed, d_numbers
 
 
 def centres_of(first: Array, g: Observables, options: Options) -> Observables:
@@ -495,5 +500,4 @@ def summed(x: Array, options: Options) -> Array:
 
 def add(total: dict[str, Array], parts: dict[str, Array]) -> None:
     """Add parts to a total that is the caller's own, name by name."""
-    for name, part in parts.items():
-        total[name] = total[name] + part if name in total else part  # of any shape
+    total.update({name: total.get(name, 0.0) + part for name, part in parts.items()})

@@ -24,6 +24,7 @@ Letters: b batch, h head, i query of a chunk, l transition, j key, d width, o ob
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +33,7 @@ from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.dense import add, apart, joined, summed
 from refattn.mechanisms.koopman.forms.whitening import Whitening, fit, whiten
 from refattn.mechanisms.koopman.kernel import Observables, coordinates
-from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert
+from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, is_regular
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import identity, solve
@@ -219,7 +220,7 @@ def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array],
             certify(step.steepness(), step.own_part, step.b, alive)
         root, left = invert(step.residual, (step.expected, attended, points[-1]), alive, step.step)
         points.append(xp.where(alive[..., None], root, 0.0))
-        lefts.append(left)
+        lefts.append(xp.where(is_regular(step.solved), left, math.inf))
     return points, lefts
 
 
@@ -306,6 +307,7 @@ class Step:
         self.first = xp.stack(way.points[at : number - 1], axis=-2)  # (b, h, i, l, d)
         self.a, self.b = a_and_b(options.perturbation, options.epsilon[number - 2, ...], options.mix)
         self.own_part = self.a + self.b * tau
+        self.solved = identity(number - 1 - at, attended)  # of the last step that each query took
         self.ridge = dense.ridge_of(options.ridge[number - 2, ...], options, chunk.g, self.first)
         self.starts = xp.stack(way.features[at : number - 1], axis=-2)  # (b, h, i, l, o): W
         self.targets = xp.stack(way.features[at + 1 : number], axis=-2) - tau * self.starts  # (b, h, i, l, o): Y'
@@ -332,16 +334,15 @@ class Step:
         """Return kappa(x) (b, h, i, l), the sizes of the terms of its sums, and its Jacobian (b, h, i, l, d)."""
         xp, g, row = namespace(x), self.chunk.g, x[..., None, :]
         if self.dual is None:
-            values, along, towards = g.kernel.look(row, self.first)  # (b, h, i, 1, l)
-            along, towards = along[..., 0, :, None], towards[..., 0, :, None]
-            return values[..., 0, :], xp.abs(values[..., 0, :]), (along - towards) * self.first + towards * row
+            values, cross, own, *_ = g.kernel.look(self.first, row)  # (b, h, i, l, 1)
+            return values[..., 0], xp.abs(values[..., 0]), cross * self.first + own * row
         keys = self.chunk.keys
-        values, along, towards = g.kernel.look(x, keys)  # (b, h, i, j)
+        values, cross, own, *_ = g.kernel.look(x, keys)  # (b, h, i, j)
         sections = self.chunk.sections_of(x, values)[..., None]
         value, size = (self.dual @ sections)[..., 0], (xp.abs(self.dual) @ xp.abs(sections))[..., 0]
         at_keys, beyond = self.dual[..., : keys.shape[2]], self.dual[..., keys.shape[2] :]
-        jacobian = flat_product(at_keys * (along - towards)[..., None, :], keys)
-        jacobian = jacobian + xp.sum(at_keys * towards[..., None, :], axis=-1)[..., None] * row
+        jacobian = flat_product(at_keys * cross[..., None, :], keys)
+        jacobian = jacobian + xp.sum(at_keys * own[..., None, :], axis=-1)[..., None] * row
         return value, size, jacobian + beyond if g.augmented else jacobian
 
     def steepness(self) -> Array:
@@ -368,13 +369,14 @@ class Step:
         terms = xp.abs(self.own_part * x) + sizes + xp.abs(self.image)
         return residual, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
 
-    def step(self, jacobian: Array, residual: Array, taking: Array) -> tuple[Array, Array]:
-        """Return J^-1 r where taking, and the matrix that was solved; 0 where psi has no inverse in this form."""
+    def step(self, jacobian: Array, residual: Array, taking: Array) -> Array:
+        """Return J^-1 r where taking, and keep in `solved` what is singular where J is."""
         xp = namespace(residual)
         known, small = xp.where(taking[..., None], residual, 0.0), self._small(jacobian, taking)
         inner = solve(small, jacobian @ known[..., None])
-        change = self._divided(known - self.b * combined(inner[..., 0], self.modes))
-        return change, small * namespace(small).astype(abs(self.own_part + 0.0 * small) > 0.0, small.dtype)
+        inverse = xp.astype(abs(self.own_part + 0.0 * small) > 0.0, small.dtype)  # 0 where there is none in this form
+        self.solved = xp.where(taking[..., None, None], small * inverse, self.solved)
+        return self._divided(known - self.b * combined(inner[..., 0], self.modes))
 
     def step_adjoint(self, jacobian: Array, d_x: Array, taking: Array) -> Array:
         """Return J^-T d_x where taking."""
