@@ -93,7 +93,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.koopman.kernel import Kernel, Observables, coordinates, visible
+from refattn.mechanisms.koopman.kernel import (
+    Kernel,
+    Observables,
+    coordinates,
+    count,
+    look,
+    observed,
+    observed_backward,
+    visible,
+)
 from refattn.mechanisms.koopman.perturbation import STALLED, a_and_b, certify, invert, is_regular, steepness
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_pairs
@@ -181,7 +190,7 @@ def forward(
     augmented = options.space == "augmented"
     g = Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
     gram = gram_of(g, causal, options.jitter) if options.updates > 1 else None  # tagged there
-    trajectory, all_weights, steps = (q,), tuple[Array, ...](), tuple[Step, ...]()
+    trajectory, all_weights, steps, groups = (q,), tuple[Array, ...](), tuple[Step, ...](), k.shape[1]
     for n in range(options.updates):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
         all_weights = (*all_weights, weights)
@@ -192,7 +201,7 @@ def forward(
             step = update(xp.stack(recent, axis=3), attended, g, gram, options, numbers)  # tagged there
             root, steps = step.root, (*steps, step)
         trajectory = (*trajectory, root)
-    return trajectory[-1], Saved(options, causal, k.shape[1], values, g, gram, trajectory, all_weights, steps)
+    return trajectory[-1], Saved(options, causal, groups, values, g, gram, trajectory, all_weights, steps)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -204,17 +213,17 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_numbers = list[dict[str, Array]]()
     for n in range(options.updates - 1, -1, -1):
         d_root = d_points[n + 1]  # (b, h, i, d) [dKOOP.17]
-        if n == 0:
-            d_attended = d_root  # (b, h, i, d) [dKOOP.4]
-        else:
+        passed = {"attended": d_root}
+        if n > 0:
             # forward: root = update(points, attended, g, gram, ...)
             numbers = options.tau, options.epsilon[n - 1, ...], options.ridge[n - 1, ...]
             step = saved.updates[n - 1]
-            d_path, d_attended, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)
+            d_path, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)  # as points
             for at in range(1, d_path.shape[3] + 1):
                 d_points[n + 1 - at] = d_points[n + 1 - at] + d_path[:, :, :, -at, :]  # (b, h, i, d)
             d_numbers = [found, *d_numbers]
-            add(d, passed)
+        d_attended = passed.pop("attended")  # (b, h, i, d) [dKOOP.4]
+        add(d, passed)
         # forward: attended = attend(x, k, v)
         x, weights = saved.trajectory[n], saved.weights[n]  # (b, h, i, d), (b, h, i, j)
         d_x, passed = attend_backward(x, k, v, weights, options, d_attended)  # (b, h, i, d), -
@@ -281,10 +290,10 @@ def gram_of(g: Observables, causal: bool, jitter: float) -> Array:
     between = g.kernel.look(keys, keys)[0]  # (b, h, j, j) [KOOP.5]
     eye = identity(keys.shape[2], keys)  # (j, j)
     if causal:
-        size = g.kernel.weight + 1.0 + 0.0 * g.count()  # (b, h, i, 1): delta / jitter
+        size = g.kernel.weight + 1.0 + 0.0 * count(g)  # (b, h, i, 1): delta / jitter
     else:
         sizes = xp.where(seen, xp.sum(between * eye, axis=-1)[:, :, None, :], 0.0)  # (b, h, i, j): E_jj
-        size = xp.sum(sizes, axis=-1, keepdims=True) / g.count()  # (b, h, i, 1): delta / jitter
+        size = xp.sum(sizes, axis=-1, keepdims=True) / count(g)  # (b, h, i, 1): delta / jitter
     delta = jitter * size[..., None]  # (b, h, i, 1, 1)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
     within = xp.where(pairs, between[:, :, None, :, :], eye)  # (b, h, i, j, j)
@@ -310,7 +319,7 @@ def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
     d_seen = xp.sum(xp.where(pairs, d_gram[..., :j, :j] if g.augmented else d_gram, 0.0), axis=2)  # (b, h, j, j)
     # forward: size = weight + 1, or the mean of between_jj over the seen keys
-    shares = xp.where(seen, 0.0 * d_size if causal else d_size / g.count(), 0.0)  # (b, h, i, j)
+    shares = xp.where(seen, 0.0 * d_size if causal else d_size / count(g), 0.0)  # (b, h, i, j)
     d_between = d_seen + xp.sum(shares, axis=2)[..., None] * identity(j, keys)  # (b, h, j, j) [dKOOP.5]
     # forward: between = k(keys, keys)
     left, right, d_bandwidth, d_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), (b, h, j, d), (), ()
@@ -346,15 +355,15 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     tau, epsilon, ridge = numbers  # (), (), () or (d,)
     a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
     first, last = points[..., :-1, :], points[..., -1, :]  # (b, h, i, l, d): starts, (b, h, i, d)
-    observed = g.values(xp.concat([points, attended[..., None, :]], axis=-2))  # of all observables there and at q'
-    starts = observed[..., :-2, :]  # (b, h, i, l, o) [KOOP.7]
-    targets = observed[..., 1:-1, :] - tau * starts  # (b, h, i, l, o) [KOOP.8]
+    at_points = observed(g, xp.concat([points, attended[..., None, :]], axis=-2))  # of all observables there and at q'
+    starts = at_points[..., :-2, :]  # (b, h, i, l, o) [KOOP.7]
+    targets = at_points[..., 1:-1, :] - tau * starts  # (b, h, i, l, o) [KOOP.8]
     centres = centres_of(first, g, options)
     if options.space == "full":
-        dual, at_attended = identity(first.shape[3], first), centres.values(attended[..., None, :])  # (l, l), g(q')
-        inner = centres.values(first)  # (b, h, i, l, l) [KOOP.10]
+        dual, at_attended = identity(first.shape[3], first), observed(centres, attended[..., None, :])  # (l, l), g(q')
+        inner = observed(centres, first)  # (b, h, i, l, l) [KOOP.10]
     else:
-        at_attended = observed[..., -1:, :]  # (b, h, i, 1, o): g(q')
+        at_attended = at_points[..., -1:, :]  # (b, h, i, 1, o): g(q')
         dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
     weight = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o) behind an axis of coordinates
@@ -372,7 +381,7 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
 
     def psi(x: Array) -> tuple[Array, Array, Array]:
         """Return psi(x) - z, the size of the terms that it sums, and J."""
-        value, size, slope = centres.look(x, factors)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
+        value, size, slope = look(centres, x, factors)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
         terms = xp.abs(own * x) + xp.abs(b * size) + xp.abs(image)  # (b, h, i, d)
         return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), own * eye + b * slope
 
@@ -384,8 +393,8 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
 
 def update_backward(
     step: Step, g: Observables, gram: Any, options: Options, numbers: Any, d_root: Array
-) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
-    """Return the gradients of the points, of q', and by name of what all updates share and of the numbers."""
+) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+    """Return the gradients of the points, by name those of q' and of what all updates share, and of the numbers."""
     xp, transpose = namespace(d_root), namespace(d_root).matrix_transpose
     tau, epsilon, ridge = numbers  # (), (), () or (d,)
     a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
@@ -393,11 +402,11 @@ def update_backward(
     starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
     centres = centres_of(points[..., :-1, :], g, options)
     beside = xp.stack([attended, root], axis=-2)  # (b, h, i, 2, d): q' and q^r
-    observed = centres.values(beside)  # of all observables there
+    at_beside = observed(centres, beside)  # of all observables there
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
     d_alive = xp.where(xp.any(g.seen, axis=-1)[..., None], d_root, 0.0)  # (b, h, i, d): of a query that sees a key
     d_image = solve(transpose(step.jacobian), d_alive[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
-    at_root = (dual @ transpose(observed[..., 1:, :]))[..., 0]  # (b, h, i, l): u
+    at_root = (dual @ transpose(at_beside[..., 1:, :]))[..., 0]  # (b, h, i, l): u
     d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): du
     # forward: image = (a + b) tau attended + lifted^T section
     d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
@@ -420,7 +429,7 @@ def update_backward(
     d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
     of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
     if options.scale == "mean":
-        of_ridge = of_ridge * (float(inner.shape[-1]) * g.count()[..., None])  # (b, h, i, l, o)
+        of_ridge = of_ridge * (float(inner.shape[-1]) * count(g)[..., None])  # (b, h, i, l, o)
     d_ridge = xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
     # forward: starts = g(first); targets = g(last) - tau starts; koopman = found @ starts^T
     d_last = summed(d_targets, options)  # (b, h, i, l, o): of g at the ends
@@ -430,7 +439,7 @@ def update_backward(
         d_starts = of_koopman - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
     else:
         # forward: inner = dual @ starts^T; dual = starts G^-1; kappa(x) = dual @ g(x), at q' and at a given root
-        d_dual = d_inner @ starts + transpose(d_kappa) @ observed  # (b, h, i, l, o) [dKOOP.9]
+        d_dual = d_inner @ starts + transpose(d_kappa) @ at_beside  # (b, h, i, l, o) [dKOOP.9]
         through = transpose(solve(transpose(gram), transpose(d_dual)))  # (b, h, i, l, o): dN G^-1
         d_starts = of_koopman + transpose(d_inner) @ dual + through - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
         d_gram = d_gram - transpose(dual) @ through  # (b, h, i, o, o)
@@ -438,19 +447,21 @@ def update_backward(
     d_path = xp.concat([d_starts, none], axis=-2) + xp.concat([none, d_last], axis=-2)  # (b, h, i, l + 1, o)
     # forward: g or, in the full space, sections at first, at q' and at q^r
     if options.space == "full":
-        d_points, d_keys, d_bandwidth, d_weight = g.backward(points, d_path)  # as points, the keys of each query
+        d_points, d_keys, d_bandwidth, d_weight = observed_backward(
+            g, points, d_path
+        )  # as points, the keys of each query
         at = xp.concat([points[..., :-1, :], beside], axis=-2)  # where the sections were evaluated
         d_at = xp.concat([d_inner, d_kappa], axis=-2)  # of each section there
-        d_x, d_first, more_bandwidth, more_weight = centres.backward(at, d_at)  # as at, as first
+        d_x, d_first, more_bandwidth, more_weight = observed_backward(centres, at, d_at)  # as at, as first
         d_bandwidth, d_weight = d_bandwidth + more_bandwidth, d_weight + more_weight  # (), ()
         moved = [d_x[..., :-2, :] + d_first, xp.zeros_like(d_first[..., :1, :])]  # as points
         d_points = d_points + xp.concat(moved, axis=-2)  # (b, h, i, l + 1, d)
     else:
         at = xp.concat([points, beside], axis=-2)  # (b, h, i, l + 3, d): where g was evaluated
         d_at = xp.concat([d_path, d_kappa @ dual], axis=-2)  # (b, h, i, l + 3, o): of each observable there
-        d_x, d_keys, d_bandwidth, d_weight = g.backward(at, d_at)  # as at, the keys of each query, (), ()
+        d_x, d_keys, d_bandwidth, d_weight = observed_backward(g, at, d_at)  # as at, the keys of each query, (), ()
         d_points = d_x[..., :-2, :]  # (b, h, i, l + 1, d)
-    d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d) [dKOOP.4]
+    d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d)
     # forward: a and b in psi, in image and in lifted
     d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
     of_image = d_image * (tau * (attended - root) - xp.sum(modes * at_root[..., None], axis=-2))  # (b, h, i, d)
@@ -459,10 +470,10 @@ def update_backward(
     if options.perturbation == "pencil":
         d_numbers |= {"mix": d_a}
     d_k = xp.sum(d_keys, axis=2) + d_coordinates[..., : g.keys.shape[3], :]  # (b, h, j, d)
-    passed = {"k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
+    passed = {"attended": d_attended, "k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
     if g.augmented:
         passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * identity(root.shape[-1], root))}
-    return d_points, d_attended, passed, d_numbers
+    return d_points, passed, d_numbers
 
 
 def centres_of(first: Array, g: Observables, options: Options) -> Observables:
@@ -477,7 +488,7 @@ def ridge_of(ridge: Array, options: Options, g: Observables, first: Array) -> Ar
     """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
     if options.scale == "sum" and not options.by_coordinate:
         return ridge
-    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count()[..., None]  # 1 or (b, h, i, 1, 1)
+    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * count(g)[..., None]  # 1 or (b, h, i, 1, 1)
     return (ridge[:, None, None, None, None, None] if options.by_coordinate else ridge) * factor
 
 

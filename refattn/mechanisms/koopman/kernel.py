@@ -66,9 +66,10 @@ class Kernel:
         # forward: values = k(x, y)
         _, cross, own, of_bandwidth, value = self.look(x, y)
         d_cross, d_own = d_values * cross, d_values * own
+        d_bandwidth, d_weight = d_values * of_bandwidth / -self.bandwidth, d_values * value
         d_x = d_cross @ y + xp.sum(d_own, axis=-1, keepdims=True) * x
         d_y = xp.matrix_transpose(d_cross) @ x + xp.sum(d_own, axis=-2)[..., None] * y
-        return d_x, d_y, sum_wide(d_values * of_bandwidth) / -self.bandwidth, sum_wide(d_values * value)
+        return d_x, d_y, sum_wide(d_bandwidth), sum_wide(d_weight)
 
     def slope_bound(self) -> float | Array:
         """Return the largest slope of c k2 along a line."""
@@ -204,40 +205,40 @@ class Observables:
     seen: Array  # (b, h, i, j): whether the query sees the key
     augmented: bool
 
-    def values(self, x: Array) -> Array:
-        """(b, h, i, l, d) -> (b, h, i, l, o)."""
-        return observed(self, self.kernel.look(x, self.keys)[0], x)
 
-    def backward(self, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
-        # forward: values = k(x, keys) where seen; augmented: x beside them
-        d_seen = visible(self, d_values)
-        if self.augmented:
-            at_keys, beyond = d_seen[..., : self.keys.shape[3]], d_seen[..., self.keys.shape[3] :]
-            d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys, at_keys)
-            return d_x + beyond, d_keys, d_bandwidth, d_weight
-        return self.kernel.backward(x, self.keys, d_seen)
-
-    def look(self, x: Array, factors: Array) -> tuple[Array, Array, Array]:
-        """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
-        xp, row = namespace(x), x[..., None, :]
-        values, cross, own, *_ = self.kernel.look(row, self.keys)  # (b, h, i, 1, j)
-        terms = factors * observed(self, values, row)  # (b, h, i, d, o)
-        at_keys = factors[..., : self.keys.shape[3]] if self.augmented else factors
-        jacobian = (at_keys * cross) @ self.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
-        jacobian = jacobian + factors[..., self.keys.shape[3] :] if self.augmented else jacobian
-        return xp.sum(terms, axis=-1), xp.sum(xp.abs(terms), axis=-1), jacobian
-
-    def count(self) -> Array:
-        """Return how many keys each query sees (b, h, i, 1), 1 where it sees none."""
-        xp = namespace(self.keys)
-        found = xp.sum(xp.astype(self.seen, self.keys.dtype), axis=-1, keepdims=True)
-        return xp.where(found == 0.0, 1.0, found)
-
-
-def observed(g: Observables, at_keys: Array, x: Array) -> Array:
-    """Return g(x) (b, h, i, l, o) for sections (b, h, i, l, j) at all keys: those that are seen; augmented: x too."""
+def observed(g: Observables, x: Array) -> Array:
+    """Return g(x): (b, h, i, l, d) -> (b, h, i, l, o)."""
+    at_keys = g.kernel.look(x, g.keys)[0]
     return visible(g, namespace(x).concat([at_keys, x], axis=-1) if g.augmented else at_keys)
+
+
+def observed_backward(g: Observables, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
+    """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
+    # forward: values = k(x, keys) where seen; augmented: x beside them
+    d_seen = visible(g, d_values)
+    if not g.augmented:
+        return g.kernel.backward(x, g.keys, d_seen)
+    at_keys, beyond = d_seen[..., : g.keys.shape[3]], d_seen[..., g.keys.shape[3] :]
+    d_x, d_keys, d_bandwidth, d_weight = g.kernel.backward(x, g.keys, at_keys)
+    return d_x + beyond, d_keys, d_bandwidth, d_weight
+
+
+def look(g: Observables, x: Array, factors: Array) -> tuple[Array, Array, Array]:
+    """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
+    xp, row = namespace(x), x[..., None, :]
+    values, cross, own, *_ = g.kernel.look(row, g.keys)  # (b, h, i, 1, j)
+    at_keys = factors[..., : g.keys.shape[3]] if g.augmented else factors
+    jacobian = (at_keys * cross) @ g.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
+    jacobian = jacobian + factors[..., g.keys.shape[3] :] if g.augmented else jacobian
+    terms = factors * visible(g, xp.concat([values, row], axis=-1) if g.augmented else values)  # (b, h, i, d, o)
+    return xp.sum(terms, axis=-1), xp.sum(xp.abs(terms), axis=-1), jacobian
+
+
+def count(g: Observables) -> Array:
+    """Return how many keys each query sees (b, h, i, 1), 1 where it sees none."""
+    xp = namespace(g.keys)
+    found = xp.sum(xp.astype(g.seen, g.keys.dtype), axis=-1, keepdims=True)
+    return xp.where(found == 0.0, 1.0, found)
 
 
 def visible(g: Observables, x: Array) -> Array:
