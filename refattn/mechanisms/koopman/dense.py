@@ -105,7 +105,7 @@ from refattn.mechanisms.koopman.kernel import (
 )
 from refattn.mechanisms.koopman.perturbation import STALLED, a_and_b, certify, invert, is_regular, steepness
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.masks import allowed_pairs
+from refattn.ops.masks import up_to
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, max_last, namespace, zeros
 
@@ -184,9 +184,9 @@ def forward(
     xp, causal = namespace(q), offset is not None
     keys = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     values = repeat_heads(v, q.shape[1])  # (b, h, j, d): copies of v
-    allowed = allowed_pairs(mask, offset, q.shape[2], k.shape[2], q)  # broadcasts to J
     everywhere = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
-    seen = everywhere if allowed is None else everywhere & allowed  # (b, h, i, j): whether j is in J(i)
+    past = everywhere if offset is None else everywhere & up_to(offset, q.shape[2], k.shape[2], q)  # (b, h, i, j)
+    seen = past if mask is None else past & mask  # (b, h, i, j): whether j is in J(i)
     augmented = options.space == "augmented"
     g = Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
     gram = gram_of(g, causal, options.jitter) if options.updates > 1 else None  # tagged there
@@ -338,15 +338,16 @@ def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_
 def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
     """Return A (..., l, o) of KOOP.11 for Z, G and Y; with Z and G transposed it is its own adjoint, Y to A."""
     reshape, transpose = namespace(inner).reshape, namespace(inner).matrix_transpose
-    targets = targets + 0.0 * ridge  # (..., l, o): with the axis in front that ridges by coordinate have
-    rows, size = targets.shape[-2], targets.shape[-2] * targets.shape[-1]
+    rows, columns = targets.shape[-2:]
     if fit == "separable":
         left = solve(inner + ridge * identity(rows, inner), targets)  # (..., l, o)
         return transpose(solve(transpose(gram), transpose(left)))
     # Row by row the elements of A are one vector: element (l, o) of Z A G takes Z_ll' G_o'o of element (l', o').
     product = inner[..., :, None, :, None] * transpose(gram)[..., None, :, None, :]  # (..., l, o, l', o')
-    system = reshape(product, (*product.shape[:-4], size, size)) + ridge * identity(size, inner)  # (..., l o, l' o')
-    return reshape(solve(system, reshape(targets, (*targets.shape[:-2], size, 1))), targets.shape)
+    system = reshape(product, (*product.shape[:-4], rows * columns, rows * columns))  # (..., l o, l' o')
+    system = system + ridge * identity(rows * columns, inner)  # (..., l o, l' o')
+    found = solve(system, reshape(targets, (*targets.shape[:-2], rows * columns, 1)))  # (..., l o, 1)
+    return reshape(found, (*found.shape[:-2], rows, columns))
 
 
 def update(points: Array, attended: Array, g: Observables, gram: Any, options: Options, numbers: Any) -> Step:
@@ -354,16 +355,14 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     xp, transpose = namespace(attended), namespace(attended).matrix_transpose
     tau, epsilon, ridge = numbers  # (), (), () or (d,)
     a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
-    first, last = points[..., :-1, :], points[..., -1, :]  # (b, h, i, l, d): starts, (b, h, i, d)
-    at_points = observed(g, xp.concat([points, attended[..., None, :]], axis=-2))  # of all observables there and at q'
-    starts = at_points[..., :-2, :]  # (b, h, i, l, o) [KOOP.7]
-    targets = at_points[..., 1:-1, :] - tau * starts  # (b, h, i, l, o) [KOOP.8]
+    first, at_points = points[..., :-1, :], observed(g, points)  # (b, h, i, l, d), (b, h, i, l + 1, o)
+    starts = at_points[..., :-1, :]  # (b, h, i, l, o) [KOOP.7]
+    targets = at_points[..., 1:, :] - tau * starts  # (b, h, i, l, o) [KOOP.8]
     centres = centres_of(first, g, options)
     if options.space == "full":
-        dual, at_attended = identity(first.shape[3], first), observed(centres, attended[..., None, :])  # (l, l), g(q')
+        dual = identity(first.shape[3], first)  # (l, l)
         inner = observed(centres, first)  # (b, h, i, l, l) [KOOP.10]
     else:
-        at_attended = at_points[..., -1:, :]  # (b, h, i, 1, o): g(q')
         dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
     weight = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o) behind an axis of coordinates
@@ -371,7 +370,7 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     modes = joined(found @ coordinates(g), options)  # (b, h, i, l, d) [KOOP.12]
     koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
     lifted = (a + 2.0 * tau * b) * modes + b * joined(koopman @ modes, options)  # (b, h, i, l, d) [KOOP.14]
-    section = (dual @ transpose(at_attended))[..., 0]  # (b, h, i, l) [KOOP.15]
+    section = (dual @ transpose(observed(centres, attended[..., None, :])))[..., 0]  # (b, h, i, l) [KOOP.15]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.16]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
     own, factors = a + b * tau, transpose(modes) @ dual  # (), of D^T kappa(x) = factors g(x)
@@ -385,7 +384,7 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
         terms = xp.abs(own * x) + xp.abs(b * size) + xp.abs(image)  # (b, h, i, d)
         return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), own * eye + b * slope
 
-    reached, left = invert(psi, (expected, attended, last), alive)  # (b, h, i, d), (b, h, i)
+    reached, left = invert(psi, (expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.17]
     jacobian = xp.where(alive[..., None, None], psi(root)[2], eye)  # (b, h, i, d, d): J
     return Step(points, attended, root, left, jacobian, starts, dual, inner, found, modes, koopman, lifted, section)
@@ -422,8 +421,9 @@ def update_backward(
     d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
     weight = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
-    mirrored = transpose(inner), transpose(gram)  # (b, h, i, l, l), (b, h, i, o, o)
-    d_targets = coefficients(options.fit, *mirrored, weight, d_found)  # (b, h, i, l, o) [dKOOP.8]
+    d_targets = coefficients(
+        options.fit, transpose(inner), transpose(gram), weight, d_found
+    )  # (b, h, i, l, o) [dKOOP.8]
     d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
     left = inner @ found + weight * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
     d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes

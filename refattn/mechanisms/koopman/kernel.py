@@ -54,8 +54,7 @@ class Kernel:
         """Return k, cross and own of dk/dx = cross y + own x, -bandwidth dk/dbandwidth, and k2, (..., p, q) each."""
         xp = namespace(x, y)
         dot = x @ xp.matrix_transpose(y)
-        squares = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :]
-        rho = squares - 2.0 * dot
+        rho = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :] - 2.0 * dot
         value, slope = self.second(rho)
         own = 2.0 * self.weight * slope
         return dot + self.weight * value, 1.0 - own, own, own * rho, value
@@ -66,10 +65,11 @@ class Kernel:
         # forward: values = k(x, y)
         _, cross, own, of_bandwidth, value = self.look(x, y)
         d_cross, d_own = d_values * cross, d_values * own
-        d_bandwidth, d_weight = d_values * of_bandwidth / -self.bandwidth, d_values * value
+        d_bandwidth = sum_wide(d_values * of_bandwidth) / -self.bandwidth
+        d_weight = sum_wide(d_values * value)
         d_x = d_cross @ y + xp.sum(d_own, axis=-1, keepdims=True) * x
         d_y = xp.matrix_transpose(d_cross) @ x + xp.sum(d_own, axis=-2)[..., None] * y
-        return d_x, d_y, sum_wide(d_bandwidth), sum_wide(d_weight)
+        return d_x, d_y, d_bandwidth, d_weight
 
     def slope_bound(self) -> float | Array:
         """Return the largest slope of c k2 along a line."""
@@ -215,9 +215,9 @@ def observed(g: Observables, x: Array) -> Array:
 def observed_backward(g: Observables, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
     """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
     # forward: values = k(x, keys) where seen; augmented: x beside them
-    d_seen = visible(g, d_values)
     if not g.augmented:
-        return g.kernel.backward(x, g.keys, d_seen)
+        return g.kernel.backward(x, g.keys, visible(g, d_values))
+    d_seen = visible(g, d_values)
     at_keys, beyond = d_seen[..., : g.keys.shape[3]], d_seen[..., g.keys.shape[3] :]
     d_x, d_keys, d_bandwidth, d_weight = g.kernel.backward(x, g.keys, at_keys)
     return d_x + beyond, d_keys, d_bandwidth, d_weight

@@ -35,11 +35,9 @@ STEPS = 100
 STEPS_UNSEEN = 12
 """Steps of Newton's method for each start, rejected ones included; and where values cannot be asked (jax.jit)."""
 
-Function = Callable[..., tuple[Array, ...]]
-
 
 def invert(
-    evaluate: Function, starts: Sequence[Array], alive: Array, step: Function | None = None
+    evaluate: Callable[..., Any], tried: Sequence[Array], alive: Array, step: Callable[..., Any] | None = None
 ) -> tuple[Array, Array]:
     """Return the roots x (..., d) of psi(x) = z, NaN where there is none, and `left` (...,).
 
@@ -52,9 +50,9 @@ def invert(
         left    returned  |psi(x) - z| in units of the tolerance: converged to 1, as far as rounding allows to STALLED;
                           above STALLED there is no root
     """
-    xp = namespace(*starts)
-    root, left = starts[0], xp.where(alive, math.inf, xp.zeros_like(starts[0][..., 0]))
-    for start in starts:
+    xp = namespace(*tried)
+    root, left = tried[0], xp.where(alive, math.inf, xp.zeros_like(tried[0][..., 0]))
+    for start in tried:
         lost = left > STALLED
         x, x_left = newton(evaluate, start, lost, step)
         better = lost & (x_left < left)
@@ -64,7 +62,9 @@ def invert(
     return xp.where((left <= STALLED)[..., None], root, float("nan")), left
 
 
-def newton(evaluate: Function, start: Array, going: Array, step: Function | None) -> tuple[Array, Array]:
+def newton(
+    evaluate: Callable[..., Any], start: Array, going: Array, step: Callable[..., Any] | None
+) -> tuple[Array, Array]:
     """Return x and `left`, as `invert` does, from one start, where going."""
     xp, x, change = namespace(start), start, namespace(start).zeros_like(start)
     tolerance = TOLERANCE["float64" if xp.finfo(start.dtype).bits == 64 else "float32"]
