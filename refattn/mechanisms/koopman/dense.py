@@ -459,7 +459,7 @@ def update_backward(
     else:
         at = xp.concat([points, beside], axis=-2)  # (b, h, i, l + 3, d): where g was evaluated
         d_at = xp.concat([d_path, d_kappa @ dual], axis=-2)  # (b, h, i, l + 3, o): of each observable there
-        d_x, d_keys, d_bandwidth, d_weight = observed_backward(g, at, d_at)  # as at, the keys of each query, (), ()
+        d_x, d_keys, d_bandwidth, d_weight = observed_backward(g, at, d_at)  # as at
         d_points = d_x[..., :-2, :]  # (b, h, i, l + 1, d)
     d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d)
     # forward: a and b in psi, in image and in lifted

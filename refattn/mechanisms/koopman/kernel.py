@@ -63,10 +63,11 @@ class Kernel:
         """Return the gradients with respect to x and y, (..., p, d) and (..., q, d), the bandwidth and the weight."""
         xp = namespace(x, y, d_values)
         # forward: values = k(x, y)
-        _, cross, own, of_bandwidth, value = self.look(x, y)
+        _, cross, own, moved, value = self.look(x, y)
         d_cross, d_own = d_values * cross, d_values * own
-        d_bandwidth = sum_wide(d_values * of_bandwidth) / -self.bandwidth
-        d_weight = sum_wide(d_values * value)
+        of_bandwidth, of_weight = d_values * moved / -self.bandwidth, d_values * value
+        d_bandwidth = sum_wide(of_bandwidth)
+        d_weight = sum_wide(of_weight)
         d_x = d_cross @ y + xp.sum(d_own, axis=-1, keepdims=True) * x
         d_y = xp.matrix_transpose(d_cross) @ x + xp.sum(d_own, axis=-2)[..., None] * y
         return d_x, d_y, d_bandwidth, d_weight
