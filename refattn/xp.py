@@ -155,6 +155,11 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
 
 
+def eye(size: int, like: Array) -> Array:
+    """Return the identity (size, size) with the dtype and on the device of `like`."""
+    return namespace(like).eye(size, dtype=like.dtype, device=device(like))
+
+
 def arange(start: int, stop: int, like: Array) -> Array:
     """Return ``start, ..., stop - 1`` in the library's own integer type on the device of `like`."""
     return namespace(like).arange(start, stop, device=device(like))

@@ -28,13 +28,8 @@ def allowed_pairs(mask: Array | None, offset: int | None, queries: int, keys: in
     """Return which query may attend which key, broadcastable to (..., i, j), or None where every pair may attend."""
     if offset is None or keys - 1 <= offset:
         return mask
-    past = up_to(offset, queries, keys, like)
+    past = arange(0, keys, like)[None, :] <= arange(0, queries, like)[:, None] + offset
     return past if mask is None else mask & past
-
-
-def up_to(offset: int, queries: int, keys: int, like: Array) -> Array:
-    """Return whether j <= i + offset (i, j)."""
-    return arange(0, keys, like)[None, :] <= arange(0, queries, like)[:, None] + offset
 
 
 def allowed_in_tile(

@@ -38,7 +38,7 @@ def _values(reader: Reader, kind: ast.ClassDef, call: ast.Call) -> dict[str, ast
 
 
 def unwrap(tree: ast.Module, reader: Reader) -> None:
-    """Let the one field of a class stand for its objects, where it is sure which fields of the name are of that class."""
+    """Let the one field of a class stand for its objects, where it is sure which fields of the name it has."""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     names = [name for kind in classes for name in reader.fields_of(kind)]
     for kind in classes:

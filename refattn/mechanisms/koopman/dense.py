@@ -1,11 +1,11 @@
 """Queries updated by a Koopman operator that is fitted to their own trajectory: the definition.
 
-Every query attends (update 1). From update 2 on, the points x_0 ... x_L of its trajectory so far say how it moves, l to
-l + 1. An operator K on functions is fitted to these transitions, in the span of the observables g_o(x) = k(k_o, x), the
-kernel's sections at the keys that the query sees; phi = K pi, with the coordinates pi, is its one-step map. It predicts
-from what the query attends, q': through psi = a pi + b phi, the query goes to where psi takes the value (K psi)(q'). An
-operator moves functions, not points: a point can be read off its value of psi because psi is one to one, as pi is, of
-which it is a perturbation. For a true operator of a map f, (K psi)(q') = psi(f(q')), and the query goes to f(q').
+Every query attends (update 1). From update 2 on, an operator K on functions is fitted to how the points x_0 ... x_L of
+its trajectory moved, l to l + 1, in the span of the observables g_o(x) = k(k_o, x), the kernel's sections at the keys
+that the query sees; phi = K pi, with the coordinates pi, is its one-step map. From what it attends, q', the query goes
+to where psi = a pi + b phi takes the value (K psi)(q'): an operator moves functions, not points, but a point is read
+off its value of psi, which is one to one, as pi is, of which it is a perturbation. For a true operator of a map f,
+(K psi)(q') = psi(f(q')), and the query goes to f(q').
 
 Equations (J(i) are the keys that query i sees; each update repeats KOOP.1 to KOOP.4 with the newest query x = q^{r-1},
 and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
@@ -30,21 +30,20 @@ and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
 
 With delta_i = jitter (weight + 1) where the call is causal, with the kernel's weight, else the jitter times the mean of
 E_jj over J(i). The operator is (K f)(x) = tau f(x) + kappa(x)^T A f(keys), with f(keys) the column of the values of f
-at the keys; for the coordinates that is P itself. Its error over the observables and its Hilbert-Schmidt norm are those
-of A alone, with Z and G symmetric and positive; |Z A G - Y|^2 + ridge tr(A^T Z A G) is least where KOOP.11 holds.
-"separable" measures the error in the norm of the kernel's space instead. Both are unique for ridge > 0, and linear maps
-from Y to A that are their own adjoints.
-
-"identity" has a = 1, b = epsilon: the update tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil"
-has a = mix, b = epsilon. Only a / b matters. Newton's method finds where psi takes a value.
+at the keys: P for the coordinates. |Z A G - Y|^2 + ridge tr(A^T Z A G), with its error over the observables and its
+Hilbert-Schmidt norm, is least where KOOP.11 holds: for ridge > 0 at one A, which is linear in Y, and its own adjoint.
+"separable" measures the error in the norm of the kernel's space instead. "identity" has a = 1, b = epsilon: the update
+tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil" has a = mix, b = epsilon. Only a / b matters.
 
 In "augmented" the coordinates are observables too, behind the keys: g(x) = (k(k_j, x), x), P = (k, I / n) and G has the
-blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial). Where coordinates have ridges of
-their own, A and R have an axis of them in front, and column p of D and R D is that of the operator with ridge_p.
+blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial).
 
-Adjoints, for given d_o (u = kappa(q^r), J the Jacobian of psi there, k_x and k_y the derivatives of k(x, y) by its two
-arguments, k_h that by the bandwidth, k2 that by the weight, <., .> sums of products of elements; dg(x) is the gradient
-of g at a point x: dB_l at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over updates::
+`apart`: where coordinates have ridges of their own, A and R have an axis of them in front, and column p of D and R D is
+that of the operator with ridge_p.
+
+Adjoints, for given d_o (u = kappa(q^r), J the Jacobian of psi there, k_x, k_y, k_h and k2 the derivatives of k(x, y) by
+x, y, the bandwidth and the weight, <., .> sums of products of elements; dg(x) is the gradient of g at a point x: dB_l
+at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over updates::
 
     [dKOOP.17]  dq^s = sum_j ds_j k_j / sqrt(d) + sum_r sum_o dg_o(q^s) k_x(q^s, k_o)      of the last: + d_o
     [dKOOP.16]  dz = J^-T dq^r
@@ -72,14 +71,11 @@ of g at a point x: dB_l at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). S
     [dKOOP.weight]  dweight = sum_r sum_x sum_j dg_j(x) k2(x, k_j) + sum_jj' dE_jj' k2(k_j, k_j')
 
 with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T u) + <dH, 2 tau D + R D>; of KOOP.5 is
-sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. A ridge of
-scale "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for
-k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full" kappa and Z
-are sections at the points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> +
-<du, kappa(q^r)>.
-
-The root moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. No
-eigenvector is differentiated anywhere.
+sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. The root
+moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. A ridge of scale
+"mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for k_j / sqrt(d) and
+x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full" kappa and Z are sections at the
+points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> + <du, kappa(q^r)>.
 
 Axes: b batch, h query head, g key/value head, i query, j key, l transition, o observable, d width.
 
@@ -104,10 +100,8 @@ from refattn.mechanisms.koopman.kernel import (
     visible,
 )
 from refattn.mechanisms.koopman.perturbation import STALLED, a_and_b, certify, invert, is_regular, steepness
-from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.masks import up_to
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, max_last, namespace, zeros
+from refattn.xp import Array, arange, max_last, namespace, zeros
 
 
 @dataclass(frozen=True)
@@ -148,6 +142,7 @@ class Step:
     koopman: Array  # (b, h, i, l, l): R
     lifted: Array  # (b, h, i, l, d): H
     section: Array  # (b, h, i, l): c
+    numbers: tuple[Any, Array, Array]  # tau, epsilon, ridge
 
 
 @dataclass(frozen=True)
@@ -182,15 +177,17 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Return the last query (b, h, i, d), NaN where psi was not inverted, and what `backward` reads."""
     xp, causal = namespace(q), offset is not None
-    keys = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
-    values = repeat_heads(v, q.shape[1])  # (b, h, j, d): copies of v
-    everywhere = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
-    past = everywhere if offset is None else everywhere & up_to(offset, q.shape[2], k.shape[2], q)  # (b, h, i, j)
-    seen = past if mask is None else past & mask  # (b, h, i, j): whether j is in J(i)
+    groups, shared = k.shape[1], q.shape[1] // k.shape[1]  # key/value heads, and query heads of each
+    keys, values = xp.repeat(k, shared, axis=1), xp.repeat(v, shared, axis=1)  # (b, h, j, d), (b, h, j, d)
+    seen = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
+    if offset is not None:
+        past = arange(0, k.shape[2], q) <= arange(0, q.shape[2], q)[:, None] + offset  # (i, j)
+        seen = seen & past  # (b, h, i, j)
+    seen = seen if mask is None else seen & mask  # (b, h, i, j): whether j is in J(i)
     augmented = options.space == "augmented"
     g = Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
     gram = gram_of(g, causal, options.jitter) if options.updates > 1 else None  # tagged there
-    trajectory, all_weights, steps, groups = (q,), tuple[Array, ...](), tuple[Step, ...](), k.shape[1]
+    trajectory, all_weights, steps = (q,), tuple[Array, ...](), tuple[Step, ...]()
     for n in range(options.updates):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
         all_weights = (*all_weights, weights)
@@ -211,14 +208,12 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d = {"bandwidth": nothing, "weight": nothing}
     d_points = [*(xp.zeros_like(x) for x in saved.trajectory[:-1]), d_out]
     d_numbers = list[dict[str, Array]]()
-    for n in range(options.updates - 1, -1, -1):
+    for n in range(len(saved.weights) - 1, -1, -1):
         d_root = d_points[n + 1]  # (b, h, i, d) [dKOOP.17]
         passed = {"attended": d_root}
         if n > 0:
             # forward: root = update(points, attended, g, gram, ...)
-            numbers = options.tau, options.epsilon[n - 1, ...], options.ridge[n - 1, ...]
-            step = saved.updates[n - 1]
-            d_path, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)  # as points
+            d_path, passed, found = update_backward(saved.updates[n - 1], g, saved.gram, options, d_root)  # as points
             for at in range(1, d_path.shape[3] + 1):
                 d_points[n + 1 - at] = d_points[n + 1 - at] + d_path[:, :, :, -at, :]  # (b, h, i, d)
             d_numbers = [found, *d_numbers]
@@ -229,16 +224,17 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_x, passed = attend_backward(x, k, v, weights, options, d_attended)  # (b, h, i, d), -
         d_points[n] = d_points[n] + d_x  # (b, h, i, d)
         add(d, passed)
-    if options.updates > 1:
+    if saved.gram is not None:
         # forward: gram = gram_of(g, ...)
         d_gram = d["gram"]  # (b, h, i, o, o) [dKOOP.6]
         add(d, gram_backward(g, saved.causal, options.jitter, d_gram, d.get("norm", nothing)))
     d_q = d_points[0]  # (b, h, i, d) [dKOOP.q]
-    d_k = sum_heads(d["k"], saved.groups)  # (b, g, j, d) [dKOOP.k]
-    d_v = sum_heads(d["v"], saved.groups)  # (b, g, j, d) [dKOOP.v]
+    grouped = (k.shape[0], saved.groups, -1, *k.shape[2:])  # the query heads of a key/value head beside each other
+    d_k = xp.sum(xp.reshape(d["k"], grouped), axis=2)  # (b, g, j, d) [dKOOP.k]
+    d_v = xp.sum(xp.reshape(d["v"], grouped), axis=2)  # (b, g, j, d) [dKOOP.v]
     d_bandwidth, d_weight = d["bandwidth"], d["weight"]  # () [dKOOP.bandwidth], () [dKOOP.weight]
     gradients = {"q": d_q, "k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
-    if options.updates == 1:
+    if not d_numbers:
         return gradients
     d_ridge = xp.stack([part["ridge"] for part in d_numbers])  # [dKOOP.ridge]
     d_epsilon = xp.stack([part["epsilon"] for part in d_numbers])  # [dKOOP.epsilon]
@@ -387,15 +383,17 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     reached, left = invert(psi, (expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.17]
     jacobian = xp.where(alive[..., None, None], psi(root)[2], eye)  # (b, h, i, d, d): J
-    return Step(points, attended, root, left, jacobian, starts, dual, inner, found, modes, koopman, lifted, section)
+    return Step(
+        points, attended, root, left, jacobian, starts, dual, inner, found, modes, koopman, lifted, section, numbers
+    )
 
 
 def update_backward(
-    step: Step, g: Observables, gram: Any, options: Options, numbers: Any, d_root: Array
+    step: Step, g: Observables, gram: Any, options: Options, d_root: Array
 ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     """Return the gradients of the points, by name those of q' and of what all updates share, and of the numbers."""
     xp, transpose = namespace(d_root), namespace(d_root).matrix_transpose
-    tau, epsilon, ridge = numbers  # (), (), () or (d,)
+    tau, epsilon, ridge = step.numbers  # (), (), () or (d,)
     a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
     points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
     starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
