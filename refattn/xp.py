@@ -155,7 +155,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
 
 
-def eye(size: int, like: Array) -> Array:
+def eye_like(size: int, like: Array) -> Array:
     """Return the identity (size, size) with the dtype and on the device of `like`."""
     return namespace(like).eye(size, dtype=like.dtype, device=device(like))
 

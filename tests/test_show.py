@@ -429,7 +429,7 @@ def test_stand_ins_give_the_bits_of_the_originals(x: NDArray[Any], dtype: str) -
     x = x.astype(dtype)
     arguments: dict[str, tuple[Any, ...]] = {
         "zeros": (x.shape, x),
-        "eye": (3, x),
+        "eye_like": (3, x),
         "arange": (2, 7, x),
         "product": (x, np.matrix_transpose(x)),
         "concrete": (np.all(x > 0.0),),

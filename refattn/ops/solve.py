@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refattn.xp import Array, concrete, eye, namespace
+from refattn.xp import Array, concrete, eye_like, namespace
 
 Linear = Callable[[Array], Array]
 
 
 def identity(size: int, like: Array) -> Array:
     """(n, n): ones on the diagonal, of the dtype and on the device of `like`."""
-    return eye(size, like)
+    return eye_like(size, like)
 
 
 def solve(a: Array, b: Array) -> Array:

@@ -30,7 +30,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return np.zeros(shape, dtype=like.dtype)
 
 
-def eye(size: int, like: Array) -> Array:
+def eye_like(size: int, like: Array) -> Array:
     """Return the identity with the dtype of `like`."""
     return np.eye(size, dtype=like.dtype)
 

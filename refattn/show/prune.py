@@ -76,6 +76,7 @@ def prune(
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             unread.drop_aliases(node)
+            unread.drop_values(node)
     spell_out(tree)
     shorten(tree)
     merge.drop_items(tree, roots)

@@ -72,10 +72,12 @@ at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over upda
 
 with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T u) + <dH, 2 tau D + R D>; of KOOP.5 is
 sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. The root
-moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. A ridge of scale
-"mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for k_j / sqrt(d) and
-x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full" kappa and Z are sections at the
-points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> + <du, kappa(q^r)>.
+moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there.
+
+A ridge of scale "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and
+k_y(x_i, k_j) for k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full"
+kappa and Z are sections at the points, so that these move instead: for "full" dq^s and dq' have the derivatives of
+<dZ, Z> + <dc, kappa(q')> + <du, kappa(q^r)>.
 
 Axes: b batch, h query head, g key/value head, i query, j key, l transition, o observable, d width.
 
@@ -93,8 +95,8 @@ from refattn.mechanisms.koopman.kernel import (
     Kernel,
     Observables,
     coordinates,
-    count,
     look,
+    observables,
     observed,
     observed_backward,
     visible,
@@ -184,9 +186,9 @@ def forward(
         past = arange(0, k.shape[2], q) <= arange(0, q.shape[2], q)[:, None] + offset  # (i, j)
         seen = seen & past  # (b, h, i, j)
     seen = seen if mask is None else seen & mask  # (b, h, i, j): whether j is in J(i)
-    augmented = options.space == "augmented"
-    g = Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
-    gram = gram_of(g, causal, options.jitter) if options.updates > 1 else None  # tagged there
+    g, gram = observables(options.kernel, keys, seen, options.space == "augmented"), None
+    if options.updates > 1:
+        gram = gram_of(g, causal, options.jitter)  # tagged there
     trajectory, all_weights, steps = (q,), tuple[Array, ...](), tuple[Step, ...]()
     for n in range(options.updates):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
@@ -227,7 +229,8 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     if saved.gram is not None:
         # forward: gram = gram_of(g, ...)
         d_gram = d["gram"]  # (b, h, i, o, o) [dKOOP.6]
-        add(d, gram_backward(g, saved.causal, options.jitter, d_gram, d.get("norm", nothing)))
+        passed = gram_backward(g, saved.causal, options.jitter, d_gram, d.get("norm", nothing))
+        add(d, passed)
     d_q = d_points[0]  # (b, h, i, d) [dKOOP.q]
     grouped = (k.shape[0], saved.groups, -1, *k.shape[2:])  # the query heads of a key/value head beside each other
     d_k = xp.sum(xp.reshape(d["k"], grouped), axis=2)  # (b, g, j, d) [dKOOP.k]
@@ -286,10 +289,10 @@ def gram_of(g: Observables, causal: bool, jitter: float) -> Array:
     between = g.kernel.look(keys, keys)[0]  # (b, h, j, j) [KOOP.5]
     eye = identity(keys.shape[2], keys)  # (j, j)
     if causal:
-        size = g.kernel.weight + 1.0 + 0.0 * count(g)  # (b, h, i, 1): delta / jitter
+        size = g.kernel.weight + 1.0 + 0.0 * g.count  # (b, h, i, 1): delta / jitter
     else:
         sizes = xp.where(seen, xp.sum(between * eye, axis=-1)[:, :, None, :], 0.0)  # (b, h, i, j): E_jj
-        size = xp.sum(sizes, axis=-1, keepdims=True) / count(g)  # (b, h, i, 1): delta / jitter
+        size = xp.sum(sizes, axis=-1, keepdims=True) / g.count  # (b, h, i, 1): delta / jitter
     delta = jitter * size[..., None]  # (b, h, i, 1, 1)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
     within = xp.where(pairs, between[:, :, None, :, :], eye)  # (b, h, i, j, j)
@@ -315,7 +318,7 @@ def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
     d_seen = xp.sum(xp.where(pairs, d_gram[..., :j, :j] if g.augmented else d_gram, 0.0), axis=2)  # (b, h, j, j)
     # forward: size = weight + 1, or the mean of between_jj over the seen keys
-    shares = xp.where(seen, 0.0 * d_size if causal else d_size / count(g), 0.0)  # (b, h, i, j)
+    shares = xp.where(seen, 0.0 * d_size if causal else d_size / g.count, 0.0)  # (b, h, i, j)
     d_between = d_seen + xp.sum(shares, axis=2)[..., None] * identity(j, keys)  # (b, h, j, j) [dKOOP.5]
     # forward: between = k(keys, keys)
     left, right, d_bandwidth, d_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), (b, h, j, d), (), ()
@@ -427,7 +430,7 @@ def update_backward(
     d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
     of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
     if options.scale == "mean":
-        of_ridge = of_ridge * (float(inner.shape[-1]) * count(g)[..., None])  # (b, h, i, l, o)
+        of_ridge = of_ridge * (float(inner.shape[-1]) * g.count[..., None])  # (b, h, i, l, o)
     d_ridge = xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
     # forward: starts = g(first); targets = g(last) - tau starts; koopman = found @ starts^T
     d_last = summed(d_targets, options)  # (b, h, i, l, o): of g at the ends
@@ -455,9 +458,9 @@ def update_backward(
         moved = [d_x[..., :-2, :] + d_first, xp.zeros_like(d_first[..., :1, :])]  # as points
         d_points = d_points + xp.concat(moved, axis=-2)  # (b, h, i, l + 1, d)
     else:
-        at = xp.concat([points, beside], axis=-2)  # (b, h, i, l + 3, d): where g was evaluated
-        d_at = xp.concat([d_path, d_kappa @ dual], axis=-2)  # (b, h, i, l + 3, o): of each observable there
-        d_x, d_keys, d_bandwidth, d_weight = observed_backward(g, at, d_at)  # as at
+        x = xp.concat([points, beside], axis=-2)  # (b, h, i, l + 3, d): where g was evaluated
+        d_g = xp.concat([d_path, d_kappa @ dual], axis=-2)  # (b, h, i, l + 3, o): of each observable there
+        d_x, d_keys, d_bandwidth, d_weight = observed_backward(g, x, d_g)  # as x
         d_points = d_x[..., :-2, :]  # (b, h, i, l + 1, d)
     d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d)
     # forward: a and b in psi, in image and in lifted
@@ -479,14 +482,14 @@ def centres_of(first: Array, g: Observables, options: Options) -> Observables:
     if options.space != "full":
         return g
     everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
-    return Observables(kernel=g.kernel, keys=first, seen=everywhere, augmented=False)
+    return Observables(g.kernel, first, everywhere, g.count, augmented=False)
 
 
 def ridge_of(ridge: Array, options: Options, g: Observables, first: Array) -> Array:
     """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
     if options.scale == "sum" and not options.by_coordinate:
         return ridge
-    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * count(g)[..., None]  # 1 or (b, h, i, 1, 1)
+    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count[..., None]  # 1 or (b, h, i, 1, 1)
     return (ridge[:, None, None, None, None, None] if options.by_coordinate else ridge) * factor
 
 

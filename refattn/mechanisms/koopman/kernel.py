@@ -204,6 +204,7 @@ class Observables:
     kernel: Kernel
     keys: Array  # (b, h, 1 or i, j, d)
     seen: Array  # (b, h, i, j): whether the query sees the key
+    count: Array  # (b, h, i, 1): how many it sees, 1 where it sees none
     augmented: bool
 
 
@@ -235,11 +236,12 @@ def look(g: Observables, x: Array, factors: Array) -> tuple[Array, Array, Array]
     return xp.sum(terms, axis=-1), xp.sum(xp.abs(terms), axis=-1), jacobian
 
 
-def count(g: Observables) -> Array:
-    """Return how many keys each query sees (b, h, i, 1), 1 where it sees none."""
-    xp = namespace(g.keys)
-    found = xp.sum(xp.astype(g.seen, g.keys.dtype), axis=-1, keepdims=True)
-    return xp.where(found == 0.0, 1.0, found)
+def observables(kernel: Kernel, keys: Array, seen: Array, augmented: bool) -> Observables:
+    """Return the observables at keys (b, h, j, d)."""
+    xp = namespace(keys)
+    found = xp.sum(xp.astype(seen, keys.dtype), axis=-1, keepdims=True)  # (b, h, i, 1)
+    count = xp.where(found == 0.0, 1.0, found)  # (b, h, i, 1)
+    return Observables(kernel, keys[:, :, None, :, :], seen, count, augmented)
 
 
 def visible(g: Observables, x: Array) -> Array:

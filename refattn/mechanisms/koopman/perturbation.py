@@ -50,44 +50,34 @@ def invert(
         left    returned  |psi(x) - z| in units of the tolerance: converged to 1, as far as rounding allows to STALLED;
                           above STALLED there is no root
     """
-    xp = namespace(*tried)
-    root, left = tried[0], xp.where(alive, math.inf, xp.zeros_like(tried[0][..., 0]))
+    xp, first = namespace(*tried), tried[0]
+    tolerance = TOLERANCE["float64" if xp.finfo(first.dtype).bits == 64 else "float32"]
+    root, left = first, xp.where(alive, math.inf, xp.zeros_like(first[..., 0]))
     for start in tried:
-        lost = left > STALLED
-        x, x_left = newton(evaluate, start, lost, step)
-        better = lost & (x_left < left)
-        root, left = xp.where(better[..., None], x, root), xp.where(better, x_left, left)
+        x, change, going = start, xp.zeros_like(start), left > STALLED
+        length = xp.zeros_like(start[..., 0])
+        norm, x_left = length + math.inf, length + math.inf
+        for _ in range(STEPS_UNSEEN if concrete(xp.any(going)) is None else STEPS):
+            next_x = x - length[..., None] * change
+            residual, size, jacobian = evaluate(next_x)
+            next_norm = xp.sqrt(xp.sum(residual * residual, axis=-1))
+            accepted = going & (next_norm <= (1.0 - 1e-4 * length) * norm)
+            if step is None:
+                matrix = xp.where(accepted[..., None, None], jacobian, identity(x.shape[-1], x))
+                next_change = solve(matrix, residual[..., None])[..., 0]
+            else:
+                next_change = step(jacobian, residual, accepted)
+            x, change = xp.where(accepted[..., None], next_x, x), xp.where(accepted[..., None], next_change, change)
+            x_left = xp.where(accepted, next_norm / (tolerance * (1.0 + size)), x_left)
+            norm, length = xp.where(accepted, next_norm, norm), xp.where(accepted, 1.0, 0.5 * length)
+            # What is as small as rounding allows is not halved on and on.
+            going = going & (x_left > 1.0) & (length >= 2.0**-30) & ((x_left > STALLED) | (length >= 2.0**-3))
+            if concrete(~xp.any(going)):
+                break
+        root, left = xp.where((x_left < left)[..., None], x - change, root), xp.where(x_left < left, x_left, left)
         if not concrete(xp.any(left > STALLED)):
             break
     return xp.where((left <= STALLED)[..., None], root, float("nan")), left
-
-
-def newton(
-    evaluate: Callable[..., Any], start: Array, going: Array, step: Callable[..., Any] | None
-) -> tuple[Array, Array]:
-    """Return x and `left`, as `invert` does, from one start, where going."""
-    xp, x, change = namespace(start), start, namespace(start).zeros_like(start)
-    tolerance = TOLERANCE["float64" if xp.finfo(start.dtype).bits == 64 else "float32"]
-    length = xp.zeros_like(start[..., 0])
-    norm, left = length + math.inf, length + math.inf
-    for _ in range(STEPS_UNSEEN if concrete(xp.any(going)) is None else STEPS):
-        tried = x - length[..., None] * change
-        residual, size, jacobian = evaluate(tried)
-        new_norm = xp.sqrt(xp.sum(residual * residual, axis=-1))
-        accepted = going & (new_norm <= (1.0 - 1e-4 * length) * norm)
-        if step is None:
-            matrix = xp.where(accepted[..., None, None], jacobian, identity(x.shape[-1], x))
-            new_change = solve(matrix, residual[..., None])[..., 0]
-        else:
-            new_change = step(jacobian, residual, accepted)
-        x, change = xp.where(accepted[..., None], tried, x), xp.where(accepted[..., None], new_change, change)
-        left = xp.where(accepted, new_norm / (tolerance * (1.0 + size)), left)
-        norm, length = xp.where(accepted, new_norm, norm), xp.where(accepted, 1.0, 0.5 * length)
-        # What is as small as rounding allows is not halved on and on.
-        going = going & (left > 1.0) & (length >= 2.0**-30) & ((left > STALLED) | (length >= 2.0**-3))
-        if concrete(~xp.any(going)):
-            break
-    return x - change, left
 
 
 def is_regular(x: Array) -> Array:

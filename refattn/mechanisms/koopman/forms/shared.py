@@ -32,7 +32,7 @@ from typing import Any
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.dense import add, apart, joined, summed
 from refattn.mechanisms.koopman.forms.whitening import Whitening, fit, whiten
-from refattn.mechanisms.koopman.kernel import Observables, coordinates, count
+from refattn.mechanisms.koopman.kernel import Observables, coordinates, observables
 from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, is_regular
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
@@ -111,8 +111,7 @@ def of_all(keys: Array, mask: Array | None, options: dense.Options) -> Observabl
 
 def observed(keys: Array, seen: Array, options: dense.Options) -> Observables:
     """Return the observables at keys (b, h, j, d)."""
-    augmented = options.space == "augmented"
-    return Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
+    return observables(options.kernel, keys, seen, options.space == "augmented")
 
 
 def chunks_of(saved: Saved, queries: int) -> Iterator[tuple[int, int]]:
@@ -423,7 +422,7 @@ class Step:
         d_gram = summed(flat_outer(left, d_targets), options)  # (b, h, o, o)
         of_ridge = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
         if options.scale == "mean":
-            of_ridge = of_ridge * (float(self.first.shape[-2]) * count(chunk.g)[..., None])
+            of_ridge = of_ridge * (float(self.first.shape[-2]) * chunk.g.count[..., None])
         # forward: inner = starts @ starts^T; kappa(x) = starts @ features(x), with a root that is given
         d_last = summed(d_targets, options)  # (b, h, i, l, o)
         d_starts = summed(transpose(d_koopman) @ self.found, options) - tau * d_last
