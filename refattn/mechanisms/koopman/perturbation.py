@@ -87,6 +87,13 @@ def is_regular(x: Array) -> Array:
     return (norm(x) > 0.0) & (norm(x) * norm(inverse) * rounding < 1.0)
 
 
+def left_of(left: Array, jacobian: Array) -> Array:
+    """Return `left` of `invert`, infinite where psi is singular at its root, for Jacobians (..., d, d) there."""
+    xp, eye = namespace(left), identity(jacobian.shape[-1], jacobian)
+    known = xp.where((left <= STALLED)[..., None, None], jacobian, eye)
+    return xp.where(is_regular(known), left, math.inf)
+
+
 def a_and_b(perturbation: str, epsilon: Any, mix: Any) -> tuple[Any, Any]:
     """Return a and b."""
     if perturbation == "identity":

@@ -66,9 +66,9 @@ def forward(
     keys, values = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     whitening = Whitening(keys, None)  # of one update, which has no operator, and takes any mask
     if options.updates > 1:
-        observables = of_all(keys, mask, options)
-        gram = dense.gram_of(observables, offset is not None, options.jitter)[:, :, 0, :, :]
-        whitening = whiten(gram, options.fit == "stein", q.shape[3] if observables.augmented else 0)
+        g = of_all(keys, mask, options)
+        gram = dense.gram_of(g, keys, g.seen, offset is not None, options.jitter)[:, :, 0, :, :]
+        whitening = whiten(gram, options.fit == "stein", q.shape[3] if g.augmented else 0)
     saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), ())
     chunks = [advance(saved, q, start, stop) for start, stop in chunks_of(saved, q.shape[2])]
     points, left = zip(*chunks, strict=True)
@@ -176,9 +176,9 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
     seen = zeros((*k.shape[:2], stop - start, k.shape[2]), k) == 0.0
     allowed = allowed_in_tile(saved.mask, saved.offset, (start, stop), (0, k.shape[2]), k)
     seen = seen if allowed is None else xp.logical_and(seen, allowed)
-    observables = observed(k, seen, options)
+    g = observed(k, seen, options)
     if options.updates == 1:
-        return Chunk(options, observables, whitening, None, k)
+        return Chunk(options, g, whitening, None, k)
     past, width = None, k.shape[3] if augmented else 0
     if saved.offset is not None:
         # Features have the coordinates first, see `whiten`.
@@ -186,7 +186,7 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
         past = (o <= i + (saved.offset + width)) | (o < width)
     keys = k if saved.mask is None else xp.where(xp.matrix_transpose(saved.mask), k, 0.0)
     at_coordinates = coordinates(observed(keys, seen, options))[:, :, 0, :, :]
-    return Chunk(options, observables, whitening, past, whitening.factor @ at_coordinates)
+    return Chunk(options, g, whitening, past, whitening.factor @ at_coordinates)
 
 
 class Way:
