@@ -125,7 +125,7 @@ def _merged(
         head = kept_of(found[0])
         set_kept(found[0], head)
         told = _told(callee) if getattr(callee, "home", "") == getattr(caller, "home", "") else ""
-        head.above[:0] = [*known.above, *([f"# {told}"] if told else [])]
+        head.above[:0] = known.above or ([f"# {told}"] if told else [])
         head.gap = known.gap
     for each in found:
         ast.fix_missing_locations(each)

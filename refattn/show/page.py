@@ -312,7 +312,7 @@ def _gap(before: ast.stmt | None, node: ast.stmt) -> str:
     if isinstance(node, ast.Expr):
         return ""
     large = isinstance(before, ast.FunctionDef | ast.ClassDef) or isinstance(node, ast.FunctionDef | ast.ClassDef)
-    numbers = all(isinstance(getattr(each, "value", None), ast.Constant) for each in (before, node))
+    numbers = all(isinstance(getattr(each, "value", None), ast.Constant | ast.Dict) for each in (before, node))
     return "\n\n" if large else "" if numbers else "\n"
 
 

@@ -81,8 +81,8 @@ kappa and Z are sections at the points, so that these move instead: for "full" d
 
 Axes: b batch, h query head, g key/value head, i query, j key, l transition, o observable, d width.
 
-Source: N. Tie 2024, Koopman attention; Khosravi 2023 (arXiv:2208.01681), sections IV and V, for the operator.
-"separable" is kernel ridge regression. How they are read, and where they leave a choice: docs/deviations.md.
+Source: N. Tie 2024; for the operator Khosravi 2023 (arXiv:2208.01681). How they are read: docs/deviations.md.
+"separable" is kernel ridge regression.
 """
 
 from __future__ import annotations
@@ -176,8 +176,7 @@ def forward(
     keys, values = xp.repeat(k, shared, axis=1), xp.repeat(v, shared, axis=1)  # (b, h, j, d), (b, h, j, d)
     seen = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
     if offset is not None:
-        past = arange(0, k.shape[2], q) <= arange(0, q.shape[2], q)[:, None] + offset  # (i, j)
-        seen = seen & past  # (b, h, i, j)
+        seen = seen & (arange(0, k.shape[2], q) <= arange(0, q.shape[2], q)[:, None] + offset)  # (b, h, i, j)
     seen = seen if mask is None else seen & mask  # (b, h, i, j): whether j is in J(i)
     g = observables(options.kernel, keys, seen, options.space == "augmented")
     gram = None
@@ -214,17 +213,17 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
                 d_points[n + 1 - at] = d_points[n + 1 - at] + d_path[:, :, :, -at, :]  # (b, h, i, d)
             d_numbers = [found, *d_numbers]
         d_attended = passed.pop("attended")  # (b, h, i, d) [dKOOP.4]
-        add(d, passed)
-        # forward: attended = attend(x, k, v)
+        d |= {name: d.get(name, 0.0) + part for name, part in passed.items()}
         x, weights = saved.trajectory[n], saved.weights[n]  # (b, h, i, d), (b, h, i, j)
+        # forward: attended = attend(x, k, v)
         d_x, passed = attend_backward(x, k, v, weights, options, d_attended)  # (b, h, i, d), -
         d_points[n] = d_points[n] + d_x  # (b, h, i, d)
-        add(d, passed)
+        d |= {name: d.get(name, 0.0) + part for name, part in passed.items()}
     if saved.gram is not None:
-        # forward: gram = gram_of(g, ...)
         d_gram = d["gram"]  # (b, h, i, o, o) [dKOOP.6]
-        passed = gram_backward(g, saved.causal, options.jitter, d_gram, d.get("norm", nothing))
-        add(d, passed)
+        # forward: gram = gram_of(g, ...)
+        passed = gram_backward(g, k, saved.causal, options.jitter, d_gram, d.get("norm", nothing))
+        d |= {name: d.get(name, 0.0) + part for name, part in passed.items()}
     d_q = d_points[0]  # (b, h, i, d) [dKOOP.q]
     grouped = (k.shape[0], saved.groups, -1, *k.shape[2:])  # the query heads of a key/value head beside each other
     d_k = xp.sum(xp.reshape(d["k"], grouped), axis=2)  # (b, g, j, d) [dKOOP.k]
@@ -302,10 +301,11 @@ def gram_of(g: Observables, keys: Array, seen: Array, causal: bool, jitter: floa
     return gram
 
 
-def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_norm: Array) -> dict[str, Array]:
+def gram_backward(
+    g: Observables, keys: Array, causal: bool, jitter: float, d_gram: Array, d_norm: Array
+) -> dict[str, Array]:
     """Return the gradients of the keys and the kernel's numbers, for those of G and, if augmented, of 1 / n in P."""
-    xp, j = namespace(d_gram), g.seen.shape[3]
-    keys, seen = g.keys[:, :, 0, :, :], g.seen  # (b, h, j, d), (b, h, i, j)
+    xp, seen, j = namespace(d_gram), g.seen, keys.shape[2]
     # forward: gram = between where both are seen, else eye, + delta on the diagonal
     traces = d_gram * identity(d_gram.shape[-1], d_gram)  # (b, h, i, o, o): its diagonal
     d_size = jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
@@ -315,9 +315,9 @@ def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_
     shares = xp.where(seen, 0.0 * d_size if causal else d_size / g.count, 0.0)  # (b, h, i, j)
     d_between = d_seen + xp.sum(shares, axis=2)[..., None] * identity(j, keys)  # (b, h, j, j) [dKOOP.5]
     # forward: between = k(keys, keys)
-    left, right, d_bandwidth, d_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), (b, h, j, d), (), ()
-    d_weight = d_weight + xp.sum(d_size) if causal else d_weight  # ()
-    total = {"k": left + right, "bandwidth": d_bandwidth, "weight": d_weight}
+    left, right, of_bandwidth, of_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), -, (), ()
+    of_weight = of_weight + xp.sum(d_size) if causal else of_weight  # ()
+    total = {"k": left + right, "bandwidth": of_bandwidth, "weight": of_weight}
     if g.augmented:
         # forward: gram = [[gram, keys], [keys^T, I / n + delta I]]; P has 1 / n, too
         beside = d_gram[..., :j, j:] + d_gram[..., j:, :j].mT  # (b, h, i, j, d)
@@ -330,17 +330,17 @@ def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_
 
 def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
     """Return A (..., l, o) of KOOP.11 for Z, G and Y; with Z and G transposed it is its own adjoint, Y to A."""
-    reshape = namespace(inner).reshape
+    xp = namespace(inner)
     rows, columns = targets.shape[-2:]
     if fit == "separable":
         left = solve(inner + ridge * identity(rows, inner), targets)  # (..., l, o)
         return solve(gram.mT, left.mT).mT
     # Row by row the elements of A are one vector: element (l, o) of Z A G takes Z_ll' G_o'o of element (l', o').
     product = inner[..., :, None, :, None] * gram.mT[..., None, :, None, :]  # (..., l, o, l', o')
-    system = reshape(product, (*product.shape[:-4], rows * columns, rows * columns))  # (..., l o, l' o')
+    system = xp.reshape(product, (*product.shape[:-4], rows * columns, rows * columns))  # (..., l o, l' o')
     system = system + ridge * identity(rows * columns, inner)  # (..., l o, l' o')
-    found = solve(system, reshape(targets, (*targets.shape[:-2], rows * columns, 1)))  # (..., l o, 1)
-    return reshape(found, (*found.shape[:-2], rows, columns))
+    found = solve(system, xp.reshape(targets, (*targets.shape[:-2], rows * columns, 1)))  # (..., l o, 1)
+    return xp.reshape(found, (*found.shape[:-2], rows, columns))
 
 
 def update(points: Array, attended: Array, g: Observables, gram: Any, options: Options, numbers: Any) -> Step:

@@ -50,12 +50,11 @@ def invert(
         left    returned  |psi(x) - z| in units of the tolerance: converged to 1, as far as rounding allows to STALLED;
                           above STALLED there is no root
     """
-    xp, first = namespace(*tried), tried[0]
-    tolerance = TOLERANCE["float64" if xp.finfo(first.dtype).bits == 64 else "float32"]
-    root, left = first, xp.where(alive, math.inf, xp.zeros_like(first[..., 0]))
+    xp, root = namespace(*tried), tried[0]
+    tolerance = TOLERANCE["float64" if xp.finfo(root.dtype).bits == 64 else "float32"]
+    left = xp.where(alive, math.inf, xp.zeros_like(root[..., 0]))
     for start in tried:
-        x, change, going = start, xp.zeros_like(start), left > STALLED
-        length = xp.zeros_like(start[..., 0])
+        x, change, length, going = start, xp.zeros_like(start), xp.zeros_like(left), left > STALLED
         norm, x_left = length + math.inf, length + math.inf
         for _ in range(STEPS_UNSEEN if concrete(xp.any(going)) is None else STEPS):
             next_x = x - length[..., None] * change

@@ -94,7 +94,10 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_coordinates = xp.matrix_transpose(whitening.factor) @ total["coordinates"]
         add(total, {"k": xp.where(xp.matrix_transpose(g.seen), d_coordinates[..., :j, :], 0.0)})
         d_norm = xp.sum(d_coordinates[..., j:, :] * identity(d_out.shape[3], d_out)) if g.augmented else nothing
-        add(total, dense.gram_backward(g, saved.offset is not None, options.jitter, d_gram[:, :, None, :, :], d_norm))
+        add(
+            total,
+            dense.gram_backward(g, saved.k, saved.offset is not None, options.jitter, d_gram[:, :, None, :, :], d_norm),
+        )
     found = {name: total.get(name, nothing) for name in ("bandwidth", "weight")}
     found |= {"q": xp.concat(d_q, axis=2), **{name: sum_heads(total[name], saved.groups) for name in ("k", "v")}}
     for name in ("ridge", "epsilon") if numbers else ():
