@@ -41,6 +41,9 @@ def merge(tree: ast.Module, roots: Sequence[str]) -> bool:
             if new is not None:
                 block.body[at : at + 1] = new
                 tree.body.remove(callee)
+                for each in statements(tree):  # no backward quotes a call that is gone
+                    kept = kept_of(each)
+                    kept.above = [line for line in kept.above if f" = {callee.name}(" not in line]
                 return True
     return False
 
@@ -125,8 +128,9 @@ def _merged(
         head = kept_of(found[0])
         set_kept(found[0], head)
         told = _told(callee) if getattr(callee, "home", "") == getattr(caller, "home", "") else ""
-        head.above[:0] = known.above or ([f"# {told}"] if told else [])
-        head.gap = known.gap
+        told = "" if block is not caller and (known.above or head.above) else told
+        head.above[:0] = [*known.above, *([f"# {told}"] if told else [])]
+        head.gap = known.gap and isinstance(block.body[at - 1], ast.FunctionDef)
     for each in found:
         ast.fix_missing_locations(each)
     return found

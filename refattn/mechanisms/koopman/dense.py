@@ -32,14 +32,13 @@ With delta_i = jitter (weight + 1) where the call is causal, with the kernel's w
 E_jj over J(i). The operator is (K f)(x) = tau f(x) + kappa(x)^T A f(keys), with f(keys) the column of the values of f
 at the keys: P for the coordinates. |Z A G - Y|^2 + ridge tr(A^T Z A G), with its error over the observables and its
 Hilbert-Schmidt norm, is least where KOOP.11 holds: for ridge > 0 at one A, which is linear in Y, and its own adjoint.
-"separable" measures the error in the norm of the kernel's space instead. "identity" has a = 1, b = epsilon: the update
-tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil" has a = mix, b = epsilon. Only a / b matters.
+"separable" measures the error in the norm of the kernel's space instead, as kernel ridge regression does. "identity"
+has a = 1, b = epsilon: the update tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil" has a =
+mix, b = epsilon. Only a / b matters.
 
 In "augmented" the coordinates are observables too, behind the keys: g(x) = (k(k_j, x), x), P = (k, I / n) and G has the
-blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial).
-
-`apart`: where coordinates have ridges of their own, A and R have an axis of them in front, and column p of D and R D is
-that of the operator with ridge_p.
+blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial). `apart`: where coordinates have
+ridges of their own, A and R have an axis of them in front, and column p of D and R D is that of ridge_p's operator.
 
 Adjoints, for given d_o (u = kappa(q^r), J the Jacobian of psi there, k_x, k_y, k_h and k2 the derivatives of k(x, y) by
 x, y, the bandwidth and the weight, <., .> sums of products of elements; dg(x) is the gradient of g at a point x: dB_l
@@ -72,17 +71,15 @@ at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over upda
 
 with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T u) + <dH, 2 tau D + R D>; of KOOP.5 is
 sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. The root
-moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there.
-
-A ridge of scale "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and
-k_y(x_i, k_j) for k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full"
-kappa and Z are sections at the points, so that these move instead: for "full" dq^s and dq' have the derivatives of
-<dZ, Z> + <dc, kappa(q')> + <du, kappa(q^r)>.
+moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. A ridge of scale
+"mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for
+k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full" kappa and Z are
+sections at the points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> +
+<du, kappa(q^r)>.
 
 Axes: b batch, h query head, g key/value head, i query, j key, l transition, o observable, d width.
 
 Source: N. Tie 2024; for the operator Khosravi 2023 (arXiv:2208.01681). How they are read: docs/deviations.md.
-"separable" is kernel ridge regression.
 """
 
 from __future__ import annotations
@@ -201,8 +198,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     xp, options, g = namespace(d_out), saved.options, saved.g
     k, v, nothing = g.keys[:, :, 0, :, :], saved.v, xp.sum(d_out) * 0.0  # (b, h, j, d), (b, h, j, d), ()
     d = {"bandwidth": nothing, "weight": nothing}
-    d_points = [*(xp.zeros_like(x) for x in saved.trajectory[:-1]), d_out]
-    d_numbers = list[dict[str, Array]]()
+    d_points, d_numbers = [*(xp.zeros_like(x) for x in saved.trajectory[:-1]), d_out], list[dict[str, Array]]()
     for n in range(len(saved.weights) - 1, -1, -1):
         d_root = d_points[n + 1]  # (b, h, i, d) [dKOOP.17]
         passed = {"attended": d_root}
@@ -330,8 +326,7 @@ def gram_backward(
 
 def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
     """Return A (..., l, o) of KOOP.11 for Z, G and Y; with Z and G transposed it is its own adjoint, Y to A."""
-    xp = namespace(inner)
-    rows, columns = targets.shape[-2:]
+    xp, (rows, columns) = namespace(inner), targets.shape[-2:]
     if fit == "separable":
         left = solve(inner + ridge * identity(rows, inner), targets)  # (..., l, o)
         return solve(gram.mT, left.mT).mT
