@@ -53,6 +53,7 @@ def index(names: tuple[str, ...]) -> str:
 def page(mechanism: Mechanism) -> str:
     """Return the page of a mechanism."""
     sections: list[tuple[str, Callable[[Mechanism], Iterator[str]]]] = [
+        ("Step by step", _explorer),
         ("Equations", _equations),
         ("Forms", _forms),
         ("Deviations", _deviations),
@@ -88,6 +89,13 @@ def _head(mechanism: Mechanism) -> Iterator[str]:
     yield ""
     yield f"Check it with `refattn check {mechanism.name}`, step through it with `refattn trace {mechanism.name}`."
     yield ""
+
+
+def _explorer(mechanism: Mechanism) -> Iterator[str]:
+    part = "" if mechanism.core is not None else " --block"
+    command = f"refattn trace {mechanism.name}{part} --html FILE"
+    yield f"The case named tiny, each equation beside its adjoint; `{command}` makes such a page."
+    yield from ("", f"```{{explorer}} {mechanism.name}", "```", "")
 
 
 def _figures(mechanism: Mechanism) -> Iterator[str]:

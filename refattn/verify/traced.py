@@ -170,34 +170,34 @@ class Run:
 @checked(mechanism=Mechanism, case_name=str, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend) -> Traced:
     """Run the dense form of a core, forward and backward, on a designed case."""
-    return _traced(mechanism, core_run(mechanism, case_name, dtype, backend), backend)
+    return record(mechanism, core_run(mechanism, case_name, dtype, backend), backend)
 
 
 @checked(mechanism=Mechanism, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Traced:
     """Run one step of a block, forward and backward, from tokens to tokens."""
-    return _traced(mechanism, block_run(mechanism, dtype, backend), backend)
+    return record(mechanism, block_run(mechanism, dtype, backend), backend)
 
 
-def core_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend) -> Run:
-    """Return the dense form of a core on a designed case, as what can be run."""
+def core_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
+    """Return the dense form of a core on a designed case, with `more` options, as what can be run."""
     core, case = mechanism.core, mechanism.case(case_name)
     assert core is not None
-    inputs = make(mechanism.name, case, dtype)
-    shapes = _shapes(mechanism, inputs, case.options)
+    inputs, options = make(mechanism.name, case, dtype), {**case.options, **more}
+    shapes = _shapes(mechanism, inputs, options)
     upstream = {f"d_{name}": make_upstream(mechanism.name, case, name, shape, dtype) for name, shape in shapes.items()}
 
     def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
         given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
         d_outputs = {name: given.pop(name) for name in upstream}
-        out, saved = core.forward(**given, **case.options, form=mechanism.forms[0])
+        out, saved = core.forward(**given, **options, form=mechanism.forms[0])
         between()
         outputs = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
         gradients = core.backward(saved, **d_outputs)
         return {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
 
     about = (mechanism.name, "core", case.name, dtype, backend.name)
-    return Run(about, {**inputs, **upstream}, dict(case.options), run)
+    return Run(about, {**inputs, **upstream}, options, run)
 
 
 def _shapes(mechanism: Mechanism, inputs: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,12 +239,15 @@ def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Ru
     return Run(about, {"x": x, **weights, "d_out": d_out}, {"config": str(config)}, run)
 
 
-def _traced(mechanism: Mechanism, run: Run, backend: backends.Backend) -> Traced:
-    """Run once and record."""
+def record(
+    mechanism: Mechanism, run: Run, backend: backends.Backend, arguments: Mapping[str, NDArray[Any]] | None = None
+) -> Traced:
+    """Run once, with its own arguments or others, and record every equation."""
+    given = dict(run.arguments if arguments is None else arguments)
     counts = []
     with equations.trace() as traced:
-        results = run.run(run.arguments, lambda: counts.append(len(traced)))
-    return _gather(mechanism, run.about, run.arguments, run.options, traced, counts[0], results, backend)
+        results = run.run(given, lambda: counts.append(len(traced)))
+    return _gather(mechanism, run.about, given, run.options, traced, counts[0], results, backend)
 
 
 def _gather(
