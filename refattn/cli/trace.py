@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("--dtype", default="float64", metavar="NAME", help="float64 (default), float32, float16 or bfloat16.")
 @backend_option
 @json_option
+@click.option("--only", metavar="ID", multiple=True, help="Print this equation alone, all its passes; may be repeated.")
 @click.option("--html", metavar="FILE", help="Write a page that steps through the run, for a browser.")
 @click.option("--safetensors", metavar="FILE", help="Write every array, equations by id, in the safetensors format.")
 def trace(
@@ -31,6 +32,7 @@ def trace(
     dtype: str,
     backend: str,
     file: str | None,
+    only: tuple[str, ...],
     html: str | None,
     safetensors: str | None,
 ) -> None:
@@ -74,11 +76,17 @@ def trace(
         else:
             run = traced.core_run(record, case or "tiny", dtype, library)
         found = traced.record(record, run, library)
+    ran = dict.fromkeys(step.id.partition("[")[0] for step in found.steps)
+    for id in only:
+        if id not in ran and id not in [step.id for step in found.steps]:
+            raise Problem(f"--only: got {id!r}, needs one of those that ran: {', '.join(ran)}")
     if html is not None:
         _page(record, run, found, html)
     if safetensors is not None:
         _write(found, safetensors)
-    deliver(lambda **form: traced_text.text(found, **form), {**found.to_json(), "version": refattn.__version__}, file)
+    deliver(
+        lambda **form: traced_text.text(found, only, **form), {**found.to_json(), "version": refattn.__version__}, file
+    )
 
 
 def _page(mechanism: Mechanism, run: Run, found: Traced, file: str) -> None:
