@@ -283,10 +283,10 @@ def untyped(tree: ast.stmt) -> ast.stmt:
 
 
 class _Empty(ast.NodeTransformer):
-    """Writes ``[]`` and ``()`` in place of a list and a tuple of a type."""
+    """Writes ``[]`` and ``()`` in place of a list and a tuple of a type, and a tuple itself."""
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
         kind = ast.unparse(node.func.value) if isinstance(node.func, ast.Subscript) else ""
         empty: dict[str, ast.expr] = {"list": ast.List([], ast.Load()), "tuple": ast.Tuple([], ast.Load())}
-        return empty.get(kind, node) if not node.args else node
+        return (node.args or [empty[kind]])[0] if kind in empty else node

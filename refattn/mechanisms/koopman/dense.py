@@ -179,7 +179,7 @@ def forward(
     gram = None
     if options.updates > 1:
         gram = gram_of(g, keys, seen, causal, options.jitter)  # tagged there
-    trajectory, all_weights, steps = (q,), tuple[Array, ...](), tuple[Step, ...]()
+    trajectory, all_weights, steps = tuple[Array, ...]((q,)), tuple[Array, ...](), tuple[Step, ...]()
     for n in range(options.updates):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
         all_weights = (*all_weights, weights)
@@ -301,7 +301,7 @@ def gram_backward(
     g: Observables, keys: Array, causal: bool, jitter: float, d_gram: Array, d_norm: Array
 ) -> dict[str, Array]:
     """Return the gradients of the keys and the kernel's numbers, for those of G and, if augmented, of 1 / n in P."""
-    xp, seen, j = namespace(d_gram), g.seen, keys.shape[2]
+    xp, seen, j = namespace(d_gram), g.seen, keys.shape[2]  # -, (b, h, i, j), -
     # forward: gram = between where both are seen, else eye, + delta on the diagonal
     traces = d_gram * identity(d_gram.shape[-1], d_gram)  # (b, h, i, o, o): its diagonal
     d_size = jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
