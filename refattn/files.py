@@ -305,10 +305,10 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def remove_left_behind(folder: str | os.PathLike[str]) -> None:
-    """Remove the files that a process of ours left in a folder when it was killed."""
-    for name in os.listdir(folder):
-        if LEFT_BEHIND.fullmatch(name):
-            (Path(folder) / name).unlink()
+    """Remove the files that a process of ours left in a folder when it was killed; what is a folder stays."""
+    for path in Path(folder).iterdir():
+        if LEFT_BEHIND.fullmatch(path.name) and (path.is_symlink() or not path.is_dir()):
+            path.unlink()
 
 
 def check_own_folder(folder: str | os.PathLike[str], inside: str | os.PathLike[str]) -> None:
