@@ -111,14 +111,20 @@ def _alike(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[type | None, A
         if value is None or own is bool or own is int or own is float or own is str:
             like.append((own, value))
             continue
-        if kind is None and hasattr(value, "shape") and hasattr(value, "dtype"):
-            kind = own
-        if own is not kind:
+        if getattr(value, "is_nested", False):  # its shape is none
             return None, None
-        like.append(
-            (tuple(value.shape), value.dtype, getattr(value, "layout", None), getattr(value, "is_nested", None))
-        )
-    return kind, tuple(like)
+        shape = getattr(value, "shape", None)
+        # An array without axes may stand for a number, whose value matters.
+        if not isinstance(shape, tuple) or not shape or kind not in (None, own):
+            return None, None
+        kind = own
+        like.append((tuple(shape), getattr(value, "dtype", None), getattr(value, "layout", None)))
+    key = tuple(like)
+    try:
+        hash(key)
+    except TypeError:  # of what only looks like an array
+        return None, None
+    return kind, key
 
 
 def read(name: str, value: Any, need: Any, sizes: dict[str, tuple[str, int]] | None = None) -> None:
