@@ -69,7 +69,7 @@ def test_an_array_that_is_changed_in_place_is_read_as_it_is() -> None:
     with pytest.raises(ValueError, match="^w: got shape"):
         f(x, RIGHT["w"])
     x.resize((2, 3), refcheck=False)
-    x.dtype = np.int64  # type: ignore[misc]
+    setattr(x, "dtype", np.int64)  # noqa: B010
     with pytest.raises(TypeError, match="^x: got dtype int64"):
         f(x, RIGHT["w"])
 
