@@ -10,6 +10,7 @@ from typing import Any
 
 from refattn import backends
 from refattn.ops.masks import Causal
+from refattn.tree import check_fields
 from refattn.xp import (
     FLOATING,
     Array,
@@ -69,10 +70,11 @@ def check_floating(**arrays: Array) -> None:
 
 
 def check_is(name: str, value: Any, kind: type) -> None:
-    """Raise where `value` is no instance of `kind`."""
+    """Raise where `value` is no instance of `kind`, or is one that holds something else where it is to hold arrays."""
     if not isinstance(value, kind):
         home = "" if kind.__module__ == "builtins" else f" of {kind.__module__}"
         raise TypeError(f"{name}: got {type(value).__name__}, needs a {kind.__qualname__}{home}")
+    check_fields(name, value)
 
 
 def check_qkv(q: Array, k: Array, v: Array) -> None:

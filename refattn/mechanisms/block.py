@@ -147,8 +147,8 @@ class Stream:
     def start(self, params: Any, batch: int) -> Any:
         """Return the cache before the first token, for `batch` sequences."""
         check_is("params", params, self.block.module.Params)
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise ValueError(f"batch: got {batch!r}, needs a whole number of at least 1")
+        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 2**31:
+            raise ValueError(f"batch: got {batch!r}, needs a whole number from 1 to 2^31")
         return self._remembered(self.start_cache(params, batch))
 
     def prefill(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
