@@ -211,7 +211,7 @@ class Held:
 
 
 def test_a_field_that_holds_something_else_is_named() -> None:
-    right = Held(np.ones(2), None, (np.ones(1), np.ones(2)), "x", 1.0)
+    right: Any = Held(np.ones(2), None, (np.ones(1), np.ones(2)), "x", 1.0)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"one": None}, "a.1.one: got NoneType, needs an array"),
         ({"one": [1.0]}, "a.1.one: got list, needs an array"),
