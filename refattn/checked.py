@@ -158,7 +158,7 @@ def read(name: str, value: Any, need: Any, sizes: dict[str, tuple[str, int]] | N
         _read_whole(name, value, Whole(0))
         first, size = (sizes or {})[need.of]
         whole, part = (size, value) if isinstance(need, Divisor) else (value, size)
-        if whole != part and (not part or not whole or whole % part):
+        if whole != part and (not part or whole % part):
             what = "divisor" if isinstance(need, Divisor) else "multiple"
             raise _refused(name, value, f"a {what} of the {size} of {first}", ValueError)
     elif isinstance(need, tuple):

@@ -26,6 +26,9 @@ from refattn.xp import (
     raised,
 )
 
+ROUNDS = 1_000_000
+"""How often an option may ask for a loop to run, so that a slip is an error and not days of work."""
+
 
 def check_arrays(**arrays: Array) -> Namespace:
     """Return the namespace of the arrays; raise where they are no arrays, or of several libraries or devices.
@@ -150,12 +153,17 @@ def check_plain(config: Any) -> None:
             object.__setattr__(config, field.name, value.item())  # type: ignore[attr-defined]
 
 
-def check_whole(name: str, value: Any, least: int = 0) -> int:
-    """Return a whole number of at least `least`, Python's or NumPy's, as an int; raise where it is none."""
+def check_whole(name: str, value: Any, least: int = 0, *, rounds: bool = False) -> int:
+    """Return a whole number of at least `least`, Python's or NumPy's, as an int; raise where it is none.
+
+    With `rounds`, for how often a loop runs, it is at most `ROUNDS`; any other is below 2^63.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
     if int(value) >= 2**63:
         raise ValueError(f"{name}: got a whole number of {int(value).bit_length()} bits, needs one below 2^63")
+    if rounds and int(value) > ROUNDS:
+        raise ValueError(f"{name}: got {value}, needs at most {ROUNDS}")
     return int(value)
 
 

@@ -57,7 +57,7 @@ def test_numbers_of_heads_that_do_not_fit_are_named() -> None:
     for call, told in (
         (lambda: heads.split_heads(x[0], 2), "heads: got 2, needs a divisor of the 3 of x"),
         (lambda: heads.repeat_heads(x, 6), "heads: got 6, needs a multiple of the 4 of x"),
-        (lambda: heads.repeat_heads(x, 0), "heads: got 0, needs a multiple of the 4 of x"),
+        (lambda: heads.repeat_heads(x[:, :0], 2), "heads: got 2, needs a multiple of the 0 of x"),
         (lambda: heads.sum_heads(x, 3), "heads: got 3, needs a divisor of the 4 of x"),
         (lambda: heads.sum_heads(x, 0), "heads: got 0, needs a divisor of the 4 of x"),
         (lambda: heads.group_heads(x, 8), "groups: got 8, needs a divisor of the 4 of x"),
