@@ -9,8 +9,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csgraph, csr_array, issparse
 
 from refattn.checked import Named, Whole, checked, read
+from refattn.files import MIB, read_regular
 
 Floats = NDArray[np.float64]
+
+MOST_BYTES = 64 * MIB
+"""The most bytes that a file of links may have."""
 
 BALANCED = 1e-10
 """Largest |pi_i w_ij - pi_j w_ji|, relative to the largest of these numbers, in detailed balance."""
@@ -87,7 +91,9 @@ def read_graph(path: Path) -> Floats:
     """
     links: list[tuple[int, int, float]] = []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_BYTES).decode()
+    except OSError as error:
+        raise ValueError(f"graph: got {path}, needs a file of links that can be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"graph: got {path}, needs UTF-8 ({error.reason} at byte {error.start})") from None
     for number, line in enumerate(text.splitlines(), start=1):
