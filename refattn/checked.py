@@ -215,12 +215,9 @@ def _refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeErro
 
 def _read_whole(name: str, value: Any, need: Whole) -> None:
     needs = f"a whole number of at least {need.low}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise _refused(name, value, needs) from None
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _refused(name, value, needs)
+    number = operator.index(value)
     if not need.low <= number <= need.high:
         raise _refused(name, number, needs if number < need.low else f"at most {need.high}", ValueError)
 

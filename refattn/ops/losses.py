@@ -58,6 +58,8 @@ def check_targets(targets: Array, shape: tuple[int, ...], vocabulary: int) -> No
 @checked(saved=Saved, d_losses="...")
 def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:
     """Return the gradient with respect to the logits."""
+    if tuple(d_losses.shape) != tuple(saved.hot.shape[:-1]):
+        raise ValueError(f"d_losses: got shape {tuple(d_losses.shape)}, needs {tuple(saved.hot.shape[:-1])}")
     # forward: losses = log(sum(exp(logits))) - logits[target]
     return (saved.probabilities - saved.hot) * d_losses[..., None]
 
