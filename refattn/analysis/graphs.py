@@ -26,9 +26,9 @@ BALANCED = 1e-10
 def from_links(n: int, links: list[tuple[int, int]]) -> Floats:
     """Return the symmetric graph (n, n) with links of 1."""
     graph = np.zeros((n, n))
-    link: tuple[Any, ...]
-    for number, link in enumerate(links):
-        if len(link) != 2 or not all(isinstance(node, Integral) and 0 <= node < n for node in link):
+    given: Any = links
+    for number, link in enumerate(given):
+        if len(link) != 2 or not all(isinstance(node, Integral) and node in range(n) for node in link):
             raise ValueError(f"links[{number}]: got {link!r}, needs two nodes from 0 to {n - 1}")
     for i, j in links:
         graph[i, j] = graph[j, i] = 1.0

@@ -104,8 +104,15 @@ class GoldenSet:
         return list(self.manifest["cases"])
 
     def arrays(self, entry: Mapping[str, Any]) -> dict[str, tuple[str, NDArray[Any]]]:
-        """Return the arrays of a case by name, with the name of the type that each is stored in."""
-        return decode(_checked(self.folder, entry))
+        """Return the arrays of a case by name, with the name of the type that each is stored in.
+
+        Raises SetError, which names the file, where it was changed or is no safetensors file.
+        """
+        data = _checked(self.folder, entry)
+        try:
+            return decode(data)
+        except ValueError as error:
+            raise SetError(f"{self.folder / entry['file']}: {error}") from error
 
 
 def write(
