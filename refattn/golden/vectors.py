@@ -7,6 +7,7 @@ specified in docs/vectors.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -188,12 +189,13 @@ def _vouched_for(folder: Path) -> list[str]:
 
 def _remove(aside: Path, old: list[str], place: Path) -> None:
     """Remove the files `old` of a set that was replaced, and the folders that they leave empty."""
+    folders = sorted({os.path.dirname(name) for name in old} - {""})
     try:
         for name in sorted(old, key=lambda name: name != MANIFEST):  # without a manifest it is nobody's set
-            (aside / name).unlink()
-        for name in sorted({os.path.dirname(name) for name in old} - {""}):
-            (aside / name).rmdir()
-        aside.rmdir()
+            (aside / name).unlink(missing_ok=True)  # another writer may sweep here
+        for path in (*(aside / name for name in folders), aside):
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir()
     except OSError as error:
         raise SetError(
             f"{place}: is written; what was there before could not be removed from {aside}: {error}"
@@ -238,7 +240,10 @@ def _read(folder: Path) -> GoldenSet:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         got = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise SetError(f"{path}: got format {got!r}, needs {FORMAT}")
-    _check(folder, manifest)
+    try:
+        _check(folder, manifest)
+    except OSError as error:  # a folder within that cannot be read, or that is replaced meanwhile
+        raise SetError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
     return GoldenSet(folder, manifest)
 
 

@@ -339,6 +339,19 @@ def test_what_another_process_holds_or_the_user_keeps_is_not_swept(copy: Path) -
         assert {path.name for path in home.iterdir()} == {"set", held.name, thesis.parent.name}
 
 
+def test_an_old_set_that_another_writer_removes_is_no_error(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = place.exchange
+
+    def swept(part: Path, at: Path) -> Path:
+        aside = exchange(part, at)
+        place.sweep(at)
+        return aside
+
+    monkeypatch.setattr(place, "exchange", swept)
+    replaced(copy)
+    assert vectors.read(copy).cases and [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
 def test_a_set_is_not_put_over_what_is_there(copy: Path) -> None:
     aside = copy.rename(copy.with_name(f".refattn-{'0' * 16}.old-set"))
     (aside / vectors.MANIFEST).rename(copy.parent / "manifest")
