@@ -306,9 +306,10 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 def remove_left_behind(folder: str | os.PathLike[str]) -> None:
     """Remove the files that a process of ours left in a folder when it was killed; what is a folder stays."""
-    for path in Path(folder).iterdir():
-        if LEFT_BEHIND.fullmatch(path.name) and (path.is_symlink() or not path.is_dir()):
-            path.unlink()
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if LEFT_BEHIND.fullmatch(name) and (os.path.islink(path) or not os.path.isdir(path)):
+            os.unlink(path)
 
 
 def check_own_folder(folder: str | os.PathLike[str], inside: str | os.PathLike[str]) -> None:

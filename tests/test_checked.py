@@ -66,10 +66,6 @@ def test_an_array_that_is_changed_in_place_is_read_as_it_is() -> None:
     x.resize((3, 2), refcheck=False)
     with pytest.raises(ValueError, match="^w: got shape"):
         f(x, RIGHT["w"])
-    x.resize((2, 3), refcheck=False)
-    setattr(x, "dtype", np.int64)  # noqa: B010
-    with pytest.raises(TypeError, match="^x: got dtype int64"):
-        f(x, RIGHT["w"])
 
 
 class Strange:
