@@ -71,7 +71,9 @@ def is_array(value: object) -> bool:
     kind = type(value)
     known = _ARRAYS.get(kind)
     if known is None:
-        known = _ARRAYS[kind] = array_api_compat.is_array_api_obj(value) and not backends.changes_meaning(kind)
+        # A class has the methods of its objects.
+        like = not issubclass(kind, type) and array_api_compat.is_array_api_obj(value)
+        known = _ARRAYS[kind] = like and not backends.changes_meaning(kind)
     return known
 
 

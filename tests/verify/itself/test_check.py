@@ -441,3 +441,21 @@ def test_a_wrong_gradient_shows_along_a_direction() -> None:
             wrong.reshape(-1)[at] += 1e-6 * np.max(np.abs(x))
             assert judge({**right, name: wrong})[0] > gradients.TOLERANCES["differences"]
     assert judge({**right, "q": right["q"][..., :1]})[0] == math.inf
+
+
+def test_jax_computes_as_before_when_a_check_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    before = jax.config.jax_enable_x64
+    seen: list[bool] = []
+
+    def none(scope: Scope) -> list[Task]:
+        seen.append(jax.config.jax_enable_x64)
+        return []
+
+    monkeypatch.setattr(check_module, "tasks", none)
+    jax.config.update("jax_enable_x64", False)
+    try:
+        check(RECORD, "jax")
+        assert seen == [True] and not jax.config.jax_enable_x64
+    finally:
+        jax.config.update("jax_enable_x64", before)
