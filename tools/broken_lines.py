@@ -59,7 +59,7 @@ def breaks(source: str) -> Iterator[tuple[int, str, str]]:
             left, right = node.left, node.right
             start, end = at(left.end_lineno, left.end_col_offset), at(right.lineno, right.col_offset)
         elif isinstance(node, ast.Compare):
-left, right = node.left, node.comparators[0]
+            left, right = node.left, node.comparators[0]
             start, end = at(left.end_lineno, left.end_col_offset), at(right.lineno, right.col_offset)
         elif isinstance(node, ast.BoolOp):
             left, right = node.values[:2]
