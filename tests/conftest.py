@@ -212,9 +212,16 @@ def _passed(item: pytest.Item, names: set[str]) -> bool:
     return bool(known & names) and not any(name in item.path.read_text() for name in _required())
 
 
+def _mark_not_sampled(items: Sequence[pytest.Item]) -> None:
+    for item in items if os.environ.get("REFATTN_SLOW_SAMPLE") else ():
+        if not all(mark.kwargs.get("sampled", True) for mark in item.iter_markers("slow")):
+            item.add_marker(pytest.mark.skip(reason="not of the sample"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_beyond_pairs(items)
+    _mark_not_sampled(items)
     if (file := config.getoption("leave_out")) is not None:
         names = set(file.read_text().splitlines())
         items[:] = [item for item in items if not _passed(item, names)]

@@ -105,13 +105,16 @@ def test_exit_codes(statuses: list[str], require_all: bool, code: int) -> None:
 @pytest.mark.skip_xp_backend("numpy-readonly", reason="the check makes its own arrays")
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_every_library_agrees(name: str, backend: Any) -> None:
+    record = ra.mechanism(name)
     if os.environ.get("REFATTN_SLOW_SAMPLE"):
         # `refattn check` has run on NumPy by then, what holds on the strictest holds on strict, and JAX is slow.
         number = ra.list_mechanisms().index(name)
         sample = {Library.TORCH, Library.STRICTEST, Library.JAX} if not number else {SAMPLED[number % len(SAMPLED)]}
         if backend.library not in sample:
             pytest.skip("not of the sample: the first mechanism on three libraries, the others on one")
-    found = check(ra.mechanism(name), backend.owner)
+        step = len(record.cases) if backend.library is Library.JAX else 4
+        record = replace(record, cases=record.cases[::step], laws=record.laws[number % 4 :: 4])
+    found = check(record, backend.owner)
     assert [r for r in found.rows if r.status == "disagrees"] == []
     assert found.exit_code == 0
     assert any(r.name.endswith("under jit") for r in found.rows) == (backend.owner.name == "jax")
