@@ -15,7 +15,7 @@ from tests.train.runs import Listener
 
 @pytest.mark.slow
 def test_the_default_run_beats_the_bigram(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """At most 0.85 of the bigram's bits per byte; the sample of the slow tests makes few steps, and comes near to it."""
+    """At most 0.85 of the bigram's bits per byte; the sample of the slow tests makes few, and comes near it."""
     sampled = {"steps": 120, "score_bytes": 32768} if os.environ.get("REFATTN_SLOW_SAMPLE") else {}
     result = loop.run(settings.build("softmax", sampled), tmp_path / "run", Listener())
     facts = json.loads((tmp_path / "run" / "result.json").read_text())
