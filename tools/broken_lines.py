@@ -111,6 +111,7 @@ def main(files: tuple[str, ...], tests: tuple[str, ...], every: int, root: Path,
     """Print the lines of FILE that the tests do not see broken, and how many they see."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        folder.chmod(0o755)  # tests may act as another user
         copy(root, folder)
         if name := red(folder, tests):
             raise click.ClickException(f"red before anything is broken: {name}")
