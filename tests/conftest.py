@@ -211,7 +211,8 @@ def _mark_beyond_pairs(items: Sequence[pytest.Item]) -> None:
 @functools.cache
 def _dependent(path: Path, libraries: tuple[str, ...]) -> set[str]:
     """The names of a file whose definition names a library, or uses such a name."""
-    lines, words = path.read_text(encoding="utf-8").splitlines(), defaultdict(set)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    words: defaultdict[str, set[str]] = defaultdict(set)
     for node in ast.parse("\n".join(lines)).body:
         first = min(one.lineno for one in (node, *getattr(node, "decorator_list", ())))
         said = set(re.findall(r"\w+", "\n".join(lines[first - 1 : node.end_lineno])))
