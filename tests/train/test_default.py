@@ -20,7 +20,7 @@ def test_the_default_run_beats_the_bigram(tmp_path: Path, record_property: Calla
     result = loop.run(settings.build("softmax", sampled), tmp_path / "run", Listener())
     facts = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result.finished and facts["heldout_bytes"] == sampled.get("score_bytes", 262144)
-    assert 3.3 < facts["bigram_bits"] < 3.8 and 1.5 < facts["gzip_bits"] < 2.3
+    assert 3.3 < facts["bigram_bits"] < 3.9 and 1.5 < facts["gzip_bits"] < 2.5  # the fewer bytes, the more
     ratio = facts["heldout_bits"] / facts["bigram_bits"]
     told = f"softmax, {facts['step']} steps: {facts['heldout_bits']:.3f} bits per byte, {ratio:.2f} of the bigram's"
     record_property("rate", told)
