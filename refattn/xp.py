@@ -135,6 +135,11 @@ def product(a: Array, b: Array) -> Array:
     return backends.of(a).product(a, b)
 
 
+def transpose(x: Array) -> Array:
+    """Return `x` with its last two axes exchanged; not every library has the attribute ``mT``."""
+    return namespace(x).matrix_transpose(x)
+
+
 def sum_wide(x: Array) -> Array:
     """Return the sum of all elements as a 0-d array of the dtype of `x`, accumulated in float64 where there is one."""
     xp = namespace(x)
