@@ -132,12 +132,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An equation, or several that cannot be told apart, and the error in it that comes nearest to what was got.
+    """An equation, or several that cannot be told apart, and the error in it that comes nearest to what was got; or an
+    error with a name.
 
     Attributes
     ----------
     equations
-        In the order of the code; () for a convention, or a fault of storing.
+        In the order of the code; () for a convention, an input, or a fault of storing.
     kind
         The error, in words.
     share
@@ -147,6 +148,14 @@ class Suspect:
         How much of the squared error this error explains, times a number.
     together
         How much all errors of the first equation that the bank knows explain, each times a number.
+    sort
+        "equation"; "convention", "fault" (of the museum), "input" or "storing" where the error has a name.
+    link
+        The report that a fault is modelled on.
+    cases, failing
+        The failing cases that it explains, and how many there are.
+    whole
+        How many of these it explains with their gradients, or has results for no more than agree.
     """
 
     equations: tuple[Line, ...]
@@ -154,6 +163,11 @@ class Suspect:
     share: float
     explained: float
     together: float
+    sort: str = "equation"
+    link: str = ""
+    cases: tuple[str, ...] = ()
+    failing: int = 0
+    whole: int = 0
 
     @property
     def ids(self) -> tuple[str, ...]:

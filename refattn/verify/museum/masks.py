@@ -69,7 +69,7 @@ class CausalIgnoredWithMask(Flash):
         return super().offset_of(causal, queries, keys, mask) if mask is None else None
 
 
-@fault("SM.3", "causal mask", "mask", link="https://github.com/huggingface/transformers/issues/37807")
+@fault("SM.3", "causal mask", "mask", "mask ignored", link="https://github.com/huggingface/transformers/issues/37807")
 class MaskIgnoredWithCausal(Flash):
     """In a causal call the mask is ignored."""
 
@@ -78,7 +78,7 @@ class MaskIgnoredWithCausal(Flash):
         return found if self.offset is None else np.ones_like(found)
 
 
-@fault("SM.3", "causal mask", link="https://github.com/huggingface/transformers/pull/30311")
+@fault("SM.3", "top-left causality", "causal mask", link="https://github.com/huggingface/transformers/pull/30311")
 class CausalForOneQueryTopLeft(Flash):
     """A single query is taken for the first one: it sees the first key alone."""
 
@@ -89,7 +89,7 @@ class CausalForOneQueryTopLeft(Flash):
 
 @fault("SM.3", "causal mask", link="https://github.com/triton-lang/triton/pull/8853", tiles="both")
 class CausalFirstStage(Flash):
-    """The tiles before the diagonal are not masked, and their number is rounded up: some keys of the future are seen."""
+    """The tiles before the diagonal are not masked, and their number is rounded up: keys of the future are seen."""
 
     def visible(self, rows: Array, columns: Array) -> Array:
         if self.offset is None:
@@ -274,3 +274,16 @@ class MaskTransposed(Flash):
     def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
         full = super().mask_of(mask, shape)
         return np.swapaxes(full, -1, -2) if shape[2] == shape[3] else full
+
+
+@fault("SM.8", "mask", link="https://github.com/vllm-project/vllm-omni/issues/5865")
+class RowsOfMaskedKeys(Flash):
+    """A mask of keys is applied to the queries, too: the rows of their indices stay 0."""
+
+    def written(self, out: Array, lse: Array) -> tuple[Array, Array]:
+        if self.mask is None or not np.array_equal(self.mask, np.broadcast_to(self.mask[:, :, :1], self.mask.shape)):
+            return out, lse
+        kept = np.ones((*out.shape[:3], 1), bool)
+        both = min(self.n_q, self.n_k)
+        kept[:, :, :both, 0] = self.mask[:, :, 0, :both] if self.n_q else True
+        return np.where(kept, out, 0.0), lse

@@ -55,7 +55,7 @@ class KeysOfFirstBatch(Flash):
         return q, np.broadcast_to(k[:1], k.shape), np.broadcast_to(v[:1], v.shape), mask
 
 
-@fault("SM.8", "v", link="https://github.com/karpathy/llm.c/pull/531")
+@fault("SM.8", "v", link="https://github.com/Dao-AILab/flash-attention/issues/47")
 class ValuesOfNextBatch(Flash):
     """The values are those of another batch."""
 
