@@ -198,6 +198,35 @@ class Departure:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a result is wrong.
+
+    Attributes
+    ----------
+    tensor
+        The result.
+    words
+        What is true of it in every case that it is wrong in: "only batch 1", "rows from 16 on"; () where it is wrong
+        everywhere, or in another place each time.
+    case
+        The case with the most errors, for the next four.
+    batches, heads, rows, columns
+        Where it has some, by their indices; () where the result has no such axis. Rows of d_k and d_v are keys.
+    part
+        The part of its elements that is wrong.
+    """
+
+    tensor: str
+    words: tuple[str, ...]
+    case: str
+    batches: tuple[int, ...]
+    heads: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    part: float
+
+
+@dataclass(frozen=True)
 class Suspects:
     """What a failed verification says about where the error is.
 
@@ -219,6 +248,10 @@ class Suspects:
         The first value of its own that does not follow from those before it; None where none was given, or all follow.
     between
         Where the equations stand that compute it from those.
+    places
+        Where each result that disagrees is wrong.
+    which
+        What the cases that fail have in common, in words, or "".
     """
 
     dtype: str
@@ -231,6 +264,8 @@ class Suspects:
     ranked: tuple[Suspect, ...]
     departure: Departure | None
     between: tuple[Line, ...]
+    places: tuple[Place, ...] = ()
+    which: str = ""
 
 
 @dataclass(frozen=True)

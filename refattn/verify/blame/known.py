@@ -240,22 +240,33 @@ class _Given(Flash):
         return out, lse[..., None]
 
 
-def recomputed(one: Evidence) -> Values:
-    """Return the gradients that a right backward gives for the outputs that were got, which delta is computed from.
+def recomputed(one: Evidence) -> list[Values]:
+    """Return what gradients may be where the backward is right and outputs are those that were got.
 
-    Empty where the mechanism's kernels have no such backward.
+    The true ones, for a backward that reads no output; and those of a flash kernel, which computes delta from the
+    output, and weights from lse. A mechanism whose kernels have no such backward has the true ones alone.
     """
-    if one.bank.mechanism.name != "softmax" or one.bank.upstream is None or "out" not in one.errors:
-        return {}
-    out = one.result.tensors["out"].astype(np.float64)
-    lse = one.result.tensors["lse"].astype(np.float64) if "lse" in one.errors else one.bank.truth.values["lse"]
-    found = _Given(out, lse).run(one.bank.inputs, one.bank.case.options, one.bank.upstream)
-    return {name: x for name, x in found.items() if name.startswith("d_")}
+    names = [name for name in one.errors if name not in outputs_of(one.bank.mechanism)]
+    found: list[Values] = [{name: one.bank.truth.values[name] for name in names}]
+    if one.bank.mechanism.name == "softmax" and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
+        out = one.result.tensors["out"].astype(np.float64)
+        lses = [one.bank.truth.values["lse"]]
+        lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
+        for lse in lses:
+            values = _Given(out, lse).run(one.bank.inputs, one.bank.case.options, one.bank.upstream)
+            found.append({name: values[name] for name in names if name in values})
+    return found
+
+
+def nearest_gradients(one: Evidence) -> tuple[Values, dict[str, float]]:
+    """Return of these the ones that most of what was got agrees with, and the used shares of the allowed error."""
+    tried = [(values, shares(one, values)) for values in recomputed(one)]
+    return min(tried, key=lambda pair: sum(share > 1.0 for share in pair[1].values()))
 
 
 def follows(one: Evidence) -> bool:
     """Tell whether the gradients of a case follow from its outputs: wrong as they are, the backward is right."""
-    found = shares(one, {name: x for name, x in recomputed(one).items() if name in one.errors})
+    found = nearest_gradients(one)[1]
     return bool(found) and max(found.values()) <= 1.0
 
 
@@ -278,8 +289,8 @@ def explained(
             found.append(Explained(error, cases, whole, max(share for _, at, share in tried if at)))
     found.sort(key=_rank)
     best: dict[str, Explained] = {}
-    for one in _doubted(found, agreeing):
-        best.setdefault(one.known.name, one)
+    for doubted in _doubted(found, agreeing):
+        best.setdefault(doubted.known.name, doubted)
     return _without_twins(list(best.values()))
 
 

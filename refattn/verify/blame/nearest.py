@@ -36,10 +36,11 @@ def described(best: Fit, fits: Sequence[Fit], seen: Sequence[Evidence]) -> tuple
         if other.id != best.id and np.any(same_marks(best.id, at, other.id, seen)):
             ids.append(other.id)
     kind, change, explained = names[at], known[names[at]], 1.0 - float(best.alone[at])
+    wrong = [one for one in seen if one.wrong]
     if not as_is:
-        kind, change, explained = _scaled(best, at, seen, kind, change, explained)
+        kind, change, explained = _scaled(best, at, wrong, kind, change, explained)
     lines = lines_of(seen[0].bank.mechanism, [id for id in seen[0].bank.known if id in ids])
-    return Suspect(lines, kind, share(best.id, change, seen), explained, 1.0 - best.left), change
+    return Suspect(lines, kind, share(best.id, change, wrong), explained, 1.0 - best.left), change
 
 
 def lines_of(mechanism: Mechanism, ids: Iterable[str]) -> tuple[Line, ...]:

@@ -15,11 +15,20 @@ import numpy as np
 
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.blame.bank import Bank, Change, changes
+from refattn.verify.blame.bank import Bank, changes
 from refattn.verify.blame.evidence import Evidence, Fit, chosen, evidence, fit, narrowed, rank, restricted
-from refattn.verify.blame.known import Explained, errors_with_names, explained, outputs_of, recomputed, shares
+from refattn.verify.blame.known import (
+    Explained,
+    errors_with_names,
+    explained,
+    follows,
+    nearest_gradients,
+    outputs_of,
+)
+from refattn.verify.blame.mutants import Change
 from refattn.verify.blame.nearest import described, judged, lines_of
 from refattn.verify.blame.substitution import departure, earliest
+from refattn.verify.blame.where import places_of, which_cases
 from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
 
 SHOWN = 3
@@ -92,7 +101,8 @@ def suspects(
     departed = earliest(mechanism, (departure(one.bank, one.result, dtype) for one in seen))
     between = lines_of(mechanism, departed.between) if departed else ()
     told = (*wrong,), (*right,), len(known), (*possible,), (*narrow,), (*ranked,)
-    return Suspects(dtype, cases, *told, departed, between)
+    where = places_of(failing), which_cases([one.bank.case for one in failing], [one.bank.case for one in agreeing])
+    return Suspects(dtype, cases, *told, departed, between, *where)
 
 
 def _cover(found: Sequence[Explained], failing: Sequence[Evidence]) -> tuple[list[Explained], list[Evidence]]:
@@ -152,20 +162,17 @@ def _of(
     failing: Sequence[Evidence],
     progress: Callable[[Iterable[Any]], Iterable[Any]],
 ) -> list[Suspect]:
-    known = seen[0].bank.known
     fits = ranked_fits(seen, progress)
-    wrong = [one for one in seen if one.wrong]
     found: list[Suspect] = []
     taken: set[str] = set()
     for at, one in enumerate(fits):
         if one.id in taken or len(found) >= SHOWN or (one.left >= MEANS_NOTHING and found):
             continue
-        suspect, change = described(one, fits[at:], wrong)
+        suspect, change = described(one, fits[at:], seen)
         taken |= {*suspect.ids}
         if suspect.share <= 1.0:
             suspect = _confirmed(suspect, one.id, change, seen, failing)
         found.append(suspect)
-    del known
     return sorted(found, key=lambda one: one.share > 1.0)
 
 
@@ -187,10 +194,13 @@ def _confirmed(
     """Return a suspect with the failing cases that its error explains."""
     names = {name for one in seen for name in one.errors}
     tried = failing if len(failing) <= CONFIRMED else failing[:: -(-len(failing) // CONFIRMED)]
-    cases = tuple(
-        one.bank.case.name for one in restricted(tried, names) if judged(one, one.bank.results(id, change)) <= 1.0
-    )
-    return replace(suspect, cases=cases, failing=len(tried), whole=len(cases))
+    cases, whole = [], 0
+    for one, part in zip(tried, restricted(tried, names), strict=True):
+        results = one.bank.results(id, change)
+        if judged(part, results) <= 1.0:
+            cases.append(one.bank.case.name)
+            whole += judged(one, results) <= 1.0 or ({*one.errors} != {*part.errors} and follows(one))
+    return replace(suspect, cases=(*cases,), failing=len(tried), whole=whole)
 
 
 def _remaining(
@@ -201,13 +211,11 @@ def _remaining(
         return []
     rest = []
     for one in failing:
-        base = recomputed(one)
-        gradients = [name for name in one.errors if name in base]
-        if one.bank.case.name not in ranked[0].cases or not gradients:
+        if one.bank.case.name not in ranked[0].cases:
             continue
-        shown = shares(one, {name: base[name] for name in gradients})
+        base, shown = nearest_gradients(one)
         errors = {}
-        for name in gradients:
+        for name in shown:
             error = one.bank.errors(name, one.result.tensors[name], np.asarray(base[name]))
             errors[name] = np.zeros_like(error) if shown[name] <= 1.0 else error
         weights = {name: 1.0 / max(float(x @ x), float(x.size)) for name, x in errors.items()}
