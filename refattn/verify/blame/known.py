@@ -181,10 +181,17 @@ def outputs_of(mechanism: Mechanism) -> tuple[str, ...]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def granted(truth: Truth, name: str, value: Floats) -> Floats:
-    """Return the variance of honest errors of a wrong result: where it is larger than the true one, more."""
+    """Return the variance of honest errors of a wrong result: where it is larger than the true one, more.
+
+    Where the true one is granted nothing, a wrong one may be what is left of terms that cancel: it is granted what a
+    tenth of the typical element is.
+    """
     true = np.where(np.isfinite(truth.values[name]), truth.values[name], 0.0)
     relative = float(np.sum(truth.variance[name]) / max(np.sum(true**2), np.finfo(np.float64).tiny))
-    return np.maximum(truth.variance[name], np.where(np.isfinite(value), relative * value**2, 0.0))
+    squares = np.where(np.isfinite(value), value**2, 0.0)
+    return np.maximum(
+        truth.variance[name], relative * np.maximum(squares, 0.01 * np.mean(squares) if squares.size else 0.0)
+    )
 
 
 def shares(one: Evidence, values: Values) -> dict[str, float]:

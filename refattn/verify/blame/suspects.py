@@ -37,6 +37,9 @@ SHOWN = 3
 MEANS_NOTHING = 0.98
 """An equation that leaves as much unexplained is not reported."""
 
+REMAINS = 0.7
+"""The same for what remains in gradients once outputs are explained."""
+
 CONFIRMED = 12
 """Failing cases that an equation's error is tried on, where it agrees with those that it was fitted to."""
 
@@ -226,7 +229,7 @@ def _remaining(
     few = rest[:4]
     backward = [id for id in narrowed(few)[0] if id.startswith("d")] or [id for id in known if id.startswith("d")]
     best = rank(fit(id, few) for id in backward)[:1]
-    return [described(one, best, few)[0] for one in best if one.left < MEANS_NOTHING]
+    return [described(one, best, few)[0] for one in best if one.left < REMAINS]
 
 
 def locate(

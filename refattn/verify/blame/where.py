@@ -31,10 +31,14 @@ def _place(name: str, failing: Sequence[Evidence]) -> Place | None:
     if not marks:
         return None
     told = [words(mark, "keys" if name in ("d_k", "d_v") else "rows") for _, mark in marks]
-    common = tuple(word for word in told[0] if all(word in other for other in told))
+    told = [some for some in told if some]  # where all is wrong, one tile may be all that there is
+    common = tuple(word for word in told[0] if all(word in other for other in told)) if told else ()
     one, mark = max(marks, key=lambda pair: int(pair[1].sum()))
-    axes = [tuple(int(n) for n in np.flatnonzero(_along(mark, axis))) if axis < mark.ndim else () for axis in range(4)]
-    return Place(name, common, one.bank.case.name, *axes, float(np.mean(mark)))
+
+    def at(axis: int) -> tuple[int, ...]:
+        return tuple(int(n) for n in np.flatnonzero(_along(mark, axis))) if axis < mark.ndim else ()
+
+    return Place(name, common, one.bank.case.name, at(0), at(1), at(2), at(3), float(np.mean(mark)))
 
 
 def _along(mark: NDArray[np.bool_], axis: int) -> NDArray[np.bool_]:
@@ -55,12 +59,14 @@ def _of(wrong: NDArray[np.bool_], one: str, many: str) -> Iterable[str]:
     first, last = int(at[0]), int(at[-1])
     if len(at) == 1:
         yield f"only {one} {first}"
-    if len(at) == 1 and last == count - 1:
-        yield f"only the last {one}"
-    if last == count - 1 and len(at) == last - first + 1:
+        if last == count - 1 > 1:
+            yield f"only the last {one}"
+    elif last == count - 1 and len(at) == last - first + 1:
         for tile in TILES if many in ("rows", "keys") else ():
             if first % tile == 0 and count - first < tile:
                 yield f"only the {many} of the last tile of {tile}, which is not full"
+        if first == (count + 1) // 2 or first == count // 2:
+            yield f"only the second half of the {many}"
         yield f"only {many} from {first} on" if first > 1 else f"all {many} but the first"
     elif first == 0 and len(at) == last + 1:
         yield f"only {many} before {last + 1}" if last + 1 < count - 1 else f"all {many} but the last"
@@ -101,14 +107,8 @@ FEATURES: dict[str, Feature] = {
     "values of another width": _size(lambda b, h, g, n_q, n_k, d, e: d != e),
     "a width that is no power of two": _size(lambda b, h, g, n_q, n_k, d, e: bool(d & (d - 1))),
     "one query": _size(lambda b, h, g, n_q, *_: n_q == 1),
-    **{
-        f"more than {size} keys": _size(lambda b, h, g, n_q, n_k, d, e, size=size: n_k > size)  # type: ignore[misc]
-        for size in TILES
-    },
-    **{
-        f"more than {size} queries": _size(lambda b, h, g, n_q, n_k, d, e, size=size: n_q > size)  # type: ignore[misc]
-        for size in TILES
-    },
+    **{f"more than {size} keys": _size(lambda b, h, g, n_q, n_k, d, e, size=size: n_k > size) for size in TILES},
+    **{f"more than {size} queries": _size(lambda b, h, g, n_q, n_k, d, e, size=size: n_q > size) for size in TILES},
     "a number of keys that is no multiple of 16": _size(lambda b, h, g, n_q, n_k, d, e: n_k % 16 != 0),
     "a number of queries that is no multiple of 16": _size(lambda b, h, g, n_q, n_k, d, e: n_q % 16 != 0),
 }

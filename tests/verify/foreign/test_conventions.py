@@ -94,7 +94,7 @@ def test_what_is_declined_or_unknown_is_said() -> None:
     assert found["scale"] == "unknown: a factor of 0.3"
     assert differing(some, SOFTMAX) == {}
     flat = probe_conventions(lambda q, k, v, **options: np.zeros(3, np.float32), SOFTMAX)
-    assert flat["causal mask"] == "unknown: out has the shape (3,), needs (1, 1, 2, 8)"
+    assert flat["causal mask"] == "unknown: out has the shape (3,), needs (1, 1, 3, 8)"
 
 
 def test_another_type_is_tried_where_one_is_declined() -> None:
