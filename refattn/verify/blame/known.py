@@ -34,6 +34,12 @@ PROBES = 6
 AGREEING = 8
 """Cases that agree which decide between errors that explain as much."""
 
+LARGE_ERROR = 100.0
+"""Mean square of an error, in units of what is granted, from which on what explains it leaves little of it."""
+
+FAR = 0.1
+"""The part of a large error that it leaves at most."""
+
 ORDER = ("convention", "fault", "input", "storing")
 """Of errors that explain as much, what comes first."""
 
@@ -218,6 +224,8 @@ def level(one: Evidence, known: Known) -> tuple[int, float]:
         values = known.run(one.bank, bool(gradients) and known.backward)
     except (ArithmeticError, ValueError):
         return 0, np.inf
+    if _far(one, values, wrong & outputs or wrong):
+        return 0, np.inf
     found = shares(one, {name: x for name, x in values.items() if name in outputs})
     told = max(found.values(), default=np.inf)
     if not found or told > 1.0 or not wrong & outputs <= {*found} or np.isnan(told):
@@ -233,6 +241,19 @@ def level(one: Evidence, known: Known) -> tuple[int, float]:
     if worst <= 1.0 or (not known.backward and follows(one)):
         return 2, max(told, worst) if worst <= 1.0 else told
     return (0, np.inf) if known.backward else (1, told)
+
+
+def _far(one: Evidence, values: Values, names: set[str]) -> bool:
+    """Tell at little cost whether results are surely not those that were got: they leave most of a large error."""
+    for name in names & {*values}:
+        if np.shape(values[name]) != one.bank.targets[name].shape:
+            return True
+        error = one.errors[name]
+        left = error - one.bank.marks(name, values[name])
+        size = float(error @ error)
+        if size > LARGE_ERROR * error.size and float(left @ left) > FAR * size:
+            return True
+    return False
 
 
 class _Given(Flash):

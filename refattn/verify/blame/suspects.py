@@ -37,6 +37,9 @@ SHOWN = 3
 MEANS_NOTHING = 0.98
 """An equation that leaves as much unexplained is not reported."""
 
+LEAST = 2
+"""So many equations are reported where none agrees, however little they explain."""
+
 REMAINS = 0.7
 """The same for what remains in gradients once outputs are explained."""
 
@@ -169,7 +172,8 @@ def _of(
     found: list[Suspect] = []
     taken: set[str] = set()
     for at, one in enumerate(fits):
-        if one.id in taken or len(found) >= SHOWN or (one.left >= MEANS_NOTHING and found):
+        agrees = any(suspect.share <= 1.0 for suspect in found)
+        if one.id in taken or len(found) >= SHOWN or (one.left >= MEANS_NOTHING and (agrees or len(found) >= LEAST)):
             continue
         suspect, change = described(one, fits[at:], seen)
         taken |= {*suspect.ids}
