@@ -15,6 +15,7 @@ from sphinx.util.docutils import SphinxDirective
 from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
 from refattn.equations import tags
+from refattn.explorer.mathml import mathml
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.traced import Place, file_of, places
@@ -76,7 +77,7 @@ class Equations(SphinxDirective):
         formula_text, _, note = re.sub(r" {2,}", "\0", formula[0]).partition("\0")
         for n, line in enumerate((formula_text, *formula[1:])):
             term += nodes.Text("\n" if n else " ")
-            term += nodes.inline("", line, classes=["formula"])
+            term += nodes.raw("", f'<span class="formula">{mathml(line)}</span>', format="html")
         if note:
             remark, _ = self.parse_inline(markdown(note))
             term += [nodes.Text(" "), nodes.inline("", "", *remark, classes=["note"])]
