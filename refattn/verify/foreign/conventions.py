@@ -260,7 +260,7 @@ def _scale_of(run: Run, width: int) -> Answers:
         name: np.asarray([1.0, 0.0]) + np.asarray([-1.0, 1.0]) / (1.0 + math.exp(min(product * s, 700.0)))
         for name, s in scales.items()
     }
-    first, second = found["out"][0, 0, 0, :2]
+    first, second = (float(x) for x in found["out"][0, 0, 0, :2])
     answer = _which(found["out"][0, 0, 0, :2], found["unit"], readings)
     if first + second < 1.0 - 32.0 * float(found["unit"]) - 1e-6:
         answer = f"unknown: the weights of all keys sum to {first + second:.3g}: keys that are none are counted"
