@@ -212,6 +212,7 @@ def shares(one: Evidence, values: Values) -> dict[str, float]:
     return {verdict.tensor: verdict.share for verdict in judge(asked, instead)}
 
 
+@np.errstate(all="ignore")  # a wrong kernel may overflow or divide by zero
 def level(one: Evidence, known: Known) -> tuple[int, float]:
     """Return 2 where an error explains all that is wrong in a case, 1 where outputs, 0 where nothing; and the share."""
     outputs = {*outputs_of(one.bank.mechanism)}
@@ -348,6 +349,7 @@ def _doubted(found: list[Explained], agreeing: Sequence[Evidence]) -> list[Expla
     )
 
 
+@np.errstate(all="ignore")
 def _spoils(one: Evidence, known: Known) -> bool:
     """Tell whether an error would show in a case that agrees."""
     try:

@@ -31,8 +31,9 @@ def _place(name: str, failing: Sequence[Evidence]) -> Place | None:
     if not marks:
         return None
     told = [words(mark, "keys" if name in ("d_k", "d_v") else "rows") for _, mark in marks]
-    told = [some for some in told if some]  # where all is wrong, one tile may be all that there is
-    common = tuple(word for word in told[0] if all(word in other for other in told)) if told else ()
+    some = [one for one in told if one]  # where all is wrong, one tile may be all that there is
+    few = 2 * len(some) < len(told)
+    common = () if few else tuple(word for word in some[0] if all(word in other for other in some))
     one, mark = max(marks, key=lambda pair: int(pair[1].sum()))
 
     def at(axis: int) -> tuple[int, ...]:
