@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -153,13 +154,14 @@ def _equations(
     progress: Callable[[Iterable[Any]], Iterable[Any]],
     left: Sequence[Evidence],
 ) -> list[Suspect]:
-    """Return the equations whose errors explain most; where none agrees with all results, by outputs first."""
+    """Return the equations whose errors explain most; where none agrees with all results, by outputs and by all."""
     found = _of(mechanism, seen, failing, progress)
     outputs = outputs_of(mechanism)
     if any(one.share <= 1.0 for one in found) or not any({*one.wrong} & {*outputs} for one in seen):
         return found
     first = _of(mechanism, [one for one in restricted(seen, outputs) if one.errors], failing, iter)
-    return list(dict.fromkeys((*(one for one in first if one.share <= 1.0), *found, *first)))
+    both = [one for pair in zip_longest(first, found) for one in pair if one]
+    return sorted({one.ids: one for one in reversed(both)}.values(), key=lambda one: (one.share > 1.0, both.index(one)))
 
 
 def _of(
