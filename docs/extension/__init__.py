@@ -34,5 +34,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("explorer", explorers.Explorer)
     app.add_directive("source", listing.Source)
     app.add_directive("facts", facts.Table)
+    app.add_directive("derived", equations.Derived)
+    app.add_role("m", equations.Formula())
     app.add_role("fact", facts.Role())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

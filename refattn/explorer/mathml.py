@@ -65,9 +65,13 @@ class Piece:
     inner: str = ""  # of what stands in parentheses, itself
 
 
-def mathml(formula: str) -> str:
-    """Return a formula as one ``<math>`` element; what was written stays as its alternative text."""
-    return f'<math displaystyle="true" alttext="{escape(formula)}">{_row(_Reader(formula).pieces())}</math>'
+def mathml(formula: str, *, inline: bool = False) -> str:
+    """Return a formula as one ``<math>`` element; what was written stays as its alternative text.
+
+    `inline` is for formulas within a sentence, which are as high as its lines.
+    """
+    style = "" if inline else ' displaystyle="true"'
+    return f'<math{style} alttext="{escape(formula)}">{_row(_Reader(formula).pieces())}</math>'
 
 
 def _row(pieces: list[Piece]) -> str:
@@ -167,6 +171,8 @@ class _Reader:
         if text == "<" and self._peek()[0] != "space":
             inner = _row(self.pieces(">"))
             return [Piece(f"<mrow><mo>⟨</mo>{inner}<mo>⟩</mo></mrow>")]
+        if text == "|":
+            return [Piece(self._scripted("<mo>|</mo>", False), "sign")]
         if text == "/":
             return [Piece("<mo>/</mo>", "slash")]
         return [Piece(f"<mo>{escape(SIGNS.get(text, text))}</mo>", "sign")]
