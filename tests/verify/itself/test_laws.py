@@ -19,7 +19,7 @@ from refattn.mechanisms import entry
 from refattn.mechanisms.softmax import dense
 from refattn.mechanisms.softmax.forms import tiled
 from refattn.ops import masks
-from refattn.ops.masks import Future
+from refattn.ops.masks import Band
 from refattn.verify.itself.laws import LAWS
 from refattn.verify.itself.probe import Core, same_bits, used_share
 from refattn.verify.itself.samples import Sample, law_samples, sample
@@ -226,8 +226,8 @@ def test_a_cut_that_depends_on_the_workers_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_tile_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Future.blocks
-    monkeypatch.setattr(Future, "blocks", lambda *given: list(right(*given))[:2])
+    right = Band.blocks
+    monkeypatch.setattr(Band, "blocks", lambda *given: list(right(*given))[:2])
     assert LAWS["permutation"](core("tiled"), LONG["long"]) > 1.0
     assert LAWS["permutation"](core("tiled"), SMALL["plain"]) <= 1.0
 
