@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from refattn import backends, counter, equations, tree
 from refattn.checked import One, checked
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import DTYPES, stored
+from refattn.golden.storage import DTYPES, has_gradient, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Mechanism
@@ -222,7 +222,7 @@ def _normal(purpose: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
 def _placed(backend: backends.Backend, x: NDArray[Any], dtype: str) -> Array:
     """Return a host array as one of the backend; bfloat16 stays in float32 where the library has none."""
     made, xp = backend.from_numpy(x), backend.namespace()
-    if dtype == "bfloat16" and x.dtype != np.bool_ and hasattr(xp, "bfloat16"):
+    if dtype == "bfloat16" and has_gradient(x) and hasattr(xp, "bfloat16"):
         return xp.asarray(made, dtype=xp.bfloat16)
     return made
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.checked import checked
+from refattn.golden.storage import has_gradient
 from refattn.verify.outcome import Decline, Result
 
 
@@ -181,11 +182,11 @@ def _given(x: NDArray[Any], framework: str | None, dtype: str) -> Any:
     if framework == "torch":
         import torch
 
-        return torch.tensor(x) if x.dtype == np.bool_ else torch.tensor(x, dtype=getattr(torch, dtype))
+        return torch.tensor(x, dtype=getattr(torch, dtype)) if has_gradient(x) else torch.tensor(x)
     if framework == "jax":
         import jax.numpy as jnp
 
-        return jnp.asarray(x) if x.dtype == np.bool_ else jnp.asarray(x, dtype=dtype)
+        return jnp.asarray(x, dtype=dtype) if has_gradient(x) else jnp.asarray(x)
     return _read_only(x)
 
 
@@ -269,7 +270,7 @@ def roundings(implementation: Any, equations: Iterable[str]) -> tuple[str, ...]:
 
 def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
     """Return the names of the inputs that have a gradient: all but masks."""
-    return tuple(name for name, x in inputs.items() if x.dtype != np.bool_)
+    return tuple(name for name, x in inputs.items() if has_gradient(x))
 
 
 def to_host(name: str, x: Any) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import TYPES, stored
+from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.foreign.adapter import CallError, call
@@ -110,7 +110,7 @@ def _runner(implementation: Any, record: Mechanism, dtype: str) -> Run:
         if unknown := [name for name in ("mask", *options) if name in arguments and name not in record.defaults]:
             raise _Unanswered(f"declined: there is no {unknown[0]}")
         inputs = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
-        given = {name: x if x.dtype == np.bool_ else stored(x, dtype) for name, x in inputs.items()}
+        given = {name: stored(x, dtype) if has_gradient(x) else x for name, x in inputs.items()}
         try:
             result = call(implementation, given, options, dtype, None, ("out", *record.outputs))
         except CallError as error:

@@ -324,7 +324,8 @@ def _answer(
     implementation: Any, about: dict[str, Any], arrays: dict[str, NDArray[Any]]
 ) -> tuple[dict[str, Any], Arrays]:
     upstream = arrays.pop("d_out") if about["grad"] else None
-    asked = about["options"], about["dtype"], upstream, tuple(about["outputs"])
+    options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
+    asked = options, about["dtype"], upstream, tuple(about["outputs"])
     try:
         found = call(implementation, arrays, *asked, interrupts=False)
     except CallError as error:
