@@ -27,13 +27,13 @@ _BANDS: tuple[dict[str, Any], ...] = (
 
 
 def band(core: Core, s: Sample) -> float:
-    """A window is the mask of all pairs with p - left <= j <= p + right, p = i + offset, and causality that of j <= p."""
-    worst = 0.0
+    """A window is the mask of all p - left <= j <= p + right with p = i + offset, and causality that of all j <= p."""
+    worst, noise = 0.0, core.noise(s.inputs, s.options, s.upstream)
     for given in _BANDS:
         options = {**s.options, **given}
         masked = core({**s.inputs, "mask": s.inputs.get("mask", True) & _pairs(s, given)}, s.options, s.upstream)
         found = core(s.inputs, options, s.upstream)
-        worst = max(worst, used_share(found, masked, core.noise(s.inputs, options, s.upstream)))
+        worst = max(worst, used_share(found, masked, noise))
     return worst
 
 
