@@ -9,11 +9,11 @@ from typing import Any
 from refattn.checked import One, Whole, checked
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.adapter import CallError, call, learned, roundings
+from refattn.verify.foreign.adapter import CallError, call, learned, pulls, roundings
 from refattn.verify.foreign.conventions import differing
-from refattn.verify.judge.budget import truth
+from refattn.verify.judge.budget import truth, with_equations
 from refattn.verify.judge.compare import judge
-from refattn.verify.outcome import Decline, Outcome, Report
+from refattn.verify.outcome import Decline, Outcome, Report, Result
 
 
 @checked(mechanism=Mechanism, case=Case, dtype=One(tuple(DTYPES)), grad=bool, seed=Whole())
@@ -29,18 +29,26 @@ def verify_case(
 ) -> Outcome:
     """Run and judge one case in one dtype."""
     declared = (*roundings(implementation, mechanism.equations), *rounding)
-    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, roundings=declared)
+    further = pulls(implementation, mechanism.pulled) if grad else ()
+    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, roundings=declared, further=further)
+    given, pulled = case_truth.inputs, case_truth.further
     try:
         outputs = ("out", *mechanism.outputs)
-        result = call(implementation, case_truth.inputs, case.options, dtype, case_truth.upstream, outputs)
+        result = call(implementation, given, case.options, dtype, case_truth.upstream, outputs, further=pulled)
         if isinstance(result, Decline):
             return Outcome(case.name, case.kind, dtype, "declined", result.reason)
+        if result.judged:
+            types = {id: _type_of(id, result, dtype, mechanism) for id in result.judged}
+            case_truth = with_equations(mechanism, case, dtype, case_truth, types, declared, seed)
         verdicts = judge(result, case_truth)
     except CallError as error:
         return Outcome(case.name, case.kind, dtype, "raises", str(error))
     if result.declined and all(verdict.agrees for verdict in verdicts):
         return Outcome(case.name, case.kind, dtype, "declined", result.declined, verdicts, (case_truth, result))
-    needed = [f"d_{name}" for name in learned(case_truth.inputs)] if grad and not result.declined else []
+    # Other arrays have a gradient, and few kernels give it.
+    needed = (
+        [f"d_{name}" for name in learned(case_truth.inputs) if name in "qkv"] if grad and not result.declined else []
+    )
     missing = [name for name in needed if name not in result.tensors]
     if missing:
         return Outcome(
@@ -48,6 +56,16 @@ def verify_case(
         )
     status = "agrees" if all(verdict.agrees for verdict in verdicts) else "disagrees"
     return Outcome(case.name, case.kind, dtype, status, "", verdicts, (case_truth, result))
+
+
+def _type_of(id: str, result: Result, dtype: str, mechanism: Mechanism) -> str:
+    """Return the storage type that an equation's value came in."""
+    if id not in mechanism.equations or id.startswith("d"):
+        raise CallError(f"returned {id}, which is no equation of the forward of {mechanism.name}")
+    came = result.dtypes[id]
+    if came not in DTYPES:
+        raise CallError(f"returned {id} of dtype {came}, needs a floating one")
+    return came
 
 
 def verify(
