@@ -1,7 +1,7 @@
 """Layouts that kernels want, and arrays (b, h, n, d): packed sequences, pages of a cache, selected keys, slopes.
 
-An adapter lays out what it is given, calls its kernel and brings the result back. None of this changes an equation: each
-is a permutation or a copy of rows, or another way to write a mask or a bias. NumPy alone.
+An adapter lays out what it is given, calls its kernel and brings the result back. None of this changes an equation:
+each is a permutation or a copy of rows, or another way to write a mask or a bias. NumPy alone.
 
 Letters: b batch, h head, n token, d width, i query, j key, t tokens of all sequences.
 """
@@ -38,8 +38,8 @@ def unpack(x: Rows, starts: Rows, size: int, fill: float = 0) -> Rows:
 def to_pages(x: Rows, lengths: Sequence[int] | Rows, page: int, seed: int = 0) -> tuple[Rows, Rows]:
     """Return a cache of pages (pages, page, h, d) and the table (b, most) of each sequence's pages, of x (b, h, n, d).
 
-    Token t of a sequence is ``cache[table[b, t // page], t % page]``. Pages lie in random order among unused ones, which
-    hold NaN, as the rest of a last page does; entries of the table that are not used are -1.
+    Token t of a sequence is ``cache[table[b, t // page], t % page]``. Pages lie in random order among unused ones,
+    which hold NaN, as the rest of a last page does; entries of the table that are not used are -1.
     """
     needed = [-(-int(length) // page) for length in lengths]
     total = sum(needed)
@@ -110,12 +110,12 @@ def slopes_of(bias: Rows) -> tuple[Rows, int] | None:
     if 0 in bias.shape or not np.all(np.isfinite(bias)):
         return None
     for offset in _offsets(bias):
-        distance = np.abs(np.arange(queries)[:, None] + offset - np.arange(keys))
-        at = np.unravel_index(int(np.argmax(distance)), distance.shape)
-        if distance[at] == 0:
+        distance = np.abs(np.arange(queries)[:, None] + offset - np.arange(keys)).astype(bias.dtype)
+        if not distance.any():
             continue
+        at = np.unravel_index(int(np.argmin(np.where(distance == 0, np.inf, distance))), distance.shape)
         slopes = -bias[:, :, at[0], at[1]] / distance[at]
-        if np.array_equal((-slopes[:, :, None, None] * distance).astype(bias.dtype), bias):
+        if np.array_equal(-slopes[:, :, None, None] * distance, bias):
             return slopes, int(offset)
     return None
 
@@ -124,12 +124,10 @@ def _offsets(bias: Rows) -> list[int]:
     """Return where query 0 may stand among the keys: bottom right and top left first, then by where its bias is 0."""
     _, _, queries, keys = bias.shape
     found = [keys - queries, 0]
-    zeros = np.argwhere(np.all(bias == 0.0, axis=(0, 1)))
-    found += [int(j - i) for i, j in zeros[:1]]
-    if keys > 1 and np.any(bias[..., 0, 0] != bias[..., 0, 1]):
-        # |offset| slope and |offset - 1| slope, where the query stands outside of the keys
-        first, second = (
-            float(x[bias[..., 0, 0] != bias[..., 0, 1]].flat[0]) for x in (bias[..., 0, 0], bias[..., 0, 1])
-        )
-        found += [round(first / (first - second))]
-    return list(dict.fromkeys(found))
+    found += [int(j - i) for i, j in np.argwhere(np.all(bias == 0.0, axis=(0, 1)))[:1]]
+    # Where the queries stand outside of the keys: |offset| slope, and one slope more or less for a neighbour.
+    own = bias[..., 0, 0].astype(np.float64)
+    for other, sign in ((bias[..., 0, 1:2], 1.0), (bias[..., 1:2, 0], -1.0)):
+        for a, b in zip(own.ravel(), other.astype(np.float64).ravel(), strict=False):
+            found += [round(sign * a / (a - b))] if a != b else []
+    return list(dict.fromkeys(found))[:8]
