@@ -10,8 +10,7 @@ Letters: b batch, h query head, i query, j key.
 
 from __future__ import annotations
 
-from refattn.ops.sums import sum_wide_to
-from refattn.xp import Array, arange, device, namespace
+from refattn.xp import Array, arange, device, namespace, sum_wide_to
 
 
 def alibi_slopes(heads: int, like: Array) -> Array:

@@ -73,27 +73,27 @@ def band_pairs(
 
     Queries and keys from their lengths (b,) on do not exist: nothing attends them, and they attend nothing.
     """
-    allowed = mask
+    xp, allowed = namespace(like), mask
     i, j = arange(0, queries, like)[:, None], arange(0, keys, like)[None, :]
     if last is not None and not (isinstance(last, int) and keys - 1 <= last):
-        allowed = _both(allowed, j <= i + last)
+        allowed = both(allowed, j <= i + last)
     if first is not None and not (isinstance(first, int) and first <= 1 - queries):
-        allowed = _both(allowed, j >= i + first)
-    for exists in (existing(q_lengths, queries, like), existing(k_lengths, keys, like, axis=3)):
-        allowed = allowed if exists is None else _both(allowed, exists)
+        allowed = both(allowed, j >= i + first)
+    if q_lengths is not None:
+        allowed = both(allowed, existing(q_lengths, queries, like))
+    if k_lengths is not None:
+        allowed = both(allowed, xp.matrix_transpose(existing(k_lengths, keys, like)))
     return allowed
 
 
-def existing(lengths: Array | None, size: int, like: Array, axis: int = 2) -> Array | None:
-    """Return which of `size` numbers are below the lengths (b,), as (b, 1, i, 1) or along `axis` 3; None: all are."""
-    if lengths is None:
-        return None
-    xp, shape = namespace(like), (1, 1, size, 1) if axis == 2 else (1, 1, 1, size)
-    return xp.reshape(arange(0, size, like), shape) < lengths[:, None, None, None]
-
-
-def _both(mask: Array | None, other: Array) -> Array:
+def both(mask: Array | None, other: Array) -> Array:
+    """Return what both masks allow; None allows all."""
     return other if mask is None else mask & other
+
+
+def existing(lengths: Array | None, size: int, like: Array) -> Array | None:
+    """Return which of `size` tokens are below the lengths (b,), as (b, 1, size, 1); None where all are."""
+    return None if lengths is None else arange(0, size, like)[:, None] < lengths[:, None, None, None]
 
 
 class Band:
@@ -157,7 +157,7 @@ class Band:
             for x, start in zip(self.lengths, (rows[0], columns[0]), strict=True)
         )
         own = band_pairs(None, *bounds, *lengths, rows[1] - rows[0], columns[1] - columns[0], self._like)
-        return _both(mask, own[:, :, None, ...] if own is not None and len(own.shape) == 4 else own)
+        return both(mask, own[:, :, None, ...] if own is not None and len(own.shape) == 4 else own)
 
 
 def _part(x: Array, axis: int, at: tuple[int, int]) -> slice:

@@ -54,17 +54,6 @@ def summed_to(x: Array, shape: tuple[int, ...]) -> Array:
     return xp.sum(x, axis=ones, keepdims=True) if ones else x
 
 
-def sum_wide_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return the sum of x over those of its axes that are 1 in `shape`, added up in float64 where there is one."""
-    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and x.shape[axis] != 1)
-    if not axes:
-        return x
-    xp = namespace(x)
-    if not backend(x).float64():
-        return xp.sum(x, axis=axes, keepdims=True)
-    return xp.astype(xp.sum(x, axis=axes, keepdims=True, dtype=xp.float64), x.dtype)
-
-
 def summed_for(x: Array, number: float | Array) -> Array:
     """Return the sum of x (b, h, j, c) over what a number was broadcast to: 0-d, (h,) or (h, j), with ones."""
     if isinstance(number, float) or len(number.shape) == 0:

@@ -50,6 +50,12 @@ def sum_wide(x: Array) -> Array:
     return np.sum(x, dtype=np.float64).astype(x.dtype)
 
 
+def sum_wide_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return the sum of x over those of its axes that are 1 in `shape`, accumulated in float64."""
+    axes = tuple(axis for axis, n in enumerate(shape) if n == 1)
+    return np.sum(x, axis=axes, keepdims=True, dtype=np.float64).astype(x.dtype)
+
+
 def run(like: Array, task: Callable[[Any], Any], tiles: Sequence[Any]) -> list[Any]:
     """Return the results of `task` for all tiles."""
     return [task(tile) for tile in tiles]

@@ -74,5 +74,6 @@ record = Mechanism(
     outputs={"lse": "SM.9", "max": "SM.18"},
     before={"SM.17": "SM.7", "SM.3": "SM.15", "SM.15": "SM.2", "SM.2": "SM.1"},
     differentiable=("scale", "softcap"),
+    configs=({"window": (1, None), "sink": True},),
     stream=KeyValueStream(_BLOCK),
 )

@@ -89,7 +89,7 @@ def forward(
     bias
         Floating, broadcastable to (b, h, i, j): added to the scores after the soft-cap, unscaled. -inf hides a key.
     sink
-        (h,) or (h, r): for each query head one or r logits that take part in the sum of exponentials and bring no
+        (h,) or (h, s): for each query head one or s logits that take part in the sum of exponentials and bring no
         value. They are neither scaled, capped, biased nor masked; -inf is no sink.
     q_lengths, k_lengths
         Integers (b,): how many queries and keys exist. What comes after them may hold anything, NaN too: such a query

@@ -8,10 +8,10 @@ the value before it goes on)::
     [SM.15]  a_ij = c_ij + bias_ij                      without a bias: a = c
     [SM.3]  m_ij = a_ij if j in A(i), else -inf         without a mask: m = a
     [SM.18]  x_i = max_j m_ij                           -inf where A(i) is empty
-    [SM.4]  t_i = max(x_i, max_r sink_r)                0 where that is -inf; without sinks: t = x
+    [SM.4]  t_i = max(x_i, max_s sink_s)                0 where that is -inf; without sinks: t = x
     [SM.5]  p_ij = exp(m_ij - t_i)
-    [SM.16]  u_ir = exp(sink_r - t_i)                   without sinks: none
-    [SM.6]  z_i = sum_j p_ij + sum_r u_ir               1 where there is neither key nor sink
+    [SM.16]  u_is = exp(sink_s - t_i)                   without sinks: none
+    [SM.6]  z_i = sum_j p_ij + sum_s u_is               1 where there is neither key nor sink
     [SM.7]  w_ij = p_ij / z_i
     [SM.17]  y_ij = keep_ij w_ij                        without dropout: y = w
     [SM.8]  o_i = sum_j y_ij v_j
@@ -25,7 +25,7 @@ o nor lse changes when t does; that of SM.16 is dz)::
     [dSM.keep]  dkeep_ij = dy_ij w_ij                   summed over the axes that keep was broadcast along
     [dSM.7]  dw_ij = keep_ij dy_ij
     [dSM.6]  dz_i = (dlse_i - sum_j dw_ij w_ij) / z_i
-    [dSM.sink]  dsink_r = sum_i dz_i u_ir               summed over the batch, too
+    [dSM.sink]  dsink_s = sum_i dz_i u_is               summed over the batch, too
     [dSM.5]  dp_ij = dw_ij / z_i + dz_i
     [dSM.3]  dm_ij = dp_ij p_ij
     [dSM.bias]  dbias_ij = dm_ij                        summed over the axes that the bias was broadcast along
@@ -35,7 +35,7 @@ o nor lse changes when t does; that of SM.16 is dz)::
     [dSM.scale]  dscale = sum_ij ds_ij q_i . k_j
     [dSM.softcap]  dsoftcap = sum_ij dc_ij (tanh(u_ij) - u_ij (1 - tanh(u_ij)^2)), u_ij = s_ij / softcap
 
-Axes: b batch, h query head, g key/value head, i query, j key, d width of queries and keys, e width of values, r sink of
+Axes: b batch, h query head, g key/value head, i query, j key, d width of queries and keys, e width of values, s sink of
 a query head. Query head h attends the keys and values of head floor(h g / h_total).
 
 Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1; soft-cap: Gemma 2 (arXiv:2408.00118), section 2; grouped
@@ -57,8 +57,7 @@ from dataclasses import dataclass
 
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import band_pairs, existing, where_allowed
-from refattn.ops.sums import sum_wide_to
-from refattn.xp import Array, max_last, namespace, sum_wide, zeros
+from refattn.xp import Array, max_last, namespace, sum_wide, sum_wide_to, zeros
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Saved:
     scores: Array  # (b, h, i, j)
     largest: Array  # (b, h, i)
     exponentials: Array  # (b, h, i, j)
-    of_sinks: Array | None  # (b, h, i, r)
+    of_sinks: Array | None  # (b, h, i, s)
     total: Array  # (b, h, i, 1)
     weights: Array  # (b, h, i, j)
     alive: Array  # (b, h, i, 1)
@@ -100,7 +99,7 @@ def forward(
     """Return (out, lse, saved): (b, h, i, e), (b, h, i) and what `backward` reads.
 
     Query i may attend keys i + first to i + last, each a number or one for each batch element, (b, 1, 1, 1). Queries
-    and keys from their lengths (b,) on do not exist; they hold 0. `sink` is (h, r).
+    and keys from their lengths (b,) on do not exist; they hold 0. `sink` is (h, s).
     """
     xp = namespace(q, k, v)
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
@@ -125,7 +124,7 @@ def forward(
         top = largest[..., None]  # (b, h, i, 1): part of SM.4
     else:
         # A query that does not exist has no sinks.
-        sinks = where_allowed(existing(q_lengths, queries, q), sink[None, :, None, :], -math.inf)  # (b, h, i, r)
+        sinks = where_allowed(existing(q_lengths, queries, q), sink[None, :, None, :], -math.inf)  # of each query
         top = xp.maximum(largest[..., None], max_last(sinks))  # (b, h, i, 1): part of SM.4
     alive = top != -math.inf  # (b, h, i, 1): whether there is a key or a sink
     maximum = xp.where(alive, top, 0.0)  # (b, h, i, 1) [SM.4]
@@ -134,7 +133,7 @@ def forward(
     if sink is None:
         of_sinks = None
     else:
-        of_sinks = xp.exp(sinks - maximum)  # (b, h, i, r) [SM.16]
+        of_sinks = xp.exp(sinks - maximum)  # (b, h, i, s) [SM.16]
         added = added + xp.sum(of_sinks, axis=-1, keepdims=True)  # (b, h, i, 1): part of SM.6
     total = xp.where(alive, added, 1.0)  # (b, h, i, 1) [SM.6]
     weights = exponentials / total  # (b, h, i, j) [SM.7]
@@ -176,8 +175,8 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     d_total = (d_lse_rows - inner) / saved.total  # (b, h, i, 1) [dSM.6]
     if saved.of_sinks is not None:
         # forward: total = sum(exponentials) + sum(of_sinks); of_sinks = exp(sinks - maximum)
-        d_sinks = d_total * saved.of_sinks  # (b, h, i, r): part of dSM.sink
-        d_sink = sum_wide_to(d_sinks, (1, heads, 1, d_sinks.shape[3]))[0, :, 0, :]  # (h, r) [dSM.sink]
+        d_sinks = d_total * saved.of_sinks  # (b, h, i, s): part of dSM.sink
+        d_sink = sum_wide_to(d_sinks, (1, heads, 1, d_sinks.shape[3]))[0, :, 0, :]  # (h, s) [dSM.sink]
         gradients["sink"] = d_sink
     # forward: total = sum(exponentials) + sum(of_sinks)
     d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSM.5]

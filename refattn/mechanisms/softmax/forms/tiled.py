@@ -14,7 +14,7 @@ no maximum is computed. A row gives the same bits whether or not its neighbours 
 bias, sinks, lengths or dropout compute the maximum of every row.
 
 Of the sums of the backward two come from the output: sum_j dw_ij w_ij = do_i . o_i, with dropout and sinks as well, and
-dsink_r = sum_i exp(sink_r - lse_i) (dlse_i - do_i . o_i).
+dsink_s = sum_i exp(sink_s - lse_i) (dlse_i - do_i . o_i).
 
 Axes as in the dense form, with the query heads as two axes: g key/value head, r query head within its group.
 Source: Rabe and Staats 2021 (arXiv:2112.05682); Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4.
@@ -29,9 +29,8 @@ from typing import Any
 from refattn.mechanisms.softmax.forms.bound import safe_rows
 from refattn.ops.heads import group_heads, group_mask, ungroup_heads
 from refattn.ops.masks import Band, existing, where_allowed
-from refattn.ops.sums import sum_wide_to
 from refattn.ops.tiles import PlaneSum, Tile, concat, most_rows, plan, run
-from refattn.xp import Array, max_last, namespace, sum_wide, zeros
+from refattn.xp import Array, max_last, namespace, sum_wide, sum_wide_to, zeros
 
 Span = tuple[int, int]
 
@@ -76,7 +75,7 @@ class Saved:
     k: Array  # (b, g, j, d)
     v: Array  # (b, g, j, e)
     pairs: Pairs
-    sink: Array | None  # (h, r)
+    sink: Array | None  # (h, s)
     q_lengths: Array | None  # (b,)
     out: Array  # (b, h, i, e)
     lse: Array  # (b, h, i)
