@@ -4,8 +4,10 @@ An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **opti
 ``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
 any library, ``(out, lse)``, `Decline`, or a dict: "out", and any further output by its name or equation of the forward
 by its id ("SM.7"), each of which is judged. It may carry attributes: ``framework`` ("torch" or "jax": it is given
-tensors of that library, not NumPy arrays), ``d_lse`` (true where its autograd may be asked for the gradient of lse;
-a ``backward(d_out, d_lse)`` says so by its parameters) and ``roundings`` (ids of equations whose values it rounds to
+tensors of that library, not NumPy arrays), ``d_lse`` (true where its autograd may be asked for the gradient of lse; a
+``backward(d_out, d_lse)`` says so by its parameters), ``slack`` ("unwritten" where it leaves rows beyond the lengths as
+they are: these are not judged), ``keep`` (a function of a case's name and a shape that returns the factors of a kernel
+that draws its own dropout, asked before the truth is computed) and ``roundings`` (ids of equations that it rounds to
 float16 or bfloat16 beside those that every kernel rounds). Where it has, after a call, an attribute ``intermediates``,
 that is a dict of its own values of equations, by id: `refattn.verify.blame.substitution` finds with them where it goes
 wrong.
@@ -183,6 +185,12 @@ def _named(returned: Any, outputs: tuple[str, ...]) -> dict[str, Any]:
     if outputs[0] not in found:
         raise CallError(f"returned no output, {needs}")
     return found
+
+
+def attribute(implementation: Any, name: str) -> Any:
+    """Return an attribute of an implementation, or of its forward; None where there is none."""
+    found = getattr(implementation, name, None)
+    return getattr(getattr(implementation, "forward", None), name, None) if found is None else found
 
 
 def pulls(implementation: Any, outputs: Iterable[str]) -> tuple[str, ...]:

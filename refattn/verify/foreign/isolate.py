@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import parse_json
-from refattn.verify.foreign.adapter import CallError, LoadError, call, load, pulls
+from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, load, pulls
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
 from refattn.verify.outcome import Decline, Result
 
@@ -131,6 +131,7 @@ class Isolated:
         declared = answer["roundings"]
         self.roundings = tuple(declared) if isinstance(declared, list) else declared
         self.pulls = tuple(answer["pulls"])
+        self.slack = answer["slack"]
 
     def _ask(
         self, about: Mapping[str, Any], arrays: Arrays, seconds: float
@@ -322,7 +323,11 @@ def _loaded(spec: str) -> tuple[Any, dict[str, Any]]:
     declared = getattr(owner, "roundings", ())
     plain = isinstance(declared, (tuple, list)) and all(isinstance(id, str) for id in declared)
     told = list(declared) if plain else repr(declared)[:300]
-    return implementation, {"roundings": told, "pulls": _pulls(implementation)}
+    return implementation, {
+        "roundings": told,
+        "pulls": _pulls(implementation),
+        "slack": str(attribute(implementation, "slack") or ""),
+    }
 
 
 def _pulls(implementation: Any) -> list[str]:

@@ -71,14 +71,15 @@ def truth(
     roundings: tuple[str, ...] = (),
     given: str = "",
     further: Iterable[str] = (),
+    replaced: Mapping[str, NDArray[Any]] | None = None,
 ) -> Truth:
     """Return inputs, true results and error budget of a case in a storage type.
 
     `roundings` are equations that the implementation declares to round to the storage type, beside the record's. The
     inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
-    on which the loss of the gradients depends, too.
+    on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
     """
-    inputs = make(mechanism.name, case, given or dtype, seed=seed)
+    inputs = make(mechanism.name, case, given or dtype, seed=seed) | dict(replaced or {})
     inputs = {name: stored(x.astype(np.float64), dtype) if has_gradient(x) else x for name, x in inputs.items()}
     exact = wide(inputs)
     outputs = evaluate(mechanism, exact, case.options, None)
