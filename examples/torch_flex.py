@@ -2,9 +2,9 @@
 
     refattn verify softmax --impl examples/torch_flex.py:attend --grad
 
-It is not compiled, and so computes every score; what is verified is its `score_mod`, its `mask_mod` and its lse.
-Windows, places among the keys, lengths and masks are a `mask_mod`, the soft-cap and a bias a `score_mod`: in this order,
-so that the bias comes after the soft-cap.
+It is not compiled, and so computes every score; verified are its `score_mod`, its `mask_mod` and its lse.
+Windows, places among the keys, lengths and masks are a `mask_mod`, the soft-cap and a bias a `score_mod`, in this
+order, so that the bias comes after the soft-cap.
 
 What agrees with refattn: the layout (batch, heads, tokens, dim), grouped heads, the scale before `score_mod`, 0 with an
 lse of -inf for a row that may attend nothing, and the natural logarithm.

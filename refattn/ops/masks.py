@@ -168,7 +168,7 @@ def _moved(bound: int | Array | None, by: int, batch: slice) -> int | Array | No
     """Return a bound of the batch elements that are named, as a tile that starts elsewhere has it."""
     if bound is None:
         return None
-    return bound + by if isinstance(bound, int) else bound[batch] + by
+    return bound + by if isinstance(bound, int) else bound[batch, ...] + by
 
 
 def _extreme(x: int | Array | None, which: str) -> int | None:

@@ -115,7 +115,8 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Valu
     given = {"SM.2": softcap, "SM.15": bias, "SM.16": sink, "SM.17": keep}
     hidden = any(not pairs.allowed(*at) for at in np.ndindex(*plane))
     masks = any(options.get(name) is not None for name in ("mask", "q_lengths", "k_lengths"))
-    batched = np.ndim(options.get("offset")) and (options.get("window") or options.get("causal"))
+    bounded = options.get("causal", False) is not False or any(n is not None for n in options.get("window") or ())
+    batched = bounded and np.ndim(options.get("offset")) > 0
     if not (hidden or masks or batched):
         given["SM.3"] = None
     return {id: x for id, x in value.items() if id not in given or given[id] is not None}
