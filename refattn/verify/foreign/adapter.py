@@ -287,7 +287,8 @@ def _torch_gradients(
         return Decline("no gradients: torch says that the output depends on no input")
     upstream = [torch.tensor(pull, dtype=x.dtype) for pull, x in zip(pulls.values(), asked, strict=True)]
     leaves = [tensors[name] for name in names]
-    found = torch.autograd.grad(asked, leaves, upstream, allow_unused=True)
+    # What comes without a gradient of q, k or v is an error; of other arrays few kernels have one.
+    found = torch.autograd.grad(asked, leaves, upstream, allow_unused=len(names) > 3)
     return {name: x for name, x in zip(names, found, strict=True) if x is not None}
 
 

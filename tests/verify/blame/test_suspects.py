@@ -59,7 +59,7 @@ def test_an_equation_reaches_what_is_computed_from_it() -> None:
     table = reached("softcap")
     assert table["SM.8"] == ("out",) and table["SM.9"] == ("lse",)
     assert table["SM.7"] == ("out", "d_q", "d_k", "d_v")  # lse is computed from the sum
-    assert table["SM.1"] == table["SM.2"] == ("out", "lse", "d_q", "d_k", "d_v")
+    assert table["SM.1"] == table["SM.2"] == ("out", "lse", "max", "d_q", "d_k", "d_v")
     assert table["dSM.7"] == table["dSM.3"] == table["dSM.1"] == ("d_q", "d_k")
     assert [table[f"dSM.{name}"] for name in "qkv"] == [("d_q",), ("d_k",), ("d_v",)]
     assert table["SM.3"] == table["dSM.scale"] == ()  # without a mask it does not run; no d_scale is asked for
@@ -169,7 +169,7 @@ def test_two_errors_that_no_single_equation_explains() -> None:
     assert {*suspects.possible} == {"SM.1", "SM.5", "SM.6"} and not suspects.narrow  # these reach all of it, and more
     assert all(suspect.share > 1.0 for suspect in suspects.ranked)
     alone = dataclasses.replace(suspects, possible=())
-    assert "none of the 19 equations can disturb all of them: there may be several errors" in shown(alone)
+    assert "none of the 27 equations can disturb all of them: there may be several errors" in shown(alone)
 
 
 def shown(suspects: Any) -> list[str]:
