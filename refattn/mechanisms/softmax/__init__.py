@@ -25,6 +25,7 @@ from refattn.mechanisms.softmax.judge.magnitudes import MAGNITUDES as _MAGNITUDE
 from refattn.mechanisms.softmax.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.softmax.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
 from refattn.mechanisms.softmax.layer import block as _block
+from refattn.mechanisms.softmax.layer.pictures import PICTURES as _PICTURES
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -76,4 +77,5 @@ record = Mechanism(
     differentiable=("scale", "softcap"),
     configs=({"window": (1, None), "sink": True},),
     stream=KeyValueStream(_BLOCK),
+    pictures=_PICTURES,
 )
