@@ -148,16 +148,18 @@ class Band:
         return self._pairs(mask, rows, columns, batch)
 
     def _pairs(self, mask: Array | None, rows: tuple[int, int], columns: tuple[int, int], batch: slice) -> Array | None:
-        at = rows[0] - columns[0]
-        bounds = (_moved(x, at, batch) for x in (self.first, self.last))
+        at, sizes = rows[0] - columns[0], (rows[1] - rows[0], columns[1] - columns[0])
+        first, last = _moved(self.first, at, batch), _moved(self.last, at, batch)
         if not self._each:
-            return band_pairs(mask, *bounds, None, None, rows[1] - rows[0], columns[1] - columns[0], self._like)
-        lengths = (
+            return band_pairs(mask, first, last, None, None, *sizes, self._like)
+        q_lengths, k_lengths = (
             None if x is None else x[batch] - start
             for x, start in zip(self.lengths, (rows[0], columns[0]), strict=True)
         )
-        own = band_pairs(None, *bounds, *lengths, rows[1] - rows[0], columns[1] - columns[0], self._like)
-        return both(mask, own[:, :, None, ...] if own is not None and len(own.shape) == 4 else own)
+        own = band_pairs(None, first, last, q_lengths, k_lengths, *sizes, self._like)
+        if own is None:
+            return mask
+        return both(mask, own[:, :, None, ...] if len(own.shape) == 4 else own)
 
 
 def _part(x: Array, axis: int, at: tuple[int, int]) -> slice:

@@ -93,7 +93,7 @@ def check_window(window: Any) -> Window:
     if len(window) != 2:
         raise ValueError(f"window: got {len(window)} numbers, needs {needs}")
     for side in window:
-        if side is not None and (isinstance(side, bool) or not isinstance(side, numbers.Integral)):
+        if side is not None and (type(side) is bool or not isinstance(side, numbers.Integral)):
             raise TypeError(f"window: got {type(side).__name__} in {window}, needs {needs}")
         if side is not None and side < 0:
             raise ValueError(f"window: got {window}, needs {needs}: None is what others write as -1")
@@ -144,12 +144,12 @@ def _band(
     else:
         if isinstance(causal, str):
             raise ValueError(f'offset: got one beside causal="{causal}", which aligns the queries; needs causal=True')
-        needs = f"a whole number, or an integer array ({q.shape[0]},)"
-        if isinstance(offset, numbers.Integral) and not isinstance(offset, bool):
+        if type(offset) is int or (isinstance(offset, numbers.Integral) and is_array(offset)):
             at = int(offset)
-        elif is_array(offset) and not isinstance(offset, numbers.Number):
+        elif is_array(offset):
             at = _whole("offset", offset, q)
         else:
+            needs = f"a whole number, or an integer array ({q.shape[0]},)"
             raise TypeError(f"offset: got {type(offset).__name__}, needs {needs}")
     if causal is not False:
         right = 0  # a bound to the right of the query would let it see its future

@@ -101,7 +101,12 @@ def lengths(core: Core, s: Sample) -> float:
     options = {**s.options, "causal": True}
     zero, poisoned = ({**s.inputs, **given}, dict(s.upstream)), ({**s.inputs, **given}, dict(s.upstream))
     for (x, upstream), value in ((zero, 0.0), (poisoned, math.nan)):
-        for arrays, names, of in ((x, "q", "q_lengths"), (x, "kv", "k_lengths"), (upstream, upstream, "q_lengths")):
+        pulled = tuple(upstream)
+        for arrays, names, of in (
+            (x, ("q",), "q_lengths"),
+            (x, ("k", "v"), "k_lengths"),
+            (upstream, pulled, "q_lengths"),
+        ):
             for name in names:
                 beyond = np.arange(arrays[name].shape[2]) >= given[of][:, None]
                 axes = (b, 1, -1, *(1,) * (arrays[name].ndim - 3))
@@ -117,12 +122,12 @@ def lengths(core: Core, s: Sample) -> float:
         if "mask" in one:
             one["mask"] = one["mask"][..., :rows, :columns]
         alone = core(one, options, {name: x[n : n + 1, :, :rows] for name, x in s.upstream.items()})
-        for name, x in alone.items():
-            if x.ndim < 3:
-                sums[name] = sums.get(name, 0.0) + x
+        for name, y in alone.items():
+            if y.ndim < 3:
+                sums[name] = sums.get(name, 0.0) + y
                 continue
             size = columns if name in ("d_k", "d_v") else rows
-            worst = max(worst, used_share({name: found[name][n : n + 1, :, :size]}, {name: x}, noise))
+            worst = max(worst, used_share({name: found[name][n : n + 1, :, :size]}, {name: y}, noise))
     return max(worst, used_share(found, sums, noise))
 
 

@@ -115,8 +115,8 @@ def forward(
         last is None or isinstance(last, int)
     ):
         safe = safe_rows(q_grouped, k, v, last, scale, softcap)
-    grouped = (group_mask(x, groups) for x in (mask, bias, keep))
-    pairs = Pairs(Band(first, last, q_lengths, k_lengths, q), *grouped, scale, softcap, slice(None))
+    mask, bias, keep = (group_mask(x, groups) for x in (mask, bias, keep))
+    pairs = Pairs(Band(first, last, q_lengths, k_lengths, q), mask, bias, keep, scale, softcap, slice(None))
     sinks = None if sink is None else _sinks(sink, q_lengths, q, groups)
 
     def task(tile: Tile) -> tuple[Array, Array]:
@@ -288,6 +288,7 @@ def _backward_heads(
                 kept = factor * weights  # (b, g, r, i, j) [SM.17]
                 d_v_tile = _sum_group(xp.matrix_transpose(kept) @ d_out)  # (b, g, j, e) [dSM.v]
                 d_kept = d_out @ xp.matrix_transpose(v[..., at, :])  # (b, g, r, i, j) [dSM.17]
+                assert d_keep is not None
                 d_keep.add(rows, columns, d_kept * weights)
                 d_scores = weights * (factor * d_kept - inner)  # (b, g, r, i, j) [dSM.3]
             d_v[n] = _add_rows(d_v[n], d_v_tile, size)

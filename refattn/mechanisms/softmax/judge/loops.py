@@ -34,8 +34,8 @@ class _Keys:
 
     def lengths(self, b: int) -> tuple[int, int]:
         """Return how many queries and keys of a batch element exist."""
-        given = self.given.get("q_lengths"), self.given.get("k_lengths")
-        return tuple(n if x is None else int(x[b]) for n, x in zip((self.queries, self.keys), given, strict=True))
+        own, other = self.given.get("q_lengths"), self.given.get("k_lengths")
+        return self.queries if own is None else int(own[b]), self.keys if other is None else int(other[b])
 
     def allowed(self, b: int, h: int, i: int, j: int) -> bool:
         """Tell whether query i may attend key j, as far as the bias is not asked."""
@@ -116,7 +116,7 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Valu
     hidden = any(not pairs.allowed(*at) for at in np.ndindex(*plane))
     masks = any(options.get(name) is not None for name in ("mask", "q_lengths", "k_lengths"))
     bounded = options.get("causal", False) is not False or any(n is not None for n in options.get("window") or ())
-    batched = bounded and np.ndim(options.get("offset")) > 0
+    batched = bounded and isinstance(options.get("offset"), np.ndarray)
     if not (hidden or masks or batched):
         given["SM.3"] = None
     return {id: x for id, x in value.items() if id not in given or given[id] is not None}

@@ -25,8 +25,9 @@ def _existing(inputs: Given) -> Given:
         for name in names if lengths in inputs else ():
             if found.get(name) is not None:
                 x = found[name]
-                exists = existing(inputs[lengths], x.shape[2], x)[(..., 0) if len(x.shape) == 3 else ...]
-                found[name] = where_allowed(exists, x, 0.0)
+                exists = existing(inputs[lengths], x.shape[2], x)
+                rows = exists[..., 0] if exists is not None and len(x.shape) == 3 else exists
+                found[name] = where_allowed(rows, x, 0.0)
     return found
 
 

@@ -171,6 +171,7 @@ def slack_has_sinks(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array
     if options.get("q_lengths") is None:
         return out, lse
     xp, exists = namespace(q), existing(options["q_lengths"], q.shape[2], q)
+    assert exists is not None
     _, whole = _core(q, k, v, **{**options, "q_lengths": None, "offset": _place(q, k, options)})
     return out, xp.where(exists[..., 0], lse, xp.where(xp.isnan(whole), lse, whole))
 

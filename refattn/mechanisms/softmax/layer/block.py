@@ -25,7 +25,7 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; the residual of i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from refattn.mechanisms import projections
 from refattn.mechanisms.arguments import check_gradient, check_is, check_number
@@ -101,7 +101,8 @@ class Saved:
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases and sinks of 0."""
     sink = zeros((config.heads,), like) if config.sink else None  # (h)
-    return Params(config, *fresh(config, "softmax", seed=seed, like=like, layer=layer), sink=sink)
+    params = Params(config, *fresh(config, "softmax", seed=seed, like=like, layer=layer))
+    return replace(params, sink=sink)
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
