@@ -8,7 +8,8 @@ nothing is emulated by an explicit mask, and the output is returned as it comes.
 What agrees with refattn: the layout (batch, heads, tokens, dim), boolean masks (True = may attend), soft-cap before the
 mask, grouped heads (each key head serves consecutive query heads), and a row that may attend nothing gives 0.
 
-What differs (measured with onnxruntime 1.32, opset 25):
+What differs (measured with onnxruntime 1.32; opset 23, which has kernels, and opset 25 for windows, which it expands
+into the operator's ONNX definition):
 - A bound of a window that is not given is -1, and a right bound beside `is_causal` is an error. There are no sinks,
   offsets and dropout: declined. (Sinks, `head_sink`, and a window of W keys are those of GroupQueryAttention.)
 - A bias is a floating mask; a boolean one beside it is written into it.
@@ -42,7 +43,7 @@ from onnx import TensorProto, helper
 if TYPE_CHECKING:
     import refattn
 
-OPSET, IR_VERSION = 25, 12  # the first opset whose Attention has windows, and the file format of its time
+OPSETS = {False: (23, 10), True: (25, 12)}  # the first with Attention, and with its windows; their file formats
 TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 
 
@@ -61,8 +62,9 @@ def session(dtype: str, masked: str, past: bool, **attributes: float) -> onnxrun
     if masked:
         kind = TensorProto.BOOL if masked == "bool" else TYPES[masked]
         infos.append(helper.make_tensor_value_info("mask", kind, None))
+    opset, version = OPSETS[any("window" in name for name in attributes)]
     graph = helper.make_graph([node], "attention", infos, [value(name) for name in outputs])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=version)
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 

@@ -67,7 +67,7 @@ class Foreign(Core):
     def forward(self, inputs: Values, options: Mapping[str, Any]) -> tuple[Values, Any]:
         """Return the outputs alone."""
         found = self(inputs, options, {})
-        if missing := [name for name in self.mechanism.outputs if name not in found]:
+        if missing := [name for name in self.mechanism.pulled if name not in found]:
             raise NotRun(f"it returns no {', '.join(missing)}")
         return found, None
 

@@ -206,7 +206,7 @@ def _shapes(mechanism: Mechanism, inputs: Mapping[str, NDArray[Any]], options: M
     assert core is not None
     floats = {n: x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x for n, x in inputs.items()}
     out, saved = core.forward(**floats, **options, form=mechanism.forms[0])
-    return {"out": out.shape, **{name: getattr(saved, name).shape for name in mechanism.outputs}}
+    return {"out": out.shape, **{name: getattr(saved, name).shape for name in mechanism.pulled}}
 
 
 def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Run:
