@@ -71,7 +71,9 @@ def is_array(value: object) -> bool:
     kind = type(value)
     known = _ARRAYS.get(kind)
     if known is None:
-        known = _ARRAYS[kind] = array_api_compat.is_array_api_obj(value) and not backends.changes_meaning(kind)
+        # A class has the methods of its objects.
+        like = not issubclass(kind, type) and array_api_compat.is_array_api_obj(value)
+        known = _ARRAYS[kind] = like and not backends.changes_meaning(kind)
     return known
 
 
@@ -131,6 +133,11 @@ def raised(x: Array) -> Array:
 def product(a: Array, b: Array) -> Array:
     """Return a @ b for arrays of at least two axes; where the library pools, a large one is the work of many."""
     return backends.of(a).product(a, b)
+
+
+def transpose(x: Array) -> Array:
+    """Return `x` with its last two axes exchanged; not every library has the attribute ``mT``."""
+    return namespace(x).matrix_transpose(x)
 
 
 def sum_wide(x: Array) -> Array:

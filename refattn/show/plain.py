@@ -70,6 +70,11 @@ def product(a: Array, b: Array) -> Array:
     return a @ b
 
 
+def transpose(x: Array) -> Array:
+    """Return the transposed matrices."""
+    return x.mT
+
+
 def concrete(condition: Array | bool) -> bool:
     """Return the truth of a condition on values."""
     return bool(condition)

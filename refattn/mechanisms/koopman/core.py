@@ -340,7 +340,7 @@ def _lost(q: Array, k: Array, v: Array) -> Array:
 
 def check_choices(*, updates: Any, space: Any, similarity: Any, jitter: Any) -> None:
     """Raise where an option that is no family is of a wrong type or value."""
-    check_whole("updates", updates, 1)
+    check_whole("updates", updates, 1, rounds=True)
     check_among("space", space, SPACES)
     check_among("similarity", similarity, SIMILARITIES)
     if jitter is not None:

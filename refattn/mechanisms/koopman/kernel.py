@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.ops.solve import identity
-from refattn.xp import Array, namespace, sum_wide, zeros
+from refattn.xp import Array, namespace, sum_wide, transpose, zeros
 
 
 class Kernel:
@@ -55,7 +55,7 @@ class Kernel:
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return k, cross and own of dk/dx = cross y + own x, what k2 is a function of, and k2, (..., p, q) each."""
         xp = namespace(x, y)
-        dot = x @ y.mT
+        dot = x @ transpose(y)
         rho = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :] - 2.0 * dot
         value, slope = self.second(rho)
         own = 2.0 * self.weight * slope
@@ -71,7 +71,7 @@ class Kernel:
         d_bandwidth = sum_wide(of_bandwidth)
         d_weight = sum_wide(of_weight)
         d_x = d_cross @ y + xp.sum(d_own, axis=-1, keepdims=True) * x
-        d_y = d_cross.mT @ x + xp.sum(d_own, axis=-2)[..., None] * y
+        d_y = transpose(d_cross) @ x + xp.sum(d_own, axis=-2)[..., None] * y
         return d_x, d_y, d_bandwidth, d_weight
 
     def slope_bound(self) -> float | Array:
@@ -102,7 +102,7 @@ class Linear(Kernel):
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return x . y, 1, 0, 0 and 0."""
-        dot = x @ y.mT
+        dot = x @ transpose(y)
         nothing = namespace(x, y).zeros_like(dot)
         return dot, nothing + 1.0, nothing, nothing, nothing
 
@@ -179,7 +179,7 @@ class Polynomial(Kernel):
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return what `Kernel.look` does, of a function of x . y: own is 0."""
-        dot = x @ y.mT
+        dot = x @ transpose(y)
         base = dot / self.bandwidth**2 + self.constant
         value, slope = base**self.degree, self.degree * base ** (self.degree - 1) / self.bandwidth**2
         return dot + self.weight * value, 1.0 + self.weight * slope, namespace(x, y).zeros_like(dot), dot, value

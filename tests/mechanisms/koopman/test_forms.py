@@ -273,7 +273,10 @@ def test_every_library_gives_the_same(backend: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"fit": "stein"}, {"fit": "separable", "causal": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"fit": "stein"}, pytest.param({"fit": "separable", "causal": True}, marks=pytest.mark.slow(sampled=False))],
+)
 def test_under_jit(options: dict[str, Any]) -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed")
     jax.config.update("jax_enable_x64", True)
