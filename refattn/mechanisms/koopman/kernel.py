@@ -48,7 +48,7 @@ class Kernel:
 
     def values(self, x: Array, y: Array) -> Array:
         """(..., p, d), (..., q, d) -> (..., p, q)."""
-        xp, dot = namespace(x, y), x @ y.mT
+        xp, dot = namespace(x, y), x @ transpose(y)
         rho = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :] - 2.0 * dot
         return dot + self.weight * self.second(rho)[0]
 
@@ -98,7 +98,7 @@ class Linear(Kernel):
 
     def values(self, x: Array, y: Array) -> Array:
         """Return x . y."""
-        return x @ y.mT
+        return x @ transpose(y)
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return x . y, 1, 0, 0 and 0."""
@@ -189,7 +189,7 @@ class Polynomial(Kernel):
         _, cross, _, dot, value = self.look(x, y)
         slope = self.degree * (dot / self.bandwidth**2 + self.constant) ** (self.degree - 1) / self.bandwidth**2
         d_cross, of_bandwidth = d_values * cross, d_values * self.weight * slope * dot * (-2.0 / self.bandwidth)
-        return d_cross @ y, d_cross.mT @ x, sum_wide(of_bandwidth), sum_wide(d_values * value)
+        return d_cross @ y, transpose(d_cross) @ x, sum_wide(of_bandwidth), sum_wide(d_values * value)
 
     def linear_part(self) -> float | Array:
         """Return the factor of x . y: 1 + weight degree constant^(degree - 1) / bandwidth^2."""
@@ -249,7 +249,7 @@ def look(g: Observables, x: Array, factors: Array) -> tuple[Array, Array, Array]
     jacobian = (at_keys * cross) @ g.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
     jacobian = jacobian + factors[..., g.keys.shape[3] :] if g.augmented else jacobian
     at_x = visible(g, xp.concat([values, row], axis=-1) if g.augmented else values)  # (b, h, i, 1, o)
-    return (factors @ at_x.mT)[..., 0], (xp.abs(factors) @ xp.abs(at_x).mT)[..., 0], jacobian
+    return (factors @ transpose(at_x))[..., 0], (xp.abs(factors) @ transpose(xp.abs(at_x)))[..., 0], jacobian
 
 
 def observables(kernel: Kernel, keys: Array, seen: Array, augmented: bool) -> Observables:
