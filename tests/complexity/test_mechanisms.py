@@ -95,7 +95,7 @@ FORMS = [
     Stated("graph_energy.dense", 192, ("2*d", 2), ("4*d", 2), 2, 2, "d*n*n", FLOW | {"coupling": "sin"}),
     Stated("graph_energy.products", 288, ("2*d+4*s*d", 2), ("4*d+12*s*d", 2), 2, 2, "n*n", FLOW | {"coupling": "sin"}),
     Stated("graph_energy.tiled", 384, ("2*d", 2), ("4*d", 2), 2, 2, "n*n", FLOW | {"coupling": "tanh", "steps": 1}),
-    Stated("koopman.dense", 10, ("4/3", 4), ("4/3", 4), 3, 3, "n*n*n"),
+    Stated("koopman.dense", 13, ("4/3", 4), ("4/3", 4), 3, 3, "n*n*n"),
     Stated("koopman.shared", 8, ("15", 3), ("22", 3), 2, 2, "n*n"),
     Stated("growing.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
     Stated("growing.tiled", 512, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "512*128"),
