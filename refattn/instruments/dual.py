@@ -80,7 +80,9 @@ class Tangents(Instrument):
         if value.dtype.kind not in "fc":
             return Dual(value, self)
         tangent = np.asarray(tangent, dtype=value.dtype)
-        return Dual(value, self, tangent if tangent.shape == value.shape else np.broadcast_to(tangent, value.shape).copy())
+        return Dual(
+            value, self, tangent if tangent.shape == value.shape else np.broadcast_to(tangent, value.shape).copy()
+        )
 
 
 _OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
@@ -111,8 +113,8 @@ def tangent(f: Callable[..., Any], x: Mapping[str, Any], t: Mapping[str, Any]) -
         Any function of arrays that speaks the array API, such as a core's forward or backward, or one of a block or a
         model. It is run once.
     x
-        Its arguments by name: NumPy's arrays and trees of them (dataclasses, tuples, lists, dicts), whatever their dtype;
-        everything else is given as it is.
+        Its arguments by name: NumPy's arrays and trees of them (dataclasses, tuples, lists, dicts), whatever their
+        dtype; everything else is given as it is.
     t
         Tangents of some of these, by name: for an array an array of its shape, for a tree one of the same names, of
         which some may be missing. What has none is a constant. A float may have one, too.
@@ -186,7 +188,11 @@ def _lift(instrument: Tangents, name: str, value: Any, given: Any) -> Any:
     for path, leaf in leaves.items():
         if not isinstance(leaf, np.ndarray | np.generic):
             raise TypeError(f"x: {_place(name, path)} is {_kind(leaf)}, needs NumPy's arrays")
-    return tree.unflatten(value, {path: instrument.array(x, own.get(path)) for path, x in leaves.items()} ) if leaves else value
+    return (
+        tree.unflatten(value, {path: instrument.array(x, own.get(path)) for path, x in leaves.items()})
+        if leaves
+        else value
+    )
 
 
 def _tangents_of(name: str, given: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,12 +252,14 @@ def _moves(x: Any) -> bool:
 
 
 def _refuse_others(name: str, given: tuple[Any, ...]) -> None:
-    """Raise where an array of another library, or a plain one, meets dual arrays."""
+    """Raise where an array of another library, or a plain one, meets dual arrays; asarray makes one a constant."""
+    if name == "asarray" and isinstance(given[0], np.ndarray):
+        return
     for x in given:
         if isinstance(x, tuple | list):
             _refuse_others(name, tuple(x))
         elif not isinstance(x, Dual) and not isinstance(x, np.generic) and not isinstance(x, type) and is_array(x):
             raise TypeError(
                 f"{name}: got {_kind(x)} beside an array that carries a tangent, needs arrays of one library: "
-                "those that are arguments of f, or made like them"
+                "those that are arguments of f, or that asarray has made"
             )

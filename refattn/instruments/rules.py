@@ -1,13 +1,13 @@
 """The derivative of each operation of the array API, in the direction of tangents.
 
 A rule is a function (result, given, options, tangents) -> tangent of the result: `given` and `options` are what NumPy's
-function was called with, and `tangents` has an array of the same shape for each array in `given`, 0.0 for anything else,
-lists where `given` has lists. `RULES` has them by the name of the operation.
+function was called with, and `tangents` has an array of the same shape for each array in `given`, 0.0 for anything
+else, lists where `given` has lists. `RULES` has them by the name of the operation.
 
-At a kink the derivative is that of the branch that was taken: of the first of several equal maxima; of the inside at the
-bounds of clip; of the first argument where maximum and minimum have equal ones; 0 of abs at 0 and of every function that
-is constant between its jumps (sign, floor, round, ...). A tangent of 0 stays 0 where a derivative is infinite, so that
-what a mask has made a constant does not become NaN.
+At a kink the derivative is that of the branch that was taken: of the first of several equal maxima; of the inside at
+the bounds of clip; of the first argument where maximum and minimum have equal ones; 0 of abs at 0 and of every function
+that is constant between its jumps (sign, floor, round, ...). A tangent of 0 stays 0 where a derivative is infinite, so
+that what a mask has made a constant does not become NaN.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ RULES: dict[str, Rule] = {}
 CONSTANT = frozenset(
     "all any arange argmax argmin argsort ceil count_nonzero empty empty_like eye floor floor_divide floordiv full "
     "isfinite isinf isnan linspace nonzero ones ones_like round searchsorted sign signbit sparse_rows trunc zeros "
-    "zeros_like eq ne lt le gt ge and_ or_ xor invert equal not_equal less less_equal greater greater_equal logical_and "
-    "logical_or logical_not logical_xor matrix_rank".split()
+    "zeros_like eq ne lt le gt ge and_ or_ xor invert equal not_equal less less_equal greater greater_equal "
+    "logical_and logical_or logical_not logical_xor matrix_rank".split()
 )
 """Operations whose derivative is 0 wherever there is one."""
 
 _LINEAR = (
-    "astype broadcast_to conj cumulative_sum diagonal diff expand_dims flip getitem imag matrix_transpose mean moveaxis "
-    "negative neg permute_dims positive real repeat reshape roll squeeze sum tile trace tril triu"
+    "astype broadcast_to conj cumulative_sum diagonal diff expand_dims flip getitem imag matrix_transpose mean "
+    "moveaxis negative neg permute_dims positive real repeat reshape roll squeeze sum tile trace tril triu"
 )
 _JOINED = "broadcast_arrays concat stack unstack"
 _BILINEAR = "cross matmul outer tensordot vecdot"

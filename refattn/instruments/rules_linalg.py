@@ -1,9 +1,9 @@
 """The derivatives of factorisations, of matrices that have them.
 
-Where eigenvalues or singular values are equal the vectors that belong to them have no derivative; the rule turns none of
-these into the others, which is right for every function that does not depend on their choice. QR is of full column rank,
-the pseudo-inverse of a rank that does not change. Sources: Giles 2008 (An extended collection of matrix derivative
-results), Walter and Lehmann 2010 for QR, Golub and Pereyra 1973 for the pseudo-inverse.
+Where eigenvalues or singular values are equal the vectors that belong to them have no derivative; the rule turns none
+of these into the others, which is right for every function that does not depend on their choice. QR is of full column
+rank, the pseudo-inverse of a rank that does not change. Sources: Giles 2008 (An extended collection of matrix
+derivative results), Walter and Lehmann 2010 for QR, Golub and Pereyra 1973 for the pseudo-inverse.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _inv(r: Any, given: Any, options: Any, t: Any) -> Any:
 def _pinv(r: Any, given: Any, options: Any, t: Any) -> Any:
     a, d = given[0], t[0]
     rows, columns = d - a @ (r @ d), d - (d @ r) @ a
-    return -(r @ d @ r) + r @ _h(r) @ _h(columns) + _h(rows) @ _h(r) @ r
+    return -(r @ d @ r) + r @ _h(r) @ _h(rows) + _h(columns) @ _h(r) @ r
 
 
 @rule("det")
@@ -133,7 +133,5 @@ def _matrix_norm(r: Any, given: Any, options: Any, t: Any) -> Any:
 def _vector_norm(r: Any, given: Any, options: Any, t: Any) -> Any:
     if options.get("ord", 2) != 2:
         raise NotImplementedError(f"vector_norm: with ord={options['ord']} has no rule for a tangent")
-    found = np.sum(
-        np.real(np.conj(given[0]) * t[0]), axis=options.get("axis"), keepdims=options.get("keepdims", False)
-    )
+    found = np.sum(np.real(np.conj(given[0]) * t[0]), axis=options.get("axis"), keepdims=options.get("keepdims", False))
     return times(1.0 / r, found)
