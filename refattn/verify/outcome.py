@@ -55,6 +55,8 @@ class Truth:
         By the same names, the type that a result is stored in.
     exact
         The names of those that have to be equal to the rounded truth.
+    along
+        The direction of the derivatives "t_out" and "h_q", ..., by the names of the inputs; {} where none are asked.
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -64,6 +66,7 @@ class Truth:
     bias: dict[str, float]
     stored: dict[str, str]
     exact: frozenset[str] = frozenset()
+    along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,15 @@ def truth(
         values = evaluate(mechanism, exact, case.options, exact_upstream)
     errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, traced, values, roundings, seed)
     types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
+    variance, bias = granted(values, errors, types, dtype)
+    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
+    return Truth(inputs, upstream, values, variance, bias, types, exact_names)
+
+
+def granted(
+    values: Mapping[str, Floats], errors: Mapping[str, Floats], types: Mapping[str, str], dtype: str
+) -> tuple[dict[str, Floats], dict[str, float]]:
+    """Return the variance and the bias that are granted where disturbed runs, the first axis, had such errors."""
     variance, bias = {}, {}
     for name, value in values.items():
         noise = np.sqrt(np.mean(errors[name] ** 2, axis=0))
@@ -87,11 +96,10 @@ def truth(
         variance[name] = noise**2 + 0.8 * noise * spacing(value, types[name])
         # In float64 the truth has errors of the same size as the result that is judged.
         variance[name] *= 2.0 if dtype == "float64" else 1.0
-        granted = np.maximum(variance[name], SMALLEST**2)
-        biases = [bias_of(name, error, granted, value) for error in errors[name]]
+        least = np.maximum(variance[name], SMALLEST**2)
+        biases = [bias_of(name, error, least, value) for error in errors[name]]
         bias[name] = float(np.sqrt(np.mean(np.square(biases))))
-    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
-    return Truth(inputs, upstream, values, variance, bias, types, exact_names)
+    return variance, bias
 
 
 def _disturbances(
@@ -239,7 +247,7 @@ def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
 
 def has_rows(tensor: str, x: NDArray[Any]) -> bool:
     """Tell whether a tensor is of rows, along its last axis: `out`, gradients and equations that have axes."""
-    return x.ndim > 0 and (tensor == "out" or tensor.startswith("d_") or "." in tensor)
+    return x.ndim > 0 and (tensor in ("out", "t_out") or tensor.startswith(("d_", "h_")) or "." in tensor)
 
 
 def ratio(error: NDArray[Any], granted: NDArray[Any]) -> Any:
