@@ -1,7 +1,10 @@
 """Dual arrays whose every operation errs as rounding does: what honest arithmetic may do to a derivative.
 
 Each result and each tangent gets a random error of the size of its rounding: the unit roundoff times the sum of the
-sizes of the terms that it is a sum of. Factorisations err as if their arguments did (a small backward error).
+sizes of the terms that it is a sum of. Factorisations err as if their arguments did (a small backward error). A maximum
+is a constant, whose tangent is 0: where it is taken off so that exp cannot overflow that makes no difference but in the
+rounding, for an implementation that leaves it out has a difference of large numbers there. So errors are those beside a
+run with a unit of 0.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 
 from refattn import counter
 from refattn.instruments.dual import Dual, Tangents
-from refattn.instruments.wrapper import Wrapped, plain
+from refattn.instruments.wrapper import Wrapped
 
 SIGMA = 3**-0.5
 """Root mean square of a rounding error in units of the unit roundoff."""
@@ -31,7 +34,9 @@ FACTORISATIONS = frozenset("cholesky det eigh eigvalsh inv pinv qr slogdet solve
 
 SUMS = frozenset("sum mean cumulative_sum trace vector_norm".split())
 
-PRODUCTS = frozenset("matmul vecdot tensordot outer multiply sparse_product".split())
+PLACES = 4096
+
+PRODUCTS = frozenset("matmul vecdot tensordot outer multiply divide sparse_product".split())
 
 
 class Rounded(Tangents):
@@ -47,11 +52,14 @@ class Rounded(Tangents):
         if name in FACTORISATIONS:
             return super().call(name, function, tuple(map(self._err, given)), options)
         made = super().call(name, function, given, options)
+        if name == "max" and _is(made):
+            return Dual(made.value, self)
         if name in EXACT or not isinstance(made, Dual) or made.tangent is None:
             return made
         if name in (*SUMS, *PRODUCTS):
-            # The same of the sizes: of a product that of both, and of its tangent the sum of both terms.
-            sizes = tuple(Dual(np.abs(plain(x)), self, np.abs(x.tangent)) if _is(x) else _size(x) for x in given)
+            # The same of the sizes; the tangent of a quotient is a difference of two terms, and that of sizes a sum.
+            signs = (1.0, -1.0 if name == "divide" else 1.0, *(1.0 for _ in given))
+            sizes = tuple(map(self._sizes, given, signs))
             size = super().call(name, function, sizes, options)
             return self._err(made, size.value, size.tangent)
         return self._err(made)
@@ -60,12 +68,21 @@ class Rounded(Tangents):
         if not _is(x):
             return x
         sizes = (np.abs(x.value) if value is None else value, np.abs(x.tangent) if tangent is None else tangent)
-        return Dual(self._near(x.value, sizes[0]), self, self._near(x.tangent, sizes[1]))
+        near, moved = self._near(x.value, sizes[0]), self._near(x.tangent, sizes[1])
+        # A constant, such as a scale, is rounded once for all elements.
+        self.count += 1
+        shared = 1.0 + self.unit * _signs()[int(_places(self.seed, self.draw)[self.count % PLACES]) % len(_signs())]
+        return Dual(near * shared, self, moved * shared)
+
+    def _sizes(self, x: Any, sign: float) -> Any:
+        if _is(x):
+            return Dual(np.abs(x.value), self, sign * np.abs(x.tangent))
+        return abs(x) if isinstance(x, int | float) and not isinstance(x, bool) else x
 
     def _near(self, x: Any, size: Any) -> Any:
         self.count += 1
         known, places = _signs(), _places(self.seed, self.draw)
-        start = int(places[self.count % len(places)]) % max(1, len(known) - x.size)
+        start = int(places[self.count % PLACES]) % max(1, len(known) - x.size)
         signs = np.reshape(np.resize(known[start : start + x.size], x.size), x.shape)
         with np.errstate(all="ignore"):
             return np.where(np.isfinite(x), x + self.unit * signs * np.where(np.isfinite(size), size, 0.0), x)
@@ -80,15 +97,11 @@ def _signs() -> Any:
 
 @lru_cache(maxsize=64)
 def _places(seed: int, draw: int) -> Any:
-    return counter.words(4096, seed=seed, purpose="rounded.places", step=draw)
+    return counter.words(PLACES, seed=seed, purpose="rounded.places", step=draw)
 
 
 def _is(x: Any) -> bool:
     return isinstance(x, Dual) and x.tangent is not None
-
-
-def _size(x: Any) -> Any:
-    return abs(x) if isinstance(x, int | float) and not isinstance(x, bool) else x
 
 
 @contextmanager

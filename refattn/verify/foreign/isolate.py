@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from refattn.files import parse_json
 from refattn.verify.foreign.adapter import CallError, LoadError, call, load
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
+from refattn.verify.foreign.pushed import joined, split
 from refattn.verify.outcome import Decline, Result
 
 SAID = 4000
@@ -95,6 +96,9 @@ class Isolated:
         dtype: str,
         upstream: NDArray[Any] | None,
         outputs: tuple[str, ...],
+        *,
+        along: Arrays | None = None,
+        asked: tuple[str, ...] = (),
     ) -> Result | Decline:
         """Do what `refattn.verify.foreign.adapter.call` does, over there."""
         if self._process is None:
@@ -102,8 +106,15 @@ class Isolated:
                 self._start()
             except LoadError as error:
                 raise CallError(f"cannot be started again: {error}") from error
-        arrays = dict(inputs) if upstream is None else {**inputs, "d_out": upstream}
-        about = {"options": dict(options), "dtype": dtype, "grad": upstream is not None, "outputs": outputs}
+        arrays = joined(inputs, along or {})
+        arrays |= {} if upstream is None else {"d_out": upstream}
+        about = {
+            "options": dict(options),
+            "dtype": dtype,
+            "grad": upstream is not None,
+            "outputs": outputs,
+            "asked": asked,
+        }
         answer, found = self._ask(about, arrays, self.seconds)
         if "error" in answer:
             self._said(answer["trace"].encode())
@@ -325,8 +336,9 @@ def _answer(
 ) -> tuple[dict[str, Any], Arrays]:
     upstream = arrays.pop("d_out") if about["grad"] else None
     asked = about["options"], about["dtype"], upstream, tuple(about["outputs"])
+    inputs, along = split(arrays)
     try:
-        found = call(implementation, arrays, *asked, interrupts=False)
+        found = call(implementation, inputs, *asked, along=along, asked=tuple(about["asked"]), interrupts=False)
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
     if isinstance(found, Decline):

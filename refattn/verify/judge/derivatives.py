@@ -16,7 +16,7 @@ import numpy as np
 
 from refattn import counter
 from refattn.golden.inputs import make_upstream
-from refattn.golden.storage import stored
+from refattn.golden.storage import TYPES, stored
 from refattn.instruments.dual import Tangents, tangents
 from refattn.instruments.rounded import rounded
 from refattn.mechanisms.record import Case, Mechanism
@@ -52,13 +52,18 @@ def with_derivatives(
 
     with tangents() as exact:
         values = run(exact)
+    with rounded(0.0, seed, 0) as still:
+        base = run(still)
     errors: dict[str, list[Any]] = {name: [] for name in values}
     for draw in range(DRAWS):
         with rounded(UNIT, seed, draw) as erring:
             for name, disturbed in run(erring).items():
-                errors[name].append((finite(disturbed) - finite(values[name])) * unit_of(dtype) / UNIT)
+                errors[name].append((finite(disturbed) - finite(base[name])) * unit_of(dtype) / UNIT)
     types = {name: dtype for name in values}
     variance, bias = granted(values, {name: np.stack(draws) for name, draws in errors.items()}, types, dtype)
+    # What is below the smallest normal number may be flushed to 0, and then meets arrays of the size of these.
+    flushed = 2.0 ** TYPES[dtype].lowest * max(1.0, *(np.max(np.abs(x), initial=0.0) for x in (*inputs.values(),))) ** 2
+    variance = {name: x + flushed**2 for name, x in variance.items()}
     return replace(
         truth,
         values={**truth.values, **values},
