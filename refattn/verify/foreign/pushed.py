@@ -9,6 +9,7 @@ forward.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,7 +82,9 @@ def _torch_tangent(forward: Any, given: Any, extra: Any, along: Mapping[str, Any
     import torch
 
     run = _function(forward, given, extra, list(along))
-    return torch.func.jvp(run, tuple(given[name] for name in along), tuple(along.values()))[1]
+    with warnings.catch_warnings():  # of torch about its own code, which it then imports
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.func.jvp(run, tuple(given[name] for name in along), tuple(along.values()))[1]
 
 
 def _torch_hessian(forward: Any, given: Any, extra: Any, along: Mapping[str, Any], d_out: Any) -> dict[str, Any]:
