@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,13 @@ def simplex(n: int, rho: float) -> Matrix:
     return np.linalg.cholesky((1.0 - rho) * np.eye(n) + rho * np.ones((n, n)))
 
 
+def softmax(x: Matrix, beta: float) -> Matrix:
+    """Return sum_j w_ij x_j of softmax attention with tied weights."""
+    scores = beta * (x @ x.T)
+    weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
+    return weights @ x / np.sum(weights, axis=-1, keepdims=True)
+
+
 def study(
     core: Any,
     options: dict[str, Any],
@@ -206,31 +213,27 @@ def study(
     end: float,
     step: float,
     seed: int,
-    beta: float | None,
 ) -> Course:
-    """Return what a core makes of random tokens on the sphere; where a `beta` is given, of equal angles beside theory."""
+    """Return what a core makes of random tokens on the sphere.
 
-    def velocity(x: Matrix) -> Matrix:
-        found = core.forward(*[x[None, None]] * 3, **options)[0][0, 0]
-        return np.asarray(found)
+    Where the core with a scale is softmax attention, tokens at equal angles are looked at too, with a scale of 1.
+    """
+
+    def moved_by(more: dict[str, Any]) -> Velocity:
+        return lambda x: np.asarray(core.forward(*[x[None, None]] * 3, **{**options, **more})[0][0, 0])
 
     x = counter.normal((particles, dimensions), seed=seed, purpose="clusters")
     x = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
-    times = np.linspace(0.0, end, 161)
-    found = course("time", times, on_sphere(velocity, x, times, step))
+    times = np.linspace(0.0, end, 101)
+    found = course("time", times, on_sphere(moved_by({}), x, times, step))
     equal = None
-    if beta is not None:
-        n, when = 8, np.linspace(0.0, 8.0, 81)
-        moved = on_sphere(velocity, simplex(n, 0.1), when, min(step, 0.02))
+    if "scale" in options and np.allclose(moved_by({"scale": 1.0})(x), softmax(x, 1.0), rtol=1e-12, atol=1e-12):
+        when = np.linspace(0.0, 8.0, 81)
+        moved = on_sphere(moved_by({"scale": 1.0}), simplex(8, 0.1), when, 0.05)
         gaps = [np.mean(np.sum((x[1:] - x[:-1]) ** 2, axis=-1)) / 2.0 for x in moved]  # |x - y|^2 = 2 (1 - rho)
-        equal = when, np.asarray(gaps), equal_angles(n, beta, 0.1, when)
-    facts = {
-        "particles": particles,
-        "dimensions": dimensions,
-        "seed": seed,
-        "options": {n: str(v) for n, v in options.items()},
-    }
-    return Course("time", found.times, found.cosines, found.ranks, found.clusters, equal, facts)
+        equal = when, np.asarray(gaps), equal_angles(8, 1.0, 0.1, when)
+    facts = {"particles": particles, "dimensions": dimensions, "step": step, "seed": seed, "options": options}
+    return replace(found, equal=equal, facts=facts)
 
 
 def draw(found: Course, title: str, path: Path) -> None:

@@ -85,7 +85,7 @@ def test_what_is_refused() -> None:
         spectrum([wider] * 3, np.ones(2))
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "sympformer"])
+@pytest.mark.parametrize("mechanism", ["softmax", pytest.param("sympformer", marks=pytest.mark.slow)])
 def test_the_command(mechanism: str, tmp_path: Path) -> None:
     small = ["--tokens", "3", "--width", "4", "--layers", "3", "--out", str(tmp_path)]
     result = CliRunner().invoke(cli, ["analyse", "lyapunov", mechanism, *small])

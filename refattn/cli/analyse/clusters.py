@@ -58,7 +58,6 @@ def clusters(
             raise Problem(f"mechanism: got {mechanism!r}, which is no map of q, k and v, needs one that is, or --run")
         folder = folder_of(out, "clusters")
         options: dict[str, Any] = {"scale": beta} if "scale" in record.defaults else {}
-        plain = record.outputs == ("lse",) and "grow" not in mechanism
         asked: dict[str, Any] = {
             "particles": particles,
             "dimensions": dimensions,
@@ -67,7 +66,7 @@ def clusters(
             "seed": seed,
         }
         try:
-            found = study.study(record.core, options, **asked, beta=beta if plain and options else None)
+            found = study.study(record.core, options, **asked)
         except (ValueError, ArithmeticError) as error:
             raise Problem(str(error)) from error
         title = f"{record.title}: {particles} tokens on the sphere in {dimensions} dimensions"
