@@ -46,7 +46,17 @@ ROOMS = {"growing": "softmax"}
 # Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
 # top of the file. What is not listed may be imported nowhere.
 TRAINING = tuple(f"train/{name}.py" for name in ("baselines", "checkpoint", "data", "loop", "sample"))
-HOST = ("counter.py", "golden/", "verify/", "show/", "instruments/", *TRAINING, "bridges.py", "*loops.py")
+HOST = (
+    "counter.py",
+    "golden/",
+    "verify/",
+    "show/",
+    "instruments/",
+    *TRAINING,
+    "bridges.py",
+    "cli/analyse/stack.py",
+    "*loops.py",
+)
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", "analysis/", *HOST), True),
     "torch": (("backends/torch.py", "verify/", "bridges.py"), False),

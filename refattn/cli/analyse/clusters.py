@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import numpy as np
 
 from refattn.cli.analyse.study import finish, folder_of, out_option
 from refattn.cli.arguments import Problem, record_of
@@ -48,10 +47,10 @@ def clusters(
         from refattn.cli.analyse.stack import stack
 
         maps, state, title = stack(mechanism, run, 1, particles, 1, 1, seed)
-        folder, tokens = folder_of(out, "clusters"), [np.asarray(state.x[0])]
+        folder, tokens = folder_of(out, "clusters"), [state.x[0]]
         for each in maps:
             state = each(state)
-            tokens.append(np.asarray(state.x[0]))
+            tokens.append(state.x[0])
         found = study.course("layer", range(len(tokens)), tokens)
     else:
         if record.core is None:
