@@ -17,6 +17,7 @@ Anal. Appl. 18), for products of triangles.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,12 +217,19 @@ def draw(found: Spectrum, title: str, path: Path) -> None:
     left.axhline(0.0, color="#888888", linewidth=0.8)
     left.set(xlabel="direction", ylabel="exponent, a layer", title="Lyapunov exponents of the stack")
     left.legend(frameon=False)
+    # What a layer forgets altogether is somewhere below, where rounding leaves it.
+    lost = math.log(np.finfo(np.float64).eps) / max(1, len(found.growth) - 1)
+    kept = x[finite & (x > 0.9 * lost)]
+    if kept.size < x.size and kept.size:
+        left.set(ylim=(min(0.0, float(kept[-1])) - 0.3, max(0.0, float(kept[0])) + 0.15))
+        left.text(0.97, 0.03, f"{x.size - kept.size} directions forgotten", transform=left.transAxes, ha="right")
     depth = np.arange(len(found.growth)) + found.skipped
     shown = np.unique(np.linspace(0, x.size - 1, 9).astype(int))
     for n in shown:
         shade = n / max(1, x.size - 1)
         right.plot(depth, found.growth[:, n], color=(0.84 - 0.67 * shade, 0.1 + 0.38 * shade, 0.11 + 0.6 * shade))
     right.axhline(0.0, color="#888888", linewidth=0.8)
+    right.set(ylim=(max(float(np.min(np.where(np.isfinite(found.growth), found.growth, 0.0))) - 1.0, -25.0), None))
     right.set(xlabel="layer", ylabel="log of the growth", title="directions of the basis, from layer to layer")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

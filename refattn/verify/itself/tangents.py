@@ -64,7 +64,7 @@ def symmetry(subject: Subject, form: str) -> float:
     return _apart([by_t[n] * u[n] for n in t], [by_u[n] * t[n] for n in t], least)
 
 
-WAYS: dict[str, Callable[[Subject, str], float]] = {"duality": duality, "symmetry of the second derivative": symmetry}
+WAYS: dict[str, Callable[[Subject, str], float]] = {"duality": duality, "symmetry": symmetry}
 
 
 def _apart(left: list[Any], right: list[Any], least: float = 0.0) -> float:

@@ -332,7 +332,7 @@ def test_a_mechanism_without_a_core_has_a_block_and_equations(monkeypatch: pytes
         ("gradients", "block, differences"),
         ("gradients", "block, autograd"),
         ("tangents", "block, duality"),
-        ("tangents", "block, symmetry of the second derivative"),
+        ("tangents", "block, symmetry"),
     ]
 
 
