@@ -53,7 +53,7 @@ def check(
     """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named.
 
     A line for each mechanism, and a table of its checks where something disagrees. A sample is run unless --full asks
-    for everything: each case in one dtype, laws in half of their combinations, differences along a few directions.
+    for everything: each case in one dtype, laws in half of their combinations, differences along one direction.
     """
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     library = backend_of(backend)

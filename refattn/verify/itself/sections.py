@@ -25,8 +25,8 @@ from refattn.xp import dtype_name
 
 DTYPES = ("float64", "float32")
 
-DIRECTIONS = 2
-"""Along how many directions of each leaf a sample of differences is taken."""
+DIRECTIONS = 1
+"""Along how many directions of each leaf a sample of differences is taken; tangents take a further one, of all."""
 
 Found = tuple[float, str]
 """The largest used share of the allowed error, and where that was or what went wrong."""
@@ -50,7 +50,7 @@ class Scope:
     """What is checked where, and what several tasks need and is slow to compute.
 
     Without `full` it is a sample: each case in one of the dtypes, in turn; of each law every sample in every form, in
-    one of the dtypes, where it is long not in the definition, which has no tiles; differences along a few directions.
+    one of the dtypes, where it is long not in the definition, which has no tiles; differences along one direction.
     """
 
     mechanism: Mechanism
