@@ -36,7 +36,10 @@ ARROWS: dict[str, set[str]] = {
     "bridges": BASE | RECORDS | {"instruments"},
     "instruments": BASE,
     "show": RECORDS | {"golden"},
-    "cli": BASE | RECORDS | {"files", "ops", "model", "train", "analysis", "golden", "verify", "bridges", "show"},
+    "explorer": BASE | RECORDS | {"verify"},
+    "cli": BASE
+    | RECORDS
+    | {"files", "ops", "model", "train", "analysis", "golden", "verify", "bridges", "show", "explorer"},
     "__main__": {"cli"},
 }
 
@@ -51,6 +54,7 @@ HOST = (
     "golden/",
     "verify/",
     "show/",
+    "explorer/",
     "instruments/",
     *TRAINING,
     "bridges.py",
