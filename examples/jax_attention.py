@@ -1,6 +1,7 @@
 """JAX's `jax.nn.dot_product_attention` on the CPU (XLA), as an implementation for `refattn verify`.
 
     refattn verify softmax --impl examples/jax_attention.py:attend --grad
+    refattn verify softmax --impl examples/jax_attention.py:attend --tangent --hessian --dtype float32
 
 It takes JAX arrays and returns `out`, in float32 with the logarithm of the denominators beside it; JAX differentiates.
 What it returns is returned as it comes.
