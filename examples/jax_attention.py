@@ -1,6 +1,7 @@
 """JAX's `jax.nn.dot_product_attention` on the CPU (XLA), as an implementation for `refattn verify`.
 
     refattn verify softmax --impl examples/jax_attention.py:attend --grad
+    refattn verify softmax --impl examples/jax_attention.py:attend_alone --tangent --hessian --dtype float32
 
 It takes JAX arrays and returns `out`, in float32 with the logarithm of the denominators beside it; JAX differentiates.
 What it returns is returned as it comes.
@@ -18,6 +19,8 @@ What differs (measured with jax 0.10):
 - Windows are aligned top left, and so are taken where there are as many queries as keys, or top-left was asked; a
   bound that is not given is a large one. Lengths are aligned so, too, and leave queries without keys the mean.
 - There are no offsets, sinks and dropout: declined.
+- JAX takes these logarithms for constants: their tangent is 0, and t_lse of `attend` disagrees. `attend_alone` is
+  without them.
 - d_v has to be d, and there is no soft-cap: declined. Axes of size 0 are declined, too.
 """
 
@@ -94,7 +97,16 @@ def attend(
     return found[0].transpose(0, 2, 1, 3), found[1].transpose(0, 2, 1)
 
 
-attend.framework = "jax"  # type: ignore[attr-defined]
+def attend_alone(
+    q: jax.Array, k: jax.Array, v: jax.Array, **options: Any
+) -> jax.Array | tuple[jax.Array, jax.Array] | refattn.Decline:
+    """`attend` without the logarithm of the denominators, which is a constant to JAX's derivatives."""
+    found = attend(q, k, v, **options)
+    return found[0] if isinstance(found, tuple) else found
+
+
+for function in (attend, attend_alone):
+    function.framework = "jax"  # type: ignore[attr-defined]
 
 
 def decline(reason: str) -> refattn.Decline:

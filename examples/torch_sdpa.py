@@ -1,6 +1,7 @@
 """PyTorch's `scaled_dot_product_attention` on the CPU, as an implementation for `refattn verify`.
 
     refattn verify softmax --impl examples/torch_sdpa.py:attend --grad
+    refattn verify softmax --impl examples/torch_sdpa.py:attend_math --tangent --hessian
 
 `attend` lets torch choose its kernel (flash where d_v = d and the mask has 2 or 4 axes, else math); `attend_math` and
 `attend_flash` hold it to one. They take NumPy arrays or torch tensors and return a torch tensor; `framework` tells the
@@ -19,6 +20,7 @@ What differs (measured with torch 2.13):
   for which the kernels draw their own numbers. A bias is a floating `attn_mask`; a mask beside it makes it -inf.
 - The flash kernel rounds the unnormalised weights to bfloat16 or float16; the math kernel works in float32 and rounds
   the output alone. A 1-D mask is an error in the flash kernel and a 3-D mask is not taken by it: all become 4-D here.
+- The math kernel has forward-mode and second derivatives, which agree; the flash kernel has neither.
 - The flash kernel demands d_v = d > 0: `attend_flash` declines the rest.
 """
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     # `as` says that these are meant to be imported from here.
     from refattn import bridges as bridges
     from refattn.equations import trace as trace
+    from refattn.instruments.dual import tangent as tangent
     from refattn.mechanisms.context import Context as Context
     from refattn.mechanisms.entry import reading as reading
     from refattn.mechanisms.registry import list_mechanisms as list_mechanisms
@@ -34,6 +35,7 @@ _HOMES = {
     "list_mechanisms": "refattn.mechanisms.registry",
     "mechanism": "refattn.mechanisms.registry",
     "reading": "refattn.mechanisms.entry",
+    "tangent": "refattn.instruments.dual",
     "trace": "refattn.equations",
 }
 

@@ -7,12 +7,12 @@ out.sum().backward()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from refattn import backends
+from refattn import backends, tree
 from refattn.mechanisms import registry
 
 
@@ -31,8 +31,9 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
     -------
     callable
         It takes what ``ra.NAME.forward`` takes. Every tensor of floating point among its arguments, and among the
-        numbers of options that are objects, has a gradient where the mechanism's backward gives one. There is no
-        second derivative.
+        numbers of options that are objects, has a gradient where the mechanism's backward gives one. Its gradient has
+        one too, and it has forward-mode derivatives: both by the arrays of `refattn.tangent`, on the CPU. There is no
+        third derivative. `torch.func.vmap` calls it once for each element of the batch.
 
     Raises
     ------
@@ -44,29 +45,191 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
     core, further = _core(name)
     owner: Any = backends.get("torch")
     import torch
-    from torch.autograd.function import once_differentiable
 
-    def forward(ctx: Any, names: tuple[str, ...], fixed: dict[str, Any], *tensors: Any) -> tuple[Any, ...]:
-        with owner.full_precision():  # whatever torch.autocast says outside
-            out, ctx.saved = core.forward(**_arguments(dict(zip(names, tensors, strict=True)), fixed))
-        ctx.names, ctx.out = names, {"size": out.shape, "dtype": out.dtype, "device": out.device}
-        ctx.set_materialize_grads(False)
-        return (out, *(getattr(ctx.saved, each) for each in further))
+    class Kept:
+        """What a call has beside tensors, and what its forward leaves for its backward."""
 
-    def backward(ctx: Any, d_out: Any, *d_further: Any) -> tuple[Any, ...]:
-        upstream = {f"d_{each}": d for each, d in zip(further, d_further, strict=True) if d is not None}
-        with owner.full_precision():
-            gradients = core.backward(ctx.saved, torch.zeros(**ctx.out) if d_out is None else d_out, **upstream)
-        return (None, None, *(gradients.get(each) for each in ctx.names))
+        def __init__(self, names: tuple[str, ...], fixed: dict[str, Any]) -> None:
+            self.names, self.fixed, self.saved = names, fixed, None
+            self.gradients: tuple[str, ...] = ()  # the names of those that its backward has returned
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(backward))}
-    bridge: Any = type("Bridge", (torch.autograd.Function,), members)
+    def one_by_one(function: Any, count: int, in_dims: Any, *given: Any) -> tuple[Any, Any]:
+        """The rule of torch.func.vmap: the calls of a batch one after the other, for cores decide on values."""
+        first, results = given[0], []
+        for n in range(count):
+            parts = [x if dim is None else x.select(dim, n) for x, dim in zip(given, in_dims, strict=True)][1:]
+            kept = Kept(first.names, first.fixed)
+            kept.gradients = first.gradients
+            results.append(function.apply(kept, *parts))
+            first.gradients = kept.gradients
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+
+    class Last(torch.autograd.Function):
+        """Returns what it is given after `count` others, which it depends on, and has no derivative."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(count: int, *given: Any) -> tuple[Any, ...]:
+            return tuple(x.clone() for x in given[count:])
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *moved: Any) -> Any:
+            raise RuntimeError(f"refattn.bridges.torch({name!r}): has no third derivative")
+
+    def last(origins: Any, results: Any) -> list[Any]:
+        """Refuse to differentiate results that came about outside of torch from the origins."""
+        if not torch.is_grad_enabled():
+            return list(results)
+        origins, there = [x for x in origins if x is not None], [x for x in results if x is not None]
+        refusing = iter(Last.apply(len(origins), *origins, *there))
+        return [None if x is None else next(refusing) for x in results]
+
+    class Bridge(torch.autograd.Function):
+        @staticmethod
+        def forward(kept: Any, *tensors: Any) -> tuple[Any, ...]:
+            with owner.full_precision():  # whatever torch.autocast says outside
+                out, kept.saved = core.forward(**_arguments(dict(zip(kept.names, tensors, strict=True)), kept.fixed))
+            return (out, *(getattr(kept.saved, each) for each in further))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.kept, *tensors = inputs
+            ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)
+            ctx.out = {"size": output[0].shape, "dtype": output[0].dtype, "device": output[0].device}
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx: Any, d_out: Any, *d_further: Any) -> tuple[Any, ...]:
+            d_out = torch.zeros(**ctx.out) if d_out is None else d_out
+            found = Pull.apply(ctx.kept, *ctx.saved_tensors, d_out, *d_further)
+            gradients = dict(zip(ctx.kept.gradients, found, strict=True))
+            return (None, *(gradients.get(each) for each in ctx.kept.names))
+
+        @staticmethod
+        def jvp(ctx: Any, *moved: Any) -> Any:
+            tensors = ctx.saved_tensors
+            along = [torch.zeros_like(x) if t is None else t for x, t in zip(tensors, moved[1:], strict=True)]
+            return Push.apply(ctx.kept, *tensors, *along)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
+            return one_by_one(Bridge, info.batch_size, in_dims, *given)
+
+    class Pull(torch.autograd.Function):
+        """The backward as a function that has a derivative."""
+
+        @staticmethod
+        def forward(kept: Any, *given: Any) -> tuple[Any, ...]:
+            names = kept.names
+            tensors, (d_out, *rest) = given[: len(names)], given[len(names) :]
+            upstream = {f"d_{each}": d for each, d in zip(further, rest, strict=True) if d is not None}
+            with owner.full_precision():
+                if kept.saved is None:
+                    kept.saved = core.forward(**_arguments(dict(zip(names, tensors, strict=True)), kept.fixed))[1]
+                found = core.backward(kept.saved, d_out, **upstream)
+            kept.gradients = tuple(each for each in names if each in found)
+            return tuple(found[each] for each in kept.gradients)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.kept, *given = inputs
+            ctx.gradients = ctx.kept.gradients
+            ctx.save_for_backward(*given)
+            ctx.save_for_forward(*given)
+
+        @staticmethod
+        def backward(ctx: Any, *moved: Any) -> tuple[Any, ...]:
+            names = ctx.kept.names
+            tensors, upstream = ctx.saved_tensors[: len(names)], ctx.saved_tensors[len(names) :]
+            along = dict(zip(ctx.gradients, moved, strict=True))
+            pushed, turned = pushes(ctx.kept, tensors, [along.get(each) for each in names], upstream)
+            rest = [t if d is not None else None for t, d in zip(pushed, upstream, strict=True)]
+            return (None, *last(ctx.saved_tensors, (*(turned.get(each) for each in names), *rest)))
+
+        @staticmethod
+        def jvp(ctx: Any, *moved: Any) -> Any:
+            given = ctx.saved_tensors
+            along = [
+                torch.zeros_like(x) if t is None and x is not None else t for x, t in zip(given, moved[1:], strict=True)
+            ]
+            return Turn.apply(ctx.kept, *given, *along)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
+            return one_by_one(Pull, info.batch_size, in_dims, *given)
+
+    class Turn(torch.autograd.Function):
+        """The tangents of the gradients, for those of the arguments and of the upstream gradients."""
+
+        @staticmethod
+        def forward(kept: Any, *given: Any) -> tuple[Any, ...]:
+            count, half = len(kept.names), len(given) // 2
+            upstream, moved = given[count:half], given[half + count :]
+            _, found = pushes(kept, given[:count], given[half : half + count], upstream, moved)
+            return tuple(found[each] for each in kept.gradients)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
+            return one_by_one(Turn, info.batch_size, in_dims, *given)
+
+    class Push(torch.autograd.Function):
+        """The tangents of the outputs, for those of the arguments."""
+
+        @staticmethod
+        def forward(kept: Any, *given: Any) -> tuple[Any, ...]:
+            count = len(kept.names)
+            return tuple(pushes(kept, given[:count], given[count:], None)[0])
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.kept, *given = inputs
+            ctx.save_for_backward(*given)
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Any) -> tuple[Any, ...]:
+            names = ctx.kept.names
+            tensors, along = ctx.saved_tensors[: len(names)], ctx.saved_tensors[len(names) :]
+            _, turned = pushes(ctx.kept, tensors, along, upstream)
+            kept = Kept(names, ctx.kept.fixed)
+            pulled = Pull.apply(kept, *tensors, *upstream)
+            found = dict(zip(kept.gradients, pulled, strict=True))
+            return (None, *last(ctx.saved_tensors, [each.get(n) for each in (turned, found) for n in names]))
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
+            return one_by_one(Push, info.batch_size, in_dims, *given)
+
+    def pushes(
+        kept: Any, tensors: Any, along: Any, upstream: Any, changed: Any = ()
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the derivatives of the outputs, and with upstream gradients of the gradients, computed by NumPy."""
+        names, fixed = kept.names, kept.fixed
+        host = [None if x is None else owner.to_numpy(x) for x in (*tensors, *along, *(upstream or ()), *changed)]
+        count, like = len(names), dict(zip(names, tensors, strict=True))
+        learned, moved = dict(zip(names, host[:count], strict=True)), host[count : 2 * count]
+        there = {each: _on_host(owner, x) for each, x in fixed.items()}
+        pushed, turned = _derivatives(core, further, learned, there, moved, host[2 * count :] if upstream else None)
+
+        def placed(x: Any, other: Any) -> Any:
+            return torch.tensor(x, dtype=other.dtype, device=other.device)
+
+        return [placed(t, tensors[0]) for t in pushed], {n: placed(t, like[n]) for n, t in turned.items() if n in like}
 
     def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
         given = {"q": q, "k": k, "v": v, **options, **_numbers(options)}
         learned = {each: x for each, x in given.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
         fixed = {each: x for each, x in options.items() if each not in learned}
-        found = bridge.apply(tuple(learned), fixed, *learned.values())
+        found = Bridge.apply(Kept(tuple(learned), fixed), *learned.values())
         return found if outputs else found[0]
 
     return attend
@@ -76,8 +239,9 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
     """Return the core of a mechanism as a function of JAX arrays with a gradient, also under ``jax.jit``.
 
     The arguments are those of `torch`. The backward computes the forward again, and so nothing but the arguments is
-    kept for it; there are no
-    forward-mode derivatives.
+    kept for it. Second derivatives are those that JAX finds of our backward, in both modes. There is no forward-mode
+    derivative of the function itself: JAX lets a function have a backward of its own (``custom_vjp``) or a forward mode
+    of its own (``custom_jvp``), of which it then derives the backward. `refattn.tangent` has it.
     """
     core, further = _core(name)
     owner: Any = backends.get("jax")
@@ -100,6 +264,7 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
         def backward(kept: tuple[Any, Any], upstream: tuple[Any, ...]) -> tuple[Any, None]:
             learned, masks = kept
             _, saved = forward(learned, masks)
+            upstream = tuple(map(jnp.asarray, upstream))
             rest = {f"d_{each}": d for each, d in zip(further, upstream[1:], strict=True)}
             with owner.full_precision():
                 gradients = core.backward(saved, upstream[0], **rest)
@@ -108,11 +273,55 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
             }, None
 
         call = jax.custom_vjp(lambda learned, masks: forward(learned, masks)[0])
-        call.defvjp(lambda learned, masks: (call(learned, masks), (learned, masks)), backward)
+        # The plain forward, so that a gradient has a forward-mode derivative.
+        call.defvjp(lambda learned, masks: (forward(learned, masks)[0], (learned, masks)), backward)
         found = call(learned, masks)
         return found if outputs else found[0]
 
     return attend
+
+
+def _on_host(owner: Any, x: Any) -> Any:
+    """Return an option with NumPy's arrays in place of a library's."""
+    try:
+        return tree.map_leaves(owner.to_numpy, x)
+    except TypeError:  # no tree of arrays
+        return x
+
+
+def _derivatives(
+    core: ModuleType,
+    further: tuple[str, ...],
+    learned: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    along: Iterable[Any],
+    upstream: list[Any] | None,
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the derivatives of the outputs along a direction of what is learned, and with upstream gradients those of
+    the gradients, which are the products of the second derivative and the direction."""
+    from refattn.instruments.dual import tangents
+
+    with tangents() as instrument:
+        lifted = {n: instrument.array(x, t) for (n, x), t in zip(learned.items(), along, strict=True)}
+        constant = {n: tree.map_leaves(instrument.array, x) if _is_tree(x) else x for n, x in fixed.items()}
+        out, saved = core.forward(**_arguments(lifted, constant))
+        pushed = [out.tangent, *(getattr(saved, each).tangent for each in further)]
+        if upstream is None:
+            return pushed, {}
+        size = 1 + len(further)  # after the gradients that come in there may be their own tangents
+        moved = upstream[size:] or [None] * size
+        d_out, *rest = (
+            None if d is None else instrument.array(d, t) for d, t in zip(upstream[:size], moved, strict=True)
+        )
+        given = {f"d_{each}": d for each, d in zip(further, rest, strict=True) if d is not None}
+        return pushed, {n: g.tangent for n, g in core.backward(saved, d_out, **given).items()}
+
+
+def _is_tree(x: Any) -> bool:
+    try:
+        return bool(tree.flatten(x))
+    except TypeError:
+        return False
 
 
 def _numbers(options: Mapping[str, Any]) -> dict[str, Any]:

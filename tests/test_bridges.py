@@ -108,13 +108,98 @@ def test_numbers_that_are_tensors_have_a_gradient_and_masks_are_none() -> None:
     np.testing.assert_allclose(scale.grad.numpy(), expected["scale"], rtol=1e-12)
 
 
-def test_a_second_derivative_is_refused() -> None:
+def torch_function(name: str) -> tuple[Any, list[Any]]:
+    """The bridge of all outputs as a function of tensors alone, and these."""
+    torch = pytest.importorskip("torch", reason='needs torch: pip install "refattn[torch]"')
+    inputs, options, _ = arguments(name)
+    tensors = {each: torch.tensor(x, requires_grad=x.dtype != bool) for each, x in inputs.items()}
+    leaves, whole = [each for each, x in tensors.items() if x.requires_grad], ra.bridges.torch(name, outputs=True)
+
+    def call(*xs: Any) -> Any:
+        return whole(**tensors | dict(zip(leaves, xs, strict=True)), **options)
+
+    return call, [tensors[each] for each in leaves]
+
+
+# Torch takes seconds to import what its forward mode needs.
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_agrees_with_differences_in_forward_mode(name: str) -> None:
+    call, tensors = torch_function(name)
+    from torch.autograd import gradcheck
+
+    assert gradcheck(call, tensors, fast_mode=True, check_forward_ad=True)
+
+
+@pytest.mark.parametrize("name", [n if n == "softmax" else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+def test_torch_finds_second_derivatives(name: str) -> None:
+    call, tensors = torch_function(name)
+    from torch.autograd import gradgradcheck
+
+    assert gradgradcheck(call, tensors, fast_mode=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_transformations_of_torch() -> None:
+    call, (q, k, v) = torch_function("softmax")
+    import torch
+
+    fixed = [x.detach() for x in (k, v)]
+    q = q.detach()
+
+    def attend(q: Any) -> Any:
+        return call(q, *fixed)[0]
+
+    t = torch.linspace(-1.0, 1.0, q.numel(), dtype=q.dtype).reshape(q.shape)
+    y, dy = torch.func.jvp(attend, (q,), (t,))
+    x = {name: x.numpy() for name, x in zip("qkv", (q, *fixed), strict=True)}
+    expected = ra.tangent(lambda **x: ra.softmax.forward(**x)[0], x, {"q": t.numpy()})
+    for got, wanted in zip((y, dy), expected, strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-12, atol=1e-14)
+    jacobian = torch.func.jacrev(attend)(q)
+    assert torch.allclose(torch.func.jacfwd(attend)(q), jacobian, rtol=1e-12, atol=1e-14)
+    loss: Any = lambda q: attend(q).pow(3).sum()  # noqa: E731
+    twice = torch.autograd.functional.hessian(loss, q)
+    assert torch.allclose(torch.func.hessian(loss)(q), twice, rtol=1e-11, atol=1e-13)
+    batch = torch.stack([q, 2.0 * q])
+    assert torch.equal(torch.func.vmap(attend)(batch)[1], attend(2.0 * q))
+    assert torch.allclose(torch.func.vmap(torch.func.grad(loss))(batch)[1], torch.func.grad(loss)(2.0 * q))
+
+
+def test_a_third_derivative_is_refused() -> None:
     torch = pytest.importorskip("torch", reason='needs torch: pip install "refattn[torch]"')
     q = torch.ones((1, 1, 2, 3), dtype=torch.float64, requires_grad=True)
-    out = ra.bridges.torch("softmax")(q, q, q)
+    out = ra.bridges.torch("softmax")(q, q, 2.0 * q)
     (gradient,) = torch.autograd.grad((out * out).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    (second,) = torch.autograd.grad(gradient.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"bridges.torch\('softmax'\): has no third derivative"):
+        second.sum().backward()
+
+
+@pytest.mark.slow
+def test_jax_finds_second_derivatives_and_refuses_forward_mode() -> None:
+    jax = pytest.importorskip("jax", reason='needs jax: pip install "refattn[jax]"')
+    from jax.test_util import check_grads
+
+    inputs, options, d_out = arguments("softmax")
+    arrays = tuple(jax.numpy.asarray(inputs[each]) for each in "qkv")
+    attend = ra.bridges.jax("softmax")
+    check_grads(lambda *x: attend(*map(jax.numpy.asarray, x), **options), arrays, order=2, modes=["rev"])
+    along = tuple(jax.numpy.cos(x) for x in arrays)
+    gradient = jax.grad(lambda *x: jax.numpy.sum(attend(*x, **options) * d_out), argnums=(0, 1, 2))
+    found = jax.jvp(gradient, arrays, along)[1]
+
+    def by_hand(q: Any, k: Any, v: Any, d_out: Any) -> Any:
+        return ra.softmax.backward(ra.softmax.forward(q, k, v, **options)[1], d_out)
+
+    x = {each: inputs[each] for each in "qkv"} | {"d_out": d_out}
+    _, wanted = ra.tangent(by_hand, x, {each: np.cos(inputs[each]) for each in "qkv"})
+    for got, each in zip(found, "qkv", strict=True):
+        np.testing.assert_allclose(np.asarray(got), wanted[each], rtol=1e-9, atol=1e-12)
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(lambda *x: attend(*x, **options), arrays, along)
 
 
 @pytest.mark.parametrize("library", ["torch", "jax"])

@@ -85,5 +85,7 @@ block = ra.mechanism("softmax").block
 x = np.ones((1, 3, 4))
 params = block.init(block.Config(width=4, heads=2), like=x)
 block.forward(params, block.start(params, x, ra.Context()), ra.Context())
+import sys
+assert not [name for name in sys.modules if name.startswith("refattn.instruments")]
 """
     assert loaded(code) <= {"numpy", "array_api_compat", "threadpoolctl"}

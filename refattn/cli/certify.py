@@ -53,7 +53,7 @@ def check(
     """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named.
 
     A line for each mechanism, and a table of its checks where something disagrees. A sample is run unless --full asks
-    for everything: each case in one dtype, laws in half of their combinations, differences along a few directions.
+    for everything: each case in one dtype, laws in half of their combinations, differences along one direction.
     """
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     library = backend_of(backend)
@@ -89,6 +89,8 @@ def check(
     "--rounding", metavar="ID,...", help="Equations that it rounds to the storage type, beside those of the record."
 )
 @click.option("--grad", is_flag=True, help="Judge the gradients too.")
+@click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
+@click.option("--hessian", is_flag=True, help="Judge the gradients and their derivative along a direction too.")
 @click.option(
     "--dtype", "dtypes", multiple=True, metavar="NAME", help="float64, float32, float16 or bfloat16; all by default."
 )
@@ -110,6 +112,8 @@ def verify(
     in_process: bool,
     rounding: str | None,
     grad: bool,
+    tangent: bool,
+    hessian: bool,
     dtypes: tuple[str, ...],
     tokens: int | None,
     html: str | None,
@@ -135,21 +139,28 @@ def verify(
         raise Problem("--in-process: needs --impl beside it")
     if tokens is not None and (outputs or html or rounding):
         raise Problem("--large: needs --impl or --exec, and neither --html nor --rounding, which are of designed cases")
+    asked_for = tuple(name for name, given in (("tangent", tangent), ("hessian", hessian)) if given)
+    if asked_for and (outputs is not None or tokens is not None or program is not None):
+        raise Problem(f"--{asked_for[0]}: needs --impl, whose derivatives it takes on the designed cases")
     rounded = _roundings(record, rounding, outputs is not None)
     from refattn.golden.storage import DTYPES
     from refattn.verify import large, run, shrink
     from refattn.verify.foreign import adapter, dumped
+    from refattn.verify.judge import derivatives
 
     for name in dtypes:
         if name not in DTYPES:
             raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(DTYPES)}")
     if tokens is not None and (len(dtypes) > 1 or {*dtypes} - {*large.DTYPES}):
         raise Problem(f"--large: got --dtype {', '.join(dtypes)}, needs one of {', '.join(large.DTYPES)}")
+    if asked_for and (wrong := [name for name in dtypes if name not in derivatives.DTYPES]):
+        raise Problem(f"--{asked_for[0]}: got --dtype {wrong[0]}, needs {' or '.join(derivatives.DTYPES)}")
     check_writable(file)
     check_writable(html, "--html")
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
-    dtypes = tuple(dict.fromkeys(dtypes)) or (DTYPES if tokens is None else large.DTYPES)
+    usual = derivatives.DTYPES if asked_for else DTYPES if tokens is None else large.DTYPES
+    dtypes = tuple(dict.fromkeys(dtypes)) or usual
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
         wrap = stack.enter_context(progress(f"verify {record.name}", "cases"))
@@ -161,13 +172,15 @@ def verify(
                 found = dumped.verify_files(record, _folder(outputs), golden, dtypes=dtypes, grad=grad, progress=wrap)
             else:
                 implementation, text = _implementation(stack, record, impl, program, timeout, in_process)
-                asked: dict[str, Any] = {"label": program or impl or "", "grad": grad, "progress": wrap}
+                asked: dict[str, Any] = {"label": program or impl or "", "grad": grad or hessian, "progress": wrap}
                 if tokens is not None:
                     laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
                 else:
-                    found = run.verify(record, implementation, dtypes=dtypes, rounding=rounded, **asked)
-                    six = shrink.smallest(record, implementation, found, text, rounding=rounded)
-                    found = replace(found, smallest=six)
+                    asked |= {"derivatives": asked_for, "rounding": rounded}
+                    found = run.verify(record, implementation, dtypes=dtypes, **asked)
+                    if not asked_for:
+                        six = shrink.smallest(record, implementation, found, text, rounding=rounded)
+                        found = replace(found, smallest=six)
         except adapter.LoadError as error:
             raise Problem(str(error)) from error
     from refattn.verify.blame import suspects
@@ -177,7 +190,7 @@ def verify(
     if tokens is not None:
         deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
         ctx.exit(laws.exit_code)
-    if any(outcome.status == "disagrees" for outcome in found.outcomes):
+    if not asked_for and any(outcome.status == "disagrees" for outcome in found.outcomes):
         with progress(f"suspects of {record.name}", "equations") as wrap:
             found = suspects.locate(record, found, progress=wrap)
     if html is not None:

@@ -1,5 +1,6 @@
 """Instruments: the same source, run on arrays that measure.
 
-`wrapper.py` is an array library around NumPy's, whose every operation passes through an instrument; `counting.py` is
-one, which tallies work and memory. No mechanism knows of them, and nothing of refattn imports them.
+`wrapper.py` is an array library around NumPy's, whose every operation passes through an instrument. `counting.py` is
+one, which tallies work and memory; `dual.py` another, whose arrays carry a derivative by the rules of `rules.py` and
+`rules_linalg.py`. No mechanism knows of them, and `import refattn` does not load them.
 """

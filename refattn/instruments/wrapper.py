@@ -20,6 +20,8 @@ from refattn.backends.numpy import NumpyBackend
 class Wrapped:
     """An array of the array API whose operations pass through an instrument."""
 
+    __array_ufunc__ = None  # an operator of NumPy's array leaves it to this class, which refuses
+
     def __init__(self, value: Any, instrument: Instrument) -> None:
         self.value, self.instrument = value, instrument
 
@@ -66,14 +68,22 @@ class Instrument:
     name: ClassVar[str]
     arrays: ClassVar[type[Wrapped]]
 
+    def array(self, x: Any) -> Any:
+        """Return an input."""
+        return self.arrays(np.asarray(x), self)
+
     def call(self, name: str, function: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Do an operation of the array API, `function` of NumPy; return its result, wrapped."""
-        if self not in _active:
-            raise RuntimeError(f"arrays: are used in a `with {self.name}()` block")
+        self.check_active()
         plain_given = tuple(map(plain, given))
         result = function(*plain_given, **{key: plain(value) for key, value in options.items()})
         self.see(name, plain_given, result)
         return self.wrap(result)
+
+    def check_active(self) -> None:
+        """Raise RuntimeError outside of the `with` block."""
+        if self not in _active:
+            raise RuntimeError(f"arrays: are used in a `with {self.name}()` block")
 
     def change(self, name: str, function: Callable[..., Any], target: Wrapped, given: tuple[Any, ...]) -> None:
         """Do an operation that writes to an array."""
@@ -142,6 +152,8 @@ class Functions:
 
 FUNCTIONS = Functions(np)
 
+_NUMPY = NumpyBackend()
+
 
 class WrappedBackend(NumpyBackend):
     """NumPy's tiles and its pool, for wrapped arrays."""
@@ -153,6 +165,9 @@ class WrappedBackend(NumpyBackend):
     def owns(self, x: object) -> bool:
         return isinstance(x, self.instrument.arrays)
 
+    def from_numpy(self, x: Any, device: Any = None) -> Any:
+        return self.instrument.array(super().from_numpy(x, device))
+
     def to_numpy(self, x: Any) -> Any:
         return plain(x)
 
@@ -160,13 +175,16 @@ class WrappedBackend(NumpyBackend):
         return bool(plain(value))
 
     def erf(self, x: Any) -> Any:
-        return self.instrument.call("erf", super().erf, (x,), {})
+        return self.instrument.call("erf", _NUMPY.erf, (x,), {})
 
     def product(self, a: Any, b: Any) -> Any:
         return a @ b
 
     def sparse_product(self, indptr: Any, indices: Any, data: Any, x: Any) -> Any:
-        return self.instrument.call("sparse_product", super().sparse_product, (indptr, indices, data, x), {})
+        return self.instrument.call("sparse_product", _NUMPY.sparse_product, (indptr, indices, data, x), {})
+
+    def sparse_rows(self, indptr: Any, edges: int) -> Any:
+        return self.instrument.call("sparse_rows", _NUMPY.sparse_rows, (indptr, edges), {})
 
 
 # --- the operators, under the names of their functions

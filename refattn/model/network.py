@@ -95,7 +95,7 @@ def run(params: Params, tokens: Array, first: int, context: Context, step: Step)
     state = block.start(blocks[0], x, context)
     layers = []
     for index, layer in enumerate(params.layers):
-        state, saved = _layer(params, layer, state, index, step)
+        state, saved = advance(params, layer, state, index, step)
         layers.append(saved)
     last = block.read(blocks[-1], state)  # (b, n, m): x of LM.6
     y, norm = _norm(params.norm, last)  # the first is LM.6
@@ -104,7 +104,7 @@ def run(params: Params, tokens: Array, first: int, context: Context, step: Step)
     return logits, Saved(tokens, tuple(layers), state, norm, normed)
 
 
-def _layer(params: Params, layer: Layer, state: Any, index: int, step: Step) -> tuple[Any, LayerSaved]:
+def advance(params: Params, layer: Layer, state: Any, index: int, step: Step) -> tuple[Any, LayerSaved]:
     """Advance the state by one layer."""
     before = state.x  # (b, n, m): x of LM.2
     norm_1 = norm_2 = mlp_saved = None

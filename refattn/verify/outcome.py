@@ -58,6 +58,8 @@ class Truth:
         The names of those that have to be equal to the rounded truth.
     further
         Gradients with respect to outputs beside `out`, by the names of the backward's arguments: "d_lse".
+    along
+        The direction of the derivatives "t_out" and "h_q", ..., by the names of the inputs; {} where none are asked.
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -68,6 +70,7 @@ class Truth:
     stored: dict[str, str]
     exact: frozenset[str] = frozenset()
     further: dict[str, NDArray[Any]] = field(default_factory=dict)
+    along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

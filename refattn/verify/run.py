@@ -15,6 +15,8 @@ from refattn.verify.foreign.adapter import CallError, attribute, call, learned, 
 from refattn.verify.foreign.conventions import differing
 from refattn.verify.judge.budget import rounded, truth, with_equations
 from refattn.verify.judge.compare import judge
+from refattn.verify.judge.derivatives import DTYPES as DERIVED
+from refattn.verify.judge.derivatives import with_derivatives
 from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
 
 
@@ -28,8 +30,9 @@ def verify_case(
     grad: bool = False,
     seed: int = 0,
     rounding: Iterable[str] = (),
+    derivatives: Iterable[str] = (),
 ) -> Outcome:
-    """Run and judge one case in one dtype."""
+    """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too."""
     declared = (*roundings(implementation, mechanism.equations), *rounding)
     further = pulls(implementation, mechanism.pulled) if grad else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
@@ -37,10 +40,21 @@ def verify_case(
     if own is not None and "keep" in case.inputs:
         more["replaced"] = {"keep": np.asarray(own(case.name, case.inputs["keep"].shape))}
     case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, **more)
-    given, pulled = case_truth.inputs, case_truth.further
+    asked = tuple(derivatives)
+    if asked:
+        case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
     try:
-        outputs = ("out", *mechanism.outputs)
-        result = call(implementation, given, case.options, dtype, case_truth.upstream, outputs, further=pulled)
+        result = call(
+            implementation,
+            case_truth.inputs,
+            case.options,
+            dtype,
+            case_truth.upstream,
+            ("out", *mechanism.outputs),
+            along=case_truth.along,
+            asked=asked,
+            further=case_truth.further,
+        )
         if isinstance(result, Decline):
             return Outcome(case.name, case.kind, dtype, "declined", result.reason)
         if result.judged:
@@ -54,9 +68,12 @@ def verify_case(
     if result.declined and all(verdict.agrees for verdict in verdicts):
         return Outcome(case.name, case.kind, dtype, "declined", result.declined, verdicts, (case_truth, result))
     # Other arrays have a gradient, and few kernels give it.
-    needed = (
-        [f"d_{name}" for name in learned(case_truth.inputs) if name in "qkv"] if grad and not result.declined else []
-    )
+    given = [name for name in learned(case_truth.inputs) if name in "qkv"]
+    needed = [f"d_{name}" for name in given] if grad and not result.declined else []
+    if asked and not result.declined:
+        needed += [
+            name for name in case_truth.values if name == "t_out" or name[:2] == "h_" and name[2:] in case_truth.along
+        ]
     missing = [name for name in needed if name not in result.tensors]
     if missing:
         return Outcome(
@@ -98,6 +115,7 @@ def verify(
     dtypes: Iterable[str] = DTYPES,
     grad: bool = False,
     rounding: Iterable[str] = (),
+    derivatives: Iterable[str] = (),
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Report:
     """Verify an implementation on all designed cases of a mechanism.
@@ -116,6 +134,9 @@ def verify(
         Whether gradients are asked and judged too.
     rounding
         Equations that it rounds to the storage type, beside those of the record and of its attribute `roundings`.
+    derivatives
+        "tangent": the derivative of its outputs along a direction of all its arrays is judged too. "hessian": that of
+        its gradients, which needs `grad`. Both in float64 and float32 alone.
     progress
         Wraps the sequence of cases, for a progress bar.
 
@@ -126,9 +147,14 @@ def verify(
     """
     dtypes = tuple(dtypes)
     plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
-    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding)}
+    asked = tuple(derivatives)
+    if asked and set(dtypes) - {*DERIVED}:
+        raise ValueError(f"dtypes: got {', '.join(dtypes)}, needs {' or '.join(DERIVED)} where derivatives are asked")
+    if "hessian" in asked and not grad:
+        raise ValueError("grad: got False, needs True where the derivatives of gradients are asked")
+    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked}
     outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
     report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes))
-    if report.exit_code != 1:
+    if report.exit_code != 1 or asked:  # conventions are of what comes out
         return report
     return replace(report, conventions=differing(implementation, mechanism, dtypes=dtypes))

@@ -21,6 +21,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from refattn import backends
 from refattn.checked import checked
 from refattn.golden.storage import has_gradient
+from refattn.verify.foreign.pushed import derivatives
 from refattn.verify.outcome import Decline, Result
 
 
@@ -102,10 +104,14 @@ def call(
     upstream: NDArray[Any] | None = None,
     outputs: tuple[str, ...] = ("out", "lse"),
     *,
+    along: Mapping[str, NDArray[Any]] | None = None,
+    asked: tuple[str, ...] = (),
     interrupts: bool = True,
     further: Mapping[str, NDArray[Any]] | None = None,
 ) -> Result | Decline:
     """Run an implementation on one case, with gradients where `upstream` is given, and `further` ones ("d_lse").
+
+    Of "tangent" and "hessian" those that are `asked` are taken `along` a direction of its arrays.
 
     `outputs` are the names of what it may return: the first alone, a tuple of as many as it has, or a dict. With
     ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
@@ -117,13 +123,14 @@ def call(
     """
     elsewhere = getattr(implementation, "call_case", None)  # in another process: `refattn.verify.foreign.isolate`
     if elsewhere is not None:
-        found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs, further)
+        more: dict[str, Any] = {"along": along, "asked": asked} if asked else {}
+        found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs, further, **more)
         return found
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
     with wide:
         try:
-            return _call(implementation, inputs, options, dtype, upstream, outputs, further or {})
+            return _call(implementation, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
         except CallError:
             raise
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
@@ -140,6 +147,8 @@ def _call(
     upstream: NDArray[Any] | None,
     outputs: tuple[str, ...],
     further: Mapping[str, NDArray[Any]],
+    along: Mapping[str, NDArray[Any]],
+    asked: tuple[str, ...],
 ) -> Result | Decline:
     forward = getattr(implementation, "forward", implementation)
     framework = getattr(forward, "framework", None)
@@ -161,6 +170,12 @@ def _call(
             declined = str(gradients.reason)
         else:
             result |= {f"d_{name}": x for name, x in gradients.items()}
+    if asked:
+        place = partial(_given, framework=_library(result[outputs[0]]) or framework, dtype=dtype)
+        pushed, refused = derivatives(
+            implementation, forward, place, inputs, extra, result[outputs[0]], outputs, along, upstream, asked
+        )
+        result, declined = result | pushed, "; ".join(filter(None, (declined, refused)))
     result |= {id: x for id, x in _intermediates(forward, implementation).items() if id not in result}
     changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]
     if changed:
@@ -209,6 +224,11 @@ def pulls(implementation: Any, outputs: Iterable[str]) -> tuple[str, ...]:
         or getattr(forward, f"d_{name}", None) is True
         or getattr(implementation, f"d_{name}", None) is True
     )
+
+
+def _library(x: Any) -> str | None:
+    """Return the library of what came out, whose derivatives are of its own arrays."""
+    return {"torch": "torch", "jax": "jax", "jaxlib": "jax"}.get(type(x).__module__.partition(".")[0])
 
 
 def _intermediates(forward: Any, implementation: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from refattn.files import parse_json
 from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, load, pulls
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
+from refattn.verify.foreign.pushed import joined, split
 from refattn.verify.outcome import Decline, Result
 
 SAID = 4000
@@ -97,6 +98,9 @@ class Isolated:
         upstream: NDArray[Any] | None,
         outputs: tuple[str, ...],
         further: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        along: Arrays | None = None,
+        asked: tuple[str, ...] = (),
     ) -> Result | Decline:
         """Do what `refattn.verify.foreign.adapter.call` does, over there."""
         if self._process is None:
@@ -104,9 +108,16 @@ class Isolated:
                 self._start()
             except LoadError as error:
                 raise CallError(f"cannot be started again: {error}") from error
-        arrays = dict(inputs) if upstream is None else {**inputs, "d_out": upstream, **(further or {})}
-        about = {"options": dict(options), "dtype": dtype, "grad": upstream is not None, "outputs": outputs}
-        about["further"] = list(further or {})
+        arrays = joined(inputs, along or {})
+        arrays |= {} if upstream is None else {"d_out": upstream, **(further or {})}
+        about = {
+            "options": dict(options),
+            "dtype": dtype,
+            "grad": upstream is not None,
+            "outputs": outputs,
+            "further": list(further or {}),
+            "asked": asked,
+        }
         answer, found = self._ask(about, arrays, self.seconds)
         if "error" in answer:
             self._said(answer["trace"].encode())
@@ -351,8 +362,10 @@ def _answer(
     further = {name: arrays.pop(name) for name in about["further"] if name in arrays}
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
     asked = options, about["dtype"], upstream, tuple(about["outputs"])
+    inputs, along = split(arrays)
+    more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"])}
     try:
-        found = call(implementation, arrays, *asked, interrupts=False, further=further)
+        found = call(implementation, inputs, *asked, interrupts=False, further=further, **more)
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
     if isinstance(found, Decline):

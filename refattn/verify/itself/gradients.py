@@ -70,7 +70,7 @@ class Subject:
     leaves
         Where it is evaluated: float64 on the host, by name.
     forward
-        Outputs by name, for leaves of any array library, in the form that is the definition.
+        Outputs by name, for leaves of any array library and a form; without one in that which is the definition.
     backward
         Gradients by leaf, for leaves, upstream gradients by output, and a form.
     forms
@@ -79,7 +79,7 @@ class Subject:
 
     name: str
     leaves: dict[str, Floats]
-    forward: Callable[[Arrays], dict[str, Array]]
+    forward: Callable[..., dict[str, Array]]
     backward: Callable[[Arrays, Arrays, str], dict[str, Array]]
     forms: tuple[str, ...]
 
@@ -239,8 +239,8 @@ def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
         moved = mechanism.with_numbers(options, {n: leaves[n] for n in numbers})
         return core.forward(**arrays, **given, **moved, form=form)
 
-    def forward(leaves: Arrays) -> dict[str, Array]:
-        out, saved = call(leaves, mechanism.forms[0])
+    def forward(leaves: Arrays, form: str = mechanism.forms[0]) -> dict[str, Array]:
+        out, saved = call(leaves, form)
         return {"out": out, **{n: getattr(saved, n) for n in mechanism.pulled}}
 
     def backward(leaves: Arrays, upstream: Arrays, form: str) -> dict[str, Array]:
@@ -295,7 +295,7 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
         state, saved = block.forward(given["params"], block.start(given["params"], given["x"], at), at)
         return given["params"], state, saved
 
-    def forward(leaves: Arrays) -> dict[str, Array]:
+    def forward(leaves: Arrays, form: str = "auto") -> dict[str, Array]:
         params, state, _ = step(leaves)
         return {"x": block.read(params, state)}
 

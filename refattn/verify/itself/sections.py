@@ -14,7 +14,7 @@ from refattn import backends, equations
 from refattn.golden import vectors
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.verify.freeze import recompute
-from refattn.verify.itself import gradients
+from refattn.verify.itself import gradients, tangents
 from refattn.verify.itself.laws import LAWS
 from refattn.verify.itself.probe import Core, on_backend, same_bits, used_share
 from refattn.verify.itself.samples import Sample, law_samples, sample, shrunk
@@ -25,8 +25,8 @@ from refattn.xp import dtype_name
 
 DTYPES = ("float64", "float32")
 
-DIRECTIONS = 2
-"""Along how many directions of each leaf a sample of differences is taken."""
+DIRECTIONS = 1
+"""Along how many directions of each leaf a sample of differences is taken; tangents take a further one, of all."""
 
 Found = tuple[float, str]
 """The largest used share of the allowed error, and where that was or what went wrong."""
@@ -50,7 +50,7 @@ class Scope:
     """What is checked where, and what several tasks need and is slow to compute.
 
     Without `full` it is a sample: each case in one of the dtypes, in turn; of each law every sample in every form, in
-    one of the dtypes, where it is long not in the definition, which has no tiles; differences along a few directions.
+    one of the dtypes, where it is long not in the definition, which has no tiles; differences along one direction.
     """
 
     mechanism: Mechanism
@@ -146,6 +146,9 @@ def tasks(scope: Scope) -> Iterator[Task]:
     for what, way in itertools.product(("core", "block"), gradients.TOLERANCES):
         if what == "block" or mechanism.core is not None:
             yield Task("gradients", f"{what}, {way}", partial(_gradients, scope, what, way))
+    for what, way in itertools.product(("core", "block"), tangents.WAYS if scope.owner.name == "numpy" else ()):
+        if what == "block" or mechanism.core is not None:
+            yield Task("tangents", f"{what}, {way}", partial(_tangents, scope, what, way))
 
 
 def _form(scope: Scope, form: str, dtype: str) -> Found:
@@ -277,6 +280,19 @@ def _gradients(scope: Scope, what: str, way: str) -> Found:
         return error / gradients.TOLERANCES[way], f"gradient of {leaf}, form {form}"
 
     return _worst((subject.name, partial(compare_ways, subject)) for subject in scope.subjects(what))
+
+
+def _tangents(scope: Scope, what: str, way: str) -> Found:
+    """Forward and backward on arrays that carry a derivative; in a sample each subject in one of the forms, in turn."""
+
+    def compare(subject: gradients.Subject, form: str) -> Found:
+        return tangents.WAYS[way](subject, form) / tangents.TOLERANCE, f"form {form}"
+
+    parts = []
+    for n, subject in enumerate(scope.subjects(what)):
+        forms = subject.forms if scope.full else subject.forms[n % len(subject.forms) :][:1]
+        parts += [(subject.name, partial(compare, subject, form)) for form in forms]
+    return _worst(parts)
 
 
 def _worst(parts: Iterable[tuple[str, Callable[[], Found]]]) -> Found:

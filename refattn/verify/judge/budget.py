@@ -93,20 +93,20 @@ def truth(
         values = evaluate(mechanism, exact, case.options, exact_upstream, further=pulls)
     errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, pulls, traced, values, roundings, seed)
     types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
+    variance, bias = granted(values, errors, types, dtype)
+    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
+    stored_pulls = {name: stored(x, dtype) for name, x in pulls.items()}
+    return Truth(inputs, upstream, values, variance, bias, types, exact_names, stored_pulls)
+
+
+def granted(
+    values: Mapping[str, Floats], errors: Mapping[str, Floats], types: Mapping[str, str], dtype: str
+) -> tuple[dict[str, Floats], dict[str, float]]:
+    """Return the variance and the bias that are granted where disturbed runs, the first axis, had such errors."""
     variance, bias = {}, {}
     for name, value in values.items():
         variance[name], bias[name] = _granted(name, value, errors[name], dtype, types[name])
-    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
-    return Truth(
-        inputs,
-        upstream,
-        values,
-        variance,
-        bias,
-        types,
-        exact_names,
-        {name: stored(x, dtype) for name, x in pulls.items()},
-    )
+    return variance, bias
 
 
 def _granted(name: str, value: Floats, errors: Floats, dtype: str, stored: str) -> tuple[Floats, float]:
@@ -310,7 +310,7 @@ def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
 
 def has_rows(tensor: str, x: NDArray[Any]) -> bool:
     """Tell whether a tensor is of rows, along its last axis: `out`, gradients and equations that have axes."""
-    return x.ndim > 0 and (tensor == "out" or tensor.startswith("d_") or "." in tensor)
+    return x.ndim > 0 and (tensor in ("out", "t_out") or tensor.startswith(("d_", "h_")) or "." in tensor)
 
 
 def ratio(error: NDArray[Any], granted: NDArray[Any]) -> Any:

@@ -55,7 +55,7 @@ def test_numpy_agrees_with_itself(report: CheckReport) -> None:
     assert [r for r in report.rows if r.status != "agrees" and "torch" not in r.detail] == []
     assert report.exit_code == 0
     sections = {r.section for r in report.rows}
-    assert sections == {"forms", "loops", "equations", "laws", "vectors", "gradients"}
+    assert sections == {"forms", "loops", "equations", "laws", "vectors", "gradients", "tangents"}
     assert {r.name for r in report.rows if r.section == "laws"} == set(RECORD.laws)
     assert {r.name for r in report.rows if r.section == "forms"} == {
         f"{form}, {dtype}" for form in RECORD.forms for dtype in ("float64", "float32")
@@ -256,6 +256,8 @@ def test_a_wrong_gradient_is_found(way: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(block, "linear_backward", wrong)
     found = row("gradients", f"block, {way}", full=False)
     assert found.status == "disagrees" and "gradient of params.w_" in found.detail
+    if way == "differences":
+        assert row("tangents", "block, duality").status == "disagrees"
 
 
 def test_a_wrong_gradient_of_one_form_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,8 +267,9 @@ def test_a_wrong_gradient_of_one_form_is_found(monkeypatch: pytest.MonkeyPatch) 
         return right(saved, d_out, None)  # lse has a gradient too
 
     monkeypatch.setattr(tiled, "backward", wrong)
-    found = row("gradients", "core, differences", FEW)
-    assert found.status == "disagrees" and found.detail.endswith("form tiled")
+    for section, name in (("gradients", "differences"), ("tangents", "duality")):
+        found = row(section, f"core, {name}", FEW)
+        assert found.status == "disagrees" and found.detail.endswith("form tiled")
 
 
 def test_without_torch_autograd_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +336,8 @@ def test_a_mechanism_without_a_core_has_a_block_and_equations(monkeypatch: pytes
         ("equations", "docstrings, tags and trace"),
         ("gradients", "block, differences"),
         ("gradients", "block, autograd"),
+        ("tangents", "block, duality"),
+        ("tangents", "block, symmetry"),
     ]
 
 
