@@ -277,7 +277,8 @@ def recomputed(one: Evidence) -> list[Values]:
     """
     names = [name for name in one.errors if name not in outputs_of(one.bank.mechanism)]
     found: list[Values] = [{name: one.bank.truth.values[name] for name in names}]
-    if one.bank.mechanism.name == "softmax" and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
+    flash = bool(faults(one.bank.mechanism.name))
+    if flash and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
         out = one.result.tensors["out"].astype(np.float64)
         lses = [one.bank.truth.values["lse"]]
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
