@@ -26,12 +26,13 @@ class Decline:
 
 @dataclass(frozen=True)
 class Result:
-    """What one call returned, on the host: tensors by name, the dtypes that they came in, and why gradients are missing
-    where they were asked."""
+    """What one call returned, on the host: tensors by name, the dtypes that they came in, why gradients are missing
+    where they were asked, and the ids of the equations that were returned as outputs."""
 
     tensors: dict[str, NDArray[Any]]
     dtypes: dict[str, str]
     declined: str = ""
+    judged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Truth:
         By the same names, the type that a result is stored in.
     exact
         The names of those that have to be equal to the rounded truth.
+    further
+        Gradients with respect to outputs beside `out`, by the names of the backward's arguments: "d_lse".
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -64,6 +67,7 @@ class Truth:
     bias: dict[str, float]
     stored: dict[str, str]
     exact: frozenset[str] = frozenset()
+    further: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which conventions an implementation follows, told from six tiny calls.
+"""Which conventions an implementation follows, told from nine tiny calls.
 
 Values are the rows of an identity, so that an output is the weights themselves, and scores are few and far apart: a
 convention shows in the weights whatever else is wrong. docs/conventions.md says which conventions are meant.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import TYPES, stored
+from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.foreign.adapter import CallError, call
@@ -27,6 +27,9 @@ EXPECTED = {
     "lse": "natural",
     "scale": "1/sqrt(d)",
     "grouped heads": "neighbours share",
+    "window": "bottom-right, bounds included",
+    "sink": "in lse",
+    "beyond the lengths": "zero",
 }
 """The questions, and the answers of refattn."""
 
@@ -107,10 +110,10 @@ def _runner(implementation: Any, record: Mechanism, dtype: str) -> Run:
 
     def run(**arguments: Any) -> Mapping[str, Floats]:
         options = {name: x for name, x in arguments.items() if not isinstance(x, np.ndarray)}
-        if unknown := [name for name in ("mask", *options) if name in arguments and name not in record.defaults]:
+        if unknown := [name for name in arguments if name not in ("q", "k", "v") and name not in record.defaults]:
             raise _Unanswered(f"declined: there is no {unknown[0]}")
         inputs = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
-        given = {name: x if x.dtype == np.bool_ else stored(x, dtype) for name, x in inputs.items()}
+        given = {name: stored(x, dtype) if has_gradient(x) else x for name, x in inputs.items()}
         try:
             result = call(implementation, given, options, dtype, None, ("out", *record.outputs))
         except CallError as error:
@@ -282,6 +285,43 @@ def _groups(run: Run) -> Answers:
     return {"grouped heads": _which(found["out"][0, :, 0, :2], found["unit"], readings)}
 
 
+def _window(run: Run) -> Answers:
+    """Two queries, four keys, scores of 0, a window of one key to the left and none to the right."""
+    found = run(q=_queries(2), **_arrays(np.zeros(4)), window=(1, 0))
+    readings = {
+        "bottom-right, bounds included": _uniform(".xx.", "..xx"),
+        "bottom-right, the left bound excluded": _uniform("..x.", "...x"),
+        "bottom-right, one wider": _uniform("xxx.", ".xxx"),
+        "bottom-right, one wider on both sides": _uniform("xxxx", ".xxx"),
+        "top-left, bounds included": _uniform("x...", "xx.."),
+        "top-left, the left bound excluded": _uniform("x...", ".x.."),
+        "ignored": _uniform("xxxx", "xxxx"),
+    }
+    return {"window": _which(found["out"][0, 0, :, :4], found["unit"], readings)}
+
+
+def _sink(run: Run) -> Answers:
+    """Two scores of 0 and a sink of log 2: half of the sum of exponentials is its."""
+    found = run(q=_queries(1), **_arrays(np.zeros(2)), sink=np.asarray([math.log(2.0)]))
+    weights = {"in the sum": _uniform("xx")[0] / 2.0, "ignored": _uniform("xx")[0]}
+    sense = _which(found["out"][0, 0, 0, :2], found["unit"], weights)
+    if sense != "in the sum" or "lse" not in found:
+        return {"sink": sense if sense != "in the sum" else "declined: it returns no lse"}
+    readings = {"in lse": np.asarray([math.log(4.0)]), "left out of lse": np.asarray([math.log(2.0)])}
+    return {"sink": _which(found["lse"].ravel(), np.asarray(max(float(found["unit"]), 1e-6)), readings)}
+
+
+def _slack(run: Run) -> Answers:
+    """Two queries and two keys, of which one each exists; the others hold NaN."""
+    one = np.asarray([1])
+    given = {"q": _queries(2), **_arrays(np.zeros(2))}
+    given = {name: np.where(np.arange(2)[:, None] == 1, math.nan, x) for name, x in given.items()}
+    found = run(**given, q_lengths=one, k_lengths=one)["out"][0, 0]
+    if not np.all(np.isfinite(found[0])):
+        return {"beyond the lengths": "NaN there spreads"}
+    return {"beyond the lengths": "zero" if not np.any(found[1]) else "not zero"}
+
+
 PROBES: tuple[tuple[tuple[str, ...], Callable[[Run], Answers]], ...] = (
     (("causal mask",), _causal),
     (("mask", "empty rows"), _mask),
@@ -289,4 +329,7 @@ PROBES: tuple[tuple[tuple[str, ...], Callable[[Run], Answers]], ...] = (
     (("lse",), _lse),
     (("scale",), _scale),
     (("grouped heads",), _groups),
+    (("window",), _window),
+    (("sink",), _sink),
+    (("beyond the lengths",), _slack),
 )

@@ -59,7 +59,7 @@ def test_an_equation_reaches_what_is_computed_from_it() -> None:
     table = reached("softcap")
     assert table["SM.8"] == ("out",) and table["SM.9"] == ("lse",)
     assert table["SM.7"] == ("out", "d_q", "d_k", "d_v")  # lse is computed from the sum
-    assert table["SM.1"] == table["SM.2"] == ("out", "lse", "d_q", "d_k", "d_v")
+    assert table["SM.1"] == table["SM.2"] == ("out", "lse", "max", "d_q", "d_k", "d_v")
     assert table["dSM.7"] == table["dSM.3"] == table["dSM.1"] == ("d_q", "d_k")
     assert [table[f"dSM.{name}"] for name in "qkv"] == [("d_q",), ("d_k",), ("d_v",)]
     assert table["SM.3"] == table["dSM.scale"] == ()  # without a mask it does not run; no d_scale is asked for
@@ -171,7 +171,7 @@ def test_of_two_errors_the_one_of_outputs_is_first_and_then_what_remains() -> No
     assert (first.ids, first.kind, first.cases, first.whole) == (("SM.9",), "scaled by 1.1", ("unequal",), 0)
     assert (last.ids, last.kind) == (("dSM.v",), "scaled by 1.1") and last.share < 1.0
     alone = dataclasses.replace(suspects, possible=())
-    assert "none of the 19 equations can disturb all of them: there may be several errors" in shown(alone)
+    assert "none of the 27 equations can disturb all of them: there may be several errors" in shown(alone)
 
 
 def shown(suspects: Any) -> list[str]:
