@@ -22,7 +22,7 @@ def _as_is(x: Array) -> Array:
     return x
 
 
-class Unknown(ValueError):
+class Unknown(ValueError):  # noqa: N818
     """An option that the emulator does not have."""
 
 
