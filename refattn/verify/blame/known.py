@@ -21,7 +21,7 @@ from refattn.verify.blame.evidence import Evidence
 from refattn.verify.blame.mutants import FAULTS, Mutant, kernel
 from refattn.verify.judge.budget import evaluate
 from refattn.verify.judge.compare import judge
-from refattn.verify.museum.emulator import Flash
+from refattn.verify.museum.emulator import Flash, Unknown
 from refattn.verify.museum.fault import Fault, faults
 from refattn.verify.outcome import Result, Truth
 
@@ -277,12 +277,16 @@ def recomputed(one: Evidence) -> list[Values]:
     """
     names = [name for name in one.errors if name not in outputs_of(one.bank.mechanism)]
     found: list[Values] = [{name: one.bank.truth.values[name] for name in names}]
-    if one.bank.mechanism.name == "softmax" and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
+    flash = bool(faults(one.bank.mechanism.name))
+    if flash and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
         out = one.result.tensors["out"].astype(np.float64)
         lses = [one.bank.truth.values["lse"]]
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
         for lse in lses:
-            values = _Given(out, lse).run(one.bank.inputs, one.bank.case.options, one.bank.upstream)
+            try:
+                values = _Given(out, lse).run(one.bank.inputs, one.bank.case.options, one.bank.upstream)
+            except Unknown:
+                break
             found.append({name: values[name] for name in names if name in values})
     return found
 
@@ -354,6 +358,8 @@ def _spoils(one: Evidence, known: Known) -> bool:
     """Tell whether an error would show in a case that agrees."""
     try:
         values = known.run(one.bank, known.backward)
+    except Unknown:
+        return False
     except (ArithmeticError, ValueError):
         return True
     return max(shares(one, values).values(), default=0.0) > 1.0

@@ -22,6 +22,10 @@ def _as_is(x: Array) -> Array:
     return x
 
 
+class Unknown(ValueError):  # noqa: N818
+    """An option that the emulator does not have."""
+
+
 class Flash:
     """The kernel, with its tile sizes.
 
@@ -279,7 +283,14 @@ class Flash:
             Those of a case.
         working
             The type that it computes in.
+
+        Raises
+        ------
+        Unknown
+            Where a case has an option that it does not have.
         """
+        if unknown := sorted({*inputs, *options} - {*"qkv", "mask", "causal", "scale", "softcap"}):
+            raise Unknown(f"the emulator has no {', '.join(unknown)}")
         q, k, v = (inputs[name].astype(working) for name in "qkv")
         q, k, v, mask = self.given(q, k, v, inputs.get("mask"))
         (_, heads, self.n_q, d), groups, self.n_k = q.shape, k.shape[1], k.shape[2]

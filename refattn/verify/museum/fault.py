@@ -15,6 +15,9 @@ from refattn.verify.museum.emulator import Array, Flash
 
 Kind = TypeVar("Kind", bound=type[Flash])
 
+MECHANISM = "softmax"
+"""The mechanism whose kernels the museum has: its emulator is one."""
+
 ROOMS = ("online", "scores", "masks", "memory", "splits", "gradients")
 """The modules that hold faults."""
 
@@ -109,9 +112,9 @@ def fault(*of: str, link: str, tiles: str = "") -> Callable[[Kind], Kind]:
 
 
 @functools.cache
-def faults(mechanism: str = "softmax") -> tuple[Fault, ...]:
+def faults(mechanism: str = MECHANISM) -> tuple[Fault, ...]:
     """Return the faults of a mechanism's kernels; only softmax attention has some."""
-    if mechanism != "softmax":
+    if mechanism != MECHANISM:
         return ()
     for room in ROOMS:
         importlib.import_module(f"refattn.verify.museum.{room}")
