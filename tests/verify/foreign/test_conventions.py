@@ -11,6 +11,7 @@ import pytest
 import refattn as ra
 from refattn.mechanisms.softmax.judge.placed import PLACED
 from refattn.verify.foreign.conventions import EXPECTED, PROBES, differing, probe_conventions
+from refattn.verify.museum.fault import faults
 from refattn.verify.run import verify
 from refattn.verify.show import report
 
@@ -105,7 +106,7 @@ def test_what_is_declined_or_unknown_is_said() -> None:
     assert found["scale"] == "unknown: a factor of 0.3"
     assert differing(some, SOFTMAX) == {}
     flat = probe_conventions(lambda q, k, v, **options: np.zeros(3, np.float32), SOFTMAX)
-    assert flat["causal mask"] == "unknown: out has the shape (3,), needs (1, 1, 2, 8)"
+    assert flat["causal mask"] == "unknown: out has the shape (3,), needs (1, 1, 3, 8)"
 
 
 def test_another_type_is_tried_where_one_is_declined() -> None:
@@ -125,3 +126,32 @@ def test_the_report_says_conventions_before_numbers() -> None:
     assert lines[at - 1].startswith("Conventions that differ") and at < lines.index("Failed (2 of 3 cases run)")
     right = verify(few, attend, dtypes=["float32"])
     assert right.conventions == {} and "Conventions" not in report.verified(right, few)
+
+
+def reading(question: str, name: str) -> str:
+    """What the probe says of a fault of the museum."""
+    fault = next(one for one in faults() if one.name == name)
+
+    def wrong(q: Any, k: Any, v: Any, *, dtype: str, **given: Any) -> Any:
+        inputs = {"q": q, "k": k, "v": v, **({"mask": given.pop("mask")} if "mask" in given else {})}
+        found = fault.results(inputs, given, None, (64, 64), dtype)
+        return found["out"].astype(np.float32), found["lse"].astype(np.float32)
+
+    return probe_conventions(wrong, SOFTMAX, dtypes=["bfloat16"])[question]
+
+
+@pytest.mark.parametrize(
+    ("question", "fault", "answer"),
+    [
+        ("causal mask", "CausalOneTooMany", "bottom-right, and a token sees the next one"),
+        ("causal mask", "CausalIgnored", "ignored"),
+        ("mask", "MaskIgnored", "ignored"),
+        ("scale", "ScaleOfPaddedWidth", "1/sqrt(32): that of the padded width"),
+        ("scale", "ScaleOfWideWidth", "1/sqrt(128): that of the padded width"),
+        ("scale", "NoLog2e", "1/sqrt(d), and powers of 2 in place of exponentials"),
+        ("scale", "PaddingOfLastTile", "unknown: the weights of all keys sum to 0.12: keys that are none are counted"),
+        ("scale", "ScaleOfModelWidth", "1/sqrt(heads d)"),
+    ],
+)
+def test_what_looks_alike_is_told_apart(question: str, fault: str, answer: str) -> None:
+    assert reading(question, fault) == answer
