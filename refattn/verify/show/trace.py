@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -86,7 +85,9 @@ def _value(x: NDArray[Any], width: int) -> Iterator[str]:
     finite = x[np.isfinite(x)].astype(np.float64)
     some = f"; {x.size - finite.size} not finite" if finite.size < x.size else ""
     if finite.size:
-        facts = {"min": finite.min(), "mean": finite.mean(), "max": finite.max(), "norm": math.sqrt(finite @ finite)}
+        with np.errstate(over="ignore"):  # of the largest numbers of a type
+            norm = float(np.sqrt(finite @ finite))
+            facts = {"min": finite.min(), "mean": finite.mean(), "max": finite.max(), "norm": norm}
         yield f"    {', '.join(f'{name} {_number(value)}' for name, value in facts.items())}{some}; first {first}"
     else:
         yield f"    {some.removeprefix('; ')}; first {first}"
