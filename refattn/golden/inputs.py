@@ -55,6 +55,33 @@ def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpo
     return np.asarray(counter.uniform(shape, seed=seed, purpose=purpose) < numbers["keep"])
 
 
+def _uniform(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """Numbers from `low` to `high`."""
+    low, high = numbers["low"], numbers["high"]
+    return low + (high - low) * counter.uniform(shape, seed=seed, purpose=purpose)
+
+
+def _burst(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """The same, and `value` at position `at` of the third axis."""
+    x = _uniform(shape, numbers, seed, purpose)
+    x[:, :, int(numbers["at"]) : int(numbers["at"]) + 1] = numbers["value"]
+    return x
+
+
+def _resets(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """The same, and -inf at every `every`-th position of the third axis, from the first of these on: `every` - 1."""
+    x = _uniform(shape, numbers, seed, purpose)
+    every = int(numbers["every"])
+    x[:, :, every - 1 :: every] = -np.inf
+    return x
+
+
+def _units(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """Row j is 1 in column (j `step`) mod `period`, and 0 in all others; a column that is not there is left out."""
+    column = np.arange(shape[-2]) * int(numbers["step"]) % int(numbers["period"])
+    return np.broadcast_to(column[:, None] == np.arange(shape[-1]), shape).astype(np.float64)
+
+
 DESIGNS: dict[str, Callable[[tuple[int, ...], Mapping[str, float], int, str], NDArray[Any]]] = {
     "normal": _normal,
     "shifted": _shifted,
@@ -62,6 +89,10 @@ DESIGNS: dict[str, Callable[[tuple[int, ...], Mapping[str, float], int, str], ND
     "integers": _integers,
     "powers": _powers,
     "ranks": _ranks,
+    "uniform": _uniform,
+    "burst": _burst,
+    "resets": _resets,
+    "units": _units,
     "mask": _mask,
 }
 """Design of an `Input` -> array in float64 or bool, from its shape, its numbers, a seed and a purpose."""

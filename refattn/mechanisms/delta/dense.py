@@ -123,7 +123,9 @@ def forward(
     k_hat, k_normal = unit(k, norm_eps) if qk_norm else (k, None)  # (b, f, n, d) [DELTA.2], -
     queries = group_heads(repeat_heads(q_hat, heads), groups)  # (b, g, r, n, d): q' by state head
     keys = repeat_heads(k_hat, groups)  # (b, g, n, d): k' by state head
-    decay = None if log_decay is None else xp.exp(log_decay)  # [DELTA.3]: (b, g, n) or (b, g, n, d)
+    decay = None  # without a decay
+    if log_decay is not None:
+        decay = xp.exp(log_decay)  # [DELTA.3]: (b, g, n) or (b, g, n, d)
     mu = None if log_momentum is None else xp.exp(log_momentum)  # (b, g, n): of DELTA.8
     rows, tokens, ends = [], [], []
     for first, last, start in sequences(state, v.shape[2], lengths):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.arguments import check_arrays, check_floating, check_is, check_number, check_whole
+from refattn.mechanisms.arguments import check_arrays, check_floating, check_number, check_whole
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised, zeros
 
 GATES = ("beta", "log_decay", "log_momentum", "step")
@@ -21,7 +21,7 @@ class Given:
     q, k, v
         (b, h, n, d), (b, f, n, d), (b, g, n, e).
     gates
-        beta, log_decay, log_momentum and step by name, each (b, g, n) or, of log_decay, (b, g, n, d); None where absent.
+        beta, log_decay, log_momentum and step by name, (b, g, n) or, of log_decay, (b, g, n, d); None where absent.
     state
         Before the first token, 0 where none was given.
     lengths

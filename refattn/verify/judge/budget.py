@@ -36,11 +36,14 @@ that where one rounding dominates its effect is known exactly."""
 
 
 def evaluate(
-    mechanism: Mechanism, inputs: Mapping[str, Any], options: Mapping[str, Any], upstream: Any, form: str = "dense"
+    mechanism: Mechanism, inputs: Mapping[str, Any], options: Mapping[str, Any], upstream: Any, form: str = ""
 ) -> dict[str, Any]:
-    """Run a core; return its outputs and, where an upstream gradient is given, its gradients, by name."""
+    """Run a core; return its outputs and, where an upstream gradient is given, its gradients, by name.
+
+    Without a form it is the definition.
+    """
     assert mechanism.core is not None
-    out, saved = mechanism.core.forward(**inputs, **options, form=form)
+    out, saved = mechanism.core.forward(**inputs, **options, form=form or mechanism.forms[0])
     values = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
     if upstream is not None:
         values |= {f"d_{name}": g for name, g in mechanism.core.backward(saved, upstream).items()}

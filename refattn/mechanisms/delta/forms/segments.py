@@ -2,7 +2,7 @@
 
 Equations, for the tokens i and j of a chunk of C tokens::
 
-    [DELTA.11]  Gamma_ij = exp(sum_{j<m<=i} log a_m)      1 for i = j, 0 for j > i; by channel of the key with (b, g, n, d)
+    [DELTA.11]  Gamma_ij = exp(sum_{j<m<=i} log a_m)      0 for j > i; of each channel where a has channels
     [DELTA.12]  s_i = exp(sum_{m<=i} log a_m)             from the start of the chunk; s_C is for the state
 
 Exponents are sums of the log decays of one segment, each term once. They are never differences of cumulative sums,
