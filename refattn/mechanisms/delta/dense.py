@@ -129,7 +129,9 @@ def forward(
     mu = None if log_momentum is None else xp.exp(log_momentum)  # (b, g, n): of DELTA.8
     rows, tokens, ends = [], [], []
     for first, last, start in sequences(state, v.shape[2], lengths):
-        at, momentum = (start, None) if mu is None else (start[:, :, 0, ...], start[:, :, 1, ...])
+        at, momentum = (
+            (start, None) if mu is None else (start[:, :, 0, ...], start[:, :, 1, ...])
+        )  # S and M before the first token
         for n in range(first, last):
             key, value = keys[:, :, n : n + 1, :], v[:, :, n : n + 1, :]  # (b, g, 1, d), (b, g, 1, e)
             column = xp.matrix_transpose(key)  # (b, g, d, 1): k'
@@ -142,7 +144,7 @@ def forward(
             else:
                 prediction = key @ decayed  # (b, g, 1, e) [DELTA.5]
                 error = value - prediction  # (b, g, 1, e) [DELTA.6]
-            rate = beta if mu is None else step
+            rate = beta if mu is None else step  # (b, g, n): of DELTA.7
             if rate is None:
                 write = error  # (b, g, 1, e): DELTA.7 without a rate
             else:
@@ -166,7 +168,7 @@ def forward(
 def backward(saved: Saved, d_out: Array, d_state: Array) -> dict[str, Array]:
     """Return the gradients of all that came in, of the scale and of the first state, for d_out and that of the last."""
     q_hat, k_hat, v, beta, decay, mu = saved.q_hat, saved.k_hat, saved.v, saved.beta, saved.decay, saved.mu
-    xp, rate = namespace(d_out), saved.beta if saved.mu is None else saved.step
+    xp, rate = namespace(d_out), saved.beta if saved.mu is None else saved.step  # -, (b, g, n): of DELTA.7
     groups, heads = v.shape[1], max(q_hat.shape[1], v.shape[1])
     queries = group_heads(repeat_heads(q_hat, heads), groups)  # (b, g, r, n, d): q' by state head
     keys = repeat_heads(k_hat, groups)  # (b, g, n, d): k' by state head
@@ -174,9 +176,15 @@ def backward(saved: Saved, d_out: Array, d_state: Array) -> dict[str, Array]:
     products, d_queries, d_keys, d_values, d_rates = [], [], [], [], []  # of all tokens, the last one first
     d_betas, d_decays, d_momenta, d_starts = [], [], [], []
     for first, last, end in sequences(d_state, v.shape[2], saved.lengths)[::-1]:
-        d_at, d_momentum = (end, None) if mu is None else (end[:, :, 0, ...], end[:, :, 1, ...])
+        d_at, d_momentum = (
+            (end, None) if mu is None else (end[:, :, 0, ...], end[:, :, 1, ...])
+        )  # of S and M after the last token
         for n in range(last - 1, first - 1, -1):
-            token, key, query = saved.tokens[n], keys[:, :, n : n + 1, :], queries[:, :, :, n, :]
+            token, key, query = (
+                saved.tokens[n],
+                keys[:, :, n : n + 1, :],
+                queries[:, :, :, n, :],
+            )  # -, (b, g, 1, d), (b, g, r, d)
             column = xp.matrix_transpose(key)  # (b, g, d, 1): k'
             d_row = d_rows[:, :, :, n, :]  # (b, g, r, e)
             # forward: row = scale * (queries[:, :, :, n, :] @ at)

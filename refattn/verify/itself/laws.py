@@ -50,12 +50,16 @@ def token_permutation(core: Core, s: Sample) -> float:
 
 
 def linear_in_v(core: Core, s: Sample) -> float:
-    """For v + v' out is out + out', and so are the gradients for one d_out, but for d_v, which does not change."""
+    """For v + v' out is out + out', and so are the gradients for one d_out, but for those that do not change.
+
+    These are d_v, and the gradient of a first state, which v is added to.
+    """
     upstream = {"d_out": s.upstream["d_out"]}
     parts = [s.inputs, {**s.inputs, "v": np.flip(s.inputs["v"], axis=2)}]
     a, b = (core(x, s.options, upstream) for x in parts)
     whole = core({**s.inputs, "v": parts[0]["v"] + parts[1]["v"]}, s.options, upstream)
-    added = {n for n in a if n == "out" or n in core.mechanism.tokenless or n.startswith("d_")} - {"d_v"}
+    still, further = {"d_v", *(f"d_{n}" for n in core.mechanism.tokenless)}, core.mechanism.tokenless
+    added = {n for n in a if n == "out" or n in further or n.startswith("d_")} - still
     noises = [core.noise(x, s.options, s.upstream) for x in parts]
     return used_share(whole, {name: a[name] + b[name] if name in added else a[name] for name in a}, *noises)
 
@@ -284,7 +288,8 @@ def _queries(arrays: Values, at: Any) -> Values:
 
 def _with_tokens(core: Core, arrays: Values) -> Values:
     """Leave out what has no axis of tokens, and the gradients of that."""
-    return {name: x for name, x in arrays.items() if name.removeprefix("d_") not in core.mechanism.tokenless}
+    named = core.mechanism.tokenless
+    return {name: x for name, x in arrays.items() if x.ndim > 1 and name.removeprefix("d_") not in named}
 
 
 def _tokens(core: Core, arrays: Values, at: Any) -> Values:

@@ -111,9 +111,12 @@ def forward(
             continue
         own, size = slice(first, last), min(chunk, last - first)
         rows = xp.permute_dims(in_chunks(queries[:, :, :, own, :], size, 3), (0, 1, 3, 2, 4, 5))  # (b, g, l, r, i, d)
-        columns, values = in_chunks(keys[:, :, own, :], size, 2), in_chunks(v[:, :, own, :], size, 2)  # (b, g, l, i, *)
+        columns, values = (
+            in_chunks(keys[:, :, own, :], size, 2),
+            in_chunks(v[:, :, own, :], size, 2),
+        )  # (b, g, l, i, ...)
         inner = {name: in_chunks(x[:, :, own, ...], size, 2) for name, x in gates.items()}
-        read, end, part = of_sequence((first, last), rows, columns, values, inner, start)
+        read, end, part = of_sequence((first, last), rows, columns, values, inner, start)  # (b, g, l, r, i, e)
         reads.append(of_tokens(xp.permute_dims(read, (0, 1, 3, 2, 4, 5)), last - first, 3))
         ends.append(end)
         parts.append(part)
@@ -128,7 +131,7 @@ def of_sequence(
     tokens: tuple[int, int], queries: Array, keys: Array, values: Array, gates: Gates, state: Array
 ) -> tuple[Array, Array, Sequence]:
     """Return what the tokens of one sequence read (b, g, l, r, i, e), the last state, and what the backward reads."""
-    xp, own, rate = namespace(keys), equations.active(weights), rate_of(gates)
+    xp, own, rate = namespace(keys), equations.active(weights), rate_of(gates)  # -, -, (b, g, l, i, 1)
     by = own.weights_of(queries, keys, gates)  # tagged there
     e = values.shape[-1]
     flat = xp.reshape(state, (*state.shape[:2], -1, e)) if "log_momentum" in gates else state  # (b, g, d, e), or 2*d
@@ -144,8 +147,8 @@ def of_sequence(
             ones = identity(keys.shape[-2], keys) + xp.zeros_like(system)  # (b, g, l, i, j): I
             inverse = unit_lower(system, ones)  # (b, g, l, i, j) [DELTA.15]
             del inverse
-        right = xp.concat([values, by.keys], axis=-1)  # (b, g, l, i, *): V beside K_read
-        solved = unit_lower(system, right if rate is None else rate * right)  # (b, g, l, i, *)
+        right = xp.concat([values, by.keys], axis=-1)  # (b, g, l, i, ...): V beside K_read
+        solved = unit_lower(system, right if rate is None else rate * right)  # (b, g, l, i, ...)
         free = +solved[..., :e]  # (b, g, l, i, e) [DELTA.16]
         through = +solved[..., e:]  # [DELTA.17]: (b, g, l, i, d), with momentum 2*d
     before, written = [], []
@@ -160,7 +163,7 @@ def of_sequence(
         if by.crossing is not None:
             kept = kept + crossed(by.crossing[:, :, n, ...], flat)  # (b, g, 2*d, e)
         flat = kept + xp.matrix_transpose(by.writes[:, :, n, ...]) @ writes  # (b, g, d, e), or 2*d
-    states, u = xp.stack(before, axis=2), xp.stack(written, axis=2)  # (b, g, l, *, e), (b, g, l, i, e)
+    states, u = xp.stack(before, axis=2), xp.stack(written, axis=2)  # (b, g, l, ..., e), (b, g, l, i, e)
     read = by.queries @ states[:, :, :, None, ...] + by.pairs @ u[:, :, :, None, ...]  # (b, g, l, r, i, e)
     part = Sequence(tokens, queries, keys, values, gates, by, system, states, u)
     return read, xp.reshape(flat, state.shape), part
@@ -181,7 +184,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array) -> dict[str, Array]:
         d_read = xp.permute_dims(
             in_chunks(d_rows[:, :, :, first:last, :], size, 3), (0, 1, 3, 2, 4, 5)
         )  # (b, g, l, r, i, e)
-        d, d_start = of_sequence_backward(part, d_read, end)
+        d, d_start = of_sequence_backward(part, d_read, end)  # -, as `state`
         found["q"].append(of_tokens(xp.permute_dims(d.pop("q"), (0, 1, 3, 2, 4, 5)), count, 3))
         for name in found:
             if name != "q":
@@ -203,16 +206,21 @@ def of_sequence_backward(part: Sequence, d_read: Array, d_state: Array) -> tuple
 
     `d_read` is (b, g, l, r, i, e), the gradient of what is read, and `d_state` that of the last state.
     """
-    xp, own, by, rate = namespace(d_read), equations.active(weights), part.weights, rate_of(part.gates)
-    e, u, states = part.values.shape[-1], part.written, part.states
+    xp, own, by, rate = (
+        namespace(d_read),
+        equations.active(weights),
+        part.weights,
+        rate_of(part.gates),
+    )  # -, -, -, (b, g, l, i, 1)
+    e, u, states = part.values.shape[-1], part.written, part.states  # -, (b, g, l, i, e): U, and S of each chunk
     # forward: read = queries @ states + pairs @ u
     local = xp.sum(xp.matrix_transpose(by.pairs) @ d_read, axis=3)  # (b, g, l, i, e): dU but for what goes by the state
     d_states = xp.sum(xp.matrix_transpose(by.queries) @ d_read, axis=3)  # (b, g, l, d, e), or 2*d: dS likewise
     if part.system is None:
-        solved, through = local, by.writes  # (b, g, l, i, e), (b, g, l, i, *)
+        solved, through = local, by.writes  # (b, g, l, i, e), (b, g, l, i, ...)
     else:
-        right = xp.concat([local, by.writes], axis=-1)  # (b, g, l, i, *)
-        both = unit_lower_transposed(part.system, right)  # (b, g, l, i, *)
+        right = xp.concat([local, by.writes], axis=-1)  # (b, g, l, i, ...)
+        both = unit_lower_transposed(part.system, right)  # (b, g, l, i, ...)
         solved, through = both[..., :e], both[..., e:]  # (b, g, l, i, e): R0, and Z
     flat = xp.reshape(d_state, (*d_state.shape[:2], -1, e)) if by.crossing is not None else d_state  # as S
     after = []
@@ -226,25 +234,25 @@ def of_sequence_backward(part: Sequence, d_read: Array, d_state: Array) -> tuple
             r = solved[:, :, n, ...] + through[:, :, n, ...] @ flat  # (b, g, i, e): R
             d_errors = r if rate is None else rate[:, :, n, ...] * r  # (b, g, i, e)
             d_kept = d_kept - xp.matrix_transpose(by.keys[:, :, n, ...]) @ d_errors  # (b, g, d, e), or 2*d
-        flat = d_kept
-    ends = xp.stack(after[::-1], axis=2)  # (b, g, l, *, e): dS' of each chunk
+        flat = d_kept  # of S of the chunk
+    ends = xp.stack(after[::-1], axis=2)  # (b, g, l, ..., e): dS' of each chunk
     d_u = local + by.writes @ ends  # (b, g, l, i, e) [dDELTA.18]
     d_pairs = d_read @ xp.matrix_transpose(u)[:, :, :, None, ...]  # (b, g, l, r, i, j) [dDELTA.19]
-    d_queries = d_read @ xp.matrix_transpose(states)[:, :, :, None, ...]  # (b, g, l, r, i, *): of Q_read
-    d_writes = u @ xp.matrix_transpose(ends)  # (b, g, l, i, *): of K_write
-    d_kept_rows = xp.sum(ends * states, axis=-1, keepdims=True)  # (b, g, l, *, 1): of s_C
+    d_queries = d_read @ xp.matrix_transpose(states)[:, :, :, None, ...]  # (b, g, l, r, i, ...): of Q_read
+    d_writes = u @ xp.matrix_transpose(ends)  # (b, g, l, i, ...): of K_write
+    d_kept_rows = xp.sum(ends * states, axis=-1, keepdims=True)  # (b, g, l, ..., 1): of s_C
     gates: Gates = {}
     if part.system is None:
-        d_v, d_keys = d_u, xp.zeros_like(by.keys)  # (b, g, l, i, e), (b, g, l, i, *)
+        d_v, d_keys = d_u, xp.zeros_like(by.keys)  # (b, g, l, i, e), (b, g, l, i, ...)
         d_before = xp.zeros_like(by.before)  # (b, g, l, i, j)
     else:
         du = solved + through @ ends  # (b, g, l, i, e) [dDELTA.14]
         d_v = du if rate is None else rate * du  # (b, g, l, i, e): of V, and of the errors
         d_before = -(d_v @ xp.matrix_transpose(u))  # (b, g, l, i, j) [dDELTA.13]
-        d_keys = -(d_v @ xp.matrix_transpose(states))  # (b, g, l, i, *): of K_read
+        d_keys = -(d_v @ xp.matrix_transpose(states))  # (b, g, l, i, ...): of K_read
         if rate is not None:
             errors = part.values - by.keys @ states - by.before @ u  # (b, g, l, i, e): of DELTA.6
-            gates["step" if "log_momentum" in part.gates else "beta"] = xp.vecdot(du, errors)
+            gates["step" if "log_momentum" in part.gates else "beta"] = xp.vecdot(du, errors)  # (b, g, l, i)
     crossing = None
     if by.crossing is not None:
         d = states.shape[-2] // 2
@@ -258,7 +266,7 @@ def of_sequence_backward(part: Sequence, d_read: Array, d_state: Array) -> tuple
 
 def rate_of(gates: Gates) -> Array | None:
     """Return what multiplies the errors, (b, g, l, i, 1): beta, or with momentum the step; None where it is 1."""
-    rate = gates.get("step" if "log_momentum" in gates else "beta")
+    rate = gates.get("step" if "log_momentum" in gates else "beta")  # (b, g, l, i)
     return None if rate is None else rate[..., None]
 
 

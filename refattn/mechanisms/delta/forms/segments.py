@@ -24,11 +24,11 @@ from refattn.xp import Array, arange, namespace
 
 
 def segments(log_decay: Array) -> Array:
-    """Return Gamma (b, g, l, i, j) for log a (b, g, l, i)."""
-    xp, after = namespace(log_decay), later(log_decay.shape[-1], log_decay)
-    exponents = xp.cumulative_sum(xp.where(after, log_decay[..., :, None], 0.0), axis=-2)  # (b, g, l, i, j)
+    """Return Gamma (b, g, l, i, j) for log a (b, g, l, i), or by channel (b, g, l, d, i, j) for (b, g, l, d, i)."""
+    xp, after = namespace(log_decay), later(log_decay.shape[-1], log_decay)  # -, (i, j)
+    exponents = xp.cumulative_sum(xp.where(after, log_decay[..., :, None], 0.0), axis=-2)  # as Gamma
     past = after | ~xp.matrix_transpose(after)  # (i, j): j <= i
-    gamma = xp.exp(xp.where(past, exponents, -math.inf))  # (b, g, l, i, j) [DELTA.11]
+    gamma = xp.exp(xp.where(past, exponents, -math.inf))  # [DELTA.11]: (b, g, l, i, j), or (b, g, l, d, i, j)
     return gamma
 
 
@@ -41,11 +41,11 @@ def prefixes(log_decay: Array) -> Array:
 
 
 def segments_backward(weights: Array, prefix_weights: Array) -> Array:
-    """Return dlog a (b, g, l, i) for w (b, g, l, i, j) and t (b, g, l, i)."""
-    xp, after = namespace(weights), later(weights.shape[-1], weights)
+    """Return dlog a (b, g, l, i), or (b, g, l, d, i), for w (b, g, l, i, j), or (b, g, l, d, i, j), and t as dlog a."""
+    xp, after = namespace(weights), later(weights.shape[-1], weights)  # -, (i, j)
     # forward: exponents = cumulative_sum(where(after, log_decay, 0)), and of all for the prefixes
-    spanning = xp.where(after, from_the_end(weights, -2), 0.0)  # (b, g, l, i, j): sum over i >= m, for m > j
-    d_log_decay = xp.sum(spanning, axis=-1) + from_the_end(prefix_weights, -1)  # (b, g, l, i) [dDELTA.11]
+    spanning = xp.where(after, from_the_end(weights, -2), 0.0)  # as w: sum over i >= m, for m > j
+    d_log_decay = xp.sum(spanning, axis=-1) + from_the_end(prefix_weights, -1)  # [dDELTA.11]: as log a
     return d_log_decay
 
 

@@ -29,7 +29,6 @@ Axes: b batch, g state head, l chunk, r query head of a state head, i and j toke
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -98,15 +97,30 @@ def lower(pairs: Array) -> Array:
     return xp.where(xp.matrix_transpose(later(pairs.shape[-1], pairs)), 0.0, pairs)
 
 
+def products(
+    q: Array, k: Array, log_decay: Array, now: Array | None = None, ahead: Array | None = None
+) -> tuple[Array, Array]:
+    """Return P (b, g, l, r, i, j) and B (b, g, l, i, j), of coefficients (b, g, l, i, j) or of a decay of channels."""
+    xp = namespace(k)
+    if now is None or ahead is None:
+        pairs = decayed_pairs(q, k, log_decay)  # (b, g, l, r, i, j) [DELTA.19]
+        both = decayed_pairs(k[:, :, :, None, ...], k, log_decay)  # (b, g, l, 1, i, j)
+        before = strictly(both[:, :, :, 0, ...])  # (b, g, l, i, j) [DELTA.13]
+    else:
+        columns = xp.matrix_transpose(k)  # (b, g, l, d, j)
+        pairs = q @ columns[:, :, :, None, ...] * now[:, :, :, None, ...]  # (b, g, l, r, i, j) [DELTA.19]
+        before = strictly(k @ columns) * ahead  # (b, g, l, i, j) [DELTA.13]
+    return pairs, before
+
+
 # --- a decay of heads, or none
 
 
 def of_heads(q: Array, k: Array, log_decay: Array) -> Weights:
     """Return the weights for q' (b, g, l, r, i, d), k' (b, g, l, i, d) and log a (b, g, l, i)."""
-    xp, own = namespace(k), equations.active(segments)
+    own = equations.active(segments)
     gamma, prefix = own.segments(log_decay), own.prefixes(log_decay)  # (b, g, l, i, j), (b, g, l, i)
-    before = strictly(k @ xp.matrix_transpose(k)) * gamma  # (b, g, l, i, j) [DELTA.13]
-    pairs = q @ xp.matrix_transpose(k)[:, :, :, None, ...] * gamma[:, :, :, None, ...]  # (b, g, l, r, i, j) [DELTA.19]
+    pairs, before = products(q, k, log_decay, gamma, gamma)  # (b, g, l, r, i, j), (b, g, l, i, j)
     rows = prefix[..., None]  # (b, g, l, i, 1): s
     writes = gamma[..., -1, :, None] * k  # (b, g, l, i, d)
     return Weights(rows[:, :, :, None, ...] * q, rows * k, writes, pairs, before, rows[..., -1:, :])
@@ -143,8 +157,7 @@ def of_channels(q: Array, k: Array, log_decay: Array) -> Weights:
     """Return the weights for q' (b, g, l, r, i, d), k' (b, g, l, i, d) and log a (b, g, l, i, d)."""
     xp = namespace(k)
     prefix, suffix = from_the_start(log_decay), after_each(log_decay)  # (b, g, l, i, d): s, and to the end
-    pairs = decayed_pairs(q, k, log_decay)  # (b, g, l, r, i, j) [DELTA.19]
-    before = strictly(decayed_pairs(k[:, :, :, None, ...], k, log_decay)[:, :, :, 0, ...])  # (b, g, l, i, j) [DELTA.13]
+    pairs, before = products(q, k, log_decay)  # (b, g, l, r, i, j), (b, g, l, i, j)
     kept = xp.matrix_transpose(prefix[..., -1:, :])  # (b, g, l, d, 1)
     return Weights(prefix[:, :, :, None, ...] * q, prefix * k, suffix * k, pairs, before, kept)
 
@@ -159,7 +172,9 @@ def of_channels_backward(
     d_q, d_k, d_log = decayed_pairs_backward(q, k, log_decay, lower(d.pairs))  # as q, as k, (b, g, l, i, d)
     # forward: before = strictly(decayed_pairs(k, k, log_decay))
     d_before = strictly(d.before)[:, :, :, None, ...]  # (b, g, l, 1, i, j)
-    d_first, d_second, d_both = decayed_pairs_backward(k[:, :, :, None, ...], k, log_decay, d_before)
+    d_first, d_second, d_both = decayed_pairs_backward(
+        k[:, :, :, None, ...], k, log_decay, d_before
+    )  # (b, g, l, 1, i, d) as a, as k, and of log a
     # forward: queries = prefix * q; keys = prefix * k; writes = suffix * k; kept = the last prefix
     d_q = d_q + prefix[:, :, :, None, ...] * d.queries  # (b, g, l, r, i, d)
     d_k = d_k + d_first[:, :, :, 0, ...] + d_second + prefix * d.keys + suffix * d.writes  # (b, g, l, i, d)
@@ -179,14 +194,14 @@ def from_the_start(log_decay: Array) -> Array:
 def after_each(log_decay: Array) -> Array:
     """Return what is kept from after each token until after the last one, for log a (..., i, d)."""
     xp = namespace(log_decay)
-    later_ones = xp.concat([log_decay[..., 1:, :], xp.zeros_like(log_decay[..., :1, :])], axis=-2)
+    later_ones = xp.concat([log_decay[..., 1:, :], xp.zeros_like(log_decay[..., :1, :])], axis=-2)  # as log a
     return xp.exp(from_the_end(later_ones, -2))
 
 
 def until_each(terms: Array) -> Array:
     """Return for each token m the sum of the terms (..., j, d) with j < m: the adjoint of the sums of `after_each`."""
     xp = namespace(terms)
-    shifted = xp.concat([xp.zeros_like(terms[..., :1, :]), terms[..., :-1, :]], axis=-2)
+    shifted = xp.concat([xp.zeros_like(terms[..., :1, :]), terms[..., :-1, :]], axis=-2)  # as the terms
     return xp.cumulative_sum(shifted, axis=-2)
 
 
@@ -195,23 +210,15 @@ def blocks(size: int) -> list[tuple[int, int]]:
     return [(first, min(first + BLOCK, size)) for first in range(0, size, BLOCK)]
 
 
-def cube(log_decay: Array) -> Array:
-    """Return Gamma (b, g, l, i, j, d) of a block, for log a (b, g, l, i, d)."""
-    xp, after = namespace(log_decay), later(log_decay.shape[-2], log_decay)[..., None]
-    exponents = xp.cumulative_sum(xp.where(after, log_decay[..., :, None, :], 0.0), axis=-3)
-    past = after | ~xp.permute_dims(after, (1, 0, 2))
-    gamma = xp.exp(xp.where(past, exponents, -math.inf))  # [DELTA.11]: (b, g, l, i, j, d), tokens of a block
-    return gamma
-
-
 def decayed_pairs(a: Array, k: Array, log_decay: Array) -> Array:
     """Return sum_d a_id k_jd Gamma_ijd (b, g, l, r, i, j), 0 for j > i, for a (b, g, l, r, i, d), k (b, g, l, j, d)."""
-    xp, rows = namespace(k), []
-    size = k.shape[-2]
+    xp, rows, size = namespace(k), [], k.shape[-2]
     for first, stop in blocks(size):
-        own, log = slice(first, stop), log_decay[..., first:stop, :]
-        products = k[..., None, own, :] * cube(log)  # (b, g, l, i, j, d) of the block
-        inner = xp.sum(a[..., own, None, :] * products[:, :, :, None, ...], axis=-1)  # (b, g, l, r, i, j) of the block
+        own, log = slice(first, stop), log_decay[..., first:stop, :]  # (b, g, l, i, d) of the block
+        gamma = equations.active(segments).segments(xp.matrix_transpose(log))  # (b, g, l, d, i, j) of the block
+        products = gamma * xp.matrix_transpose(k[..., own, :])[..., None, :]  # (b, g, l, d, i, j): times k
+        columns = xp.matrix_transpose(a[..., own, :])[..., None]  # as a, transposed: (b, g, l, r, d, i, 1)
+        inner = xp.sum(columns * products[:, :, :, None, ...], axis=-3)  # (b, g, l, r, i, j) of the block
         parts = [inner, zeros((*inner.shape[:-1], size - stop), inner)]
         if first:
             reads = from_the_start(log)[:, :, :, None, ...] * a[..., own, :]  # (b, g, l, r, i, d)
@@ -223,31 +230,35 @@ def decayed_pairs(a: Array, k: Array, log_decay: Array) -> Array:
 
 def decayed_pairs_backward(a: Array, k: Array, log_decay: Array, d_pairs: Array) -> tuple[Array, Array, Array]:
     """Return the gradients of a, k and log a for that of the pairs."""
-    xp, size = namespace(k), k.shape[-2]
-    d_rows, d_k, d_log = [], xp.zeros_like(k), xp.zeros_like(k)  # (b, g, l, j, d)
+    xp, size, by = namespace(k), k.shape[-2], equations.active(segments)
+    d_rows, d_k, d_log = [], xp.zeros_like(k), xp.zeros_like(k)  # -, (b, g, l, j, d), (b, g, l, j, d)
     for first, stop in blocks(size):
-        own, log = slice(first, stop), log_decay[..., first:stop, :]
-        gamma = cube(log)  # (b, g, l, i, j, d) of the block
-        d_inner = d_pairs[..., own, own][..., None]  # (b, g, l, r, i, j, 1) of the block
+        own, log = slice(first, stop), log_decay[..., first:stop, :]  # (b, g, l, i, d) of the block
+        gamma = by.segments(xp.matrix_transpose(log))  # (b, g, l, d, i, j) of the block
+        keys = xp.matrix_transpose(k[..., own, :])[..., None, :]  # (b, g, l, d, 1, j)
+        columns = xp.matrix_transpose(a[..., own, :])[..., None]  # as a, transposed: (b, g, l, r, d, i, 1)
+        d_inner = d_pairs[..., None, own, own]  # of the block, for all channels
         # forward: inner = sum(a * k * gamma)
-        d_a = xp.sum(d_inner * (k[..., None, own, :] * gamma)[:, :, :, None, ...], axis=-2)  # (b, g, l, r, i, d)
-        d_products = xp.sum(d_inner * a[..., own, None, :], axis=3) * gamma  # (b, g, l, i, j, d): times gamma
-        d_own = xp.sum(d_products, axis=-3)  # (b, g, l, j, d)
-        after = later(stop - first, k)[..., None]
-        spanning = xp.where(after, from_the_end(d_products * k[..., None, own, :], -3), 0.0)
-        d_log_own = xp.sum(spanning, axis=-2)  # (b, g, l, i, d)
-        parts, logs = [d_own], [d_log_own]
+        d_a = xp.matrix_transpose(xp.sum(d_inner * (keys * gamma)[:, :, :, None, ...], axis=-1))  # as a, of the block
+        d_products = xp.sum(d_inner * columns, axis=3) * gamma  # (b, g, l, d, i, j): times gamma
+        d_own = xp.matrix_transpose(xp.sum(d_products, axis=-2))  # (b, g, l, j, d)
+        log_terms = by.segments_backward(d_products * keys, zeros(gamma.shape[:-1], gamma))  # (b, g, l, d, i)
+        parts, logs = [d_own], [xp.matrix_transpose(log_terms)]
         if first:
-            start, end = from_the_start(log)[:, :, :, None, ...], after_each(log_decay[..., :first, :])
-            reads, keys = start * a[..., own, :], end * k[..., :first, :]  # (b, g, l, r, i, d), (b, g, l, j, d)
+            start, end = (
+                from_the_start(log)[:, :, :, None, ...],
+                after_each(log_decay[..., :first, :]),
+            )  # of the segments
+            reads, earlier = start * a[..., own, :], end * k[..., :first, :]  # (b, g, l, r, i, d), (b, g, l, j, d)
             d_outer = d_pairs[..., own, :first]  # (b, g, l, r, i, j)
             # forward: outer = (start * a) @ (end * k)^T
-            d_reads = d_outer @ keys[:, :, :, None, ...]  # (b, g, l, r, i, d)
+            d_reads = d_outer @ earlier[:, :, :, None, ...]  # (b, g, l, r, i, d)
             d_keys = xp.sum(xp.matrix_transpose(d_outer) @ reads, axis=3)  # (b, g, l, j, d)
             d_a = d_a + start * d_reads  # (b, g, l, r, i, d)
             parts.insert(0, end * d_keys)
-            logs = [until_each(keys * d_keys), d_log_own + from_the_end(xp.sum(reads * d_reads, axis=3), -2)]
-        rest = zeros((*k.shape[:-2], size - stop, k.shape[-1]), k)  # (b, g, l, j, d): of later blocks
+            through = from_the_end(xp.sum(reads * d_reads, axis=3), -2)  # (b, g, l, i, d)
+            logs = [until_each(earlier * d_keys), logs[0] + through]
+        rest = zeros((*k.shape[:-2], size - stop, k.shape[-1]), k)  # of later blocks
         d_rows.append(d_a)
         d_k = d_k + xp.concat([*parts, rest], axis=-2)  # (b, g, l, j, d)
         d_log = d_log + xp.concat([*logs, rest], axis=-2)  # (b, g, l, j, d)
@@ -294,8 +305,7 @@ def of_momentum(q: Array, k: Array, log_decay: Array, log_momentum: Array, beta:
     queries = xp.concat([rows[:, :, :, None, ...] * q, first[:, :, :, None, ...] * q], axis=-1)  # (b, g, l, r, i, 2*d)
     keys = xp.concat([rows * k, ahead * k], axis=-1)  # (b, g, l, i, 2*d)
     writes = xp.concat([by.now[..., -1, :, None] * k, by.mu[..., -1, :, None] * k], axis=-1)  # (b, g, l, i, 2*d)
-    before = k @ xp.matrix_transpose(k) * by.ahead  # (b, g, l, i, j) [DELTA.13]
-    pairs = q @ xp.matrix_transpose(k)[:, :, :, None, ...] * by.now[:, :, :, None, ...]  # (b, g, l, r, i, j) [DELTA.19]
+    pairs, before = products(q, k, log_decay, by.now, by.ahead)  # (b, g, l, r, i, j), (b, g, l, i, j)
     ones = xp.ones_like(k[..., :1, :])  # (b, g, l, 1, d)
     last = by.decay_prefix[..., -1:, None] * ones, by.mu_prefix[..., -1:, None] * ones  # (b, g, l, 1, d)
     kept = xp.matrix_transpose(xp.concat([*last], axis=-1))  # (b, g, l, 2*d, 1)

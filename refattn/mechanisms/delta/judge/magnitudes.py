@@ -130,10 +130,59 @@ def _read(inputs: Given, values: Any) -> Array:
     return of_sum(inputs["q"].shape[-1], values["DELTA.10"], _read_terms(inputs, values) ** 2)
 
 
+def _kept(inputs: Given, first: int, stop: int, *, after: bool) -> Any:
+    """Return what is kept between the tokens first to stop - 1 and the last, or with `after` the first, of them.
+
+    It is (b, g, m, 1), or (b, g, m, d) with channels; 1 without a decay.
+    """
+    if "log_decay" not in inputs:
+        return 1.0
+    log = _masked(inputs, "log_decay")[:, :, first:stop, ...]
+    log = log if len(log.shape) == 4 else log[..., None]
+    xp = namespace(log)
+    inner = xp.concat([xp.zeros_like(log[:, :, :1, :]), log[:, :, 1:, :]], axis=2)
+    if after:
+        return xp.exp(xp.cumulative_sum(inner, axis=2))
+    inner = xp.concat([log[:, :, 1:, :], xp.zeros_like(log[:, :, :1, :])], axis=2)
+    return xp.exp(xp.flip(xp.cumulative_sum(xp.flip(inner, axis=2), axis=2), axis=2))
+
+
+def _writes(inputs: Given, values: Any, first: int, stop: int) -> Array:
+    """Return u of some tokens (b, g, m, e)."""
+    for id in ("DELTA.7", "DELTA.6"):
+        if id in values:
+            return namespace(inputs["q"]).concat(values.passes(id)[first:stop], axis=2)
+    return _masked(inputs, "v")[:, :, first:stop, :]
+
+
 def _state(inputs: Given, values: Any) -> Array:
-    xp = namespace(inputs["q"])
-    state = values["DELTA.9"]
-    return xp.abs(state) + xp.abs(state - _decayed(inputs, values))
+    """The writes of a chunk are added up, and what they take from each other is not small where a key comes again."""
+    xp, n = namespace(inputs["q"]), _at(values)
+    state = xp.abs(values["DELTA.9"])
+    if "DELTA.8" in values:
+        return state + xp.abs(values["DELTA.9"] - _decayed(inputs, values))
+    first = max(n + 1 - WINDOW, 0)
+    keys = repeat_heads(values["DELTA.2"], _groups(values))[:, :, first : n + 1, :]
+    keys = keys * _kept(inputs, first, n + 1, after=False)
+    return state + xp.sqrt(_transposed(keys * keys) @ _writes(inputs, values, first, n + 1) ** 2)
+
+
+def _later(inputs: Given, values: Any) -> Array:
+    """Return the root of the sum of the squares of what tokens to come add to the adjoint of the state."""
+    xp, n, groups = namespace(inputs["q"]), _at(values), _groups(values)
+    hat = values["DELTA.1"]
+    tokens = hat.shape[2]
+    stop = min(n + WINDOW, tokens)
+    kept = _kept(inputs, n, stop, after=True)
+    queries = group_heads(repeat_heads(hat, max(hat.shape[1], groups)), groups)[:, :, :, n:stop, :]
+    d_out = group_heads(inputs["d_out"], groups)[:, :, :, n:stop, :]
+    scaled = queries * (kept if isinstance(kept, float) else kept[:, :, None, ...]) * scale_of(inputs)
+    squares = xp.sum(_transposed(scaled**2) @ d_out**2, axis=2)
+    if "dDELTA.5" in values:
+        keys = repeat_heads(values["DELTA.2"], groups)[:, :, n:stop, :] * kept
+        d_predictions = xp.concat(values.passes("dDELTA.5")[tokens - stop : tokens - n][::-1], axis=2)
+        squares = squares + _transposed(keys * keys) @ d_predictions**2
+    return xp.sqrt(squares)
 
 
 def _d_query(inputs: Given, values: Any) -> Array:
@@ -164,14 +213,12 @@ def _d_write(inputs: Given, values: Any) -> Array:
 
 
 def _d_read(inputs: Given, values: Any) -> Array:
-    query, d_out = _query(values), _d_out(inputs, values)
-    squares = (_transposed(query) ** 2 @ d_out**2) * scale_of(inputs) ** 2
-    return of_sum(query.shape[2] + 1, values["dDELTA.9"], squares)
+    return of_sum(_query(values).shape[2] + 1, values["dDELTA.9"], _later(inputs, values) ** 2)
 
 
 def _d_decayed(inputs: Given, values: Any) -> Array:
-    xp = namespace(inputs["q"])
-    return xp.abs(values["dDELTA.4"]) + xp.abs(_transposed(_key(values)) * values["dDELTA.5"])
+    # Once for the sum, and once for the system that its terms are solutions of.
+    return namespace(inputs["q"]).abs(values["dDELTA.4"]) + 2.0 * _later(inputs, values)
 
 
 def _d_normal(name: str, hat: str, d_hat: str) -> Magnitude:

@@ -94,8 +94,10 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
         raise Unsupported("context.causal: got False, needs True: a recurrence cannot see the future")
     check_tokens("state.x", state.x, params.config.width)
     check_params(params)
-    mask = padding(context, *state.x.shape[:2])
-    following, _, _, saved = advance(params, state.x, mask, tails_of(params, state.x.shape[0], state.x), None)
+    mask = padding(context, *state.x.shape[:2])  # (b, n)
+    following, _, _, saved = advance(
+        params, state.x, mask, tails_of(params, state.x.shape[0], state.x), None
+    )  # (b, n, m)
     return State(following), saved
 
 
@@ -115,15 +117,15 @@ def advance(
     h, g, _, _ = config.sizes
     projected: dict[str, Array] = {}
     for name in PROJECTED:
-        y = linear_forward(x, getattr(params, f"w_{name}"), getattr(params, f"b_{name}"))  # [DELTA.31]: (b, n, *)
+        y = linear_forward(x, getattr(params, f"w_{name}"), getattr(params, f"b_{name}"))  # [DELTA.31]: (b, n, ...)
         projected[name] = y if key_mask is None else xp.where(key_mask[:, :, None], y, 0.0)  # 0 where it is padding
     mixed, following = projected, {}
     if config.conv:
         mixed = {}
         for name, y in projected.items():
             taps, bias = getattr(params, f"conv_{name}"), getattr(params, f"conv_b_{name}")  # what they are called
-            z = convolved(y, taps, bias, tails[name])  # [DELTA.32]: (b, n, *)
-            mixed[name], following[name] = z, next_tail(y, tails[name])  # (b, n, *), (b, taps - 1, *)
+            z = convolved(y, taps, bias, tails[name])  # [DELTA.32]: (b, n, ...)
+            mixed[name], following[name] = z, next_tail(y, tails[name])  # (b, n, ...), (b, taps - 1, ...)
     parts = {"q": h, "k": g, "v": g}
     given = {name: split_heads(activated(z, config.activation), parts[name]) for name, z in mixed.items()}
     gates, logits = gates_of(params, x)
@@ -151,7 +153,7 @@ def advance(
 
 
 def gates_of(params: Params, x: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the gates of the tokens by name, (b, g, n) or (b, g, n, d), and what they are functions of (b, n, *)."""
+    """Return the gates of the tokens by name, (b, g, n) or (b, g, n, d), and what they are functions of (b, n, ...)."""
     config, xp = params.config, namespace(x)
     _, g, _, _ = config.sizes
     gates: dict[str, Array] = {}
@@ -161,7 +163,7 @@ def gates_of(params: Params, x: Array) -> tuple[dict[str, Array], dict[str, Arra
         beta = config.beta_max * by_head(sigmoid(logits["beta"]), g)  # (b, g, n) [DELTA.33]
         gates["beta"] = beta
     if "log_decay" in config.gates:
-        logits["log_decay"] = linear_forward(x, params.w_decay, params.b_decay)  # (b, n, *)
+        logits["log_decay"] = linear_forward(x, params.w_decay, params.b_decay)  # (b, n, ...)
         inner = by_head(logits["log_decay"], g)  # (b, g, n) or (b, g, n, d)
         rate = spread(xp.exp(params.a_decay), inner)  # (g, 1) or (g, 1, 1): exp(A)
         if config.decay_map == "softplus":
@@ -182,7 +184,7 @@ def gates_of(params: Params, x: Array) -> tuple[dict[str, Array], dict[str, Arra
 
 def by_head(x: Array, heads: int) -> Array:
     """Return (b, g, n) for (b, n, g), and (b, g, n, d) for (b, n, g*d)."""
-    found = split_heads(x, heads)  # (b, g, n, *)
+    found = split_heads(x, heads)  # (b, g, n, ...)
     return found[..., 0] if found.shape[-1] == 1 else found
 
 
@@ -205,7 +207,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_result = d_state.x  # (b, n, m): it came in
     # forward: out = merged @ w_o + b_o
     d_merged, gradients["w_o"], d_b_o = linear_backward(saved.merged, params.w_o, d_result)  # (b, n, h*e) [dDELTA.37]
-    gradients["b_o"] = d_b_o if config.bias else None
+    gradients["b_o"] = d_b_o if config.bias else None  # (m)
     d_x = d_result if config.residual else xp.zeros_like(x)  # (b, n, m): part of dDELTA.x
     # forward: merged = normal * activated(x @ w_gate)
     d_normal = d_merged  # (b, n, h*e): without a gate
@@ -226,25 +228,25 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d = core.backward(saved.core, d_attended)
     # forward: mixed = convolved(projected); given = split_heads(activated(mixed))
     for name in PROJECTED:
-        d_z = activated_backward(saved.mixed[name], config.activation, merge_heads(d[name]))  # (b, n, *)
-        d_y = d_z  # (b, n, *): without a convolution
+        d_z = activated_backward(saved.mixed[name], config.activation, merge_heads(d[name]))  # (b, n, ...)
+        d_y = d_z  # (b, n, ...): without a convolution
         if config.conv:
-            taps, tail = getattr(params, f"conv_{name}"), saved.tails[name]  # (t, *), (b, t, *)
+            taps, tail = getattr(params, f"conv_{name}"), saved.tails[name]  # (t, ...), (b, t, ...)
             d_y, d_taps, d_bias = convolved_backward(saved.projected[name], taps, tail, d_z)  # [dDELTA.32], -, -
             gradients |= {f"conv_{name}": d_taps, f"conv_b_{name}": d_bias if config.bias else None}
         if saved.key_mask is not None:
-            d_y = xp.where(saved.key_mask[:, :, None], d_y, 0.0)  # (b, n, *)
-        d_part, d_w, d_b = linear_backward(x, getattr(params, f"w_{name}"), d_y)  # (b, n, m), (m, *), (*)
+            d_y = xp.where(saved.key_mask[:, :, None], d_y, 0.0)  # (b, n, ...)
+        d_part, d_w, d_b = linear_backward(x, getattr(params, f"w_{name}"), d_y)  # (b, n, m), (m, ...), (*)
         gradients |= {f"w_{name}": d_w, f"b_{name}": d_b if config.bias else None}
         d_x = d_x + d_part  # (b, n, m)
-    d_gates, more = gates_backward(params, saved, d)
+    d_gates, more = gates_backward(params, saved, d)  # (b, n, m)
     d_all = d_x + d_gates  # (b, n, m) [dDELTA.x]
     return State(d_all), Params(config, **gradients, **more), {}
 
 
 def gates_backward(params: Params, saved: Saved, d: dict[str, Array]) -> tuple[Array, dict[str, Any]]:
     """Return the gradient of x (b, n, m) through the gates, and those of their parameters."""
-    config, x, xp = params.config, saved.x, namespace(saved.x)
+    config, x, xp = params.config, saved.x, namespace(saved.x)  # -, (b, n, m)
     _, g, _, _ = config.sizes
     gradients: dict[str, Any] = {}
     d_x = xp.zeros_like(x)  # (b, n, m)

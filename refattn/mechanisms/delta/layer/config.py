@@ -50,8 +50,8 @@ class Config(projections.Config):
     out_norm, norm_eps
         Whether heads are divided by the root of the mean of their squares, to which norm_eps is added.
 
-    Published layers are these: DeltaNet is "delta" with conv 4; GDN "gated_delta" with conv 4 and a gate "silu"; KDA the
-    same with a decay "channel" and a gate "sigmoid", whose two matrices of low rank here are one of full rank.
+    Published layers are these: DeltaNet is "delta" with conv 4; GDN "gated_delta" with conv 4 and a gate "silu"; KDA
+    the same with a decay "channel" and a gate "sigmoid", whose two matrices of low rank are one of full rank here.
     """
 
     rule: str = "gated_delta"
