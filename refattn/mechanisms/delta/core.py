@@ -140,9 +140,10 @@ def forward(
     like = {name: x for name, x in arrays.items() if x is not None}
     shape = (q.shape[0], max(q.shape[1], v.shape[1]), tokens, v.shape[3])
     if tokens == 0:
-        out, last, inner = zeros(shape, given.q), given.state, None  # (b, h, 0, e), as `state`
+        last = zeros(given.state_shape, given.q) if given.state is None else given.state  # as `state`
+        out, inner = zeros(shape, given.q), None  # (b, h, 0, e)
     else:
-        more = {"chunk": size} if chosen == "chunked" else {}
+        more = {"chunk": size} if chosen == "chunked" else {"moving": log_momentum is not None}
         out, last, inner = equations.active(FORMS[chosen]).forward(
             given.q,
             given.k,
@@ -188,11 +189,10 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None = None) -> dict[s
     check_saved(saved, Saved)
     q = saved.like["q"]
     d_out, d_last = upstream(q, d_out=(d_out, saved.shape), d_state=(d_state, tuple(saved.state.shape)))
-    d_last = zeros(saved.state.shape, saved.state) if d_last is None else d_last  # as `state`
     names = ("q", "k", "v", "state", "scale", *(name for name in GATES if name in saved.like))
     if saved.inner is None:
         found = {name: zeros(saved.like[name].shape, d_out) for name in names if name in ("q", "k", "v", *GATES)}
-        found |= {"state": d_last, "scale": zeros((), d_out)}
+        found |= {"state": zeros(saved.state.shape, d_out) if d_last is None else d_last, "scale": zeros((), d_out)}
     else:
         found = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_last)
     if saved.key_mask is not None:

@@ -63,7 +63,7 @@ from dataclasses import dataclass
 
 from refattn.ops.heads import group_heads, repeat_heads, sum_heads, ungroup_heads
 from refattn.ops.unit_norm import unit, unit_backward
-from refattn.xp import Array, namespace, sum_wide
+from refattn.xp import Array, namespace, sum_wide, zeros
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,11 @@ class Saved:
     beta: Array | None  # (b, g, n)
     decay: Array | None  # (b, g, n) or (b, g, n, d): a
     mu: Array | None  # (b, g, n)
-    step: Array | None  # (b, g, n)
+    rate: Array | None  # (b, g, n): of the error, beta or the step
     lengths: tuple[int, ...] | None
     scale: float | Array
+    moving: bool
+    shape: tuple[int, ...]  # of the first state
     tokens: list[Token]
 
 
@@ -105,17 +107,19 @@ def forward(
     log_decay: Array | None,
     log_momentum: Array | None,
     step: Array | None,
-    state: Array,
+    state: Array | None,
     lengths: tuple[int, ...] | None,
     scale: float | Array,
     qk_norm: bool,
     norm_eps: float,
+    moving: bool,
 ) -> tuple[Array, Array, Saved]:
     """Return (out, last, saved): (b, h, n, e), the state after the last token, and what `backward` reads.
 
     There is a token at least. `beta`, `log_momentum` and `step` are (b, g, n), `log_decay` is (b, g, n) or
     (b, g, n, d). `state` is the one before the first token: (b, g, d, e), with momentum (b, g, 2, d, e) for S and M;
-    with `lengths`, for which b is 1, there is one for each sequence in place of b.
+    with `lengths`, for which b is 1, there is one for each sequence in place of b; None is 0. `moving` tells whether
+    there is a momentum.
     """
     xp = namespace(q, k, v)
     groups, heads = v.shape[1], max(q.shape[1], v.shape[1])
@@ -126,12 +130,16 @@ def forward(
     decay = None  # without a decay
     if log_decay is not None:
         decay = xp.exp(log_decay)  # [DELTA.3]: (b, g, n) or (b, g, n, d)
-    mu = None if log_momentum is None else xp.exp(log_momentum)  # (b, g, n): of DELTA.8
+    mu = None  # without a momentum
+    if moving:
+        mu = xp.exp(log_momentum)  # (b, g, n): of DELTA.8
+    if state is None:
+        count = v.shape[0] if lengths is None else len(lengths)
+        state = zeros((count, groups, *((2,) if moving else ()), k.shape[3], v.shape[3]), v)  # S_0 = 0
+    rate = step if moving else beta  # (b, g, n): of DELTA.7
     rows, tokens, ends = [], [], []
     for first, last, start in sequences(state, v.shape[2], lengths):
-        at, momentum = (
-            (start, None) if mu is None else (start[:, :, 0, ...], start[:, :, 1, ...])
-        )  # S and M before the first token
+        at, momentum = (start[:, :, 0, ...], start[:, :, 1, ...]) if moving else (start, None)  # S_0 and M_0
         for n in range(first, last):
             key, value = keys[:, :, n : n + 1, :], v[:, :, n : n + 1, :]  # (b, g, 1, d), (b, g, 1, e)
             column = xp.matrix_transpose(key)  # (b, g, d, 1): k'
@@ -144,59 +152,52 @@ def forward(
             else:
                 prediction = key @ decayed  # (b, g, 1, e) [DELTA.5]
                 error = value - prediction  # (b, g, 1, e) [DELTA.6]
-            rate = beta if mu is None else step  # (b, g, n): of DELTA.7
             if rate is None:
                 write = error  # (b, g, 1, e): DELTA.7 without a rate
             else:
                 write = by_row(rate, n) * error  # (b, g, 1, e) [DELTA.7]
             before = momentum  # (b, g, d, e): M of the token before
-            if mu is None:
-                at = decayed + column * write  # (b, g, d, e) [DELTA.9]
-            else:
+            if moving:
                 momentum = by_row(mu, n) * momentum + column * write  # (b, g, d, e) [DELTA.8]
                 at = decayed + by_row(beta, n) * momentum  # (b, g, d, e) [DELTA.9]
+            else:
+                at = decayed + column * write  # (b, g, d, e) [DELTA.9]
             row = scale * (queries[:, :, :, n, :] @ at)  # (b, g, r, e) [DELTA.10]
             rows.append(row)
             tokens.append(Token(decayed, at, error, write, before, momentum))
-        ends.append(at if mu is None else xp.stack([at, momentum], axis=2))
+        ends.append(xp.stack([at, momentum], axis=2) if moving else at)
     out = ungroup_heads(xp.stack(rows, axis=3))  # (b, h, n, e)
     final = xp.concat(ends, axis=0)  # as `state`
-    saved = Saved(q_hat, k_hat, v, q_normal, k_normal, beta, decay, mu, step, lengths, scale, tokens)
+    saved = Saved(
+        q_hat, k_hat, v, q_normal, k_normal, beta, decay, mu, rate, lengths, scale, moving, state.shape, tokens
+    )
     return out, final, saved
 
 
-def backward(saved: Saved, d_out: Array, d_state: Array) -> dict[str, Array]:
+def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Array]:
     """Return the gradients of all that came in, of the scale and of the first state, for d_out and that of the last."""
-    q_hat, k_hat, v, beta, decay, mu = saved.q_hat, saved.k_hat, saved.v, saved.beta, saved.decay, saved.mu
-    xp, rate = namespace(d_out), saved.beta if saved.mu is None else saved.step  # -, (b, g, n): of DELTA.7
+    xp, q_hat, k_hat, v = namespace(d_out), saved.q_hat, saved.k_hat, saved.v
+    beta, decay, mu, rate = saved.beta, saved.decay, saved.mu, saved.rate
     groups, heads = v.shape[1], max(q_hat.shape[1], v.shape[1])
     queries = group_heads(repeat_heads(q_hat, heads), groups)  # (b, g, r, n, d): q' by state head
     keys = repeat_heads(k_hat, groups)  # (b, g, n, d): k' by state head
     d_rows = group_heads(d_out, groups)  # (b, g, r, n, e)
+    if d_state is None:
+        d_state = zeros(saved.shape, v)  # as `state`
     products, d_queries, d_keys, d_values, d_rates = [], [], [], [], []  # of all tokens, the last one first
     d_betas, d_decays, d_momenta, d_starts = [], [], [], []
     for first, last, end in sequences(d_state, v.shape[2], saved.lengths)[::-1]:
-        d_at, d_momentum = (
-            (end, None) if mu is None else (end[:, :, 0, ...], end[:, :, 1, ...])
-        )  # of S and M after the last token
+        d_at, d_momentum = (end[:, :, 0, ...], end[:, :, 1, ...]) if saved.moving else (end, None)  # of the last S, M
         for n in range(last - 1, first - 1, -1):
-            token, key, query = (
-                saved.tokens[n],
-                keys[:, :, n : n + 1, :],
-                queries[:, :, :, n, :],
-            )  # -, (b, g, 1, d), (b, g, r, d)
+            token, key = saved.tokens[n], keys[:, :, n : n + 1, :]  # -, (b, g, 1, d)
+            query, d_row = queries[:, :, :, n, :], d_rows[:, :, :, n, :]  # (b, g, r, d), (b, g, r, e)
             column = xp.matrix_transpose(key)  # (b, g, d, 1): k'
-            d_row = d_rows[:, :, :, n, :]  # (b, g, r, e)
             # forward: row = scale * (queries[:, :, :, n, :] @ at)
             d_read = d_at + saved.scale * (xp.matrix_transpose(query) @ d_row)  # (b, g, d, e) [dDELTA.9]
             d_product = ungroup_heads(d_row @ xp.matrix_transpose(token.state))  # (b, h, d): by head of out
             product = sum_heads(d_product[:, :, None, :], q_hat.shape[1])  # (b, h, 1, d): dDELTA.1 without its scale
             d_query = saved.scale * product  # (b, h, 1, d) [dDELTA.1]
-            if mu is None:
-                # forward: at = decayed + column * write
-                d_write = key @ d_read  # (b, g, 1, e) [dDELTA.7]
-                d_key = token.write @ xp.matrix_transpose(d_read)  # (b, g, 1, d): of the write
-            else:
+            if saved.moving:
                 # forward: momentum = mu * momentum + column * write; at = decayed + beta * momentum
                 d_moved = d_momentum + by_row(beta, n) * d_read  # (b, g, d, e) [dDELTA.8]
                 d_write = key @ d_moved  # (b, g, 1, e) [dDELTA.7]
@@ -204,6 +205,10 @@ def backward(saved: Saved, d_out: Array, d_state: Array) -> dict[str, Array]:
                 d_momentum = by_row(mu, n) * d_moved  # (b, g, d, e): of M of the token before
                 d_betas.append(xp.sum(d_read * token.momentum, axis=(-2, -1)))
                 d_momenta.append(xp.sum(d_momentum * token.before, axis=(-2, -1)))
+            else:
+                # forward: at = decayed + column * write
+                d_write = key @ d_read  # (b, g, 1, e) [dDELTA.7]
+                d_key = token.write @ xp.matrix_transpose(d_read)  # (b, g, 1, d): of the write
             # forward: write = rate * error
             if rate is None:
                 d_error = d_write  # (b, g, 1, e): dDELTA.6 without a rate
@@ -228,7 +233,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array) -> dict[str, Array]:
             d_queries.append(d_query)
             d_keys.append(d_k_hat)
             d_values.append(d_error)
-        d_starts.append(d_at if mu is None else xp.stack([d_at, d_momentum], axis=2))
+        d_starts.append(xp.stack([d_at, d_momentum], axis=2) if saved.moving else d_at)
     # forward: q_hat = unit(q); k_hat = unit(k)
     d_q_all, d_k_all = xp.concat(d_queries[::-1], axis=2), xp.concat(d_keys[::-1], axis=2)  # (b, h, n, d), (b, f, n, d)
     q_normal, k_normal = saved.q_normal, saved.k_normal
@@ -238,7 +243,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array) -> dict[str, Array]:
     d_start = xp.concat(d_starts[::-1], axis=0)  # [dDELTA.state]: as `state`
     d_scale = sum_wide(xp.concat(products[::-1], axis=2) * q_hat)  # () [dDELTA.scale]
     gradients = {"q": d_q, "k": d_k, "v": d_v, "state": d_start, "scale": d_scale}
-    if mu is not None:
+    if saved.moving:
         d_beta = xp.stack(d_betas[::-1], axis=2)  # (b, g, n) [dDELTA.beta]
         d_log_momentum = xp.stack(d_momenta[::-1], axis=2)  # (b, g, n) [dDELTA.log_momentum]
         gradients |= {"beta": d_beta, "log_momentum": d_log_momentum}

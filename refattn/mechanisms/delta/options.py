@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_number, check_whole
-from refattn.xp import Array, dtype_name, is_bool, namespace, raised, zeros
+from refattn.xp import Array, dtype_name, is_bool, namespace, raised
 
 GATES = ("beta", "log_decay", "log_momentum", "step")
 
@@ -23,7 +23,7 @@ class Given:
     gates
         beta, log_decay, log_momentum and step by name, (b, g, n) or, of log_decay, (b, g, n, d); None where absent.
     state
-        Before the first token, 0 where none was given.
+        Before the first token, None for 0; its shape is `state_shape`.
     lengths
         Of the sequences that are packed, or None.
     """
@@ -32,7 +32,8 @@ class Given:
     k: Array
     v: Array
     gates: dict[str, Array | None]
-    state: Array
+    state: Array | None
+    state_shape: tuple[int, ...]
     lengths: tuple[int, ...] | None
 
 
@@ -69,10 +70,8 @@ def check_given(
     spans = _check_lengths(lengths, b, n)
     heads = (b if spans is None else len(spans), groups)
     needed = (*heads, 2, d, e) if "log_momentum" in present else (*heads, d, e)
-    if state is None:
-        start = zeros(needed, raised(q))  # (b, g, d, e), or (b, g, 2, d, e)
-    else:
-        start = _check_state(state, q, needed)
+    if state is not None:
+        state = xp.astype(_check_state(state, q, needed), raised(q).dtype, copy=False)
     keys, values = raised(k), raised(v)
     cast: dict[str, Array | None] = {name: None if x is None else raised(x) for name, x in gates.items()}
     if key_mask is not None:
@@ -83,7 +82,7 @@ def check_given(
             raise ValueError(f"key_mask: got shape {tuple(key_mask.shape)}, needs (batch, tokens) = {(b, n)}")
         keys, values = hidden(keys, key_mask), hidden(values, key_mask)
         cast = {name: None if x is None else hidden(x, key_mask) for name, x in cast.items()}
-    return Given(raised(q), keys, values, cast, xp.astype(start, raised(q).dtype, copy=False), spans)
+    return Given(raised(q), keys, values, cast, state, needed, spans)
 
 
 def hidden(x: Array, key_mask: Array) -> Array:

@@ -72,6 +72,7 @@ class Saved:
     given: tuple[str, ...]  # the gates
     lengths: tuple[int, ...] | None
     scale: float | Array
+    shape: tuple[int, ...]  # of the first state
     read: Array  # (b, h, n, e): out without its scale
     parts: tuple[Sequence | None, ...]  # None: without a token
 
@@ -85,7 +86,7 @@ def forward(
     log_decay: Array | None,
     log_momentum: Array | None,
     step: Array | None,
-    state: Array,
+    state: Array | None,
     lengths: tuple[int, ...] | None,
     scale: float | Array,
     qk_norm: bool,
@@ -103,6 +104,10 @@ def forward(
     gates = {name: x for name, x in named.items() if x is not None}
     if log_decay is None:
         gates["log_decay"] = zeros(v.shape[:3], v)  # (b, g, n)
+    if state is None:
+        count = v.shape[0] if lengths is None else len(lengths)
+        two = () if log_momentum is None else (2,)
+        state = zeros((count, groups, *two, k.shape[3], v.shape[3]), v)  # S_0 = 0
     reads, ends, parts = [], [], []
     for first, last, start in sequences(state, v.shape[2], lengths):
         if first == last:
@@ -123,7 +128,7 @@ def forward(
     read = ungroup_heads(xp.concat(reads, axis=3))  # (b, h, n, e)
     final = xp.concat(ends, axis=0)  # as `state`
     given = tuple(name for name, x in named.items() if x is not None)
-    saved = Saved(q_hat, k_hat, q_normal, k_normal, groups, given, lengths, scale, read, tuple(parts))
+    saved = Saved(q_hat, k_hat, q_normal, k_normal, groups, given, lengths, scale, state.shape, read, tuple(parts))
     return scale * read, final, saved
 
 
@@ -169,12 +174,14 @@ def of_sequence(
     return read, xp.reshape(flat, state.shape), part
 
 
-def backward(saved: Saved, d_out: Array, d_state: Array) -> dict[str, Array]:
+def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Array]:
     """Return the gradients of all that came in, of the scale and of the first state, for d_out and that of the last."""
     xp = namespace(d_out)
     d_rows = saved.scale * group_heads(d_out, saved.groups)  # (b, g, r, n, e): for the read without its scale
     found: dict[str, list[Array]] = {name: [] for name in ("q", "k", "v", *saved.given)}
     starts = []
+    if d_state is None:
+        d_state = zeros(saved.shape, d_out)  # as `state`
     spans = sequences(d_state, d_out.shape[2], saved.lengths)
     for (first, last, end), part in zip(spans, saved.parts, strict=True):
         if part is None:
