@@ -1,10 +1,9 @@
 """Linear recurrences with a matrix state, the definition: token by token.
 
-A state S, a matrix, maps keys to values: S^T k is what it holds for the key k. Each token lets the state decay, asks
-it for the value of its key, writes what was missed, and reads with its query. An argument that is absent is neutral,
-and so one recurrence is six published rules: linear attention; with a decay of heads or of channels the gated ones
-(RetNet, Mamba-2, GLA); with beta the delta rule; with beta and a decay of heads the gated delta rule, of channels KDA;
-and with a momentum of the write the momentum delta rule.
+A state S, a matrix, holds the value S^T k for the key k. Each token lets it decay, asks it for the value of its key,
+writes what was missed, and reads with its query. What is absent is neutral, and so one recurrence is six rules: linear
+attention; with a decay gated (RetNet, Mamba-2, GLA); with beta delta; with beta and a decay of heads gated delta, of
+channels KDA; and with a momentum of what is written momentum delta.
 
 Equations, for a token n of one state head::
 
@@ -19,10 +18,9 @@ Equations, for a token n of one state head::
     [DELTA.9]  S_n = D_n + k'_n u_n^T                     with momentum: S = D + beta M
     [DELTA.10]  o_n = scale S_n^T q'_n
 
-Decay, then predict, then write, then read. In other words S_n = (I - beta k k^T) diag(a) S_{n-1} + beta k v^T.
-
-Adjoints, for given do and the gradients of the last state, from the last token to the first (dDELTA.n is the gradient
-with respect to the value of DELTA.n; those of the next token are 0 after the last one, or what came in)::
+Decay, then predict, then write, then read: S_n = (I - beta k k^T) diag(a) S_{n-1} + beta k v^T. Adjoints, for given do
+and the gradient of the last state, from the last token to the first (dDELTA.n is the gradient with respect to the value
+of DELTA.n; what is of the next token is 0 after the last one, or what came in)::
 
     [dDELTA.9]  dS_n = a_{n+1} dD_{n+1} + scale q'_n do_n^T    summed over the query heads of the state head
     [dDELTA.1]  dq'_n = scale S_n do_n
@@ -37,24 +35,19 @@ with respect to the value of DELTA.n; those of the next token are 0 after the la
     [dDELTA.v]  dv_n = de_n
     [dDELTA.beta]  dbeta_n = du_n . e_n                   with momentum: <dS_n, M_n>
     [dDELTA.step]  dstep_n = du_n . e_n
-    [dDELTA.log_decay]  dlog a_n = rowsums of dD_n * D_n  for a decay of heads their sum
+    [dDELTA.log_decay]  dlog a_n = rowsums of dD_n * D_n  for a decay of heads their sum; a may be 0
     [dDELTA.log_momentum]  dlog mu_n = mu_n <dM_n, M_{n-1}>
     [dDELTA.state]  dS_0 = a_1 dD_1                       with momentum also dM_0 = mu_1 dM_1
     [dDELTA.scale]  dscale = sum_n do_n . (S_n^T q'_n)
 
-dlog a needs no division by a, and is right where a is 0: a token with log_decay = -inf begins a new sequence.
-
-Axes: b batch, h query head, f key head, g state head, r query head of a state head, n token, d width of queries and
-keys, e width of values. The state has the key's axis first. f divides g, and h is a multiple of g or a divisor of it:
-there are o = 0, ..., max(h, g) - 1 outputs, and output o is of query head floor(o h / max(h, g)), of state head
-floor(o g / max(h, g)) and of the key head of that. Neighbours share.
+Axes: b batch, h query head, f key head, g state head, r query head of it, n token, d width of keys, e width of
+values. The state has the key's axis first. f divides g, and h is a multiple or a divisor of g: of max(h, g) outputs,
+output o is of query head floor(o h / max(h, g)) and of state head floor(o g / max(h, g)). Neighbours share.
 
 Sources: linear, Katharopoulos et al. 2020 (arXiv:2006.16236); gated, Dao and Gu 2024 (arXiv:2405.21060) and Yang et
 al. 2023 (arXiv:2312.06635); delta, Yang et al. 2024 (arXiv:2406.06484); gated delta, Yang, Kautz and Hatamizadeh 2024
-(arXiv:2412.06464); KDA, Kimi Team 2025 (arXiv:2510.26692); momentum delta, MomentumDeltaNet (arXiv:2605.05838).
-
-How these differ from each other and from this stands in docs/deviations.md: most of them hold the transposed state, and
-MomentumDeltaNet the momentum with the other sign.
+(arXiv:2412.06464); KDA, Kimi Team 2025 (arXiv:2510.26692); momentum delta, MomentumDeltaNet (arXiv:2605.05838). Most
+hold the transposed state, and the last one a momentum of the other sign: see docs/deviations.md.
 """
 
 from __future__ import annotations
@@ -116,10 +109,8 @@ def forward(
 ) -> tuple[Array, Array, Saved]:
     """Return (out, last, saved): (b, h, n, e), the state after the last token, and what `backward` reads.
 
-    There is a token at least. `beta`, `log_momentum` and `step` are (b, g, n), `log_decay` is (b, g, n) or
-    (b, g, n, d). `state` is the one before the first token: (b, g, d, e), with momentum (b, g, 2, d, e) for S and M;
-    with `lengths`, for which b is 1, there is one for each sequence in place of b; None is 0. `moving` tells whether
-    there is a momentum.
+    Gates are (b, g, n), `log_decay` may be (b, g, n, d). `state` is (b, g, d, e), or (b, g, 2, d, e) for S and M where
+    it is `moving`, which is to have a momentum; with `lengths` one for each sequence in place of b, which is 1.
     """
     xp = namespace(q, k, v)
     groups, heads = v.shape[1], max(q.shape[1], v.shape[1])
@@ -127,10 +118,9 @@ def forward(
     k_hat, k_normal = unit(k, norm_eps) if qk_norm else (k, None)  # (b, f, n, d) [DELTA.2], -
     queries = group_heads(repeat_heads(q_hat, heads), groups)  # (b, g, r, n, d): q' by state head
     keys = repeat_heads(k_hat, groups)  # (b, g, n, d): k' by state head
-    decay = None  # without a decay
+    decay = mu = None  # without a decay, without a momentum
     if log_decay is not None:
         decay = xp.exp(log_decay)  # [DELTA.3]: (b, g, n) or (b, g, n, d)
-    mu = None  # without a momentum
     if moving:
         mu = xp.exp(log_momentum)  # (b, g, n): of DELTA.8
     if state is None:
@@ -166,8 +156,7 @@ def forward(
             rows.append(row)
             tokens.append(Token(decayed, at, error, write, before, momentum))
         ends.append(xp.stack([at, momentum], axis=2) if moving else at)
-    out = ungroup_heads(xp.stack(rows, axis=3))  # (b, h, n, e)
-    final = xp.concat(ends, axis=0)  # as `state`
+    out, final = ungroup_heads(xp.stack(rows, axis=3)), xp.concat(ends, axis=0)  # (b, h, n, e), as `state`
     saved = Saved(
         q_hat, k_hat, v, q_normal, k_normal, beta, decay, mu, rate, lengths, scale, moving, state.shape, tokens
     )
@@ -176,8 +165,8 @@ def forward(
 
 def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Array]:
     """Return the gradients of all that came in, of the scale and of the first state, for d_out and that of the last."""
-    xp, q_hat, k_hat, v = namespace(d_out), saved.q_hat, saved.k_hat, saved.v
-    beta, decay, mu, rate = saved.beta, saved.decay, saved.mu, saved.rate
+    xp, beta, decay, mu, rate = namespace(d_out), saved.beta, saved.decay, saved.mu, saved.rate
+    q_hat, k_hat, v = saved.q_hat, saved.k_hat, saved.v
     groups, heads = v.shape[1], max(q_hat.shape[1], v.shape[1])
     queries = group_heads(repeat_heads(q_hat, heads), groups)  # (b, g, r, n, d): q' by state head
     keys = repeat_heads(k_hat, groups)  # (b, g, n, d): k' by state head
@@ -227,7 +216,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
             if decay is None:
                 d_at = d_decayed  # (b, g, d, e): of S of the token before
             else:
-                d_decays.append(xp.vecdot(d_decayed, token.decayed))
+                d_decays.append(xp.sum(d_decayed * token.decayed, axis=(-2, -1) if len(decay.shape) == 3 else -1))
                 d_at = by_row(decay, n) * d_decayed  # (b, g, d, e): of S of the token before
             products.append(product)
             d_queries.append(d_query)
@@ -235,30 +224,28 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
             d_values.append(d_error)
         d_starts.append(xp.stack([d_at, d_momentum], axis=2) if saved.moving else d_at)
     # forward: q_hat = unit(q); k_hat = unit(k)
-    d_q_all, d_k_all = xp.concat(d_queries[::-1], axis=2), xp.concat(d_keys[::-1], axis=2)  # (b, h, n, d), (b, f, n, d)
     q_normal, k_normal = saved.q_normal, saved.k_normal
+    d_q_all, d_k_all = xp.concat(d_queries[::-1], axis=2), xp.concat(d_keys[::-1], axis=2)  # (b, h, n, d), (b, f, n, d)
     d_q = d_q_all if q_normal is None else unit_backward(*q_normal, d_q_all)  # (b, h, n, d) [dDELTA.q]
     d_k = d_k_all if k_normal is None else unit_backward(*k_normal, d_k_all)  # (b, f, n, d) [dDELTA.k]
     d_v = xp.concat(d_values[::-1], axis=2)  # (b, g, n, e) [dDELTA.v]
     d_start = xp.concat(d_starts[::-1], axis=0)  # [dDELTA.state]: as `state`
     d_scale = sum_wide(xp.concat(products[::-1], axis=2) * q_hat)  # () [dDELTA.scale]
     gradients = {"q": d_q, "k": d_k, "v": d_v, "state": d_start, "scale": d_scale}
-    if saved.moving:
-        d_beta = xp.stack(d_betas[::-1], axis=2)  # (b, g, n) [dDELTA.beta]
-        d_log_momentum = xp.stack(d_momenta[::-1], axis=2)  # (b, g, n) [dDELTA.log_momentum]
-        gradients |= {"beta": d_beta, "log_momentum": d_log_momentum}
-        if rate is not None:
-            d_step = xp.stack(d_rates[::-1], axis=2)  # (b, g, n) [dDELTA.step]
-            gradients["step"] = d_step
-    elif beta is not None:
-        d_beta = xp.stack(d_rates[::-1], axis=2)  # (b, g, n) [dDELTA.beta]
+    if beta is not None:
+        if saved.moving:
+            d_beta = xp.stack(d_betas[::-1], axis=2)  # (b, g, n) [dDELTA.beta]
+            d_log_momentum = xp.stack(d_momenta[::-1], axis=2)  # (b, g, n) [dDELTA.log_momentum]
+            gradients["log_momentum"] = d_log_momentum
+            if rate is not None:
+                d_step = xp.stack(d_rates[::-1], axis=2)  # (b, g, n) [dDELTA.step]
+                gradients["step"] = d_step
+        else:
+            d_beta = xp.stack(d_rates[::-1], axis=2)  # (b, g, n) [dDELTA.beta]
         gradients["beta"] = d_beta
     # forward: decay = exp(log_decay)
-    if decay is not None and len(decay.shape) == 4:
-        d_log_decay = xp.stack(d_decays[::-1], axis=2)  # (b, g, n, d) [dDELTA.log_decay]
-        gradients["log_decay"] = d_log_decay
-    elif decay is not None:
-        d_log_decay = xp.sum(xp.stack(d_decays[::-1], axis=2), axis=-1)  # (b, g, n) [dDELTA.log_decay]
+    if decay is not None:
+        d_log_decay = xp.stack(d_decays[::-1], axis=2)  # [dDELTA.log_decay]: as log_decay
         gradients["log_decay"] = d_log_decay
     return gradients
 

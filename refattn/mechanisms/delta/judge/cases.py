@@ -107,7 +107,7 @@ def _exact(name: str, purpose: str, **given: Any) -> Case:
 
 
 CASES = (
-    _case("tiny", "plain", "small enough to read", h=1, n=3, d=2, e=3),
+    _case("tiny", "plain", "small enough to read", h=1, n=3, d=2, e=2),
     _case("linear", "plain", "nothing is predicted, nothing decays", "linear"),
     _case("gated-head", "plain", "a decay of heads alone", "gated-head"),
     _case("gated-channel", "plain", "a decay of channels alone", "gated-channel"),
