@@ -56,23 +56,22 @@ def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpo
 
 
 def _uniform(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
-    """Numbers from `low` to `high`."""
+    """Numbers from `low` to `high`, each rounded to float32."""
     low, high = numbers["low"], numbers["high"]
-    return low + (high - low) * counter.uniform(shape, seed=seed, purpose=purpose)
+    return (low + (high - low) * counter.uniform(shape, seed=seed, purpose=purpose)).astype("f4").astype("f8")
 
 
 def _burst(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
-    """The same, and `value` at position `at` of the third axis."""
-    x = _uniform(shape, numbers, seed, purpose)
-    x[:, :, int(numbers["at"]) : int(numbers["at"]) + 1] = numbers["value"]
+    """Numbers from `low` to 0, each rounded to float32, and `value` in row `at`; rows are last axes."""
+    x = _uniform(shape, {"low": numbers["low"], "high": 0.0}, seed, purpose)
+    x[..., int(numbers["at"]) : int(numbers["at"]) + 1, :] = numbers["value"]
     return x
 
 
 def _resets(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
-    """The same, and -inf at every `every`-th position of the third axis, from the first of these on: `every` - 1."""
-    x = _uniform(shape, numbers, seed, purpose)
-    every = int(numbers["every"])
-    x[:, :, every - 1 :: every] = -np.inf
+    """Numbers from `low` to 0, each rounded to float32, and -inf in the last of every `every` rows."""
+    x, every = _uniform(shape, {"low": numbers["low"], "high": 0.0}, seed, purpose), int(numbers["every"])
+    x[..., every - 1 :: every, :] = -np.inf
     return x
 
 
