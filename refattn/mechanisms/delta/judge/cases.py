@@ -169,6 +169,7 @@ CASES = (
     _case("mask-all", "masked", "no token at all", keep=0.0, n=11, state=True),
     _case("lengths", "packed", "sequences side by side, one of them empty", "kda", n=14, state=True, lengths=[5, 0, 9]),
     _case("lengths-momentum", "packed", "the same with a momentum", "momentum", n=14, state=True, lengths=[9, 0, 5]),
+    _case("square", "state", "a state whose axes could be taken for each other", "kda", d=8, e=8, state=True, n=13),
     _case("unequal", "size", "values wider than keys", d=5, e=7),
     _case("width-one", "size", "keys of one number", "kda", d=1, e=3, n=11),
     _case("one-token", "size", "decoding: one token and a state", n=1, state=True),
