@@ -154,8 +154,8 @@ def of_sequence(
             del inverse
         right = xp.concat([values, by.keys], axis=-1)  # (b, g, l, i, ...): V beside K_read
         solved = unit_lower(system, right if rate is None else rate * right)  # (b, g, l, i, ...)
-        free = +solved[..., :e]  # (b, g, l, i, e) [DELTA.16]
-        through = +solved[..., e:]  # [DELTA.17]: (b, g, l, i, d), with momentum 2*d
+        free = solved[..., :e]  # (b, g, l, i, e) [DELTA.16]
+        through = solved[..., e:]  # [DELTA.17]: (b, g, l, i, d), with momentum 2*d
     before, written = [], []
     for n in range(keys.shape[2]):
         before.append(flat)

@@ -147,7 +147,7 @@ def advance(
         gate = linear_forward(x, params.w_gate, None)  # (b, n, h*e)
         merged = normal * activated(gate, config.gate)  # (b, n, h*e) [DELTA.36]
     out = linear_forward(merged, params.w_o, params.b_o)  # (b, n, m): DELTA.37 without its residual
-    result = x + out if config.residual else +out  # (b, n, m) [DELTA.37]
+    result = x + out if config.residual else out  # (b, n, m) [DELTA.37]
     saved = Saved(x, key_mask, projected, tails, mixed, logits, core_saved, hat, inverse, gate, normal, merged)
     return result, core_saved.state, following, saved
 
