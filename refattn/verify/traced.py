@@ -175,7 +175,8 @@ def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> 
     config = block.Config(**{name: size for name, size in BLOCK.items() if name in known})
     shape = (1, BLOCK["tokens"], BLOCK["width"])
     x, d_out = (_normal(f"{mechanism.name}.trace.{name}", shape, dtype) for name in ("x", "d_out"))
-    context = Context()
+    # A recurrence is causal, and its core has no option for that.
+    context = Context(causal="causal" in mechanism.reads and "causal" not in mechanism.defaults)
     with equations.trace() as traced:
         tokens = _placed(backend, x, dtype)
         params = block.init(config, seed=0, like=tokens)
