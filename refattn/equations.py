@@ -30,8 +30,10 @@ import __future__
 
 import ast
 import functools
+import html
 import inspect
 import io
+import math
 import re
 import sys
 import tokenize
@@ -333,6 +335,28 @@ class Trace(Mapping[str, Array]):
         except KeyError:
             ran = ", ".join(self._values) or "none"
             raise KeyError(f"{key}: no such equation ran; these did: {ran}") from None
+
+    def __repr__(self) -> str:
+        """A line for each equation that ran: its id, variable, shape, and range."""
+        lines = [f"Trace of {len(self)} values", *("  ".join(row) for row in self._rows(fixed=True))]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        head = "".join(f"<th>{name}</th>" for name in ("equation", "variable", "shape", "from", "to"))
+        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows(fixed=False))
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+    def _rows(self, fixed: bool) -> list[list[str]]:
+        rows = []
+        for key, value in self._values.items():
+            xp = namespace(value)
+            ends = ("-", "-")
+            if math.prod(value.shape) and xp.isdtype(value.dtype, "real floating"):
+                ends = (f"{float(xp.min(value)):.4g}", f"{float(xp.max(value)):.4g}")
+            rows.append([key, self.variables[key.partition("[")[0]], str(tuple(value.shape)), *ends])
+        widths = [max((len(row[n]) for row in rows), default=0) for n in range(5)] if fixed else [0] * 5
+        return [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -36,7 +36,10 @@ ARROWS: dict[str, set[str]] = {
     "bridges": BASE | RECORDS,
     "instruments": BASE,
     "show": RECORDS | {"golden"},
-    "cli": BASE | RECORDS | {"files", "ops", "model", "train", "analysis", "golden", "verify", "bridges", "show"},
+    "explorer": BASE | RECORDS | {"verify"},
+    "cli": BASE
+    | RECORDS
+    | {"files", "ops", "model", "train", "analysis", "golden", "verify", "bridges", "show", "explorer"},
     "__main__": {"cli"},
 }
 
@@ -46,7 +49,7 @@ ROOMS = {"growing": "softmax"}
 # Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
 # top of the file. What is not listed may be imported nowhere.
 TRAINING = tuple(f"train/{name}.py" for name in ("baselines", "checkpoint", "data", "loop", "sample"))
-HOST = ("counter.py", "golden/", "verify/", "show/", "instruments/", *TRAINING, "bridges.py", "*loops.py")
+HOST = ("counter.py", "golden/", "verify/", "show/", "explorer/", "instruments/", *TRAINING, "bridges.py", "*loops.py")
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", "analysis/", *HOST), True),
     "torch": (("backends/torch.py", "verify/", "bridges.py"), False),

@@ -402,6 +402,18 @@ def test_a_trace_numbers_the_passes() -> None:
     assert t.variables["dSM.q"] == "d_q"
 
 
+def test_a_trace_is_told_as_a_table() -> None:
+    x = np.eye(4).reshape(1, 1, 4, 4)
+    with equations.trace() as t:
+        _, saved = ra.softmax.forward(x, x, x, form="dense")
+        ra.softmax.backward(saved, x)
+    lines = repr(t).splitlines()
+    assert lines[0] == f"Trace of {len(t)} values" and len(lines) == 1 + len(t)
+    assert lines[1].split() == ["SM.1", "scores", "(1,", "1,", "4,", "4)", "0", "0.5"]
+    assert "<td>dSM.scale</td><td>d_scale</td><td>()</td>" in t._repr_html_()
+    assert t._repr_html_().count("<tr>") == 1 + len(t)
+
+
 def test_a_trace_is_a_mapping() -> None:
     with ra.trace() as t:
         out, _ = ra.softmax.forward(draw("q"), draw("k"), draw("v"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from docs.extension import docstrings, equations, facts, listing, pages
+from docs.extension import docstrings, equations, explorers, facts, listing, pages
 
 
 def drop_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -25,12 +25,16 @@ def _matches(app: Sphinx, pattern: str) -> bool:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect everything; Sphinx calls it."""
     app.connect("builder-inited", lambda app: pages.write(Path(app.srcdir) / "mechanisms"))
+    app.connect("builder-inited", lambda app: explorers.write(Path(app.srcdir) / "static" / "explorer"))
     app.connect("source-read", drop_empty_globs)
     app.connect("autodoc-process-docstring", docstrings.escape, priority=400)  # before napoleon makes markup of it
     app.connect("autodoc-process-signature", docstrings.plain_aliases)
     app.add_directive("equations", equations.Equations)
     app.add_directive("equation-map", equations.EquationMap)
+    app.add_directive("explorer", explorers.Explorer)
     app.add_directive("source", listing.Source)
     app.add_directive("facts", facts.Table)
+    app.add_directive("derived", equations.Derived)
+    app.add_role("m", equations.Formula())
     app.add_role("fact", facts.Role())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

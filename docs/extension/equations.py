@@ -10,11 +10,12 @@ from dataclasses import replace
 from types import ModuleType
 
 from docutils import nodes
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
 from refattn.equations import tags
+from refattn.explorer.mathml import mathml
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.traced import Place, file_of, places
@@ -76,7 +77,7 @@ class Equations(SphinxDirective):
         formula_text, _, note = re.sub(r" {2,}", "\0", formula[0]).partition("\0")
         for n, line in enumerate((formula_text, *formula[1:])):
             term += nodes.Text("\n" if n else " ")
-            term += nodes.inline("", line, classes=["formula"])
+            term += nodes.raw("", f'<span class="formula">{mathml(line)}</span>', format="html")
         if note:
             remark, _ = self.parse_inline(markdown(note))
             term += [nodes.Text(" "), nodes.inline("", "", *remark, classes=["note"])]
@@ -104,6 +105,48 @@ class EquationMap(SphinxDirective):
         ids = replace(mechanism, tagged=defining(mechanism)).equations
         links = [f"{{ref}}`{id} <{anchor(id)}>`" for id in ids]
         return self.parse_text_to_nodes(" ".join(links))
+
+
+class Derived(SphinxDirective):
+    """``derived MECHANISM ID ...``: equations as they are on the mechanism's page, with links to it."""
+
+    required_arguments = 2
+    optional_arguments = 100
+
+    def run(self) -> list[nodes.Node]:
+        name, *ids = self.arguments
+        mechanism = registry.mechanism(name)
+        known = places(replace(mechanism, tagged=_all_tagged(mechanism)))
+        made = nodes.definition_list(classes=["equations"])
+        for id in ids:
+            if id not in known:
+                raise self.error(f"derived: got {id!r}, needs an equation of {name}")
+            place = known[id]
+            formula, _, note = re.sub(r" {2,}", "\0", place.formula).partition("\0")
+            term = nodes.term("", "", classes=["equation"])
+            # The modules around growth stand on no page of their own equations; the others have their anchors.
+            if place.file in {file_of(module) for module in defining(mechanism)}:
+                address = f"../mechanisms/{name}.html#{anchor(id)}"
+                term += nodes.raw("", f'<a href="{address}"><code>{id}</code></a> ', format="html")
+            else:
+                term += nodes.literal("", id)
+            term += nodes.raw("", f'<span class="formula">{mathml(formula)}</span>', format="html")
+            if note:
+                remark, _ = self.parse_inline(markdown(note))
+                term += [nodes.Text(" "), nodes.inline("", "", *remark, classes=["note"])]
+            made += nodes.definition_list_item("", term, nodes.definition("", _block(place.code, "python")))
+        return [made]
+
+
+def _all_tagged(mechanism: Mechanism) -> tuple[ModuleType, ...]:
+    return tuple(dict.fromkeys(defining(mechanism)))
+
+
+class Formula(SphinxRole):
+    """``{m}`x_i = y` ``: a formula, typeset."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        return [nodes.raw("", mathml(self.text, inline=True), format="html")], []
 
 
 def _block(text: str, language: str = "text") -> nodes.Node:

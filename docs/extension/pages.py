@@ -13,13 +13,11 @@ from typing import Any
 
 from docs.extension.docstrings import markdown, parts, summary
 from docs.extension.equations import anchor, defining
-from refattn.backends import get
 from refattn.equations import declared
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify import traced
 from refattn.verify.itself import laws
-from refattn.verify.show import trace as traced_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,7 +51,10 @@ def index(names: tuple[str, ...]) -> str:
 def page(mechanism: Mechanism) -> str:
     """Return the page of a mechanism."""
     sections: list[tuple[str, Callable[[Mechanism], Iterator[str]]]] = [
+        ("Step by step", _explorer),
         ("Equations", _equations),
+        ("Pictures", _figures),
+        ("In short", _short),
         ("Forms", _forms),
         ("Deviations", _deviations),
         ("Laws", _laws),
@@ -62,9 +63,8 @@ def page(mechanism: Mechanism) -> str:
         ("Functions", _functions),
         ("Files", _files),
         ("Code", _code),
-        ("A run, equation by equation", _run),
     ]
-    lines = [f"# {mechanism.title}", "", *_head(mechanism), *_figures(mechanism)]
+    lines = [f"# {mechanism.title}", "", *_head(mechanism)]
     for title, section in sections:
         body = list(section(mechanism))
         if body:
@@ -73,8 +73,15 @@ def page(mechanism: Mechanism) -> str:
 
 
 def _head(mechanism: Mechanism) -> Iterator[str]:
-    yield f"Source: {markdown(mechanism.source)}."
+    """Yield what the mechanism is, in the words of its room, and where it comes from."""
+    name = mechanism.name
+    yield from (summary(registry.room(name).__doc__), "", f"Source: {markdown(mechanism.source)}.", "")
+    yield f"Check it with `refattn check {name}`, step through it with `refattn trace {name}`, and take its definition"
+    yield f"along as one file with `refattn show {name}`."
     yield ""
+
+
+def _short(mechanism: Mechanism) -> Iterator[str]:
     rows = [("in Python", f"`ra.{mechanism.name}`, `ra.mechanism({mechanism.name!r})`")]
     if mechanism.core is not None:
         options = ", ".join(f"`{name}={value!r}`" for name, value in mechanism.defaults.items())
@@ -85,9 +92,13 @@ def _head(mechanism: Mechanism) -> Iterator[str]:
     if abilities:
         rows += [("also has", _listed(abilities))]
     yield from _table(("", ""), rows)
-    yield ""
-    yield f"Check it with `refattn check {mechanism.name}`, step through it with `refattn trace {mechanism.name}`."
-    yield ""
+
+
+def _explorer(mechanism: Mechanism) -> Iterator[str]:
+    part = "" if mechanism.core is not None else " --block"
+    command = f"refattn trace {mechanism.name}{part} --html FILE"
+    yield f"The case named tiny, each equation beside its adjoint; `{command}` makes such a page."
+    yield from ("", f"```{{explorer}} {mechanism.name}", "```", "")
 
 
 def _figures(mechanism: Mechanism) -> Iterator[str]:
@@ -206,15 +217,6 @@ def _code(mechanism: Mechanism) -> Iterator[str]:
         if _owner(module) != mechanism.name:
             continue  # it stands on the page of its own mechanism, with its anchors
         yield from (f"### `{traced.file_of(module)}`", "", f"```{{source}} {module.__name__}", "```", "")
-
-
-def _run(mechanism: Mechanism) -> Iterator[str]:
-    backend = get("numpy")
-    if mechanism.core is None:
-        found, command = traced.trace_block(mechanism, "float64", backend), f"refattn trace {mechanism.name} --block"
-    else:
-        found, command = traced.trace_core(mechanism, "tiny", "float64", backend), f"refattn trace {mechanism.name}"
-    yield from (f"What `{command}` prints.", "", "```text", traced_text.text(found), "```")
 
 
 def _prose(module: ModuleType) -> Iterator[str]:

@@ -8,10 +8,11 @@ import click
 
 import refattn
 from refattn.cli.arguments import Problem, backend_of, backend_option, check_writable, json_option, record_of
-from refattn.cli.output import deliver, write_data
+from refattn.cli.output import deliver, write_data, write_text
 
 if TYPE_CHECKING:
-    from refattn.verify.traced import Traced
+    from refattn.mechanisms.record import Mechanism
+    from refattn.verify.traced import Run, Traced
 
 
 @click.command("trace", short_help="Show every equation of one run, with its value.")
@@ -21,9 +22,19 @@ if TYPE_CHECKING:
 @click.option("--dtype", default="float64", metavar="NAME", help="float64 (default), float32, float16 or bfloat16.")
 @backend_option
 @json_option
+@click.option("--only", metavar="ID", multiple=True, help="Print this equation alone, all its passes; may be repeated.")
+@click.option("--html", metavar="FILE", help="Write a page that steps through the run, for a browser.")
 @click.option("--safetensors", metavar="FILE", help="Write every array, equations by id, in the safetensors format.")
 def trace(
-    mechanism: str, case: str | None, block: bool, dtype: str, backend: str, file: str | None, safetensors: str | None
+    mechanism: str,
+    case: str | None,
+    block: bool,
+    dtype: str,
+    backend: str,
+    file: str | None,
+    only: tuple[str, ...],
+    html: str | None,
+    safetensors: str | None,
 ) -> None:
     """Run MECHANISM on a case, forward and backward, and show each equation in the order that it ran.
 
@@ -52,14 +63,40 @@ def trace(
     if safetensors == "-":
         raise Problem("--safetensors: got '-', needs a file: it is no text that could be printed")
     check_writable(safetensors, "--safetensors")
+    if html == "-":
+        raise Problem("--html: got '-', needs a file: it is a page for a browser")
+    if html is not None and (dtype, backend) != ("float64", "numpy"):
+        raise Problem(
+            f"--html: got --dtype {dtype} --backend {backend}, needs float64 and numpy: others are not replayed"
+        )
+    check_writable(html, "--html")
     with library.full_precision():
         if block:
-            found = traced.trace_block(record, dtype, library)
+            run = traced.block_run(record, dtype, library)
         else:
-            found = traced.trace_core(record, case or "tiny", dtype, library)
+            run = traced.core_run(record, case or "tiny", dtype, library)
+        found = traced.record(record, run, library)
+    ran = dict.fromkeys(step.id.partition("[")[0] for step in found.steps)
+    for id in only:
+        if id not in ran and id not in [step.id for step in found.steps]:
+            raise Problem(f"--only: got {id!r}, needs one of those that ran: {', '.join(ran)}")
+    if html is not None:
+        _page(record, run, found, html)
     if safetensors is not None:
         _write(found, safetensors)
-    deliver(lambda **form: traced_text.text(found, **form), {**found.to_json(), "version": refattn.__version__}, file)
+    deliver(
+        lambda **form: traced_text.text(found, only, **form), {**found.to_json(), "version": refattn.__version__}, file
+    )
+
+
+def _page(mechanism: Mechanism, run: Run, found: Traced, file: str) -> None:
+    from refattn.explorer.page import page
+
+    try:
+        text = page(mechanism, run, found)
+    except ValueError as error:
+        raise Problem(f"--html: {error}") from None
+    write_text(file, text, "--html")
 
 
 def _write(found: Traced, file: str) -> None:

@@ -77,6 +77,27 @@ class Case:
     exact: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Picture:
+    """What a page that steps through a run draws on top of it.
+
+    Attributes
+    ----------
+    kind
+        "matrix" (rows), "lines" (a list of values each), "plane" (ways, each a list of points of two coordinates), or
+        of matrices their "eigenvalues" or "singular" values.
+    title
+        What is seen.
+    of
+        Takes the values of a run, by argument and equation, and its options, and returns an array; raises KeyError
+        where it needs an equation that did not run, and ValueError where there is no such thing.
+    """
+
+    kind: str
+    title: str
+    of: Callable[[Mapping[str, Array], Mapping[str, Any]], Array]
+
+
 @dataclass(frozen=True, eq=False)
 class Mechanism:
     """The record of a mechanism.
@@ -153,6 +174,8 @@ class Mechanism:
         How far a block is from rest, None where there is no such thing: a module with ``force(saved)`` for what the
         block's forward saved, which returns the sum of the squared norms of the gradient of an energy over batch and
         heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
+    pictures
+        What a page that steps through a run shows on top.
     """
 
     name: str
@@ -185,6 +208,7 @@ class Mechanism:
     stream: Stream | None = None
     grow: ModuleType | None = None
     diagnostics: Any = None
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def equations(self) -> dict[str, str]:

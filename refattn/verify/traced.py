@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -147,53 +147,109 @@ def _statement(lines: list[str], start: int, id: str) -> str:
     return "\n".join(line[indent:].rstrip() for line in code)
 
 
+@dataclass(frozen=True)
+class Run:
+    """A computation that can be repeated, with these arguments or others of their shapes.
+
+    Attributes
+    ----------
+    about
+        What `Traced` begins with: mechanism, part, case, dtype, backend.
+    arguments, options
+        As in `Traced`.
+    run
+        Takes the arguments, and what is called between forward and backward; returns the results by name.
+    """
+
+    about: tuple[str, str, str, str, str]
+    arguments: dict[str, NDArray[Any]]
+    options: dict[str, Any]
+    run: Callable[[Mapping[str, NDArray[Any]], Callable[[], None]], dict[str, Array]]
+
+
 @checked(mechanism=Mechanism, case_name=str, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend) -> Traced:
     """Run the dense form of a core, forward and backward, on a designed case."""
-    core, case = mechanism.core, mechanism.case(case_name)
-    assert core is not None
-    inputs = make(mechanism.name, case, dtype)
-    with equations.trace() as traced:
-        given = {name: _placed(backend, x, dtype) for name, x in inputs.items()}
-        out, saved = core.forward(**given, **case.options, form=mechanism.forms[0])
-        count = len(traced)
-        outputs = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
-        upstream = {
-            f"d_{name}": make_upstream(mechanism.name, case, name, tuple(x.shape), dtype) for name, x in outputs.items()
-        }
-        gradients = core.backward(saved, **{name: _placed(backend, x, dtype) for name, x in upstream.items()})
-    results = {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
-    about = (mechanism.name, "core", case.name, dtype, backend.name)
-    return _gather(mechanism, about, {**inputs, **upstream}, dict(case.options), traced, count, results, backend)
+    return record(mechanism, core_run(mechanism, case_name, dtype, backend), backend)
 
 
 @checked(mechanism=Mechanism, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Traced:
     """Run one step of a block, forward and backward, from tokens to tokens."""
+    return record(mechanism, block_run(mechanism, dtype, backend), backend)
+
+
+def core_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
+    """Return the dense form of a core on a designed case, with `more` options, as what can be run."""
+    core, case = mechanism.core, mechanism.case(case_name)
+    assert core is not None
+    inputs, options = make(mechanism.name, case, dtype), {**case.options, **more}
+    shapes = _shapes(mechanism, inputs, options)
+    upstream = {f"d_{name}": make_upstream(mechanism.name, case, name, shape, dtype) for name, shape in shapes.items()}
+
+    def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
+        given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
+        d_outputs = {name: given.pop(name) for name in upstream}
+        out, saved = core.forward(**given, **options, form=mechanism.forms[0])
+        between()
+        outputs = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
+        gradients = core.backward(saved, **d_outputs)
+        return {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
+
+    about = (mechanism.name, "core", case.name, dtype, backend.name)
+    return Run(about, {**inputs, **upstream}, options, run)
+
+
+def _shapes(mechanism: Mechanism, inputs: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the shapes of the outputs by name."""
+    core = mechanism.core
+    assert core is not None
+    floats = {n: x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x for n, x in inputs.items()}
+    out, saved = core.forward(**floats, **options, form=mechanism.forms[0])
+    return {"out": out.shape, **{name: getattr(saved, name).shape for name in mechanism.outputs}}
+
+
+def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Run:
+    """Return one step of a block, from tokens to tokens, as what can be run."""
     block = mechanism.block
     known = {field.name for field in dataclasses.fields(block.Config)}
     config = block.Config(**{name: size for name, size in BLOCK.items() if name in known})
     shape = (1, BLOCK["tokens"], BLOCK["width"])
     x, d_out = (_normal(f"{mechanism.name}.trace.{name}", shape, dtype) for name in ("x", "d_out"))
+    template = {"params": block.init(config, seed=0, like=_placed(backend, x, dtype))}
     # A recurrence is causal, and its core has no option for that.
     context = Context(causal="causal" in mechanism.reads and "causal" not in mechanism.defaults)
-    with equations.trace() as traced:
-        tokens = _placed(backend, x, dtype)
-        params = block.init(config, seed=0, like=tokens)
-        state, saved = block.forward(params, block.start(params, tokens, context), context)
+    names = tuple(tree.flatten(template))
+
+    def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
+        given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
+        params = tree.unflatten(template, {name: given[name] for name in names})["params"]
+        state, saved = block.forward(params, block.start(params, given["x"], context), context)
         out = block.read(params, state)
-        count = len(traced)
-        d_state, d_read = block.read_backward(params, state, _placed(backend, d_out, dtype))
+        between()
+        d_state, d_read = block.read_backward(params, state, given["d_out"])
         d_state, d_params, _ = block.backward(params, saved, d_state)
         d_x, d_start = block.start_backward(params, d_state)
-    gradients = tree.flatten({"d_params": d_params})
-    for extra in (d_read, d_start):
-        for name, more in tree.flatten({"d_params": extra}).items():
-            gradients[name] = gradients[name] + more
-    weights = {name: backend.to_numpy(w) for name, w in tree.flatten({"params": params}).items()}
+        gradients = tree.flatten({"d_params": d_params})
+        for extra in (d_read, d_start):
+            for name, more in tree.flatten({"d_params": extra}).items():
+                gradients[name] = gradients[name] + more
+        return {"out": out, "d_x": d_x, **gradients}
+
+    weights = {name: backend.to_numpy(w) for name, w in tree.flatten(template).items()}
     about = (mechanism.name, "block", "", dtype, backend.name)
-    arguments, results = {"x": x, **weights, "d_out": d_out}, {"out": out, "d_x": d_x, **gradients}
-    return _gather(mechanism, about, arguments, {"config": str(config)}, traced, count, results, backend)
+    return Run(about, {"x": x, **weights, "d_out": d_out}, {"config": str(config)}, run)
+
+
+def record(
+    mechanism: Mechanism, run: Run, backend: backends.Backend, arguments: Mapping[str, NDArray[Any]] | None = None
+) -> Traced:
+    """Run once, with its own arguments or others, and record every equation."""
+    given = dict(run.arguments if arguments is None else arguments)
+    counts = []
+    with equations.trace() as traced:
+        results = run.run(given, lambda: counts.append(len(traced)))
+    return _gather(mechanism, run.about, given, run.options, traced, counts[0], results, backend)
 
 
 def _gather(

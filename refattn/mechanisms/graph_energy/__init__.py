@@ -35,6 +35,7 @@ from refattn.mechanisms.graph_energy.layer import block as _block
 from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
 from refattn.mechanisms.graph_energy.layer import learned as _learned
 from refattn.mechanisms.graph_energy.layer import stream as _stream
+from refattn.mechanisms.graph_energy.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.graph_energy.options import (
     FAMILIES,
     RK4,
@@ -134,4 +135,5 @@ record = Mechanism(
     ),
     stream=ModuleStream(_stream, _BLOCK),
     diagnostics=_diagnostics,
+    pictures=_PICTURES,
 )

@@ -26,6 +26,7 @@ from refattn.mechanisms.growing.growth import step as _step
 from refattn.mechanisms.growing.judge.cases import CASES as _CASES
 from refattn.mechanisms.growing.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.growing.layer import block as _block
+from refattn.mechanisms.growing.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.softmax import record as _softmax
 
 __all__ = ["Saved", "backward", "contract", "forward", "functional_gradient", "record"]
@@ -47,4 +48,5 @@ record = _replace(
     conventions=_CONVENTIONS,
     stream=KeyValueStream(_BLOCK),
     grow=_step,
+    pictures=_PICTURES,
 )

@@ -25,6 +25,7 @@ from refattn.mechanisms.higher_order.judge.magnitudes import MAGNITUDES as _MAGN
 from refattn.mechanisms.higher_order.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.higher_order.layer import block as _block
 from refattn.mechanisms.higher_order.layer import stream as _stream
+from refattn.mechanisms.higher_order.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
@@ -63,4 +64,5 @@ record = Mechanism(
     conventions=_CONVENTIONS,
     wrong_gradients=_of_group_gradients(_core),
     stream=ModuleStream(_stream, _BLOCK),
+    pictures=_PICTURES,
 )

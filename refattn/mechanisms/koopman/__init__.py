@@ -28,6 +28,7 @@ from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDE
 from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.koopman.kernel import Linear, Matern32, Matern52, Polynomial, Rbf
 from refattn.mechanisms.koopman.layer import block as _block
+from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
@@ -88,4 +89,5 @@ record = Mechanism(
     huge=10.0,
     tiled=False,
     stream=KeyValueStream(_BLOCK),
+    pictures=_PICTURES,
 )

@@ -25,6 +25,7 @@ from refattn.mechanisms.softmax.judge.magnitudes import MAGNITUDES as _MAGNITUDE
 from refattn.mechanisms.softmax.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.softmax.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
 from refattn.mechanisms.softmax.layer import block as _block
+from refattn.mechanisms.softmax.layer.pictures import PICTURES as _PICTURES
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -67,4 +68,5 @@ record = Mechanism(
     outputs=("lse",),
     differentiable=("scale", "softcap"),
     stream=KeyValueStream(_BLOCK),
+    pictures=_PICTURES,
 )

@@ -49,6 +49,7 @@ from refattn.mechanisms.sympformer.layer import mlp as _mlp
 from refattn.mechanisms.sympformer.layer import stream as _stream
 from refattn.mechanisms.sympformer.layer import tables as _tables
 from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
+from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -105,4 +106,5 @@ record = Mechanism(
     configs=_CONFIGS,
     brings=("norm", "mlp"),
     stream=ModuleStream(_stream, _BLOCK),
+    pictures=_PICTURES,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,11 @@ WHOLE = 64
 _DIGITS = 5
 
 
-def text(found: Traced, *, width: int = 120, colour: bool = False) -> str:
-    """Return the run as text: arguments, each equation in order, and results."""
+def text(found: Traced, only: Sequence[str] = (), *, width: int = 120, colour: bool = False) -> str:
+    """Return the run as text: arguments, each equation in order, and results; or only the equations of these ids."""
+    if only:
+        chosen = [step for step in found.steps if {step.id, step.id.partition("[")[0]} & {*only}]
+        return "\n".join(line for step in chosen for line in (*_step(step, width, colour), "")).rstrip("\n")
     where = f"case {found.case}" if found.case else "one step"
     title = registry.mechanism(found.mechanism).title
     head = f"{title}: the {found.part}, {where}, {found.dtype} on {found.backend}"

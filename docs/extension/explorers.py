@@ -1,0 +1,48 @@
+"""The pages that step through a run of each mechanism: made when the documentation is built, and shown in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+import refattn
+from refattn.backends import get
+from refattn.explorer.page import page
+from refattn.mechanisms import registry
+from refattn.mechanisms.record import Mechanism
+from refattn.verify import traced
+
+HIGH = "44rem"
+
+
+def write(folder: Path) -> None:
+    """Write the page of every mechanism, but for those that are newer than all of refattn's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = Path(refattn.__file__).parent
+    newest = max(path.stat().st_mtime for path in root.rglob("*") if path.suffix in (".py", ".js", ".css", ".html"))
+    for name in registry.list_mechanisms():
+        file = folder / f"{name}.html"
+        if not file.exists() or file.stat().st_mtime < newest:
+            mechanism = registry.mechanism(name)
+            run = traced.core_run(mechanism, "tiny", "float64", get("numpy")) if mechanism.core else _block(mechanism)
+            file.write_text(page(mechanism, run, traced.record(mechanism, run, get("numpy"))), encoding="utf-8")
+
+
+def _block(mechanism: Mechanism) -> traced.Run:
+    return traced.block_run(mechanism, "float64", get("numpy"))
+
+
+class Explorer(SphinxDirective):
+    """``explorer MECHANISM``: its page, in a frame."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        address = f"../_static/explorer/{self.arguments[0]}.html"
+        title = f"A run of {registry.mechanism(self.arguments[0]).title.lower()}, step by step"
+        style = f"width:100%;height:{HIGH};border:0"
+        frame = f'<iframe src="{address}" title="{title}" loading="lazy" style="{style}"></iframe>'
+        alone = f'<p><a href="{address}">The same on a page of its own</a></p>'
+        return [nodes.raw("", frame + alone, format="html")]
