@@ -108,7 +108,8 @@ def forward(
         count = v.shape[0] if lengths is None else len(lengths)
         two = () if log_momentum is None else (2,)
         state = zeros((count, groups, *two, k.shape[3], v.shape[3]), v)  # S_0 = 0
-    reads, ends, parts = [], [], []
+    reads, ends = [], []
+    parts: list[Sequence | None] = []
     for first, last, start in sequences(state, v.shape[2], lengths):
         if first == last:
             ends.append(start)

@@ -337,6 +337,7 @@ def of_momentum_backward(
     d_now = on_last_row(d_now, xp.vecdot(d_writes, k))  # (b, g, l, i, j)
     d_ahead = before * (k @ xp.matrix_transpose(k))  # (b, g, l, i, j): of c-
     d_first = xp.sum(xp.vecdot(d_moved_queries, q), axis=3)  # (b, g, l, i): of c0
+    assert d.crossing is not None
     d_first = on_last(d_first, d.crossing[..., 0])  # (b, g, l, i)
     d_first_ahead = xp.vecdot(d_moved_keys, k)  # (b, g, l, i): of c0-
     # forward: ahead_i = a_i now_{i-1}, and first_ahead likewise

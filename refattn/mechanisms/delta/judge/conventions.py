@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.delta import core
-from refattn.mechanisms.delta.judge.stages import STAGES
+from refattn.mechanisms.delta.judge.stages import STAGES, usual_eps
 from refattn.ops.heads import group_heads, repeat_heads, ungroup_heads
 from refattn.ops.unit_norm import unit
 from refattn.xp import Array, namespace, zeros
@@ -91,7 +91,7 @@ def _stepwise(step: Step) -> Reading:
                 for name, x in gates.items()
             }
         if qk_norm:
-            eps = core.forward.__kwdefaults__["norm_eps"] if norm_eps is None else norm_eps
+            eps = usual_eps() if norm_eps is None else norm_eps
             q, k = unit(q, eps)[0], unit(k, eps)[0]
         queries, keys = group_heads(repeat_heads(q, heads), g), repeat_heads(k, g)
         factor = 1.0 / math.sqrt(d) if scale is None else scale
@@ -271,7 +271,7 @@ def scale_twice(q: Array, k: Array, v: Array, *, scale: Any = None, **options: A
 
 def scale_on_keys(q: Array, k: Array, v: Array, *, scale: Any = None, qk_norm: bool = False, **options: Any) -> Outputs:
     """Scale keys as well, those that are normalised too."""
-    eps = options.pop("norm_eps", core.forward.__kwdefaults__["norm_eps"])
+    eps = options.pop("norm_eps", usual_eps())
     q, k = (unit(q, eps)[0], unit(k, eps)[0]) if qk_norm else (q, k)
     return _core(q, k * _scale(q, scale), v, scale=scale, **options)
 
@@ -287,7 +287,7 @@ def _normalised(which: str, by: Callable[[Array, float], Array]) -> Reading:
     def reading(q: Array, k: Array, v: Array, *, qk_norm: bool = False, **options: Any) -> Outputs:
         if not qk_norm:
             return _core(q, k, v, **options)
-        eps = options.pop("norm_eps", core.forward.__kwdefaults__["norm_eps"])
+        eps = options.pop("norm_eps", usual_eps())
         return _core(by(q, eps) if "q" in which else q, by(k, eps) if "k" in which else k, v, **options)
 
     return reading

@@ -76,7 +76,8 @@ class _Run:
         self.starts = [0]
         for length in lengths or [self.tokens]:
             self.starts.append(self.starts[-1] + length)
-        self.packed, self.state, self.value = lengths is not None, state, {}
+        self.packed, self.state = lengths is not None, state
+        self.value: Values = {}
         if self.tokens:
             self._forward()
 

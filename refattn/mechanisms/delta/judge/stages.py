@@ -36,6 +36,11 @@ NAMES = (
 )
 
 
+def usual_eps() -> float:
+    """Return what is added to squared lengths where nothing is said."""
+    return float((core.forward.__kwdefaults__ or {})["norm_eps"])
+
+
 def _stage(wrong: str) -> Callable[..., Outputs]:
     """Return the chunked recurrence with one stage wrong."""
 
@@ -74,7 +79,7 @@ def _chunked(
         k, v, log = (xp.where(rows, x, 0.0) for x in (k, v, log))
         beta = None if beta is None else xp.where(rows[..., 0], beta, 0.0)
     if qk_norm:
-        eps = core.forward.__kwdefaults__["norm_eps"] if norm_eps is None else norm_eps
+        eps = usual_eps() if norm_eps is None else norm_eps
         q, k = unit(q, eps)[0], unit(k, eps)[0]
     queries, keys = group_heads(repeat_heads(q, heads), g), repeat_heads(k, g)
     factor = 1.0 / math.sqrt(d) if scale is None else scale
