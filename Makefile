@@ -4,6 +4,9 @@ VENV   ?= .venv
 JOBS   ?= 2
 BIN    := $(VENV)/bin
 
+# What is imported is compiled once: see $(VENV)/.with-%.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: check test lint bench bench-compare bench-publish docs facts clean
 
 # The reference certifies itself; then a production kernel is verified against it.  make check MECHANISMS=softmax

@@ -7,8 +7,8 @@
 
 A text means an array of numbers with these axes; a letter that stands twice is one size, ``...`` any leading axes,
 ``""`` none at all, and ``"*"`` says nothing of them. What else there is: a class, `Whole`, `Real`, `Maybe` and `Each`
-of `refattn.files`, a list of one schema, and the kinds below. An error says "NAME: got ..., needs ...". Cores check
-theirs in `refattn.mechanisms.entry`.
+of `refattn.files`, a list of one schema, a tuple of schemas one of which fits, and the kinds below. An error says
+"NAME: got ..., needs ...". Cores check theirs in `refattn.mechanisms.entry`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -33,10 +33,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Axes:
-    """An array with axes, as texts have them, of a kind: "floating", "whole" or "bool"."""
+    """An array with axes, as texts have them, of a kind: "floating", "whole", "bool", or "any" of these."""
 
     axes: str
     kind: str = "floating"
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A whole number that is a multiple of an axis' size, given by its letter in an argument before it."""
+
+    of: str
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """A whole number that divides an axis' size, given by its letter in an argument before it."""
+
+    of: str
 
 
 @dataclass(frozen=True)
@@ -111,14 +125,20 @@ def _alike(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[type | None, A
         if value is None or own is bool or own is int or own is float or own is str:
             like.append((own, value))
             continue
-        if kind is None and hasattr(value, "shape") and hasattr(value, "dtype"):
-            kind = own
-        if own is not kind:
+        if getattr(value, "is_nested", False):  # its shape is none
             return None, None
-        like.append(
-            (tuple(value.shape), value.dtype, getattr(value, "layout", None), getattr(value, "is_nested", None))
-        )
-    return kind, tuple(like)
+        shape = getattr(value, "shape", None)
+        # An array without axes may stand for a number, whose value matters.
+        if not isinstance(shape, tuple) or not shape or kind not in (None, own):
+            return None, None
+        kind = own
+        like.append((tuple(shape), getattr(value, "dtype", None), getattr(value, "layout", None)))
+    key = tuple(like)
+    try:
+        hash(key)
+    except TypeError:  # of what only looks like an array
+        return None, None
+    return kind, key
 
 
 def read(name: str, value: Any, need: Any, sizes: dict[str, tuple[str, int]] | None = None) -> None:
@@ -134,6 +154,15 @@ def read(name: str, value: Any, need: Any, sizes: dict[str, tuple[str, int]] | N
         _read_whole(name, value, need)
     elif isinstance(need, Real):
         _read_real(name, value, need)
+    elif isinstance(need, Multiple | Divisor):
+        _read_whole(name, value, Whole(0))
+        first, size = (sizes or {})[need.of]
+        whole, part = (size, value) if isinstance(need, Divisor) else (value, size)
+        if whole != part and (not part or whole % part):
+            what = "divisor" if isinstance(need, Divisor) else "multiple"
+            raise _refused(name, value, f"a {what} of the {size} of {first}", ValueError)
+    elif isinstance(need, tuple):
+        _read_either(name, value, need)
     elif isinstance(need, list):
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             raise _refused(name, value, "a sequence")
@@ -161,8 +190,22 @@ def read(name: str, value: Any, need: Any, sizes: dict[str, tuple[str, int]] | N
     elif isinstance(need, type):
         if not isinstance(value, need):
             raise _refused(name, value, f"a {need.__name__}")
+        if is_dataclass(need):
+            from refattn import tree  # here, and not above, as in `_read_array`
+
+            tree.check_fields(name, value)
     elif need is not None:
         raise AssertionError(f"{name}: {need!r} says nothing")
+
+
+def _read_either(name: str, value: Any, needs: tuple[Any, ...]) -> None:
+    for n, need in enumerate(needs, 1):
+        try:
+            read(name, value, need)
+            return
+        except (TypeError, ValueError):
+            if n == len(needs):
+                raise
 
 
 def _refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeError) -> Exception:
@@ -172,12 +215,9 @@ def _refused(name: str, value: Any, needs: str, kind: type[Exception] = TypeErro
 
 def _read_whole(name: str, value: Any, need: Whole) -> None:
     needs = f"a whole number of at least {need.low}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise _refused(name, value, needs) from None
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _refused(name, value, needs)
+    number = operator.index(value)
     if not need.low <= number <= need.high:
         raise _refused(name, number, needs if number < need.low else f"at most {need.high}", ValueError)
 
@@ -207,8 +247,10 @@ def _read_array(name: str, value: Any, need: Axes, sizes: dict[str, tuple[str, i
     right = is_bool(value) if need.kind == "bool" else dtype_name(value).startswith(("float", "bfloat"))
     if need.kind == "whole":
         right = dtype_name(value).startswith(("int", "uint"))
+    if need.kind == "any":
+        right = dtype_name(value).startswith(("float", "bfloat", "int", "uint", "bool"))
     if not right:
-        kind = {"floating": "a floating", "whole": "an integer", "bool": "the boolean"}[need.kind]
+        kind = {"floating": "a floating", "whole": "an integer", "bool": "the boolean", "any": "a numeric"}[need.kind]
         raise TypeError(f"{name}: got dtype {dtype_name(value)}, needs {kind} type")
     if need.axes == "*":
         return

@@ -325,8 +325,10 @@ class Trace(Mapping[str, Array]):
 
     def passes(self, id: str) -> tuple[Array, ...]:
         """Return the values of all passes of one equation; KeyError where there is none of this id."""
+        if not isinstance(id, str):
+            raise KeyError(f"id: got {type(id).__name__}, needs a text")
         if id not in self._passes and not _is_declared(id):
-            raise KeyError(f"{id}: no such equation; these ran: {', '.join(self._passes) or 'none'}")
+            raise KeyError(f"id: got {id!r}: no such equation; these ran: {', '.join(self._passes) or 'none'}")
         return tuple(self[f"{id}[{n}]" if n else id] for n in range(self._passes.get(id, 0)))
 
     def __getitem__(self, key: str) -> Array:

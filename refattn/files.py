@@ -305,10 +305,11 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def remove_left_behind(folder: str | os.PathLike[str]) -> None:
-    """Remove the files that a process of ours left in a folder when it was killed."""
+    """Remove the files that a process of ours left in a folder when it was killed; what is a folder stays."""
     for name in os.listdir(folder):
-        if LEFT_BEHIND.fullmatch(name):
-            (Path(folder) / name).unlink()
+        path = os.path.join(folder, name)
+        if LEFT_BEHIND.fullmatch(name) and (os.path.islink(path) or not os.path.isdir(path)):
+            os.unlink(path)
 
 
 def check_own_folder(folder: str | os.PathLike[str], inside: str | os.PathLike[str]) -> None:

@@ -8,17 +8,21 @@ as they are and have no name. The name of an array is its path: ``layers.0.w_q``
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from refattn.xp import Array, is_array, namespace
+from refattn.xp import Array, dtype_name, is_array, namespace
 
 T = TypeVar("T")
 
 _FIELDS: WeakKeyDictionary[type, tuple[str, ...] | None] = WeakKeyDictionary()
 """What `_fields` has found; it keeps no class alive."""
+
+_DECLARED: WeakKeyDictionary[type, tuple[tuple[str, tuple[Any, ...], bool], ...]] = WeakKeyDictionary()
+"""What `_declared` has found."""
 
 _STATIC = (str, int, float, Number)  # the usual ones first: asking an abstract class takes longer
 
@@ -83,6 +87,50 @@ def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
 def zeros_like(tree: T) -> T:
     """Return a tree of zeros with the shapes, dtypes and devices of `tree`."""
     return map_leaves(lambda x: namespace(x).zeros_like(x), tree)
+
+
+def check_fields(name: str, node: Any) -> None:
+    """Raise TypeError, with the place, where a field of a tree of dataclasses holds something else than it declares.
+
+    Looked at are arrays, texts and objects, and tuples of arrays.
+    """
+    if isinstance(node, tuple | list):
+        for n, entry in enumerate(node):
+            check_fields(f"{name}.{n}", entry)
+    for field, kinds, many in _declared(type(node)):
+        value = getattr(node, field)
+        for entry in value if many and isinstance(value, tuple) else (value,):
+            if not (is_array(entry) and "Array" in kinds or isinstance(entry, tuple(set(kinds) - {"Array"}))):
+                needs = " or ".join("an array" if kind == "Array" else kind.__name__ for kind in kinds)
+                raise TypeError(f"{name}.{field}: got {type(entry).__name__}, needs {needs}")
+            if is_array(entry) and dtype_name(entry).startswith(("object", "str", "<U", "bytes", "|S")):
+                raise TypeError(f"{name}.{field}: got dtype {dtype_name(entry)}, needs numbers")
+        if not is_array(value):
+            check_fields(f"{name}.{field}", value)
+
+
+def _declared(kind: type) -> tuple[tuple[str, tuple[Any, ...], bool], ...]:
+    """Return the fields of a dataclass with what each may be, "Array" or classes, and whether it is a tuple of such."""
+    if kind not in _DECLARED:
+        found = []
+        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+            text = str(field.type)
+            many = text.startswith("tuple[") and text.endswith(", ...]")
+            words = text.removeprefix("tuple[").removesuffix(", ...]") if many else text
+            kinds = [_kind(word, kind.__module__) for word in words.split(" | ")]
+            if None not in kinds:
+                found.append((field.name, tuple(kinds), many))
+        _DECLARED[kind] = tuple(found)
+    return _DECLARED[kind]
+
+
+def _kind(word: str, module: str) -> Any:
+    """Return the class that an annotation of a module means, "Array", or None where it says nothing sure."""
+    if word in ("Array", "None", "str"):
+        return {"Array": "Array", "None": type(None), "str": str}[word]
+    found = getattr(sys.modules.get(module), word, None)
+    sure = isinstance(found, type) and dataclasses.is_dataclass(found)
+    return found if sure else None
 
 
 def _children(node: Any, path: str) -> Iterable[tuple[str, Any]] | None:

@@ -71,7 +71,9 @@ def is_array(value: object) -> bool:
     kind = type(value)
     known = _ARRAYS.get(kind)
     if known is None:
-        known = _ARRAYS[kind] = array_api_compat.is_array_api_obj(value) and not backends.changes_meaning(kind)
+        # A class has the methods of its objects.
+        like = not issubclass(kind, type) and array_api_compat.is_array_api_obj(value)
+        known = _ARRAYS[kind] = like and not backends.changes_meaning(kind)
     return known
 
 
@@ -153,6 +155,11 @@ def sum_last(x: Array) -> Array:
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
     """Return zeros with the dtype and on the device of `like`."""
     return namespace(like).zeros(shape, dtype=like.dtype, device=device(like))
+
+
+def eye_like(size: int, like: Array) -> Array:
+    """Return the identity (size, size) with the dtype and on the device of `like`."""
+    return namespace(like).eye(size, dtype=like.dtype, device=device(like))
 
 
 def arange(start: int, stop: int, like: Array) -> Array:

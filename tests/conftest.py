@@ -13,16 +13,19 @@ Environment variables::
 Options::
 
     --passed FILE           write the tests that passed to a file
-    --leave-out FILE        leave out the tests that such a file names, but for files that name a library of
-                            REFATTN_REQUIRE: what they do may depend on it
+    --leave-out FILE        leave out the tests that such a file names, but for those that name a library of
+                            REFATTN_REQUIRE, or use what does so in their file: what they do may depend on it
 """
 
 from __future__ import annotations
 
+import ast
 import enum
+import functools
 import importlib.util
 import itertools
 import os
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -205,16 +208,41 @@ def _mark_beyond_pairs(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="not of the sample"))
 
 
+@functools.cache
+def _dependent(path: Path, libraries: tuple[str, ...]) -> set[str]:
+    """The names of a file whose definition names a library, or uses such a name."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    words: defaultdict[str, set[str]] = defaultdict(set)
+    for node in ast.parse("\n".join(lines)).body:
+        first = min(one.lineno for one in (node, *getattr(node, "decorator_list", ())))
+        said = set(re.findall(r"\w+", "\n".join(lines[first - 1 : node.end_lineno])))
+        stored = (one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+        for name in [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else stored:
+            words[name] |= said
+    found: set[str] = set()
+    while more := {name for name, said in words.items() if said & {*libraries, *found}} - found:
+        found |= more
+    return found
+
+
 def _passed(item: pytest.Item, names: set[str]) -> bool:
     """Tell whether a test is among those that passed and asks for nothing that was not there yet."""
     group = item.get_closest_marker("xdist_group")
     known = {item.nodeid, *(f"{item.nodeid}@{name}" for name in (group.args if group else ()))}
-    return bool(known & names) and not any(name in item.path.read_text() for name in _required())
+    own = item.nodeid.split("::")[1].partition("[")[0]
+    return bool(known & names) and own not in _dependent(item.path, tuple(_required()))
+
+
+def _mark_not_sampled(items: Sequence[pytest.Item]) -> None:
+    for item in items if os.environ.get("REFATTN_SLOW_SAMPLE") else ():
+        if not all(mark.kwargs.get("sampled", True) for mark in item.iter_markers("slow")):
+            item.add_marker(pytest.mark.skip(reason="not of the sample"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_beyond_pairs(items)
+    _mark_not_sampled(items)
     if (file := config.getoption("leave_out")) is not None:
         names = set(file.read_text().splitlines())
         items[:] = [item for item in items if not _passed(item, names)]

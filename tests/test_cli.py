@@ -438,7 +438,9 @@ def test_gradients(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
     ("package", "words"),
     [
         ("torch", {"library": "torch", "repeat": "repeat_interleave", "axis": "dim"}),
-        pytest.param("jax", {"library": "jax.numpy", "repeat": "repeat", "axis": "axis"}, marks=pytest.mark.slow),
+        pytest.param(
+            "jax", {"library": "jax.numpy", "repeat": "repeat", "axis": "axis"}, marks=pytest.mark.slow(sampled=False)
+        ),
     ],
 )
 def test_functions_of_torch_and_jax_are_differentiated(

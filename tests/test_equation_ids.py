@@ -10,6 +10,7 @@ What it needs of a mechanism is `tests/mechanisms/NAME/exercise.py`: calls that 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import io
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -128,6 +129,14 @@ class Observer(ast.NodeTransformer):
         return [node, ast.fix_missing_locations(ast.copy_location(after, node))]
 
 
+@functools.cache
+def watched(module: ModuleType) -> CodeType:
+    """The functions of a module, as `Observer` rewrites them."""
+    tree = Observer().visit(ast.parse(inspect.getsource(module)))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return compile(tree, str(module.__file__), "exec", 0x1000000, dont_inherit=True)
+
+
 class Watch:
     """The arrays that each line of some modules assigned while it was in force."""
 
@@ -136,10 +145,8 @@ class Watch:
         self.arrays: dict[tuple[str, int, int | None], list[Any]] = {}
         self.new: dict[tuple[str, int], list[Any]] = {}
         for module in modules:
-            tree = Observer().visit(ast.parse(inspect.getsource(module)))
-            tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
             scope = {**vars(module), "__see__": self._seer(module.__name__)}
-            exec(compile(tree, str(module.__file__), "exec", 0x1000000, dont_inherit=True), scope)
+            exec(watched(module), scope)
             self.copies[module] = SimpleNamespace(**scope)
 
     def _seer(self, module: str) -> Callable[[int, str, Any], Any]:

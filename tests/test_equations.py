@@ -541,7 +541,7 @@ def test_passes_of_an_equation_that_there_is_not() -> None:
     with ra.trace() as t:
         attend("dense", "none")
     assert t.passes("SM.2") == () and len(t.passes("SM.1")) == 1
-    with pytest.raises(KeyError, match="SM.99: no such equation; these ran: SM.1, "):
+    with pytest.raises(KeyError, match="id: got 'SM.99': no such equation; these ran: SM.1, "):
         t.passes("SM.99")
 
 

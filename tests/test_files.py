@@ -143,6 +143,8 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     stay = ["a.part", ".refattn-1.part", ".refattn-0123456789abcdeg.part", "x.refattn-0123456789abcdef.part"]
     for name in [*stay, ".refattn-0123456789abcdef.part"]:
         (tmp_path / name).touch()
+    stay.append(".refattn-00000000000000ff.part")
+    (tmp_path / stay[-1]).mkdir()
     files.remove_left_behind(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted(stay)
 

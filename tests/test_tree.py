@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refattn import tree
+from refattn.xp import Array
 
 
 @dataclass(frozen=True)
@@ -194,3 +196,34 @@ def test_inputs_are_left_alone() -> None:
     assert model == before
     entries = model.heads["out"]
     assert tree.map_leaves(lambda x: x, model).heads["out"] is not entries
+
+
+@dataclass(frozen=True)
+class Held:
+    """Fields of every kind that is looked at, and one that is not."""
+
+    one: Array
+    maybe: Array | None
+    many: tuple[Array, ...]
+    word: str
+    number: float
+    inner: Held | None = None
+
+
+def test_a_field_that_holds_something_else_is_named() -> None:
+    right: Any = Held(np.ones(2), None, (np.ones(1), np.ones(2)), "x", 1.0)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"one": None}, "a.1.one: got NoneType, needs an array"),
+        ({"one": [1.0]}, "a.1.one: got list, needs an array"),
+        ({"one": np.asarray("x")}, "a.1.one: got dtype <U1, needs numbers"),
+        ({"one": np.ma.masked_array([1.0])}, "a.1.one: got MaskedArray, needs an array"),
+        ({"maybe": 1.0}, "a.1.maybe: got float, needs an array or NoneType"),
+        ({"many": (np.ones(1), 2)}, "a.1.many: got int, needs an array"),
+        ({"word": 3}, "a.1.word: got int, needs str"),
+        ({"inner": replace(right, word=None)}, "a.1.inner.word: got NoneType, needs str"),
+        ({"inner": {}}, "a.1.inner: got dict, needs Held or NoneType"),
+    ]
+    tree.check_fields("a", (right, replace(right, inner=right, number="x")))
+    for change, told in wrong:
+        with pytest.raises(TypeError, match=f"^{re.escape(told)}$"):
+            tree.check_fields("a", (right, replace(right, **change)))

@@ -46,7 +46,7 @@ def test_no_array_has_no_namespace(things: tuple[Any, ...]) -> None:
 
 def test_what_is_an_array() -> None:
     assert xp.is_array(np.ones(2)) and xp.is_array(np.ones(2).sum())
-    assert not any(xp.is_array(thing) for thing in (1.0, 1, True, None, "x", [1.0], (np.ones(1),)))
+    assert not any(xp.is_array(thing) for thing in (1.0, 1, True, None, "x", np.ndarray, [1.0], (np.ones(1),)))
 
 
 def test_no_class_is_kept() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csgraph, csr_array, issparse
 
 from refattn.checked import Named, Whole, checked, read
+from refattn.files import MIB, read_regular
 
 Floats = NDArray[np.float64]
+
+MOST_BYTES = 64 * MIB
+"""The most bytes that a file of links may have."""
 
 BALANCED = 1e-10
 """Largest |pi_i w_ij - pi_j w_ji|, relative to the largest of these numbers, in detailed balance."""
@@ -20,8 +26,9 @@ BALANCED = 1e-10
 def from_links(n: int, links: list[tuple[int, int]]) -> Floats:
     """Return the symmetric graph (n, n) with links of 1."""
     graph = np.zeros((n, n))
-    for number, link in enumerate(links):
-        if len(link) != 2 or not all(0 <= node < n for node in link):
+    given: Any = links
+    for number, link in enumerate(given):
+        if len(link) != 2 or not all(isinstance(node, Integral) and node in range(n) for node in link):
             raise ValueError(f"links[{number}]: got {link!r}, needs two nodes from 0 to {n - 1}")
     for i, j in links:
         graph[i, j] = graph[j, i] = 1.0
@@ -87,7 +94,9 @@ def read_graph(path: Path) -> Floats:
     """
     links: list[tuple[int, int, float]] = []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_BYTES).decode()
+    except OSError as error:
+        raise ValueError(f"graph: got {path}, needs a file of links that can be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"graph: got {path}, needs UTF-8 ({error.reason} at byte {error.start})") from None
     for number, line in enumerate(text.splitlines(), start=1):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from refattn.checked import One, Real, Whole, checked
 from refattn.mechanisms.koopman.kernel import Kernel
 
 Numbers = Any
@@ -51,6 +52,17 @@ class Koopman:
         Added to the diagonal of the Gram matrix.
     """
 
+    @checked(
+        kernel=Kernel,
+        starts="l d",
+        ends="l d",
+        keys="o d",
+        ridge=Real(0.0),
+        jitter=Real(0.0),
+        fit=One(("stein", "separable")),
+        space=One(("keys", "full")),
+        tau=Real(),
+    )
     def __init__(
         self,
         kernel: Kernel,
@@ -64,6 +76,7 @@ class Koopman:
         space: str = "keys",
         tau: float = 0.0,
     ) -> None:
+        _check_finite(starts=starts, ends=ends, keys=keys)
         self.kernel, self.tau, self.starts, self.keys = kernel, tau, starts, keys
         gram = kernel.values(keys, keys) + jitter * np.eye(len(keys))
         at_starts = kernel.values(starts, keys)
@@ -78,8 +91,10 @@ class Koopman:
             return self.kernel.values(states, self.starts)
         return self.kernel.values(states, self.keys) @ self.dual.T
 
+    @checked(states="n d", steps=Whole(1, 1_000_000))
     def predict(self, states: Numbers, steps: int) -> Numbers:
         """Return the states after 1, 2, ... steps."""
+        _check_width(states, self.keys)
         # K^t pi = own x + kappa(x)^T rows
         kappa, own, rows, found = self.kappa(states), 1.0, 0.0 * self.modes, []
         for _ in range(steps):
@@ -112,7 +127,9 @@ def spectral(fit: str, inner: Numbers, gram: Numbers, ridge: float, targets: Num
 class EDMD:
     """Least squares over a dictionary: kernel sections at the keys, and the coordinates."""
 
+    @checked(kernel=Kernel, starts="l d", ends="l d", keys="o d")
     def __init__(self, kernel: Kernel, starts: Numbers, ends: Numbers, keys: Numbers) -> None:
+        _check_finite(starts=starts, ends=ends, keys=keys)
         self.kernel, self.keys, self.width = kernel, keys, starts.shape[1]
         self.matrix = np.linalg.lstsq(self.features(starts), self.features(ends), rcond=None)[0]
 
@@ -120,8 +137,10 @@ class EDMD:
         """Return the dictionary at states (n, d), coordinates first."""
         return np.concatenate([states, self.kernel.values(states, self.keys)], axis=1)
 
+    @checked(states="n d", steps=Whole(1, 1_000_000))
     def predict(self, states: Numbers, steps: int) -> Numbers:
         """Return the states after 1, 2, ... steps."""
+        _check_width(states, self.keys)
         features, found = self.features(states), []
         columns = np.eye(len(self.matrix))[:, : self.width]
         for _ in range(steps):
@@ -140,15 +159,19 @@ class KernelEDMD:
     CUT = 1e-10
     """Kept are the eigenvalues above this part of the largest."""
 
+    @checked(kernel=Kernel, starts="l d", ends="l d")
     def __init__(self, kernel: Kernel, starts: Numbers, ends: Numbers) -> None:
+        _check_finite(starts=starts, ends=ends)
         self.kernel, self.starts, self.ends = kernel, starts, ends
         values, vectors = np.linalg.eigh(kernel.values(starts, starts))
         kept = values > self.CUT * values[-1]
         self.roots = vectors[:, kept] / np.sqrt(values[kept])  # V g^-1/2
         self.matrix = self.roots.T @ kernel.values(ends, starts) @ self.roots
 
+    @checked(states="n d", steps=Whole(1, 1_000_000))
     def predict(self, states: Numbers, steps: int) -> Numbers:
         """Return the states after 1, 2, ... steps."""
+        _check_width(states, self.starts)
         features, found = self.kernel.values(states, self.starts) @ self.roots, []
         rows = self.roots.T @ self.ends
         for _ in range(steps):
@@ -159,6 +182,17 @@ class KernelEDMD:
     def eigenvalues(self) -> Numbers:
         """Return the eigenvalues."""
         return largest_first(np.linalg.eigvals(self.matrix))
+
+
+def _check_finite(**given: Numbers) -> None:
+    for name, x in given.items():
+        if not np.all(np.isfinite(x)):
+            raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
+
+
+def _check_width(states: Numbers, known: Numbers) -> None:
+    if states.shape[1] != known.shape[1]:
+        raise ValueError(f"states: got shape {states.shape}, needs (n, {known.shape[1]})")
 
 
 def largest_first(values: Numbers) -> Numbers:

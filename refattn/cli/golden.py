@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -72,8 +73,7 @@ def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
     from refattn.verify import freeze
     from refattn.verify.show import golden as golden_text
 
-    if found.manifest["limits"] != (limits := freeze.about([], "small", "")["limits"]):
-        raise Problem(f"{found.folder}: limits: got {found.manifest['limits']}, needs {limits}")
+    _check_about(found, freeze.about([record_of(name) for name in found.manifest["mechanisms"]], "small", ""))
     rows: list[dict[str, Any]] = []
     with progress("golden", "cases") as wrap:
         for entry in wrap(found.cases):
@@ -84,6 +84,17 @@ def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
     data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": told}
     deliver(lambda **form: golden_text.agreement(rows, **form), data, file)
     ctx.exit(1 if failed else 0)
+
+
+def _check_about(found: GoldenSet, now: dict[str, Any]) -> None:
+    """Raise where a set says something else of all its cases than this version does."""
+    for field in ("limits", "conventions", "generator", "inputs", "truth"):
+        if found.manifest[field] != now[field]:
+            raise Problem(f"{found.folder}: {field}: got {found.manifest[field]}, needs {now[field]}")
+    for name, own in now["mechanisms"].items():
+        for field in ("defaults", "outputs"):
+            if (stored := found.manifest["mechanisms"][name][field]) != (needs := json.loads(json.dumps(own[field]))):
+                raise Problem(f"{found.folder}: mechanisms.{name}.{field}: got {stored}, needs {needs}")
 
 
 def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:

@@ -7,9 +7,9 @@ specified in docs/vectors.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,7 +19,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from refattn.checked import Each, Real, Whole, checked
-from refattn.files import MIB, SHA256, Matching, check, fresh_name, lies_in, parse_json, read_regular
+from refattn.files import MIB, SHA256, Matching, check, lies_in, parse_json, read_regular
+from refattn.golden import place as places
 from refattn.golden.tensors import decode
 
 FORMAT = 1
@@ -104,8 +105,15 @@ class GoldenSet:
         return list(self.manifest["cases"])
 
     def arrays(self, entry: Mapping[str, Any]) -> dict[str, tuple[str, NDArray[Any]]]:
-        """Return the arrays of a case by name, with the name of the type that each is stored in."""
-        return decode(_checked(self.folder, entry))
+        """Return the arrays of a case by name, with the name of the type that each is stored in.
+
+        Raises SetError, which names the file, where it was changed or is no safetensors file.
+        """
+        data = _checked(self.folder, entry)
+        try:
+            return decode(data)
+        except ValueError as error:
+            raise SetError(f"{self.folder / entry['file']}: {error}") from error
 
 
 def write(
@@ -116,8 +124,9 @@ def write(
     `about` is what the manifest says of all cases, `cases` gives of each its entry and the bytes of its file: the entry
     has at least ``mechanism`` and ``case``, and is given ``file``, ``bytes`` and ``sha256``.
 
-    The set is made in a folder of its own beside that one, and comes to its place when it is whole. Of a set that is
-    replaced only files that its manifest vouches for are removed.
+    The set is made in a folder of its own beside that one, and comes to its place when it is whole: a process that is
+    killed leaves the set that was there, or the new one, or has the old one found again by whoever misses it. Of a set
+    that is replaced only files that its manifest vouches for are removed.
 
     Raises
     ------
@@ -126,26 +135,23 @@ def write(
     """
     if folder.is_symlink():
         raise SetError(f"{folder}: is a link, needs the folder itself")
+    place = folder.resolve()
+    places.recover(place, _is_whole)
     there = folder.is_dir() and any(folder.iterdir())
     if there and not replace:
         raise SetError(f"{folder}: got a folder with something in it, needs a new or an empty one")
-    old = _vouched_for(folder) if there else []
-    place = folder.resolve()
+    if there:
+        _vouched_for(folder)
     place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_name(fresh_name())
-    part.mkdir()
-    try:
+    places.sweep(place)
+    with places.fresh_folder(place) as part:
         manifest = _write(part, about, cases)
-        if there:
-            _exchange(part, place, old)
-        else:
-            place.mkdir(exist_ok=True)
-            for path in sorted(part.iterdir(), key=lambda path: path.name == MANIFEST):
-                os.rename(path, place / path.name)
-            part.rmdir()
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)  # a fresh folder, in which nobody else wrote
-        raise
+        if not there:
+            places.settle(part, place, MANIFEST)
+            return manifest
+        old = _vouched_for(place)  # again: time has passed
+        aside = places.exchange(part, place)
+    _remove(aside, old, place)
     return manifest
 
 
@@ -181,25 +187,26 @@ def _vouched_for(folder: Path) -> list[str]:
     return files
 
 
-def _exchange(part: Path, place: Path, old: list[str]) -> None:
-    """Put a new set in the place of one of the files `old`; remove these, and the folders that they leave empty."""
-    aside = place.with_name(fresh_name())
-    os.rename(place, aside)
+def _remove(aside: Path, old: list[str], place: Path) -> None:
+    """Remove the files `old` of a set that was replaced, and the folders that they leave empty."""
+    folders = sorted({os.path.dirname(name) for name in old} - {""})
     try:
-        os.rename(part, place)
-    except BaseException:
-        os.rename(aside, place)
-        raise
-    try:
-        for name in old:
-            (aside / name).unlink()
-        for name in sorted({os.path.dirname(name) for name in old} - {""}):
-            (aside / name).rmdir()
-        aside.rmdir()
+        for name in sorted(old, key=lambda name: name != MANIFEST):  # without a manifest it is nobody's set
+            (aside / name).unlink(missing_ok=True)  # another writer may sweep here
+        for path in (*(aside / name for name in folders), aside):
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir()
     except OSError as error:
         raise SetError(
             f"{place}: is written; what was there before could not be removed from {aside}: {error}"
         ) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return bool(_read(folder).cases)
+    except SetError:
+        return False
 
 
 @checked(folder=Path)
@@ -211,6 +218,11 @@ def read(folder: Path) -> GoldenSet:
     SetError
         Where there is no set, or where it is not whole; the message names the first file or field that is wrong.
     """
+    places.recover(Path(os.path.abspath(folder)), _is_whole)
+    return _read(folder)
+
+
+def _read(folder: Path) -> GoldenSet:
     try:
         if not folder.is_dir() or not any(folder.iterdir()):
             raise SetError(f"{folder}: got no vectors, needs the folder of a set", empty=True)
@@ -228,7 +240,10 @@ def read(folder: Path) -> GoldenSet:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         got = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise SetError(f"{path}: got format {got!r}, needs {FORMAT}")
-    _check(folder, manifest)
+    try:
+        _check(folder, manifest)
+    except OSError as error:  # a folder within that cannot be read, or that is replaced meanwhile
+        raise SetError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
     return GoldenSet(folder, manifest)
 
 

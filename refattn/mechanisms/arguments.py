@@ -10,6 +10,7 @@ from typing import Any
 
 from refattn import backends
 from refattn.ops.masks import Causal
+from refattn.tree import check_fields
 from refattn.xp import (
     FLOATING,
     Array,
@@ -24,6 +25,9 @@ from refattn.xp import (
     namespace,
     raised,
 )
+
+ROUNDS = 1_000_000
+"""How often an option may ask for a loop to run, so that a slip is an error and not days of work."""
 
 
 def check_arrays(**arrays: Array) -> Namespace:
@@ -69,10 +73,11 @@ def check_floating(**arrays: Array) -> None:
 
 
 def check_is(name: str, value: Any, kind: type) -> None:
-    """Raise where `value` is no instance of `kind`."""
+    """Raise where `value` is no instance of `kind`, or is one that holds something else where it is to hold arrays."""
     if not isinstance(value, kind):
         home = "" if kind.__module__ == "builtins" else f" of {kind.__module__}"
         raise TypeError(f"{name}: got {type(value).__name__}, needs a {kind.__qualname__}{home}")
+    check_fields(name, value)
 
 
 def check_qkv(q: Array, k: Array, v: Array) -> None:
@@ -148,12 +153,17 @@ def check_plain(config: Any) -> None:
             object.__setattr__(config, field.name, value.item())  # type: ignore[attr-defined]
 
 
-def check_whole(name: str, value: Any, least: int = 0) -> int:
-    """Return a whole number of at least `least`, Python's or NumPy's, as an int; raise where it is none."""
+def check_whole(name: str, value: Any, least: int = 0, *, rounds: bool = False) -> int:
+    """Return a whole number of at least `least`, Python's or NumPy's, as an int; raise where it is none.
+
+    With `rounds`, for how often a loop runs, it is at most `ROUNDS`; any other is below 2^63.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name}: got {value!r}, needs a whole number of at least {least}")
     if int(value) >= 2**63:
         raise ValueError(f"{name}: got a whole number of {int(value).bit_length()} bits, needs one below 2^63")
+    if rounds and int(value) > ROUNDS:
+        raise ValueError(f"{name}: got {value}, needs at most {ROUNDS}")
     return int(value)
 
 

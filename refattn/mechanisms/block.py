@@ -109,6 +109,7 @@ class Block:
         """Return all arrays, those of `params` first; raise where one is not finite or of another kind than the rest,
         or `params` or a state of another class."""
         check_is("params", params, self.module.Params)
+        check_is("params.config", params.config, self.module.Config)
         leaves = tree.flatten({"params": params})
         for name, value in given.items():
             if name.endswith("state"):
@@ -147,8 +148,9 @@ class Stream:
     def start(self, params: Any, batch: int) -> Any:
         """Return the cache before the first token, for `batch` sequences."""
         check_is("params", params, self.block.module.Params)
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise ValueError(f"batch: got {batch!r}, needs a whole number of at least 1")
+        check_is("params.config", params.config, self.block.module.Config)
+        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 2**31:
+            raise ValueError(f"batch: got {batch!r}, needs a whole number from 1 to 2^31")
         return self._remembered(self.start_cache(params, batch))
 
     def prefill(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:

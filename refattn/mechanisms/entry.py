@@ -34,6 +34,7 @@ from refattn.mechanisms.arguments import (
     check_qkv,
 )
 from refattn.ops.masks import Causal, causal_offset
+from refattn.tree import check_fields
 from refattn.xp import Array, is_array, namespace, raised
 
 _reading: ContextVar[bool] = ContextVar("refattn_reading", default=False)
@@ -142,9 +143,10 @@ def form_of(form: str, forms: Iterable[str], *, usual: str, plane: tuple[int, ..
 
 
 def check_saved(saved: Any, kind: type) -> None:
-    """Raise TypeError where `saved` is not what the core's forward returned."""
+    """Raise TypeError where `saved` is not what the core's forward returned, or has no arrays where that has them."""
     if not isinstance(saved, kind):
         raise TypeError(f"saved: got {type(saved).__name__}, needs what forward returned")
+    check_fields("saved", saved)
 
 
 def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list[Any]:

@@ -192,7 +192,13 @@ def check_tokens(params: Params, tokens: Array) -> None:
     check_arrays(params=params.token_embedding, tokens=tokens)
     if not dtype_name(tokens).startswith(("int", "uint")):
         raise TypeError(f"tokens: got dtype {dtype_name(tokens)}, needs an integer type")
-    vocabulary, context = params.token_embedding.shape[0], params.position_embedding.shape[0]
+    config, width = params.config, params.config.width
+    for name, rows in (("token_embedding", config.vocabulary), ("position_embedding", config.context)):
+        table = getattr(params, name)
+        check_floating(**{f"params.{name}": table})
+        if tuple(table.shape) != (rows, width):
+            raise ValueError(f"params.{name}: got shape {tuple(table.shape)}, needs {(rows, width)}")
+    vocabulary, context = config.vocabulary, config.context
     if len(tokens.shape) != 2 or not 1 <= tokens.shape[1] <= context:
         raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needs (batch, 1 to {context})")
     if any_outside(tokens, vocabulary):

@@ -27,6 +27,7 @@ def embedding_forward(table: Array, tokens: Array) -> Array:
     return xp.reshape(xp.take(table, xp.reshape(tokens, (-1,)), axis=0), (*tokens.shape, table.shape[1]))
 
 
+@checked(table="t m", tokens=Axes("...", "whole"), d_x="... m")
 def embedding_backward(table: Array, tokens: Array, d_x: Array) -> Array:
     """Return the gradient with respect to the table (t, m)."""
     xp = namespace(table, tokens)

@@ -10,16 +10,14 @@ query heads, g = floor(head / (h/g)).
 
 from __future__ import annotations
 
-from refattn.checked import Whole, checked
+from refattn.checked import Axes, Divisor, Maybe, Multiple, Whole, checked
 from refattn.xp import Array, namespace
 
 
-@checked(x="b n m", heads=Whole(1))
+@checked(x="b n m", heads=Divisor("m"))
 def split_heads(x: Array, heads: int) -> Array:
     """(b, n, h*d) -> (b, h, n, d)."""
     b, n, width = x.shape
-    if width % heads:
-        raise ValueError(f"heads: got {heads}, needs a divisor of the width of {width}")
     xp = namespace(x)
     return xp.permute_dims(xp.reshape(x, (b, n, heads, width // heads)), (0, 2, 1, 3))
 
@@ -32,6 +30,7 @@ def merge_heads(x: Array) -> Array:
     return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (b, n, h * d))
 
 
+@checked(x=Axes("b g n d", "any"), heads=Multiple("g"))
 def repeat_heads(x: Array, heads: int) -> Array:
     """(b, g, n, d) -> (b, heads, n, d): each head stands heads/g times in a row."""
     b, g, n, d = x.shape
@@ -41,6 +40,7 @@ def repeat_heads(x: Array, heads: int) -> Array:
     return xp.reshape(xp.broadcast_to(x[:, :, None, ...], (b, g, heads // g, n, d)), (b, heads, n, d))
 
 
+@checked(x=Axes("b h n d", "any"), heads=Divisor("h"))
 def sum_heads(x: Array, heads: int) -> Array:
     """(b, h, n, d) -> (b, heads, n, d): adds up what `repeat_heads` had repeated, its adjoint."""
     b, h, n, d = x.shape
@@ -48,18 +48,21 @@ def sum_heads(x: Array, heads: int) -> Array:
     return x if h == heads else xp.sum(xp.reshape(x, (b, heads, h // heads, n, d)), axis=2)
 
 
+@checked(x=Axes("b h i j", "any"), groups=Divisor("h"))
 def group_heads(x: Array, groups: int) -> Array:
-    """(b, h, ...) -> (b, g, r, ...): query heads beside the others of their key/value head."""
+    """(b, h, i, j) -> (b, g, r, i, j): query heads beside the others of their key/value head."""
     b, h, *rest = x.shape
     return namespace(x).reshape(x, (b, groups, h // groups, *rest))
 
 
+@checked(x=Axes("b g r i j", "any"))
 def ungroup_heads(x: Array) -> Array:
-    """(b, g, r, ...) -> (b, h, ...): the inverse and the adjoint of `group_heads`."""
+    """(b, g, r, i, j) -> (b, h, i, j): the inverse and the adjoint of `group_heads`."""
     b, g, r, *rest = x.shape
     return namespace(x).reshape(x, (b, g * r, *rest))
 
 
+@checked(mask=Maybe(Axes("b h i j", "any")), groups=Whole(1))
 def group_mask(mask: Array | None, groups: int) -> Array | None:
     """Group the heads of a mask (b, h, i, j); an axis of size 1 stays one."""
     if mask is None:

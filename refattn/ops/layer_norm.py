@@ -26,6 +26,7 @@ class Saved:
     gain: Array | None  # (m,)
 
 
+@checked(x="... m", eps=(Real(0.0), ""))
 def normalise(x: Array, eps: float) -> tuple[Array, tuple[Array, Array]]:
     """Return n (..., m) for x (..., m), and what the backward reads: n and r (..., 1)."""
     xp, width = namespace(x), x.shape[-1]
@@ -35,6 +36,7 @@ def normalise(x: Array, eps: float) -> tuple[Array, tuple[Array, Array]]:
     return normalised, (normalised, inverse)
 
 
+@checked(normalised="... m", inverse="*", d_normalised="... m")
 def normalise_backward(normalised: Array, inverse: Array, d_normalised: Array) -> Array:
     """Return the gradient of x for that of n, and for n and r."""
     width = normalised.shape[-1]

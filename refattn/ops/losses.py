@@ -55,8 +55,11 @@ def check_targets(targets: Array, shape: tuple[int, ...], vocabulary: int) -> No
         raise ValueError(f"targets: got one outside of 0 to {vocabulary - 1}")
 
 
+@checked(saved=Saved, d_losses="...")
 def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:
     """Return the gradient with respect to the logits."""
+    if tuple(d_losses.shape) != tuple(saved.hot.shape[:-1]):
+        raise ValueError(f"d_losses: got shape {tuple(d_losses.shape)}, needs {tuple(saved.hot.shape[:-1])}")
     # forward: losses = log(sum(exp(logits))) - logits[target]
     return (saved.probabilities - saved.hot) * d_losses[..., None]
 
@@ -68,6 +71,7 @@ def mse_forward(x: Array, target: Array) -> tuple[Array, Array]:
     return sum_wide(difference * difference) / math.prod(difference.shape), difference
 
 
+@checked(difference="...", d_loss="")
 def mse_backward(difference: Array, d_loss: Array) -> Array:
     """Return the gradient with respect to x; that of the target is its negative."""
     # forward: loss = mean((x - target)^2)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refattn.xp import Array, arange, concrete, namespace
+from refattn.xp import Array, concrete, eye_like, namespace
 
 Linear = Callable[[Array], Array]
 
 
 def identity(size: int, like: Array) -> Array:
     """(n, n): ones on the diagonal, of the dtype and on the device of `like`."""
-    xp, at = namespace(like), arange(0, size, like)
-    return xp.astype(at[:, None] == at[None, :], like.dtype)
+    return eye_like(size, like)
 
 
 def solve(a: Array, b: Array) -> Array:

@@ -58,6 +58,10 @@ class Folded(ast.NodeTransformer):
         node.body = reached(node.body)
         return node
 
+    def visit_Try(self, node: ast.Try) -> Any:
+        """Leave out what is done after errors."""
+        return self._bodies(node.body)
+
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         known = self._truth(node.test)
         return self.generic_visit(node) if known is None else self.visit(node.body if known else node.orelse)

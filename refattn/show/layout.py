@@ -28,7 +28,7 @@ def signed(text: str, usual: Mapping[str, str], lost: Collection[str] = (), *, t
             head.append("*")
         kind = ast.unparse(each.annotation) if each.annotation else "Array"
         default = usual.get(each.arg, ast.get_source_segment(text, values[each.arg]) if each.arg in values else None)
-        if default is not None and "(" in default:
+        if default is not None and "(" in default and not default.startswith("np.array("):
             found += [f"    if {each.arg} is None:", laid_out(f"{each.arg} = ", default, " " * 8)]
             kind, default = kind if "None" in kind else f"{kind} | None", "None"
         bare = each.arg if default is None else f"{each.arg}={default}"

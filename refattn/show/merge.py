@@ -14,16 +14,18 @@ from refattn.show.commented import Kept, kept_of, like, set_kept, statements
 from refattn.show.fold import Named, local_names
 from refattn.show.link import XP
 
-LONGEST = 90
-"""Statements of a function into which another is written, at most."""
+LONGEST, INNER = 90, 16
+"""Statements of a function into which another is written, at most; and of one that is written into a loop or branch."""
 
 
 def merge(tree: ast.Module, roots: Sequence[str]) -> bool:
-    """Write one function that is called once, at the top of another, into that; tell whether there was one."""
+    """Write one function that is called once, by a statement of another, into that; tell whether there was one."""
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     loads = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    for caller in functions.values():
-        for at, node in enumerate(caller.body):
+    places = [(caller, node) for caller in functions.values() for node in ast.walk(caller)]
+    blocks = [(caller, node) for caller, node in places if isinstance(node, ast.FunctionDef | ast.For | ast.If)]
+    for caller, block in blocks:
+        for at, node in enumerate(block.body):
             value = node.value if isinstance(node, ast.Assign | ast.Return) else None
             if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name):
                 continue
@@ -32,19 +34,25 @@ def merge(tree: ast.Module, roots: Sequence[str]) -> bool:
                 continue
             if getattr(callee, "home", "") == XP:
                 continue
-            if len([*statements(caller)]) + len([*statements(callee)]) > LONGEST:
+            size = len([*statements(callee)])
+            if len([*statements(caller)]) + size > LONGEST or (block is not caller and size > INNER):
                 continue
-            new = _merged(caller, at, callee, value)
+            new = _merged(caller, block, at, callee, value)
             if new is not None:
-                caller.body[at : at + 1] = new
+                block.body[at : at + 1] = new
                 tree.body.remove(callee)
+                for each in statements(tree):  # no backward quotes a call that is gone
+                    kept = kept_of(each)
+                    kept.above = [line for line in kept.above if f" = {callee.name}(" not in line]
                 return True
     return False
 
 
-def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast.Call) -> list[ast.stmt] | None:
+def _merged(
+    caller: ast.FunctionDef, block: ast.FunctionDef | ast.For | ast.If, at: int, callee: ast.FunctionDef, call: ast.Call
+) -> list[ast.stmt] | None:
     """Return the statements of a function for one call of it; None where it returns in its middle, or names clash."""
-    node = caller.body[at]
+    node = block.body[at]
     returns = [each for each in statements(callee) if isinstance(each, ast.Return)]
     functions = [each for each in statements(callee) if isinstance(each, ast.FunctionDef)]
     if len(returns) != 1 or callee.body[-1] is not returns[0] or returns[0].value is None or len(functions) > 1:
@@ -63,7 +71,8 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
     own = stored | {*given} - {*simple}
     new = dict[str, str]()
     others = {each.id for x in given.values() for each in ast.walk(x) if isinstance(each, ast.Name)}
-    later = _read_later(caller, at) | _outer(caller)
+    around = {each.id for each in ast.walk(caller) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    later = _read_later(caller, at) | _outer(caller) if block is caller else around
     mine = {each.arg for each in ast.walk(caller.args) if isinstance(each, ast.arg)}
     targets = _parts(node.targets[0]) if isinstance(node, ast.Assign) else []
     several = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
@@ -119,8 +128,9 @@ def _merged(caller: ast.FunctionDef, at: int, callee: ast.FunctionDef, call: ast
         head = kept_of(found[0])
         set_kept(found[0], head)
         told = _told(callee) if getattr(callee, "home", "") == getattr(caller, "home", "") else ""
+        told = "" if block is not caller and (known.above or head.above) else told
         head.above[:0] = [*known.above, *([f"# {told}"] if told else [])]
-        head.gap = False
+        head.gap = known.gap and isinstance(block.body[at - 1], ast.FunctionDef)
     for each in found:
         ast.fix_missing_locations(each)
     return found

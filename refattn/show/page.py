@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -24,7 +25,7 @@ from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
 from refattn.show.merge import drop_items
 from refattn.show.prune import Sample, Split, prune
-from refattn.show.short import IMPORTS
+from refattn.show.short import IMPORTS, untyped
 from refattn.show.told import told
 
 RESERVED = ("gradients", "out", "saved", "q", "k", "v")
@@ -43,7 +44,7 @@ TOLD = (
 USUAL = "; numbers and masks may be any, `--all` prints all choices"
 
 LONG = 250
-"""A page that would have more lines has no types in the head of `forward`."""
+"""A page that would have more lines has no types in the heads of its functions."""
 
 
 def page(record: Mechanism, version: str, *, everything: bool = False) -> str:
@@ -131,7 +132,7 @@ class Shown:
         module, pieces = definition(self.record).__name__, list[str]()
         home, before = module, None
         for top in tree.body:
-            text = text_of(ast.Module([top], []))
+            text = text_of(ast.Module([top if types else untyped(copy.deepcopy(top))], []))
             if not self.everything and getattr(top, "name", "") == self.name(self.roots[0]):
                 text = signed(text, self.usual(), types=types)
             here = cast(Any, top).home
@@ -146,7 +147,7 @@ class Shown:
         known = whole if self.everything else told(whole, body, self.chosen())
         docstring = f'"""{known}\n\n{textwrap.fill(f"{printed}.", WIDTH)}\n"""'
         imports = IMPORTS | self.linked.imports
-        future = "from __future__ import annotations\n\n" if "\nclass " in body or self.everything else ""
+        future = "from __future__ import annotations\n\n" if types and "\nclass " in body or self.everything else ""
         return f"{docstring}\n\n{future}{_imports(imports, body)}{body}"
 
     def chosen(self) -> set[str]:
@@ -312,7 +313,8 @@ def _gap(before: ast.stmt | None, node: ast.stmt) -> str:
     if isinstance(node, ast.Expr):
         return ""
     large = isinstance(before, ast.FunctionDef | ast.ClassDef) or isinstance(node, ast.FunctionDef | ast.ClassDef)
-    return "\n\n" if large else "\n"
+    numbers = all(isinstance(getattr(each, "value", None), ast.Constant | ast.Dict) for each in (before, node))
+    return "\n\n" if large else "" if numbers else "\n"
 
 
 def _file(module: str) -> str:
@@ -330,4 +332,5 @@ def _imports(imports: Mapping[str, tuple[str, str | None]], body: str | None) ->
             parts.setdefault(home, set()).add(inner if name == inner else f"{inner} as {name}")
     lines = [f"import {home}" for home in sorted(whole)]
     lines += [f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(parts.items())]
-    return "\n".join([*lines, "", "import numpy as np", "", "Array = np.ndarray", ""])
+    array = ["", "Array = np.ndarray"] if body is None or "Array" in used else []
+    return "\n".join([*lines, "", "import numpy as np", *array, ""])

@@ -30,6 +30,11 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return np.zeros(shape, dtype=like.dtype)
 
 
+def eye_like(size: int, like: Array) -> Array:
+    """Return the identity with the dtype of `like`."""
+    return np.eye(size, dtype=like.dtype)
+
+
 def arange(start: int, stop: int, like: Array) -> Array:
     """Return ``start, ..., stop - 1``."""
     return np.arange(start, stop)

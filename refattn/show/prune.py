@@ -64,7 +64,7 @@ def prune(
         _drop(tree, reader, roots)
         if not merge.merge(tree, roots):
             reader = _read(tree, samples, (forward, backward), [split.name for split in splits])
-            if not records.flatten(tree, reader) and not records.drop_twins(tree, reader):
+            if not any(step(tree, reader) for step in (records.flatten, records.drop_twins, records.join_bases)):
                 for node in tree.body:
                     if isinstance(node, ast.FunctionDef):
                         records.take_apart(node, reader)
@@ -73,6 +73,10 @@ def prune(
             break
         before = after
     records.unwrap(tree, reader)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            unread.drop_aliases(node)
+            unread.drop_values(node)
     spell_out(tree)
     shorten(tree)
     merge.drop_items(tree, roots)

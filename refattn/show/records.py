@@ -38,20 +38,47 @@ def _values(reader: Reader, kind: ast.ClassDef, call: ast.Call) -> dict[str, ast
 
 
 def unwrap(tree: ast.Module, reader: Reader) -> None:
-    """Let the one field of a class stand for its objects, where no other class has a field of the name."""
+    """Let the one field of a class stand for its objects, where it is sure which fields of the name it has."""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     names = [name for kind in classes for name in reader.fields_of(kind)]
     for kind in classes:
-        fields = [*reader.fields_of(kind)]
-        alone = len(fields) == 1 and names.count(fields[0]) == 1 and _is_plain(kind)
-        if alone and not any(hasattr(other, fields[0]) for other in (np.ndarray, tuple, list, dict, str, float)):
+        (field, *others), plain = reader.fields_of(kind), _is_plain(kind)
+        uses = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr == field]
+        facts = {id(each): reader.fact(each.value) for each in uses}
+        alone = names.count(field) == 1 and not any(hasattr(each, field) for each in (np.ndarray, tuple, dict, str))
+        if plain and not others and (alone or all(isinstance(fact, Made) for fact in facts.values())):
             declared = next(node for node in kind.body if isinstance(node, ast.AnnAssign))
-            _Unwrapped(kind.name, fields[0], declared.annotation).visit(tree)
+            mine = {at for at, fact in facts.items() if not isinstance(fact, Made) or fact.kind is kind}
+            _Unwrapped(kind.name, mine, declared.annotation).visit(tree)
+
+
+def join_bases(tree: ast.Module, _: Reader) -> bool:
+    """Put a class into the one that is made from it, where that is all that it is for; tell whether there was one."""
+    kinds = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for base in kinds.values():
+        heirs = [kind for kind in kinds.values() if base.name in map(ast.unparse, kind.bases)]
+        made = any(isinstance(each, ast.Call) and is_name(each.func, base.name) for each in ast.walk(tree))
+        if len(heirs) != 1 or made or base.bases or len(heirs[0].bases) != 1:
+            continue
+        (heir,) = heirs
+        own = {_named(node) for node in heir.body}
+        heir.body += [node for node in base.body if _named(node) not in own | {""}]
+        heir.bases = []
+        tree.body.remove(base)
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Name) and each.id == base.name:
+                each.id = heir.name
+        return True
+    return False
+
+
+def _named(node: ast.stmt) -> str:
+    return ast.unparse(node.target) if isinstance(node, ast.AnnAssign) else getattr(node, "name", "")
 
 
 class _Unwrapped(ast.NodeTransformer):
-    def __init__(self, kind: str, field: str, annotation: ast.expr) -> None:
-        self.kind, self.field, self.annotation = kind, field, annotation
+    def __init__(self, kind: str, mine: set[int], annotation: ast.expr) -> None:
+        self.kind, self.mine, self.annotation = kind, mine, annotation
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
@@ -61,7 +88,7 @@ class _Unwrapped(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
-        return node.value if node.attr == self.field else node
+        return node.value if id(node) in self.mine else node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         self.generic_visit(node)

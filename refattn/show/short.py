@@ -13,8 +13,8 @@ from refattn.show.commented import kept_of, like, read, text_of
 from refattn.show.fold import Named
 from refattn.show.layout import WIDTH
 
-FEWEST = 12
-"""Classes with fewer fields stay as they are: a line for each tells more than it costs."""
+FEWEST, LONG = 12, 250
+"""Classes with fewer fields stay as they are, on a page of so many lines: a line for each tells more than it costs."""
 
 IMPORTS: dict[str, tuple[str, str | None]] = {"namedtuple": ("collections", "namedtuple")}
 
@@ -207,8 +207,10 @@ def _spread(function: ast.FunctionDef) -> None:
 
 def name_fields(tree: ast.Module) -> None:
     """Let a named tuple stand for each class of many fields, made once, of names that the maker has explained."""
+    fewest = FEWEST if text_of(tree).count("\n") <= LONG else 2
     for at, node in enumerate(tree.body):
-        if isinstance(node, ast.ClassDef) and (fields := _fields(node)) and _is_made_once(tree, node, len(fields)):
+        fields = _fields(node, fewest) if isinstance(node, ast.ClassDef) else []
+        if isinstance(node, ast.ClassDef) and fields and _is_made_once(tree, node, len(fields)):
             told = (ast.get_docstring(node) or "").partition("\n")[0]
             new = read((f"# {told}\n" if told else "") + _written(node.name, " ".join(fields))).body[0]
             cast(Any, new).home = cast(Any, node).home
@@ -228,11 +230,11 @@ def _written(name: str, fields: str) -> str:
     return f'{name} = namedtuple(\n    "{name}",\n{"".join(lines)})\n'
 
 
-def _fields(node: ast.ClassDef) -> list[str]:
+def _fields(node: ast.ClassDef, fewest: int = FEWEST) -> list[str]:
     """Return the fields of a class that is nothing else, where they are many."""
     found = [ast.unparse(each.target) for each in node.body if isinstance(each, ast.AnnAssign) and each.value is None]
     others = len(node.body) - len(found) - (ast.get_docstring(node) is not None)
-    return found if not node.bases and not others and len(found) >= FEWEST else []
+    return found if not node.bases and not others and len(found) >= fewest else []
 
 
 def _is_made_once(tree: ast.Module, kind: ast.ClassDef, fields: int) -> bool:
@@ -240,7 +242,7 @@ def _is_made_once(tree: ast.Module, kind: ast.ClassDef, fields: int) -> bool:
     if len(calls) != 1:
         return False
     given = [*calls[0].args, *(each.value for each in calls[0].keywords)]
-    return len(given) == fields and all(isinstance(each, ast.Name) for each in given)
+    return len(given) == fields and all(isinstance(each, ast.Name | ast.Subscript) for each in given)
 
 
 def spell_out(tree: ast.Module) -> None:
@@ -268,3 +270,23 @@ def spell_out(tree: ast.Module) -> None:
                 for function in ast.walk(tree):
                     if isinstance(function, ast.FunctionDef) and function.returns:
                         function.returns = given.visit(function.returns)
+
+
+def untyped(tree: ast.stmt) -> ast.stmt:
+    """Return a statement whose functions say nothing of types: what stands behind each value says more."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.fix_missing_locations(_Empty().visit(tree))
+
+
+class _Empty(ast.NodeTransformer):
+    """Writes ``[]`` and ``()`` in place of a list and a tuple of a type, and a tuple itself."""
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        kind = ast.unparse(node.func.value) if isinstance(node.func, ast.Subscript) else ""
+        empty: dict[str, ast.expr] = {"list": ast.List([], ast.Load()), "tuple": ast.Tuple([], ast.Load())}
+        return (node.args or [empty[kind]])[0] if kind in empty else node

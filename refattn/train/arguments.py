@@ -8,8 +8,8 @@ import operator
 from typing import Any
 
 
-def check_whole(name: str, value: Any, low: int) -> int:
-    """Return a whole number of at least `low`; raise where it is none."""
+def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Return a whole number of at least `low`, and at most `high`; raise where it is none."""
     needs = f"a whole number of at least {low}"
     try:
         number = operator.index(value)
@@ -19,6 +19,8 @@ def check_whole(name: str, value: Any, low: int) -> int:
         raise TypeError(f"{name}: got {value!r} of type {type(value).__name__}, needs {needs}")
     if number < low:
         raise ValueError(f"{name}: got {number}, needs {needs}")
+    if high is not None and number > high:
+        raise ValueError(f"{name}: got {number if number < 2**63 else 'more'}, needs at most {high}")
     return number
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from refattn import counter
 from refattn.checked import Axes, Named, Whole, checked
+from refattn.files import read_regular
 from refattn.train.arguments import check_whole
 
 Bytes = NDArray[np.uint8]
@@ -26,6 +27,9 @@ Tokens = NDArray[np.int64]
 
 HELD_OUT = 10
 """One file in so many is held out, or the last of so many equal pieces of one text."""
+
+LARGEST = 1 << 30
+"""The most bytes that a text may have. It is held in memory, and larger files of a folder count as unreadable."""
 
 LEFT_OUT = (
     # not Python's own
@@ -213,10 +217,10 @@ def windows(part: Bytes, *, context: int, size: int, every: int = 1) -> Iterator
 def _of_folder(name: str, folder: Path, *, stdlib: bool) -> Text:
     paths, unreadable = _find(folder, stdlib)
     parts: dict[bool, list[bytes]] = {False: [], True: []}
-    joined, binary = [], 0
+    joined, binary, total = [], 0, 0
     for relative in sorted(paths):
         try:
-            data = (folder / relative).read_bytes()
+            data = read_regular(folder / relative, LARGEST)
         except OSError:
             unreadable += 1
             continue
@@ -225,6 +229,8 @@ def _of_folder(name: str, folder: Path, *, stdlib: bool) -> Text:
             continue
         parts[_is_held_out(relative)].append(data)
         joined.append(data)
+        if (total := total + len(data)) > LARGEST:
+            raise ValueError(f"data: got {name!r} with more than {LARGEST} bytes of text, needs at most that")
     if not any(joined):
         raise ValueError(
             f"data: got {name!r} with no text in it ({len(joined)} empty files, {binary} binary, {unreadable} not "
@@ -270,7 +276,7 @@ def _is_held_out(relative: str) -> bool:
 
 def _read(name: str, path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read_regular(path, LARGEST)
     except OSError as error:
         raise type(error)(f"data: got {name!r}: {error.strerror}; needs a file that can be read") from error
     if not data:

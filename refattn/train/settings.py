@@ -25,6 +25,10 @@ MAPPINGS = ("block", "growth")
 MODEL = ("mechanism", "context", "width", "heads", "layers", "mlp", "mlp_ratio", "gelu")
 
 
+LARGEST = 2**31
+"""Largest count that a run takes: of steps, sequences, bytes."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that a run depends on, apart from the text and the versions of the libraries.
@@ -96,13 +100,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "checkpoint_every", "score_every", "score_bytes"):
-            check_whole(name, getattr(self, name), 1)
-        check_whole("sample_bytes", self.sample_bytes, 0)
+            check_whole(name, getattr(self, name), 1, LARGEST)
+        check_whole("sample_bytes", self.sample_bytes, 0, LARGEST)
         check_real("temperature", self.temperature, 0.0)
         check_whole("seed", self.seed, 0)
         for name in ("data", "backend", "dtype", *(["device"] if self.device is not None else [])):
             check_is(name, getattr(self, name), str)
-        check_whole("warmup", self.warmup, 0)
+        check_whole("warmup", self.warmup, 0, LARGEST)
         check_real("learning_rate", self.learning_rate, 0.0, above=True)
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: got {self.dtype!r}, needs float32 or float64")

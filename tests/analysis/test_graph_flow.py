@@ -143,6 +143,13 @@ def test_a_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
         graph_of(str(tmp_path / "links"))
 
 
+def test_a_file_of_links_without_bound_is_refused_at_once(tmp_path: Path) -> None:
+    with open(tmp_path / "links", "wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(ValueError, match=r"^graph: got .*links, needs a file .*got 8589934592 bytes"):
+        graph_of(str(tmp_path / "links"))
+
+
 # --- what is refused
 
 

@@ -100,6 +100,11 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]
         lambda entry, arrays: entry["equations"]["SM.1"].update(noise=1e6),
         "equations.SM.1.noise",
     ),
+    "what derivations differ by": (
+        lambda entry, arrays: entry["equations"]["SM.1"].update(differs=1.5),
+        "equations.SM.1.differs",
+    ),
+    "kind": (lambda entry, arrays: entry.update(kind="odd"), "kind: "),
     "bias": (lambda entry, arrays: entry["results"]["out"]["bias"].update(float32=1e6), "results.out.bias"),
     "stored": (lambda entry, arrays: entry["results"]["out"]["stored"].update(float32="float16"), "results.out.stored"),
     "budgets": (_budgets, "granted/float32/"),
@@ -116,3 +121,24 @@ def test_what_the_package_says_otherwise_is_a_failed_check(how: str, folder: Pat
     failed = json.loads(found.stdout)["failed"]
     assert found.exit_code == (1 if where else 0) and len(failed) == bool(where), found.stderr
     assert not where or (failed[0]["where"].startswith(where) and failed[0]["share"] is None)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda manifest: manifest["limits"].update(element=1e9), "limits: got"),
+        (lambda manifest: manifest["conventions"].update(causal="none"), "conventions: got"),
+        (lambda manifest: manifest["mechanisms"]["softmax"]["defaults"].update(scale=2.0), "softmax.defaults: got"),
+        (lambda manifest: manifest["mechanisms"]["softmax"]["outputs"].append("x"), "softmax.outputs: got"),
+    ],
+)
+def test_what_a_set_says_of_all_its_cases_is_what_the_package_says(
+    change: Callable[[dict[str, Any]], object], where: str, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "set")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    manifest["manifest_sha256"] = vectors._of_manifest(manifest)
+    (tmp_path / "set" / "manifest.json").write_text(json.dumps(manifest))
+    found = run("golden", "check", str(tmp_path / "set"))
+    assert found.exit_code == 2 and where in found.stderr

@@ -224,6 +224,7 @@ def test_a_run_is_not_made_longer() -> None:
         (["--set", "width=wide"], "width: got 'wide', needs a whole number of at least 1"),
         (["--set", "warmup=long"], "warmup: got 'long' of type str, needs a whole number"),
         (["--steps", "0"], "steps: got 0, needs a whole number of at least 1"),
+        (["--set", f"steps={10**30}"], "steps: got more, needs at most 2147483648"),
         (["--steps", "many"], "invalid value for '--steps': 'many' is not a valid integer; see refattn train --help"),
         (["--steps", "3", "--set", "steps=4"], "steps: got --steps and --set steps=..., needs one of them"),
         (["--data", "none.txt"], "data: got 'none.txt': No such file or directory; needs 'stdlib', a file or a folder"),

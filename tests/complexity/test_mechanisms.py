@@ -155,7 +155,10 @@ def evaluated(expression: str, n: int, width: int) -> Fraction:
     return Fraction(eval(expression.replace("^", "**").replace("/", "*F(1)/"), letters))
 
 
-ALL = pytest.mark.parametrize("stated", FORMS, ids=lambda stated: stated.name)
+# Each form on one worker, so that it is counted once.
+ALL = pytest.mark.parametrize(
+    "stated", [pytest.param(one, id=one.name, marks=pytest.mark.xdist_group(f"count {one.name}")) for one in FORMS]
+)
 
 
 @ALL

@@ -5,7 +5,8 @@ to their end, which has to be that of a process that nobody killed, by the SHA-2
 
 - train: a run with a checkpoint after each step, that is resumed
 - growth: the same, of blocks that get wider on the way
-- golden: a set of golden vectors that takes the place of another; after each kill there is a whole set, or none
+- golden: a set of golden vectors that takes the place of another; after each kill there is a whole set, once
+  there was one, and nothing is left beside it in the end
 - output: a trace into a file; after each kill the file is the one that was there, or the new one
 
 What comes of a life is counted: killed, or ended before it was; and of the last life the same or other bytes.
@@ -68,9 +69,24 @@ def of_folder(folder: Path) -> str:
     return hashed([(path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).digest()) for path in files])
 
 
-def whole_or_none(folder: Path) -> bool:
-    """Tell whether a folder is not there, or has a whole set."""
-    return not folder.exists() or bool(vectors.read(folder).cases)
+def of_set(folder: Path) -> str:
+    """Return the SHA-256 of a set, and of what its writers left beside it."""
+    return hashed([of_folder(folder), [path.name for path in folder.parent.glob(".refattn-*") if path.is_dir()]])
+
+
+def keeps_a_set() -> Callable[[Path], bool]:
+    """Return what tells whether a folder has a whole set, or never had one."""
+    seen: set[Path] = set()
+
+    def kept(folder: Path) -> bool:
+        try:
+            whole = bool(vectors.read(folder).cases)
+        except vectors.SetError as error:
+            return error.empty and folder not in seen
+        seen.add(folder)
+        return whole
+
+    return kept
 
 
 def kinds_in(home: Path) -> dict[str, Kind]:
@@ -94,8 +110,8 @@ def kinds_in(home: Path) -> dict[str, Kind]:
         "growth": Kind(grown, of_run),
         "golden": Kind(
             lambda place: ["golden", "write", str(place), "growing", "--replace", "--size", "small"],
-            of_folder,
-            whole_or_none,
+            of_set,
+            keeps_a_set(),
         ),
         "output": Kind(
             lambda place: ["trace", "growing", "--json", str(place)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -16,7 +17,8 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.golden import vectors
+from refattn import files
+from refattn.golden import place, vectors
 from refattn.golden.inputs import DESIGNS
 from refattn.golden.tensors import decode, encode
 from refattn.verify import freeze
@@ -242,10 +244,13 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@functools.cache
+def frozen() -> list[tuple[dict[str, Any], bytes]]:
+    return [freeze.freeze(record, case) for record, case in freeze.frozen_cases([FEW], "small")]
+
+
 def replaced(folder: Path) -> None:
-    cases = freeze.frozen_cases([FEW], "small")
-    frozen = (freeze.freeze(record, case) for record, case in cases)
-    vectors.write(folder, freeze.about([FEW], "small", "1.2.4"), frozen, replace=True)
+    vectors.write(folder, freeze.about([FEW], "small", "1.2.4"), frozen(), replace=True)
 
 
 def test_a_whole_set_is_replaced(copy: Path) -> None:
@@ -307,6 +312,68 @@ def test_a_write_that_fails_leaves_what_there_was(replace: bool, copy: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         vectors.write(copy if replace else copy.with_name("new"), {}, cases(), replace=replace)
     assert snapshot(copy.parent) == before and [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_write_that_is_killed_loses_no_set(at: int, copy: Path) -> None:
+    """A process that ends at its n-th rename or removal; then who reads the set finds the old or the new one."""
+    before = snapshot(copy)
+    frozen()
+    if not (child := os.fork()):
+        left = iter(range(at - 1))
+        for call in ("rename", "unlink", "rmdir"):
+            own = getattr(os, call)
+
+            def ended(*args: Any, own: Callable[..., object] = own, **given: Any) -> object:
+                return own(*args, **given) if next(left, None) is not None else os._exit(0)
+
+            setattr(os, call, ended)
+        try:
+            replaced(copy)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    vectors.read(copy)
+    assert set(snapshot(copy)) == set(before)
+    replaced(copy)
+    assert [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+def test_what_another_process_holds_or_the_user_keeps_is_not_swept(copy: Path) -> None:
+    home = copy.parent
+    (home / files.fresh_name()).mkdir()
+    thesis = home / files.fresh_name() / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("mine")
+    with place.fresh_folder(home / "other") as held:
+        replaced(copy)
+        assert {path.name for path in home.iterdir()} == {"set", held.name, thesis.parent.name}
+
+
+def test_an_old_set_that_another_writer_removes_is_no_error(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = place.exchange
+
+    def swept(part: Path, at: Path) -> Path:
+        aside = exchange(part, at)
+        place.sweep(at)
+        return aside
+
+    monkeypatch.setattr(place, "exchange", swept)
+    replaced(copy)
+    assert vectors.read(copy).cases and [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+def test_a_set_is_not_put_over_what_is_there(copy: Path) -> None:
+    aside = copy.rename(copy.with_name(f".refattn-{'0' * 16}.old-set"))
+    (aside / vectors.MANIFEST).rename(copy.parent / "manifest")
+    with pytest.raises(vectors.SetError, match="no vectors"):
+        vectors.read(copy)  # what was set aside is no whole set
+    (copy.parent / "manifest").rename(aside / vectors.MANIFEST)
+    copy.symlink_to("nowhere")
+    with pytest.raises(vectors.SetError, match="no vectors"):
+        vectors.read(copy)
+    copy.unlink()
+    assert vectors.read(copy).cases
 
 
 def test_a_name_leads_nowhere_else(tmp_path: Path) -> None:

@@ -52,6 +52,22 @@ def test_query_heads_of_a_group_are_consecutive() -> None:
     assert heads.repeat_heads(x, 2) is x and heads.sum_heads(x, 2) is x
 
 
+def test_numbers_of_heads_that_do_not_fit_are_named() -> None:
+    x = np.ones((1, 4, 2, 3))
+    for call, told in (
+        (lambda: heads.split_heads(x[0], 2), "heads: got 2, needs a divisor of the 3 of x"),
+        (lambda: heads.repeat_heads(x, 6), "heads: got 6, needs a multiple of the 4 of x"),
+        (lambda: heads.repeat_heads(x[:, :0], 2), "heads: got 2, needs a multiple of the 0 of x"),
+        (lambda: heads.sum_heads(x, 3), "heads: got 3, needs a divisor of the 4 of x"),
+        (lambda: heads.sum_heads(x, 0), "heads: got 0, needs a divisor of the 4 of x"),
+        (lambda: heads.group_heads(x, 8), "groups: got 8, needs a divisor of the 4 of x"),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}$"):
+            call()
+    none = np.ones((1, 0, 2, 3))
+    assert heads.repeat_heads(none, 0) is none and heads.sum_heads(none, 0) is none
+
+
 def test_heads_over_libraries(backend: Any) -> None:
     x = draw("x", 2, 3, 8)
     split = heads.split_heads(backend.array(x), 4)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -104,6 +105,17 @@ def train(
     """Run here; without the picture, which would take half of the time."""
     with contextlib.nullcontext() if picture else mock.patch.object(plot, "draw_loss"):
         return loop.run(chosen, out, report or Listener(), resume=resume)
+
+
+class Trained:
+    """A run that is trained once; tests take copies of its folder."""
+
+    def __init__(self, home: Path, **changes: Any) -> None:
+        self.settings = small(write_text(home), **changes)
+        self.folder = train(self.settings, home / "whole").folder
+
+    def copy(self, out: Path) -> Path:
+        return shutil.copytree(self.folder, out)
 
 
 def remains(out: Path) -> dict[str, Any]:

@@ -370,3 +370,16 @@ def test_no_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="^data: got '', needs 'stdlib', a file or a folder"):
         data.load("")
+
+
+def test_a_text_that_no_memory_holds_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(OSError, match=r"^data: got '.*huge': got 8589934592 bytes, needs at most"):
+        data.load(str(tmp_path / "huge"))
+    for name in "ab":
+        (tmp_path / name).write_text("x" * 60)
+    assert data.load(str(tmp_path)).files.unreadable == 1
+    monkeypatch.setattr(data, "LARGEST", 100)
+    with pytest.raises(ValueError, match=r"^data: got '.*' with more than 100 bytes of text"):
+        data.load(str(tmp_path))

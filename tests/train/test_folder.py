@@ -20,17 +20,22 @@ from refattn.train.checkpoint import newest
 from refattn.train.folder import RunError
 from refattn.train.settings import Settings
 from tests.test_files import STRANGE
-from tests.train.runs import ENVIRONMENT, Listener, arguments, remains, small, train, write_text
+from tests.train.runs import ENVIRONMENT, Listener, Trained, arguments, remains, train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("trained"), steps=4, checkpoint_every=2)
 
 
 @pytest.fixture
-def chosen(tmp_path: Path) -> Settings:
-    return small(write_text(tmp_path), steps=4, checkpoint_every=2)
+def chosen(trained: Trained) -> Settings:
+    return trained.settings
 
 
 @pytest.fixture
-def run(tmp_path: Path, chosen: Settings) -> Path:
-    return train(chosen, tmp_path / "run").folder
+def run(tmp_path: Path, trained: Trained) -> Path:
+    return trained.copy(tmp_path / "run")
 
 
 # --- nothing outside of the folder
@@ -182,13 +187,13 @@ def test_a_tensor_that_is_named_twice_falls_back_too(run: Path, chosen: Settings
 # --- a folder that is moved
 
 
-def test_a_folder_that_is_moved_goes_on_from_where_it_is(tmp_path: Path, chosen: Settings) -> None:
+def test_a_folder_that_is_moved_goes_on_from_where_it_is(tmp_path: Path, trained: Trained, chosen: Settings) -> None:
     class Moving(Listener):
         def step(self, row: Any, steps: int) -> None:
             if row["step"] == 3:
                 (tmp_path / "run").rename(tmp_path / "moved")
 
-    whole = remains(train(chosen, tmp_path / "whole").folder)
+    whole = remains(trained.folder)
     with pytest.raises(RunError, match="was moved or removed while the run worked in it"):
         train(chosen, tmp_path / "run", Moving())
     assert not (tmp_path / "run").exists()
@@ -222,9 +227,9 @@ def test_another_machine_or_other_code_is_told(
 
 
 @pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
-def test_a_run_does_not_depend_on_who_reads(tmp_path: Path, chosen: Settings, streams: str) -> None:
-    whole = remains(train(chosen, tmp_path / "whole").folder)
-    words = arguments(chosen.data, tmp_path / "run", steps=4, checkpoint_every=2)
+def test_a_run_does_not_depend_on_who_reads(tmp_path: Path, trained: Trained, streams: str) -> None:
+    whole = remains(trained.folder)
+    words = arguments(trained.settings.data, tmp_path / "run", steps=4, checkpoint_every=2)
     command = f'"$0" -m refattn "$@" {streams}'
     result = subprocess.run(["sh", "-c", command, sys.executable, *words], env=ENVIRONMENT, timeout=120)
     assert result.returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -37,11 +36,9 @@ def life(words: list[str], seconds: float | None = None) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow(sampled=False))])
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path, kills: int) -> None:
     """Over the whole life of the process: its start, steps, checkpoints, and the scores at the end."""
-    if kills > 8 and os.environ.get("REFATTN_SLOW_SAMPLE"):
-        kills = 15
     draw = random.Random(kills)
     text = write_text(tmp_path)
     # So many steps that some of the kills come between them: with few, starting takes most of a life.

@@ -17,7 +17,7 @@ from refattn.train import checkpoint, data, loop, metrics
 from refattn.train.checkpoint import CheckpointError
 from refattn.train.folder import RunError
 from refattn.train.settings import Settings, build
-from tests.train.runs import SMALL, Listener, remains, small, train, write_text
+from tests.train.runs import SMALL, Listener, Trained, remains, small, train, write_text
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread alone"
@@ -51,15 +51,20 @@ def stopped_within(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -
     monkeypatch.setattr(data, "batch", batch)
 
 
-@pytest.fixture
-def chosen(tmp_path: Path) -> Settings:
-    return small(write_text(tmp_path))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture
-def whole(tmp_path: Path, chosen: Settings) -> dict[str, Any]:
+def chosen(trained: Trained) -> Settings:
+    return trained.settings
+
+
+@pytest.fixture
+def whole(tmp_path: Path, trained: Trained) -> dict[str, Any]:
     """What a run leaves that nothing interrupts."""
-    return remains(train(chosen, tmp_path / "whole").folder)
+    return remains(trained.copy(tmp_path / "whole"))
 
 
 # --- Ctrl-C
@@ -334,9 +339,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, chosen: Settings
     assert remains(tmp_path / "whole") == before
 
 
-def test_another_text_is_refused_and_the_same_one_elsewhere_is_not(
-    tmp_path: Path, chosen: Settings, whole: dict[str, Any]
-) -> None:
+def test_another_text_is_refused_and_the_same_one_elsewhere_is_not(tmp_path: Path, whole: dict[str, Any]) -> None:
+    chosen = small(write_text(tmp_path))
     stop_after(chosen, tmp_path / "run", 3)
     before = remains(tmp_path / "run")
     text = Path(chosen.data)

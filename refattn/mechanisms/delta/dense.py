@@ -183,8 +183,8 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
             column = xp.matrix_transpose(key)  # (b, g, d, 1): k'
             # forward: row = scale * (queries[:, :, :, n, :] @ at)
             d_read = d_at + saved.scale * (xp.matrix_transpose(query) @ d_row)  # (b, g, d, e) [dDELTA.9]
-            d_product = ungroup_heads(d_row @ xp.matrix_transpose(token.state))  # (b, h, d): by head of out
-            product = sum_heads(d_product[:, :, None, :], q_hat.shape[1])  # (b, h, 1, d): dDELTA.1 without its scale
+            d_product = (d_row @ xp.matrix_transpose(token.state))[:, :, :, None, :]  # (b, g, r, 1, d)
+            product = sum_heads(ungroup_heads(d_product), q_hat.shape[1])  # (b, h, 1, d): dDELTA.1 without its scale
             d_query = saved.scale * product  # (b, h, 1, d) [dDELTA.1]
             if saved.moving:
                 # forward: momentum = mu * momentum + column * write; at = decayed + beta * momentum

@@ -391,7 +391,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     shown = {**{name: given[name] for name in ("mu", "kappa", "step", "scale", "bias")}, "tau": threshold.tau}
     shown["start"] = start.at
     numbers |= {name: tuple(getattr(x, "shape", ())) for name, x in shown.items() if x is not None}
-    count = check_whole("steps", given["steps"], 0)
+    count = check_whole("steps", given["steps"], 0, rounds=True)
     return Options(
         state=state,
         coupling=coupling,

@@ -16,6 +16,7 @@ from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.kernel import KERNELS, Kernel
 from refattn.mechanisms.koopman.perturbation import (
+    STALLED,
     KoopmanInverseError,
     failure_of,
     first_that_inverts,
@@ -280,7 +281,10 @@ def forward(
         taken = replace(options, **{name: picked(table, candidates) for name, table in tables.items()})
         arrays, more = (call.q, call.k, call.v), {"mask": call.mask, "offset": call.offset}
         out, inner = equations.active(FORMS[chosen]).forward(*arrays, **more, options=taken)
-        failures = (failure_of(left, partial(_lost, *arrays), n) for n, left in enumerate(inner.left, start=2))
+        lefts = inner.left
+        for left in lefts:  # under jax.jit nothing is raised
+            out = namespace(out).where((left <= STALLED)[..., None], out, float("nan"))
+        failures = (failure_of(left, partial(_lost, *arrays), n) for n, left in enumerate(lefts, start=2))
         return out, inner, next((failure for failure in failures if failure is not None), None)
 
     out, inner, taken = first_that_inverts(run, max(x.shape[0] for x in tables.values()), updates - 1)
@@ -336,7 +340,7 @@ def _lost(q: Array, k: Array, v: Array) -> Array:
 
 def check_choices(*, updates: Any, space: Any, similarity: Any, jitter: Any) -> None:
     """Raise where an option that is no family is of a wrong type or value."""
-    check_whole("updates", updates, 1)
+    check_whole("updates", updates, 1, rounds=True)
     check_among("space", space, SPACES)
     check_among("similarity", similarity, SIMILARITIES)
     if jitter is not None:

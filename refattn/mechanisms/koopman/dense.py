@@ -1,11 +1,11 @@
 """Queries updated by a Koopman operator that is fitted to their own trajectory: the definition.
 
-Every query attends (update 1). From update 2 on, the points x_0 ... x_L of its trajectory so far say how it moves, l to
-l + 1. An operator K on functions is fitted to these transitions, in the span of the observables g_o(x) = k(k_o, x), the
-kernel's sections at the keys that the query sees; phi = K pi, with the coordinates pi, is its one-step map. It predicts
-from what the query attends, q': through psi = a pi + b phi, the query goes to where psi takes the value (K psi)(q'). An
-operator moves functions, not points: a point can be read off its value of psi because psi is one to one, as pi is, of
-which it is a perturbation. For a true operator of a map f, (K psi)(q') = psi(f(q')), and the query goes to f(q').
+Every query attends (update 1). From update 2 on, an operator K on functions is fitted to how the points x_0 ... x_L of
+its trajectory moved, l to l + 1, in the span of the observables g_o(x) = k(k_o, x), the kernel's sections at the keys
+that the query sees; phi = K pi, with the coordinates pi, is its one-step map. From what it attends, q', the query goes
+to where psi = a pi + b phi takes the value (K psi)(q'): an operator moves functions, not points, but a point is read
+off its value of psi, which is one to one, as pi is, of which it is a perturbation. For a true operator of a map f,
+(K psi)(q') = psi(f(q')), and the query goes to f(q').
 
 Equations (J(i) are the keys that query i sees; each update repeats KOOP.1 to KOOP.4 with the newest query x = q^{r-1},
 and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
@@ -30,21 +30,19 @@ and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
 
 With delta_i = jitter (weight + 1) where the call is causal, with the kernel's weight, else the jitter times the mean of
 E_jj over J(i). The operator is (K f)(x) = tau f(x) + kappa(x)^T A f(keys), with f(keys) the column of the values of f
-at the keys; for the coordinates that is P itself. Its error over the observables and its Hilbert-Schmidt norm are those
-of A alone, with Z and G symmetric and positive; |Z A G - Y|^2 + ridge tr(A^T Z A G) is least where KOOP.11 holds.
-"separable" measures the error in the norm of the kernel's space instead. Both are unique for ridge > 0, and linear maps
-from Y to A that are their own adjoints.
-
-"identity" has a = 1, b = epsilon: the update tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil"
-has a = mix, b = epsilon. Only a / b matters. Newton's method finds where psi takes a value.
+at the keys: P for the coordinates. |Z A G - Y|^2 + ridge tr(A^T Z A G), with its error over the observables and its
+Hilbert-Schmidt norm, is least where KOOP.11 holds: for ridge > 0 at one A, which is linear in Y, and its own adjoint.
+"separable" measures the error in the norm of the kernel's space instead, as kernel ridge regression does. "identity"
+has a = 1, b = epsilon: the update tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil" has a =
+mix, b = epsilon. Only a / b matters.
 
 In "augmented" the coordinates are observables too, behind the keys: g(x) = (k(k_j, x), x), P = (k, I / n) and G has the
-blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial). Where coordinates have ridges of
-their own, A and R have an axis of them in front, and column p of D and R D is that of the operator with ridge_p.
+blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial). `apart`: where coordinates have
+ridges of their own, A and R have an axis of them in front, and column p of D and R D is that of ridge_p's operator.
 
-Adjoints, for given d_o (u = kappa(q^r), J the Jacobian of psi there, k_x and k_y the derivatives of k(x, y) by its two
-arguments, k_h that by the bandwidth, k2 that by the weight, <., .> sums of products of elements; dg(x) is the gradient
-of g at a point x: dB_l at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over updates::
+Adjoints, for given d_o (u = kappa(q^r), J the Jacobian of psi there, k_x, k_y, k_h and k2 the derivatives of k(x, y) by
+x, y, the bandwidth and the weight, <., .> sums of products of elements; dg(x) is the gradient of g at a point x: dB_l
+at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over updates::
 
     [dKOOP.17]  dq^s = sum_j ds_j k_j / sqrt(d) + sum_r sum_o dg_o(q^s) k_x(q^s, k_o)      of the last: + d_o
     [dKOOP.16]  dz = J^-T dq^r
@@ -72,19 +70,16 @@ of g at a point x: dB_l at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). S
     [dKOOP.weight]  dweight = sum_r sum_x sum_j dg_j(x) k2(x, k_j) + sum_jj' dE_jj' k2(k_j, k_j')
 
 with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T u) + <dH, 2 tau D + R D>; of KOOP.5 is
-sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. A ridge of
-scale "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for
-k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full" kappa and Z
-are sections at the points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> +
+sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. The root
+moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. A ridge of scale
+"mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for
+k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full" kappa and Z are
+sections at the points, so that these move instead: dq^s and dq' have the derivatives of <dZ, Z> + <dc, kappa(q')> +
 <du, kappa(q^r)>.
-
-The root moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. No
-eigenvector is differentiated anywhere.
 
 Axes: b batch, h query head, g key/value head, i query, j key, l transition, o observable, d width.
 
-Source: N. Tie 2024, Koopman attention; Khosravi 2023 (arXiv:2208.01681), sections IV and V, for the operator.
-"separable" is kernel ridge regression. How they are read, and where they leave a choice: docs/deviations.md.
+Source: N. Tie 2024; for the operator Khosravi 2023 (arXiv:2208.01681). How they are read: docs/deviations.md.
 """
 
 from __future__ import annotations
@@ -93,12 +88,19 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from refattn.mechanisms.koopman.kernel import Kernel, Observables, coordinates, visible
-from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, steepness
-from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.masks import allowed_pairs
+from refattn.mechanisms.koopman.kernel import (
+    Kernel,
+    Observables,
+    coordinates,
+    look,
+    observables,
+    observed,
+    observed_backward,
+    visible,
+)
+from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, left_of, steepness
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, max_last, namespace, zeros
+from refattn.xp import Array, arange, max_last, namespace, zeros
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class Step:
     attended: Array  # (b, h, i, d): q'
     root: Array  # (b, h, i, d): q^r
     left: Array  # (b, h, i): how far psi is from having been inverted, see `invert`
+    jacobian: Array  # (b, h, i, d, d): J, the identity where there is nothing to solve
     starts: Array  # (b, h, i, l, o): B
     dual: Array  # (b, h, i, l, o): N; in the full space the identity (l, l)
     inner: Array  # (b, h, i, l, l): Z
@@ -138,6 +141,7 @@ class Step:
     koopman: Array  # (b, h, i, l, l): R
     lifted: Array  # (b, h, i, l, d): H
     section: Array  # (b, h, i, l): c
+    numbers: tuple[Any, Array, Array]  # tau, epsilon, ridge
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ class Saved:
     @property
     def left(self) -> tuple[Array, ...]:
         """How far psi is from having been inverted, of each update from the second on."""
-        return tuple(step.left for step in self.updates)
+        return tuple(left_of(step.left, step.jacobian) for step in self.updates)
 
 
 def forward(
@@ -165,63 +169,64 @@ def forward(
 ) -> tuple[Array, Saved]:
     """Return the last query (b, h, i, d), NaN where psi was not inverted, and what `backward` reads."""
     xp, causal = namespace(q), offset is not None
-    keys = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
-    values = repeat_heads(v, q.shape[1])  # (b, h, j, d): copies of v
-    allowed = allowed_pairs(mask, offset, q.shape[2], k.shape[2], q)  # broadcasts to J
-    everywhere = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
-    seen = everywhere if allowed is None else everywhere & allowed  # (b, h, i, j): whether j is in J(i)
-    augmented = options.space == "augmented"
-    g = Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
-    gram = gram_of(g, causal, options.jitter) if options.updates > 1 else None  # tagged there
-    weights, attended = attend(q, keys, values, seen, options)  # tagged there
-    trajectory, all_weights, steps = [q, attended], [weights], list[Step]()
-    for n in range(options.updates - 1):
+    groups, shared = k.shape[1], q.shape[1] // k.shape[1]  # key/value heads, and query heads of each
+    keys, values = xp.repeat(k, shared, axis=1), xp.repeat(v, shared, axis=1)  # (b, h, j, d), (b, h, j, d)
+    seen = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
+    if offset is not None:
+        seen = seen & (arange(0, k.shape[2], q) <= arange(0, q.shape[2], q)[:, None] + offset)  # (b, h, i, j)
+    seen = seen if mask is None else seen & mask  # (b, h, i, j): whether j is in J(i)
+    g = observables(options.kernel, keys, seen, options.space == "augmented")
+    gram = None
+    if options.updates > 1:
+        gram = gram_of(g, keys, seen, causal, options.jitter)  # tagged there
+    trajectory, all_weights, steps = tuple[Array, ...]((q,)), tuple[Array, ...](), tuple[Step, ...]()
+    for n in range(options.updates):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
-        recent = trajectory if options.window is None else trajectory[-options.window - 1 :]
-        points = xp.stack(recent, axis=3)  # x_0 ... x_L
-        numbers = options.tau, options.epsilon[n, ...], options.ridge[n, ...]
-        step = update(points, attended, g, gram, options, numbers)  # tagged there
-        trajectory, all_weights, steps = [*trajectory, step.root], [*all_weights, weights], [*steps, step]
-    points, weighed, fitted = tuple(trajectory), tuple(all_weights), tuple(steps)
-    return points[-1], Saved(options, causal, k.shape[1], values, g, gram, points, weighed, fitted)
+        all_weights = (*all_weights, weights)
+        root = attended  # (b, h, i, d)
+        if n > 0:
+            recent = trajectory if options.window is None else trajectory[-options.window - 1 :]
+            numbers = options.tau, options.epsilon[n - 1, ...], options.ridge[n - 1, ...]
+            step = update(xp.stack(recent, axis=3), attended, g, gram, options, numbers)  # tagged there
+            root, steps = step.root, (*steps, step)
+        trajectory = (*trajectory, root)
+    return trajectory[-1], Saved(options, causal, groups, values, g, gram, trajectory, all_weights, steps)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k and v and of every number; of ridge and epsilon one for each later update."""
     xp, options, g = namespace(d_out), saved.options, saved.g
-    k, v = g.keys[:, :, 0, :, :], saved.v  # (b, h, j, d), (b, h, j, d)
-    nothing = xp.sum(d_out) * 0.0  # ()
-    d = {"k": xp.zeros_like(k), "v": xp.zeros_like(v), "bandwidth": nothing, "weight": nothing}
-    d_points = [*(xp.zeros_like(x) for x in saved.trajectory[:-1]), d_out]
-    d_numbers = list[dict[str, Array]]()
-    for number in range(options.updates, 0, -1):
-        d_root = d_points[number]  # (b, h, i, d) [dKOOP.17]
+    k, v, nothing = g.keys[:, :, 0, :, :], saved.v, xp.sum(d_out) * 0.0  # (b, h, j, d), (b, h, j, d), ()
+    d = {"bandwidth": nothing, "weight": nothing}
+    d_points, d_numbers = [*(xp.zeros_like(x) for x in saved.trajectory[:-1]), d_out], list[dict[str, Array]]()
+    for n in range(len(saved.weights) - 1, -1, -1):
+        d_root = d_points[n + 1]  # (b, h, i, d) [dKOOP.17]
         passed = {"attended": d_root}
-        if number > 1:
+        if n > 0:
             # forward: root = update(points, attended, g, gram, ...)
-            step = saved.updates[number - 2]
-            numbers = options.tau, options.epsilon[number - 2, ...], options.ridge[number - 2, ...]
-            d_path, passed, found = update_backward(step, g, saved.gram, options, numbers, d_root)  # as points
-            for n in range(1, d_path.shape[3] + 1):
-                d_points[number - n] = d_points[number - n] + d_path[:, :, :, -n, :]  # (b, h, i, d)
+            d_path, passed, found = update_backward(saved.updates[n - 1], g, saved.gram, options, d_root)  # as points
+            for at in range(1, d_path.shape[3] + 1):
+                d_points[n + 1 - at] = d_points[n + 1 - at] + d_path[:, :, :, -at, :]  # (b, h, i, d)
             d_numbers = [found, *d_numbers]
         d_attended = passed.pop("attended")  # (b, h, i, d) [dKOOP.4]
-        add(d, passed)
+        d |= {name: d.get(name, 0.0) + part for name, part in passed.items()}
+        x, weights = saved.trajectory[n], saved.weights[n]  # (b, h, i, d), (b, h, i, j)
         # forward: attended = attend(x, k, v)
-        x, weights = saved.trajectory[number - 1], saved.weights[number - 1]  # (b, h, i, d), (b, h, i, j)
         d_x, passed = attend_backward(x, k, v, weights, options, d_attended)  # (b, h, i, d), -
-        d_points[number - 1] = d_points[number - 1] + d_x  # (b, h, i, d)
-        add(d, passed)
-    if options.updates > 1:
-        # forward: gram = gram_of(g, ...)
+        d_points[n] = d_points[n] + d_x  # (b, h, i, d)
+        d |= {name: d.get(name, 0.0) + part for name, part in passed.items()}
+    if saved.gram is not None:
         d_gram = d["gram"]  # (b, h, i, o, o) [dKOOP.6]
-        add(d, gram_backward(g, saved.causal, options.jitter, d_gram, d.get("norm", nothing)))
+        # forward: gram = gram_of(g, ...)
+        passed = gram_backward(g, k, saved.causal, options.jitter, d_gram, d.get("norm", nothing))
+        d |= {name: d.get(name, 0.0) + part for name, part in passed.items()}
     d_q = d_points[0]  # (b, h, i, d) [dKOOP.q]
-    d_k = sum_heads(d["k"], saved.groups)  # (b, g, j, d) [dKOOP.k]
-    d_v = sum_heads(d["v"], saved.groups)  # (b, g, j, d) [dKOOP.v]
+    grouped = (k.shape[0], saved.groups, -1, *k.shape[2:])  # the query heads of a key/value head beside each other
+    d_k = xp.sum(xp.reshape(d["k"], grouped), axis=2)  # (b, g, j, d) [dKOOP.k]
+    d_v = xp.sum(xp.reshape(d["v"], grouped), axis=2)  # (b, g, j, d) [dKOOP.v]
     d_bandwidth, d_weight = d["bandwidth"], d["weight"]  # () [dKOOP.bandwidth], () [dKOOP.weight]
     gradients = {"q": d_q, "k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
-    if options.updates == 1:
+    if not d_numbers:
         return gradients
     d_ridge = xp.stack([part["ridge"] for part in d_numbers])  # [dKOOP.ridge]
     d_epsilon = xp.stack([part["epsilon"] for part in d_numbers])  # [dKOOP.epsilon]
@@ -235,7 +240,7 @@ def attend(x: Array, k: Array, v: Array, seen: Array, options: Options) -> tuple
     """Return the weights (b, h, i, j) and what queries x (b, h, i, d) attend."""
     xp = namespace(x)
     if options.similarity == "dot":
-        scores = x @ xp.matrix_transpose(k) / math.sqrt(x.shape[-1])  # (b, h, i, j) [KOOP.1]
+        scores = x @ k.mT / math.sqrt(x.shape[-1])  # (b, h, i, j) [KOOP.1]
     else:
         scores = options.kernel.values(x, k)  # (b, h, i, j) [KOOP.1]
     masked = xp.where(seen, scores, -math.inf)  # (b, h, i, j) [KOOP.2]
@@ -251,212 +256,209 @@ def attend_backward(
     x: Array, k: Array, v: Array, weights: Array, options: Options, d_attended: Array
 ) -> tuple[Array, dict[str, Array]]:
     """Return the gradient of x, and by name those of k, v, and of the kernel's numbers where it is the similarity."""
-    xp, transpose = namespace(x), namespace(x).matrix_transpose
+    xp = namespace(x)
     # forward: attended = weights @ v
-    d_v = transpose(weights) @ d_attended  # (b, h, j, d): of this update
-    d_weights = d_attended @ transpose(v)  # (b, h, i, j) [dKOOP.3]
+    d_v = weights.mT @ d_attended  # (b, h, j, d): of this update
+    d_weights = d_attended @ v.mT  # (b, h, i, j) [dKOOP.3]
     # forward: weights = softmax(scores)
     mean = xp.sum(weights * d_weights, axis=-1, keepdims=True)  # (b, h, i, 1)
     d_scores = weights * (d_weights - mean)  # (b, h, i, j) [dKOOP.1]
     if options.similarity == "dot":
         # forward: scores = x @ k^T / sqrt(d)
         d_dot = d_scores / math.sqrt(x.shape[-1])  # (b, h, i, j)
-        return d_dot @ k, {"k": transpose(d_dot) @ x, "v": d_v}
+        return d_dot @ k, {"k": d_dot.mT @ x, "v": d_v}
     # forward: scores = k(x, k)
     d_x, d_k, d_bandwidth, d_weight = options.kernel.backward(x, k, d_scores)  # (b, h, i, d), (b, h, j, d), (), ()
     return d_x, {"k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
 
 
-def gram_of(g: Observables, causal: bool, jitter: float) -> Array:
+def gram_of(g: Observables, keys: Array, seen: Array, causal: bool, jitter: float) -> Array:
     """Return G (b, h, i, o, o)."""
-    xp, keys, seen = namespace(g.keys), g.keys[:, :, 0, :, :], g.seen  # -, (b, h, j, d), (b, h, i, j)
-    between = g.kernel.values(keys, keys)  # (b, h, j, j) [KOOP.5]
+    xp = namespace(keys)
+    between = g.kernel.look(keys, keys)[0]  # (b, h, j, j) [KOOP.5]
     eye = identity(keys.shape[2], keys)  # (j, j)
     if causal:
-        size = zeros((*seen.shape[:3], 1), keys) + g.kernel.weight + 1.0  # (b, h, i, 1): delta / jitter
+        size = g.kernel.weight + 1.0 + 0.0 * g.count  # (b, h, i, 1): delta / jitter
     else:
         sizes = xp.where(seen, xp.sum(between * eye, axis=-1)[:, :, None, :], 0.0)  # (b, h, i, j): E_jj
-        size = xp.sum(sizes, axis=-1, keepdims=True) / g.count()  # (b, h, i, 1): delta / jitter
-    diagonal = xp.where(seen, jitter * size, jitter * size + 1.0)  # (b, h, i, j)
+        size = xp.sum(sizes, axis=-1, keepdims=True) / g.count  # (b, h, i, 1): delta / jitter
+    delta = jitter * size[..., None]  # (b, h, i, 1, 1)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
-    within = xp.where(pairs, between[:, :, None, :, :], 0.0)  # (b, h, i, j, j)
+    within = xp.where(pairs, between[:, :, None, :, :], eye)  # (b, h, i, j, j)
     if g.augmented:
         beside = xp.where(seen[..., None], g.keys, 0.0)  # (b, h, i, j, d)
-        factor = 1.0 / g.kernel.linear_part() + jitter * size[..., None]  # (b, h, i, 1, 1): 1 / n + delta
+        factor = 1.0 / g.kernel.linear_part() + delta  # (b, h, i, 1, 1): 1 / n + delta
         corner = factor * identity(keys.shape[3], keys)  # (b, h, i, d, d)
-        upper = xp.concat([within + diagonal[..., None] * eye, beside], axis=-1)  # (b, h, i, j, o)
-        lower = xp.concat([xp.matrix_transpose(beside), corner], axis=-1)  # (b, h, i, d, o)
+        upper = xp.concat([within + delta * eye, beside], axis=-1)  # (b, h, i, j, o)
+        lower = xp.concat([beside.mT, corner], axis=-1)  # (b, h, i, d, o)
         gram = xp.concat([upper, lower], axis=-2)  # (b, h, i, o, o) [KOOP.6]
     else:
-        gram = within + diagonal[..., None] * eye  # (b, h, i, o, o) [KOOP.6]
+        gram = within + delta * eye  # (b, h, i, o, o) [KOOP.6]
     return gram
 
 
-def gram_backward(g: Observables, causal: bool, jitter: float, d_gram: Array, d_norm: Array) -> dict[str, Array]:
+def gram_backward(
+    g: Observables, keys: Array, causal: bool, jitter: float, d_gram: Array, d_norm: Array
+) -> dict[str, Array]:
     """Return the gradients of the keys and the kernel's numbers, for those of G and, if augmented, of 1 / n in P."""
-    xp, j = namespace(d_gram), g.seen.shape[3]
-    keys, seen = g.keys[:, :, 0, :, :], g.seen  # (b, h, j, d), (b, h, i, j)
-    # forward: gram = between where both are seen, + 1 on the diagonal where not, + delta on all of it
+    xp, seen, j = namespace(d_gram), g.seen, keys.shape[2]  # -, (b, h, i, j), -
+    # forward: gram = between where both are seen, else eye, + delta on the diagonal
     traces = d_gram * identity(d_gram.shape[-1], d_gram)  # (b, h, i, o, o): its diagonal
     d_size = jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
     d_seen = xp.sum(xp.where(pairs, d_gram[..., :j, :j] if g.augmented else d_gram, 0.0), axis=2)  # (b, h, j, j)
     # forward: size = weight + 1, or the mean of between_jj over the seen keys
-    shares = xp.where(seen, 0.0 * d_size if causal else d_size / g.count(), 0.0)  # (b, h, i, j)
+    shares = xp.where(seen, 0.0 * d_size if causal else d_size / g.count, 0.0)  # (b, h, i, j)
     d_between = d_seen + xp.sum(shares, axis=2)[..., None] * identity(j, keys)  # (b, h, j, j) [dKOOP.5]
     # forward: between = k(keys, keys)
-    left, right, d_bandwidth, d_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), (b, h, j, d), (), ()
-    total = {"k": left + right, "bandwidth": d_bandwidth, "weight": d_weight}
-    if causal:
-        add(total, {"weight": xp.sum(d_size)})
+    left, right, of_bandwidth, of_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), -, (), ()
+    of_weight = of_weight + xp.sum(d_size) if causal else of_weight  # ()
+    total = {"k": left + right, "bandwidth": of_bandwidth, "weight": of_weight}
     if g.augmented:
         # forward: gram = [[gram, keys], [keys^T, I / n + delta I]]; P has 1 / n, too
-        beside = d_gram[..., :j, j:] + xp.matrix_transpose(d_gram[..., j:, :j])  # (b, h, i, j, d)
+        beside = d_gram[..., :j, j:] + d_gram[..., j:, :j].mT  # (b, h, i, j, d)
         d_factor = -(d_norm + xp.sum(traces[..., j:, j:])) / g.kernel.linear_part() ** 2  # (): of n
         d_bandwidth, d_weight = g.kernel.linear_part_backward(d_factor)  # (), ()
-        add(total, {"k": xp.sum(xp.where(seen[..., None], beside, 0.0), axis=2)})
-        add(total, {"bandwidth": d_bandwidth, "weight": d_weight})
+        d_keys = xp.sum(xp.where(seen[..., None], beside, 0.0), axis=2)  # (b, h, j, d)
+        add(total, {"k": d_keys, "bandwidth": d_bandwidth, "weight": d_weight})
     return total
 
 
 def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array) -> Array:
     """Return A (..., l, o) of KOOP.11 for Z, G and Y; with Z and G transposed it is its own adjoint, Y to A."""
-    reshape, transpose = namespace(inner).reshape, namespace(inner).matrix_transpose
-    targets = targets + 0.0 * ridge  # (..., l, o): with the axis in front that ridges by coordinate have
-    rows, size = targets.shape[-2], targets.shape[-2] * targets.shape[-1]
+    xp, (rows, columns) = namespace(inner), targets.shape[-2:]
     if fit == "separable":
         left = solve(inner + ridge * identity(rows, inner), targets)  # (..., l, o)
-        return transpose(solve(transpose(gram), transpose(left)))
+        return solve(gram.mT, left.mT).mT
     # Row by row the elements of A are one vector: element (l, o) of Z A G takes Z_ll' G_o'o of element (l', o').
-    product = inner[..., :, None, :, None] * transpose(gram)[..., None, :, None, :]  # (..., l, o, l', o')
-    system = reshape(product, (*product.shape[:-4], size, size)) + ridge * identity(size, inner)  # (..., l o, l' o')
-    return reshape(solve(system, reshape(targets, (*targets.shape[:-2], size, 1))), targets.shape)
+    product = inner[..., :, None, :, None] * gram.mT[..., None, :, None, :]  # (..., l, o, l', o')
+    system = xp.reshape(product, (*product.shape[:-4], rows * columns, rows * columns))  # (..., l o, l' o')
+    system = system + ridge * identity(rows * columns, inner)  # (..., l o, l' o')
+    found = solve(system, xp.reshape(targets, (*targets.shape[:-2], rows * columns, 1)))  # (..., l o, 1)
+    return xp.reshape(found, (*found.shape[:-2], rows, columns))
 
 
 def update(points: Array, attended: Array, g: Observables, gram: Any, options: Options, numbers: Any) -> Step:
-    """Return the fit to points x_0 ... x_L, and the next query: where psi is (K psi)(q'), by tau, epsilon, ridge."""
-    xp, transpose = namespace(attended), namespace(attended).matrix_transpose
+    """Return the fit to points x_0 ... x_L, and the next query: where psi is (K psi)(q')."""
+    xp = namespace(attended)
     tau, epsilon, ridge = numbers  # (), (), () or (d,)
-    first, last = points[..., :-1, :], points[..., 1:, :]  # (b, h, i, l, d), (b, h, i, l, d): starts, ends
-    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), or 1
+    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
+    first, at_points = points[..., :-1, :], observed(g, points)  # (b, h, i, l, d), (b, h, i, l + 1, o)
+    starts = at_points[..., :-1, :]  # (b, h, i, l, o) [KOOP.7]
+    targets = at_points[..., 1:, :] - tau * starts  # (b, h, i, l, o) [KOOP.8]
     centres = centres_of(first, g, options)
-    starts = g.values(first)  # (b, h, i, l, o) [KOOP.7]
-    targets = g.values(last) - tau * starts  # (b, h, i, l, o) [KOOP.8]
     if options.space == "full":
         dual = identity(first.shape[3], first)  # (l, l)
-        inner = centres.values(first)  # (b, h, i, l, l) [KOOP.10]
+        inner = observed(centres, first)  # (b, h, i, l, l) [KOOP.10]
     else:
-        dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
-        inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
-    added = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o), behind an axis of coordinates
-    found = coefficients(options.fit, inner, gram, added, targets)  # (b, h, i, l, o) [KOOP.11]
+        dual = solve(gram, starts.mT).mT  # (b, h, i, l, o) [KOOP.9]
+        inner = dual @ starts.mT  # (b, h, i, l, l) [KOOP.10]
+    weight = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o) behind an axis of coordinates
+    found = coefficients(options.fit, inner, gram, weight, targets)  # (b, h, i, l, o) [KOOP.11]
     modes = joined(found @ coordinates(g), options)  # (b, h, i, l, d) [KOOP.12]
-    koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
-    twice = joined(koopman @ modes, options)  # (b, h, i, l, d): R D
-    lifted = (a + 2.0 * tau * b) * modes + b * twice  # (b, h, i, l, d) [KOOP.14]
-    at_attended = transpose(centres.values(attended[..., None, :]))  # g(q')
-    section = (dual @ at_attended)[..., 0]  # (b, h, i, l) [KOOP.15]
+    koopman = found @ starts.mT  # (b, h, i, l, l) [KOOP.13]
+    lifted = (a + 2.0 * tau * b) * modes + b * joined(koopman @ modes, options)  # (b, h, i, l, d) [KOOP.14]
+    section = (dual @ observed(centres, attended[..., None, :]).mT)[..., 0]  # (b, h, i, l) [KOOP.15]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.16]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
-    own, factors = a + b * tau, transpose(modes) @ dual  # (), of D^T kappa(x) = factors g(x)
+    own, factors = a + b * tau, modes.mT @ dual  # (), of D^T kappa(x) = factors g(x)
+    alive, eye = xp.any(g.seen, axis=-1), identity(points.shape[-1], points)  # (b, h, i), (d, d)
     if options.certify:
-        certify(steepness(centres, factors), own, b, xp.any(g.seen, axis=-1))
+        certify(steepness(centres, factors), own, b, alive)
 
     def psi(x: Array) -> tuple[Array, Array, Array]:
         """Return psi(x) - z, the size of the terms that it sums, and J."""
-        value, size, slope = centres.look(x, factors)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
+        value, size, slope = look(centres, x, factors)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
         terms = xp.abs(own * x) + xp.abs(b * size) + xp.abs(image)  # (b, h, i, d)
-        jacobian = own * identity(x.shape[-1], x) + b * slope  # (b, h, i, d, d)
-        return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
+        return own * x + b * value - image, xp.sqrt(xp.sum(terms * terms, axis=-1)), own * eye + b * slope
 
-    alive = xp.any(g.seen, axis=-1)  # (b, h, i): whether the query sees a key
     reached, left = invert(psi, (expected, attended, points[..., -1, :]), alive)  # (b, h, i, d), (b, h, i)
     root = xp.where(alive[..., None], reached, 0.0)  # (b, h, i, d) [KOOP.17]
-    return Step(points, attended, root, left, starts, dual, inner, found, modes, koopman, lifted, section)
+    jacobian = xp.where(alive[..., None, None], psi(root)[2], eye)  # (b, h, i, d, d): J
+    return Step(
+        points, attended, root, left, jacobian, starts, dual, inner, found, modes, koopman, lifted, section, numbers
+    )
 
 
 def update_backward(
-    step: Step, g: Observables, gram: Any, options: Options, numbers: Any, d_root: Array
+    step: Step, g: Observables, gram: Any, options: Options, d_root: Array
 ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     """Return the gradients of the points, by name those of q' and of what all updates share, and of the numbers."""
-    xp, transpose = namespace(d_root), namespace(d_root).matrix_transpose
-    tau, epsilon, ridge = numbers  # (), (), () or (d,)
+    xp = namespace(d_root)
+    tau, epsilon, ridge = step.numbers  # (), (), () or (d,)
+    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
     points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
     starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
-    a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), or 1
-    centres, eye = centres_of(points[..., :-1, :], g, options), identity(root.shape[-1], root)  # -, (d, d)
+    centres = centres_of(points[..., :-1, :], g, options)
+    beside = xp.stack([attended, root], axis=-2)  # (b, h, i, 2, d): q' and q^r
+    at_beside = observed(centres, beside)  # of all observables there
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
-    value, _, slope = centres.look(root, transpose(modes) @ dual)  # (b, h, i, d), (b, h, i, d), (b, h, i, d, d)
-    alive = xp.any(g.seen, axis=-1)[..., None]  # (b, h, i, 1): whether there is a root
-    jacobian = xp.where(alive[..., None], (a + b * tau) * eye + b * slope, eye)  # (b, h, i, d, d): J
-    d_image = solve(transpose(jacobian), xp.where(alive, d_root, 0.0)[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
+    d_alive = xp.where(xp.any(g.seen, axis=-1)[..., None], d_root, 0.0)  # (b, h, i, d): of a query that sees a key
+    d_image = solve(step.jacobian.mT, d_alive[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
+    at_root = (dual @ at_beside[..., 1:, :].mT)[..., 0]  # (b, h, i, l): u
     d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): du
     # forward: image = (a + b) tau attended + lifted^T section
     d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
     d_lifted = step.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.14]
     # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-    at_root = centres.values(root[..., None, :])  # g(q^r)
-    of_psi = (dual @ transpose(at_root)) * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
-    d_twice = summed(transpose(step.koopman) @ apart(d_lifted, options), options)  # (b, h, i, l, d): R^T dH
+    d_twice = summed(step.koopman.mT @ apart(d_lifted, options), options)  # (b, h, i, l, d): R^T dH
+    of_psi = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
     d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.12]
-    d_koopman = b * apart(d_lifted, options) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.13]
+    d_koopman = b * apart(d_lifted, options) @ modes.mT  # (b, h, i, l, l) [dKOOP.13]
     # forward: modes = found @ P; koopman = found @ starts^T
-    d_fitted = apart(d_modes, options) @ transpose(coordinates(g)) + d_koopman @ starts  # (b, h, i, l, o)
+    d_fitted = apart(d_modes, options) @ coordinates(g).mT + d_koopman @ starts  # (b, h, i, l, o)
     d_found = visible(g, d_fitted)  # (b, h, i, l, o) [dKOOP.11]
-    d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
+    d_coordinates = xp.sum(summed(found.mT @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
-    added = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
-    mirrored = transpose(inner), transpose(gram)  # (b, h, i, l, l), (b, h, i, o, o)
-    d_targets = coefficients(options.fit, *mirrored, added, d_found)  # (b, h, i, l, o) [dKOOP.8]
-    d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
-    left = inner @ found + added * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
-    d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
+    weight = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
+    d_targets = coefficients(options.fit, inner.mT, gram.mT, weight, d_found)  # (b, h, i, l, o) [dKOOP.8]
+    d_inner = -summed(d_targets @ gram.mT @ found.mT, options)  # (b, h, i, l, l) [dKOOP.10]
+    left = inner @ found + weight * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
+    d_gram = -summed(left.mT @ d_targets, options)  # (b, h, i, o, o): but for what N passes
     of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
     if options.scale == "mean":
-        of_ridge = of_ridge * (float(inner.shape[-1]) * g.count()[..., None])  # (b, h, i, l, o)
+        of_ridge = of_ridge * (float(inner.shape[-1]) * g.count[..., None])  # (b, h, i, l, o)
     d_ridge = xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
-    # forward: starts = g(first); targets = g(last) - tau starts
+    # forward: starts = g(first); targets = g(last) - tau starts; koopman = found @ starts^T
     d_last = summed(d_targets, options)  # (b, h, i, l, o): of g at the ends
-    of_koopman = summed(transpose(d_koopman) @ found, options)  # (b, h, i, l, o): dR^T A
+    d_kappa = xp.stack([d_section, d_at_root], axis=-2)  # (b, h, i, 2, l): dc and du
+    of_koopman = summed(d_koopman.mT @ found, options)  # (b, h, i, l, o): dR^T A
     if options.space == "full":
         d_starts = of_koopman - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
     else:
         # forward: inner = dual @ starts^T; dual = starts G^-1; kappa(x) = dual @ g(x), at q' and at a given root
-        of_attended = d_section[..., None] * g.values(attended[..., None, :])  # (b, h, i, l, o): dc g(q')^T
-        d_dual = d_inner @ starts + d_at_root[..., None] * at_root + of_attended  # (b, h, i, l, o) [dKOOP.9]
-        through = transpose(solve(transpose(gram), transpose(d_dual)))  # (b, h, i, l, o): dN G^-1
-        d_starts = of_koopman + transpose(d_inner) @ dual + through - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
-        d_gram = d_gram - transpose(dual) @ through  # (b, h, i, o, o)
-    none = xp.zeros_like(d_last[..., :1, :])  # (b, h, i, 1, o): the last point starts nothing, the first ends nothing
+        d_dual = d_inner @ starts + d_kappa.mT @ at_beside  # (b, h, i, l, o) [dKOOP.9]
+        through = solve(gram.mT, d_dual.mT).mT  # (b, h, i, l, o): dN G^-1
+        d_starts = of_koopman + d_inner.mT @ dual + through - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
+        d_gram = d_gram - dual.mT @ through  # (b, h, i, o, o)
+    none = xp.zeros_like(d_last[..., :1, :])  # (b, h, i, 1, o): no transition starts at x_L, and none ends at x_0
     d_path = xp.concat([d_starts, none], axis=-2) + xp.concat([none, d_last], axis=-2)  # (b, h, i, l + 1, o)
     # forward: g or, in the full space, sections at first, at q' and at q^r
-    beside = [attended[..., None, :], root[..., None, :]]  # (b, h, i, 1, d) each
-    d_beside = [d_section[..., None, :] @ dual, d_at_root[..., None, :] @ dual]  # (b, h, i, 1, o) each
     if options.space == "full":
-        d_points, d_keys, d_bandwidth, d_weight = g.backward(points, d_path)  # as points, the keys of each query
-        at = xp.concat([points[..., :-1, :], *beside], axis=-2)  # where the sections were evaluated
-        d_at = xp.concat([d_inner, *d_beside], axis=-2)  # of each section there
-        d_x, d_first, more_bandwidth, more_weight = centres.backward(at, d_at)  # as at, as first
+        d_points, d_k, d_bandwidth, d_weight = observed_backward(g, points, d_path)  # as points, keys of each query
+        at = xp.concat([points[..., :-1, :], beside], axis=-2)  # where the sections were evaluated
+        d_at = xp.concat([d_inner, d_kappa], axis=-2)  # of each section there
+        d_x, d_first, more_bandwidth, more_weight = observed_backward(centres, at, d_at)  # as at, as first
         d_bandwidth, d_weight = d_bandwidth + more_bandwidth, d_weight + more_weight  # (), ()
         moved = [d_x[..., :-2, :] + d_first, xp.zeros_like(d_first[..., :1, :])]  # as points
         d_points = d_points + xp.concat(moved, axis=-2)  # (b, h, i, l + 1, d)
     else:
-        at = xp.concat([points, *beside], axis=-2)  # where g was evaluated
-        d_at = xp.concat([d_path, *d_beside], axis=-2)  # of each observable there
-        d_x, d_keys, d_bandwidth, d_weight = g.backward(at, d_at)  # as at, the keys of each query
+        x = xp.concat([points, beside], axis=-2)  # (b, h, i, l + 3, d): where g was evaluated
+        d_g = xp.concat([d_path, d_kappa @ dual], axis=-2)  # (b, h, i, l + 3, o): of each observable there
+        d_x, d_k, d_bandwidth, d_weight = observed_backward(g, x, d_g)  # as x
         d_points = d_x[..., :-2, :]  # (b, h, i, l + 1, d)
     d_attended = (a + b) * tau * d_image + d_x[..., -2, :]  # (b, h, i, d)
     # forward: a and b in psi, in image and in lifted
     d_a = xp.sum(d_image * (tau * attended - root)) + xp.sum(d_lifted * modes)  # (): da
-    of_image = d_image * (tau * (attended - root) - value)  # (b, h, i, d)
+    of_image = d_image * (tau * (attended - root) - xp.sum(modes * at_root[..., None], axis=-2))  # (b, h, i, d)
     d_b = xp.sum(of_image) + xp.sum(d_lifted * (2.0 * tau * modes + joined(step.koopman @ modes, options)))  # (): db
     d_numbers = {"ridge": d_ridge, "epsilon": d_a if options.perturbation == "shift" else d_b}
     if options.perturbation == "pencil":
         d_numbers |= {"mix": d_a}
-    d_k = xp.sum(d_keys, axis=2) + d_coordinates[..., : g.keys.shape[3], :]  # (b, h, j, d)
+    d_k = xp.sum(d_k, axis=2) + d_coordinates[..., : g.keys.shape[3], :]  # (b, h, j, d)
     passed = {"attended": d_attended, "k": d_k, "gram": d_gram, "bandwidth": d_bandwidth, "weight": d_weight}
     if g.augmented:
-        passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * eye)}
+        passed |= {"norm": xp.sum(d_coordinates[..., g.keys.shape[3] :, :] * identity(root.shape[-1], root))}
     return d_points, passed, d_numbers
 
 
@@ -465,14 +467,14 @@ def centres_of(first: Array, g: Observables, options: Options) -> Observables:
     if options.space != "full":
         return g
     everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
-    return Observables(kernel=g.kernel, keys=first, seen=everywhere, augmented=False)
+    return Observables(g.kernel, first, everywhere, g.count, augmented=False)
 
 
 def ridge_of(ridge: Array, options: Options, g: Observables, first: Array) -> Array:
     """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
     if options.scale == "sum" and not options.by_coordinate:
         return ridge
-    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count()[..., None]  # 1 or (b, h, i, 1, 1)
+    factor = 1.0 if options.scale == "sum" else float(first.shape[-2]) * g.count[..., None]  # 1 or (b, h, i, 1, 1)
     return (ridge[:, None, None, None, None, None] if options.by_coordinate else ridge) * factor
 
 
@@ -495,5 +497,4 @@ def summed(x: Array, options: Options) -> Array:
 
 def add(total: dict[str, Array], parts: dict[str, Array]) -> None:
     """Add parts to a total that is the caller's own, name by name."""
-    for name, part in parts.items():
-        total[name] = total[name] + part if name in total else part  # of any shape
+    total.update({name: total.get(name, 0.0) + part for name, part in parts.items()})

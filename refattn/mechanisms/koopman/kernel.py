@@ -10,8 +10,8 @@ With rho = |x - y|^2, the bandwidth l, and s = sqrt(3 rho) / l or sqrt(5 rho) / 
     matern52     k2 = (1 + s + s^2 / 3) exp(-s)
     polynomial   k2 = (x . y / l^2 + constant)^degree
 
-All are differentiable at x = y. The derivative is dk/dx = along y + towards (x - y), where along = 1 + c dk2/d(x . y)
-and towards = 2 c dk2/d rho.
+All are differentiable at x = y. The derivative is dk/dx = cross y + own x, with own = 2 c dk2/d rho, cross = 1 - own;
+for a polynomial own = 0 and cross = 1 + c dk2/d(x . y).
 
 Letters: p and q points, d coordinates; all other axes in front broadcast. Of observables: b batch, h head, i query,
 j key, l point, o observable: keys, then coordinates if augmented.
@@ -36,49 +36,40 @@ class Kernel:
         Above 0, a float or an array (); None means sqrt(d) and 1.
     steepest
         Largest slope of k2 along a line, times the bandwidth; None where there is none.
-    radial
-        Whether k2 is a function of rho, otherwise of x . y.
     """
 
     bandwidth: Any
     weight: Any
     steepest: ClassVar[float | None]
-    radial: ClassVar[bool] = True
 
-    def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
-        """Return k2 and its derivative: with respect to rho where it is radial, otherwise to x . y."""
+    def second(self, rho: Array) -> tuple[Array, Array]:
+        """Return k2 and its derivative with respect to rho."""
         raise NotImplementedError
 
     def values(self, x: Array, y: Array) -> Array:
         """(..., p, d), (..., q, d) -> (..., p, q)."""
-        dot, rho = products(x, y)
-        return dot + self.weight * self.second(dot, rho)[0]
+        return self.look(x, y)[0]
 
-    def look(self, x: Array, y: Array) -> tuple[Array, Array, Array]:
-        """Return (values, along, towards), (..., p, q) each: dk/dx = along y + towards (x - y)."""
-        xp, (dot, rho) = namespace(x), products(x, y)
-        value, slope = self.second(dot, rho)
-        if not self.radial:
-            return dot + self.weight * value, 1.0 + self.weight * slope, xp.zeros_like(dot)
-        return dot + self.weight * value, xp.ones_like(dot), 2.0 * self.weight * slope
+    def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Return k, cross and own of dk/dx = cross y + own x, -bandwidth dk/dbandwidth, and k2, (..., p, q) each."""
+        xp = namespace(x, y)
+        dot = x @ y.mT
+        rho = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :] - 2.0 * dot
+        value, slope = self.second(rho)
+        own = 2.0 * self.weight * slope
+        return dot + self.weight * value, 1.0 - own, own, own * rho, value
 
     def backward(self, x: Array, y: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
         """Return the gradients with respect to x and y, (..., p, d) and (..., q, d), the bandwidth and the weight."""
         xp = namespace(x, y, d_values)
-        dot, rho = products(x, y)
-        # forward: values = x . y + weight k2, with k2 a function of rho / bandwidth^2, or of x . y / bandwidth^2
-        value, slope = self.second(dot, rho)
-        of_weight, d_argument = d_values * value, self.weight * d_values * slope
-        of_bandwidth = d_argument * (rho if self.radial else dot) * (-2.0 / self.bandwidth)
+        # forward: values = k(x, y)
+        _, cross, own, moved, value = self.look(x, y)
+        d_cross, d_own = d_values * cross, d_values * own
+        of_bandwidth, of_weight = d_values * moved / -self.bandwidth, d_values * value
         d_bandwidth = sum_wide(of_bandwidth)
         d_weight = sum_wide(of_weight)
-        if not self.radial:
-            d_dot = d_values + d_argument
-            return d_dot @ y, xp.matrix_transpose(d_dot) @ x, d_bandwidth, d_weight
-        # forward: rho = x . x + y . y - 2 x . y
-        d_dot = d_values - 2.0 * d_argument
-        d_x = d_dot @ y + 2.0 * xp.sum(d_argument, axis=-1, keepdims=True) * x
-        d_y = xp.matrix_transpose(d_dot) @ x + 2.0 * xp.sum(d_argument, axis=-2)[..., None] * y
+        d_x = d_cross @ y + xp.sum(d_own, axis=-1, keepdims=True) * x
+        d_y = d_cross.mT @ x + xp.sum(d_own, axis=-2)[..., None] * y
         return d_x, d_y, d_bandwidth, d_weight
 
     def slope_bound(self) -> float | Array:
@@ -103,9 +94,11 @@ class Linear(Kernel):
     weight = 0.0
     steepest: ClassVar[float | None] = 0.0
 
-    def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
-        """Return 0 and 0."""
-        return namespace(dot).zeros_like(dot), namespace(dot).zeros_like(dot)
+    def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Return x . y, 1, 0, 0 and 0."""
+        dot = x @ y.mT
+        nothing = namespace(x, y).zeros_like(dot)
+        return dot, nothing + 1.0, nothing, nothing, nothing
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ class Rbf(Kernel):
     weight: Any = None
     steepest: ClassVar[float | None] = math.exp(-0.5)
 
-    def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
+    def second(self, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative with respect to rho."""
         # Rounding may leave rho below 0.
         value = namespace(rho).exp(namespace(rho).where(rho > 0.0, rho, 0.0) / (-2.0 * self.bandwidth**2))
@@ -131,7 +124,7 @@ class Matern32(Kernel):
     weight: Any = None
     steepest: ClassVar[float | None] = math.sqrt(3.0) / math.e
 
-    def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
+    def second(self, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative with respect to rho."""
         scaled = distance(rho, 3.0) / self.bandwidth
         fall = namespace(rho).exp(-scaled)
@@ -149,7 +142,7 @@ class Matern52(Kernel):
         math.sqrt(5.0) / 3.0 * (2.0 + math.sqrt(5.0)) * math.exp(-(1.0 + math.sqrt(5.0)) / 2.0)
     )
 
-    def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
+    def second(self, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative with respect to rho."""
         scaled = distance(rho, 5.0) / self.bandwidth
         fall = namespace(rho).exp(-scaled)
@@ -166,7 +159,6 @@ class Polynomial(Kernel):
     degree: int = 2
     constant: float = 1.0
     steepest: ClassVar[float | None] = None
-    radial: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
@@ -175,10 +167,13 @@ class Polynomial(Kernel):
         if not number or not 0.0 <= self.constant < math.inf:
             raise ValueError(f"constant: got {self.constant!r}, needs a finite number of at least 0")
 
-    def second(self, dot: Array, rho: Array) -> tuple[Array, Array]:
-        """Return k2 and its derivative with respect to x . y."""
+    def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Return what `Kernel.look` does, of a function of x . y: own is 0."""
+        dot = x @ y.mT
         base = dot / self.bandwidth**2 + self.constant
-        return base**self.degree, self.degree * base ** (self.degree - 1) / self.bandwidth**2
+        value, slope = base**self.degree, self.degree * base ** (self.degree - 1) / self.bandwidth**2
+        of_dot, nothing = self.weight * slope, namespace(x, y).zeros_like(dot)
+        return dot + self.weight * value, 1.0 + of_dot, nothing, 2.0 * of_dot * dot, value
 
     def linear_part(self) -> float | Array:
         """Return the factor of x . y: 1 + weight degree constant^(degree - 1) / bandwidth^2."""
@@ -209,41 +204,44 @@ class Observables:
     kernel: Kernel
     keys: Array  # (b, h, 1 or i, j, d)
     seen: Array  # (b, h, i, j): whether the query sees the key
+    count: Array  # (b, h, i, 1): how many it sees, 1 where it sees none
     augmented: bool
 
-    def values(self, x: Array) -> Array:
-        """(b, h, i, l, d) -> (b, h, i, l, o)."""
-        if self.augmented:
-            return visible(self, namespace(x).concat([self.kernel.values(x, self.keys), x], axis=-1))
-        return visible(self, self.kernel.values(x, self.keys))
 
-    def backward(self, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
-        # forward: values = k(x, keys) where seen; augmented: x beside them
-        d_seen = visible(self, d_values)
-        if self.augmented:
-            at_keys, beyond = d_seen[..., : self.keys.shape[3]], d_seen[..., self.keys.shape[3] :]
-            d_x, d_keys, d_bandwidth, d_weight = self.kernel.backward(x, self.keys, at_keys)
-            return d_x + beyond, d_keys, d_bandwidth, d_weight
-        return self.kernel.backward(x, self.keys, d_seen)
+def observed(g: Observables, x: Array) -> Array:
+    """Return g(x): (b, h, i, l, d) -> (b, h, i, l, o)."""
+    at_keys = g.kernel.look(x, g.keys)[0]
+    return visible(g, namespace(x).concat([at_keys, x], axis=-1) if g.augmented else at_keys)
 
-    def look(self, x: Array, factors: Array) -> tuple[Array, Array, Array]:
-        """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
-        xp, row = namespace(x), x[..., None, :]
-        _, along, towards = self.kernel.look(row, self.keys)  # (b, h, i, 1, j)
-        values = xp.matrix_transpose(self.values(row))  # (b, h, i, o, 1)
-        value, size = (factors @ values)[..., 0], (xp.abs(factors) @ xp.abs(values))[..., 0]
-        # dk/dx = along key + towards (x - key); the coordinates are their own slopes
-        at_keys = factors[..., : self.keys.shape[3]] if self.augmented else factors
-        pull = xp.sum(at_keys * towards, axis=-1, keepdims=True)
-        jacobian = (at_keys * (along - towards)) @ self.keys + pull * row
-        return value, size, jacobian + factors[..., self.keys.shape[3] :] if self.augmented else jacobian
 
-    def count(self) -> Array:
-        """Return how many keys each query sees (b, h, i, 1), 1 where it sees none."""
-        xp = namespace(self.keys)
-        found = xp.sum(xp.astype(self.seen, self.keys.dtype), axis=-1, keepdims=True)
-        return xp.where(found == 0.0, 1.0, found)
+def observed_backward(g: Observables, x: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
+    """Return the gradients of x, of the keys (b, h, i, j, d), the bandwidth and the weight."""
+    # forward: values = k(x, keys) where seen; augmented: x beside them
+    if not g.augmented:
+        return g.kernel.backward(x, g.keys, visible(g, d_values))
+    d_seen = visible(g, d_values)
+    at_keys, beyond = d_seen[..., : g.keys.shape[3]], d_seen[..., g.keys.shape[3] :]
+    d_x, d_keys, d_bandwidth, d_weight = g.kernel.backward(x, g.keys, at_keys)
+    return d_x + beyond, d_keys, d_bandwidth, d_weight
+
+
+def look(g: Observables, x: Array, factors: Array) -> tuple[Array, Array, Array]:
+    """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
+    xp, row = namespace(x), x[..., None, :]
+    values, cross, own, *_ = g.kernel.look(row, g.keys)  # (b, h, i, 1, j)
+    at_keys = factors[..., : g.keys.shape[3]] if g.augmented else factors
+    jacobian = (at_keys * cross) @ g.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
+    jacobian = jacobian + factors[..., g.keys.shape[3] :] if g.augmented else jacobian
+    terms = factors * visible(g, xp.concat([values, row], axis=-1) if g.augmented else values)  # (b, h, i, d, o)
+    return xp.sum(terms, axis=-1), xp.sum(xp.abs(terms), axis=-1), jacobian
+
+
+def observables(kernel: Kernel, keys: Array, seen: Array, augmented: bool) -> Observables:
+    """Return the observables at keys (b, h, j, d)."""
+    xp = namespace(keys)
+    found = xp.sum(xp.astype(seen, keys.dtype), axis=-1, keepdims=True)  # (b, h, i, 1)
+    count = xp.where(found == 0.0, 1.0, found)  # (b, h, i, 1)
+    return Observables(kernel, keys[:, :, None, :, :], seen, count, augmented)
 
 
 def visible(g: Observables, x: Array) -> Array:
@@ -260,14 +258,6 @@ def coordinates(g: Observables) -> Array:
         return g.keys
     own = identity(g.keys.shape[-1], g.keys) / g.kernel.linear_part()
     return namespace(own).concat([g.keys, own + zeros((*g.keys.shape[:2], 1, 1, 1), g.keys)], axis=-2)
-
-
-def products(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return x . y and rho = |x - y|^2, (..., p, q) each."""
-    xp = namespace(x, y)
-    dot = x @ xp.matrix_transpose(y)
-    squares = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :]
-    return dot, squares - 2.0 * dot
 
 
 def distance(rho: Array, factor: float) -> Array:

@@ -11,8 +11,8 @@ sums, or, where rounding lets it get no smaller, `STALLED` times as much. Positi
 converged stays as it is. All take one full step in the end, which makes the error of the derivative as small as that of
 the value.
 
-A root with a singular Jacobian, one of many, counts as none. Where there is none the root is NaN, and the core raises,
-unless what came in there was not finite: that goes on, as everywhere in the cores.
+Where there is no root it is NaN, and the core raises, unless what came in there was not finite: that goes on, as
+everywhere in the cores. A root with a singular Jacobian, one of many, counts as none there.
 
 psi need not be injective: with phi = tau pi + f, f(x) = D^T kappa(x), it is (a + b tau) pi + b f, injective where
 |b| lip(f) < |a + b tau|, which `certify` asks with a bound of lip(f). For tau = 1 that says nothing of lip(phi) itself.
@@ -35,72 +35,48 @@ STEPS = 100
 STEPS_UNSEEN = 12
 """Steps of Newton's method for each start, rejected ones included; and where values cannot be asked (jax.jit)."""
 
-Function = Callable[..., tuple[Array, ...]]
-
 
 def invert(
-    evaluate: Function, starts: Sequence[Array], alive: Array, step: Function | None = None
+    evaluate: Callable[..., Any], tried: Sequence[Array], alive: Array, step: Callable[..., Any] | None = None
 ) -> tuple[Array, Array]:
-    """Return the roots x (..., d) of psi(x) = z, and `left` (...,).
+    """Return the roots x (..., d) of psi(x) = z, NaN where there is none, and `left` (...,).
 
-    `evaluate` gives for x psi(x) - z (..., d), the size (...,) of the terms that it sums, and the Jacobian, as `step`
-    takes it. `step` gives for this, r and a mask (...,) J^-1 r where the mask holds, and the matrix that was solved.
+    `evaluate` gives for x psi(x) - z (..., d), the size (...,) of the terms that it sums, and the Jacobian (..., d, d);
+    or as third what `step` takes, which gives for it, r and a mask (...,) J^-1 r where the mask holds.
 
     By position (...,)::
 
         alive   given     there is something to solve; elsewhere x is the first start, and left 0
         left    returned  |psi(x) - z| in units of the tolerance: converged to 1, as far as rounding allows to STALLED;
-                          above STALLED, infinite (psi is singular at x) or NaN there is no root, and x is NaN
+                          above STALLED there is no root
     """
-    xp = namespace(*starts)
-    x, left = newton(evaluate, starts[0], alive, step or whole_step)
-    for start in starts[1:]:
-        lost = ~(left <= STALLED)
-        if not concrete(xp.any(lost)):
+    xp, root = namespace(*tried), tried[0]
+    tolerance = TOLERANCE["float64" if xp.finfo(root.dtype).bits == 64 else "float32"]
+    left = xp.where(alive, math.inf, xp.zeros_like(root[..., 0]))
+    for start in tried:
+        x, change, length, going = start, xp.zeros_like(start), xp.zeros_like(left), left > STALLED
+        norm, x_left = length + math.inf, length + math.inf
+        for _ in range(STEPS_UNSEEN if concrete(xp.any(going)) is None else STEPS):
+            next_x = x - length[..., None] * change
+            residual, size, jacobian = evaluate(next_x)
+            next_norm = xp.sqrt(xp.sum(residual * residual, axis=-1))
+            accepted = going & (next_norm <= (1.0 - 1e-4 * length) * norm)
+            if step is None:
+                matrix = xp.where(accepted[..., None, None], jacobian, identity(x.shape[-1], x))
+                next_change = solve(matrix, residual[..., None])[..., 0]
+            else:
+                next_change = step(jacobian, residual, accepted)
+            x, change = xp.where(accepted[..., None], next_x, x), xp.where(accepted[..., None], next_change, change)
+            x_left = xp.where(accepted, next_norm / (tolerance * (1.0 + size)), x_left)
+            norm, length = xp.where(accepted, next_norm, norm), xp.where(accepted, 1.0, 0.5 * length)
+            # What is as small as rounding allows is not halved on and on.
+            going = going & (x_left > 1.0) & (length >= 2.0**-30) & ((x_left > STALLED) | (length >= 2.0**-3))
+            if concrete(~xp.any(going)):
+                break
+        root, left = xp.where((x_left < left)[..., None], x - change, root), xp.where(x_left < left, x_left, left)
+        if not concrete(xp.any(left > STALLED)):
             break
-        other, other_left = newton(evaluate, start, lost, step or whole_step)
-        found = lost & (other_left <= STALLED)
-        x, left = xp.where(found[..., None], other, x), xp.where(found, other_left, left)
-    return xp.where((left <= STALLED)[..., None], x, float("nan")), left
-
-
-def newton(evaluate: Function, start: Array, active: Array, step: Function) -> tuple[Array, Array]:
-    """Return x and `left`, as `invert` does, from one start."""
-    xp = namespace(start)
-    tolerance = TOLERANCE["float64" if xp.finfo(start.dtype).bits == 64 else "float32"]
-
-    def look(x: Array) -> tuple[Array, Array, Array, Array]:
-        residual, size, jacobian = evaluate(x)
-        norm = xp.sqrt(xp.sum(residual * residual, axis=-1))
-        return residual, norm, norm / (tolerance * (1.0 + size)), jacobian
-
-    x = start
-    residual, norm, left, jacobian = look(x)
-    length, going = xp.ones_like(norm), active & (left > 1.0)
-    for _ in range(STEPS_UNSEEN if concrete(xp.any(going)) is None else STEPS):
-        if concrete(~xp.any(going)):
-            break
-        tried = x - length[..., None] * step(jacobian, residual, going)[0]
-        new_residual, new_norm, new_left, new_jacobian = look(tried)
-        accepted = going & (new_norm <= (1.0 - 1e-4 * length) * norm)
-        x = xp.where(accepted[..., None], tried, x)
-        residual = xp.where(accepted[..., None], new_residual, residual)
-        jacobian = xp.where(accepted[..., None, None], new_jacobian, jacobian)
-        norm, left = xp.where(accepted, new_norm, norm), xp.where(accepted, new_left, left)
-        length = xp.where(accepted, 1.0, 0.5 * length)
-        # What is as small as rounding allows is not halved on and on.
-        going = going & (left > 1.0) & (length >= 2.0**-30) & ((left > STALLED) | (length >= 2.0**-3))
-    near = active & (left <= STALLED)
-    change, matrix = step(jacobian, residual, near)
-    left = xp.where(is_regular(matrix), left, math.inf)  # where psi is singular, the root is one of many
-    return xp.where(near[..., None], x - change, x), xp.where(active, left, 0.0)
-
-
-def whole_step(jacobian: Array, residual: Array, taking: Array) -> tuple[Array, Array]:
-    """Return J^-1 r (..., d) where taking, for Jacobians (..., d, d), and the matrix that was solved."""
-    xp = namespace(residual)
-    matrix = xp.where(taking[..., None, None], jacobian, identity(residual.shape[-1], residual))
-    return solve(matrix, xp.where(taking[..., None], residual, 0.0)[..., None])[..., 0], matrix
+    return xp.where((left <= STALLED)[..., None], root, float("nan")), left
 
 
 def is_regular(x: Array) -> Array:
@@ -108,6 +84,13 @@ def is_regular(x: Array) -> Array:
     norm, rounding = namespace(x).linalg.matrix_norm, float(namespace(x).finfo(x.dtype).eps) * x.shape[-1]
     inverse = solve(x, identity(x.shape[-1], x) + 0.0 * x)
     return (norm(x) > 0.0) & (norm(x) * norm(inverse) * rounding < 1.0)
+
+
+def left_of(left: Array, jacobian: Array) -> Array:
+    """Return `left` of `invert`, infinite where psi is singular at its root, for Jacobians (..., d, d) there."""
+    xp, eye = namespace(left), identity(jacobian.shape[-1], jacobian)
+    known = xp.where((left <= STALLED)[..., None, None], jacobian, eye)
+    return xp.where(is_regular(known), left, math.inf)
 
 
 def a_and_b(perturbation: str, epsilon: Any, mix: Any) -> tuple[Any, Any]:

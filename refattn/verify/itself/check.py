@@ -59,8 +59,7 @@ def check(
     if reason is not None:
         row = Row("backend", owner.name, "not run", None, reason)
         return CheckReport(mechanism.name, owner.name, require_all, (row,), full)
-    owner.enable_float64()
-    with _quiet(owner):
+    with owner.with_float64(), _quiet(owner):
         rows = tuple(_row(task) for task in progress(list(tasks(Scope(mechanism, owner, full)))))
     return CheckReport(mechanism.name, owner.name, require_all, rows, full)
 

@@ -28,6 +28,7 @@ from tests.mechanisms.graph_energy.calls import H, draw, forward, qkv, run
         ({"form": "sparse"}, ValueError, "form: got 'sparse', needs one of auto, dense, products, tiled"),
         ({"steps": -1}, ValueError, "steps: got -1, needs a whole number of at least 0"),
         ({"steps": 2.0}, ValueError, "steps: got 2.0, needs a whole number of at least 0"),
+        ({"steps": 10**9}, ValueError, "steps: got 1000000000, needs at most 1000000"),
         ({"step": 0.0}, ValueError, "step: got 0.0, needs a number above 0"),
         ({"step": -1.0}, ValueError, "step: got -1.0, needs a number above 0"),
         ({"tau": -0.1}, ValueError, "tau: got -0.1, needs a number at least 0"),

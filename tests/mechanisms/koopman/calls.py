@@ -9,7 +9,7 @@ import numpy as np
 
 import refattn as ra
 from refattn.mechanisms.koopman import dense
-from refattn.mechanisms.koopman.kernel import Observables
+from refattn.mechanisms.koopman.kernel import Observables, look
 from refattn.mechanisms.koopman.perturbation import steepness
 
 RECORD = ra.mechanism("koopman")
@@ -39,7 +39,7 @@ class OneStep:
 
     def at(self, x: Any) -> Any:
         """Its values at any x, the sizes of its terms, and its Jacobian."""
-        return self.centres.look(x, self.factors)
+        return look(self.centres, x, self.factors)
 
     def steepness(self) -> Any:
         return steepness(self.centres, self.factors)

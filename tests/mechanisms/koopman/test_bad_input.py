@@ -19,6 +19,7 @@ BLOCK = ra.mechanism("koopman").block
     [
         ({"updates": 0}, r"updates: got 0, needs a whole number of at least 1"),
         ({"updates": 2.0}, r"updates: got 2.0, needs a whole number of at least 1"),
+        ({"updates": 10**9}, r"updates: got 1000000000, needs at most 1000000"),
         ({"updates": True}, r"updates: got True, needs a whole number"),
         ({"kernel": "linear+rbf"}, r"kernel: got 'linear\+rbf', needs a name such as"),
         ({"kernel": "gauss"}, r"kernel: got 'gauss', needs one of linear, rbf, matern32, matern52, polynomial"),

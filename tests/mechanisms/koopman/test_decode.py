@@ -169,6 +169,7 @@ SOURCE, KEYS = normal("source", 5, 6), normal("keys", 5, 4)
     [
         ({"steps": -1}, r"steps: got -1, needs a whole number of at least 0"),
         ({"steps": "6"}, r"steps: got '6', needs a whole number of at least 0"),
+        ({"steps": 10**9}, r"steps: got 1000000000, needs at most 1000000"),
         ({"stop": 5}, r"stop: got 5, needs None or one of the 5 source tokens, from 0"),
         ({"stop": -1}, r"stop: got -1, needs None or one of the 5 source tokens, from 0"),
         ({"source": SOURCE[:3]}, r"source: got shape \(3, 6\), needs \(5, width\), a token for each of the keys"),

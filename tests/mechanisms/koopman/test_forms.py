@@ -46,7 +46,7 @@ def both(q: Any, k: Any, v: Any, form: str, **options: Any) -> dict[str, Any]:
 def assert_same(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:
     assert set(found) == set(expected)
     for name, x in expected.items():
-        assert np.max(np.abs(found[name] - x)) <= tolerance * max(np.max(np.abs(x)), 1e-3), name
+        assert np.max(np.abs(found[name] - x)) <= tolerance * max(np.max(np.abs(x)), 1e-2), name
 
 
 def space_of(space: str) -> dict[str, Any]:
@@ -273,7 +273,10 @@ def test_every_library_gives_the_same(backend: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"fit": "stein"}, {"fit": "separable", "causal": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"fit": "stein"}, pytest.param({"fit": "separable", "causal": True}, marks=pytest.mark.slow(sampled=False))],
+)
 def test_under_jit(options: dict[str, Any]) -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed")
     jax.config.update("jax_enable_x64", True)

@@ -38,13 +38,13 @@ SAMPLED = (Library.STRICTEST, Library.TORCH)
 
 @pytest.fixture(scope="module")
 def report() -> CheckReport:
-    """A sample: `refattn check --full`, a step of .ci/run, runs all."""
-    return check(RECORD)
+    """A sample of few cases: `refattn check` and, as a step of .ci/run, `refattn check --full` run all."""
+    return check(FEW)
 
 
-def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "numpy") -> Row:
+def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "numpy", *, full: bool = True) -> Row:
     """Run one task."""
-    scope = Scope(record, backends.get(backend), full=True)
+    scope = Scope(record, backends.get(backend), full=full)
     found = [task for task in tasks(scope) if (task.section, task.name) == (section, name)]
     assert len(found) == 1, (section, name)
     return check_module._row(found[0])
@@ -67,9 +67,9 @@ def test_rows_say_where_most_of_the_allowed_error_was_used(report: CheckReport) 
     rows = {(r.section, r.name): r for r in report.rows}
     tiled_row = rows["forms", "tiled, float32"]
     assert tiled_row.share is not None and 0.0 < tiled_row.share < 1.0
-    assert tiled_row.detail.partition(":")[0] in {case.name for case in RECORD.cases}
+    assert tiled_row.detail.partition(":")[0] in {case.name for case in FEW.cases}
     assert not report.full
-    assert rows["equations", "hooked copies"].detail == f"{len(RECORD.cases) * len(RECORD.forms)} times"
+    assert rows["equations", "hooked copies"].detail == f"{len(FEW.cases) * len(FEW.forms)} times"
     assert rows["equations", "docstrings, tags and trace"].detail == f"{len(RECORD.equations)} equations"
 
 
@@ -105,15 +105,20 @@ def test_exit_codes(statuses: list[str], require_all: bool, code: int) -> None:
 @pytest.mark.skip_xp_backend("numpy-readonly", reason="the check makes its own arrays")
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_every_library_agrees(name: str, backend: Any) -> None:
-    if os.environ.get("REFATTN_SLOW_SAMPLE"):
+    record, sampled = ra.mechanism(name), bool(os.environ.get("REFATTN_SLOW_SAMPLE"))
+    if sampled:
         # `refattn check` has run on NumPy by then, what holds on the strictest holds on strict, and JAX is slow.
         number = ra.list_mechanisms().index(name)
         sample = {Library.TORCH, Library.STRICTEST, Library.JAX} if not number else {SAMPLED[number % len(SAMPLED)]}
         if backend.library not in sample:
             pytest.skip("not of the sample: the first mechanism on three libraries, the others on one")
-    found = check(ra.mechanism(name), backend.owner)
-    assert [r for r in found.rows if r.status == "disagrees"] == []
-    assert found.exit_code == 0
+        step = len(record.cases) if backend.library is Library.JAX else 4
+        record = replace(record, cases=record.cases[::step], laws=record.laws[number % 4 :: step])
+    found = check(record, backend.owner)
+    bad = [row for row in found.rows if row.status == "disagrees"]
+    if sampled:  # few cases need not reach every equation
+        bad = [row for row in bad if row.name != "docstrings, tags and trace"]
+    assert bad == [] and (sampled or found.exit_code == 0)
     assert any(r.name.endswith("under jit") for r in found.rows) == (backend.owner.name == "jax")
 
 
@@ -249,7 +254,7 @@ def test_a_wrong_gradient_is_found(way: str, monkeypatch: pytest.MonkeyPatch) ->
         return d_x, d_w * (1.0 + 1e-7), d_b
 
     monkeypatch.setattr(block, "linear_backward", wrong)
-    found = row("gradients", f"block, {way}")
+    found = row("gradients", f"block, {way}", full=False)
     assert found.status == "disagrees" and "gradient of params.w_" in found.detail
 
 
@@ -441,3 +446,21 @@ def test_a_wrong_gradient_shows_along_a_direction() -> None:
             wrong.reshape(-1)[at] += 1e-6 * np.max(np.abs(x))
             assert judge({**right, name: wrong})[0] > gradients.TOLERANCES["differences"]
     assert judge({**right, "q": right["q"][..., :1]})[0] == math.inf
+
+
+def test_jax_computes_as_before_when_a_check_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    before = jax.config.jax_enable_x64
+    seen: list[bool] = []
+
+    def none(scope: Scope) -> list[Task]:
+        seen.append(jax.config.jax_enable_x64)
+        return []
+
+    monkeypatch.setattr(check_module, "tasks", none)
+    jax.config.update("jax_enable_x64", False)
+    try:
+        check(RECORD, "jax")
+        assert seen == [True] and not jax.config.jax_enable_x64
+    finally:
+        jax.config.update("jax_enable_x64", before)

@@ -49,11 +49,6 @@ def test_law_holds_and_leaves_little_room(law: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_law_holds_where_there_are_several_tiles(law: str) -> None:
-    assert LAWS[law](core("tiled", "float32"), LONG["long masked"]) <= 1.0
-
-
-@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.skip_xp_backend("jax", reason="JAX compiles every operation for every shape: see the slow test")
 def test_law_holds_on_every_library(law: str, backend: Any) -> None:
     for form in RECORD.forms:
@@ -68,8 +63,8 @@ def test_law_holds_on_jax(law: str, name: str) -> None:
     if (reason := owner.why_unavailable()) is not None:
         pytest.skip(reason)
     sampled = bool(os.environ.get("REFATTN_SLOW_SAMPLE"))
-    if sampled and name != "masked":
-        pytest.skip("not of the sample: the check of the first mechanism on JAX has the same in float64")
+    if sampled and (name != "masked" or [*LAWS].index(law) % 4 != 2):
+        pytest.skip("not of the sample: the check of the first mechanism on JAX has others in float64")
     owner.enable_float64()
     for form, dtype in itertools.product(RECORD.forms, ("float32",) if sampled else ("float64", "float32")):
         assert LAWS[law](Core(RECORD, form, owner, dtype), SMALL[name]) <= 1.0, (form, dtype)

@@ -187,7 +187,7 @@ def _later(inputs: Given, values: Any) -> Array:
 
 def _d_query(inputs: Given, values: Any) -> Array:
     state, d_out = values["DELTA.9"], _d_out(inputs, values)
-    squares = ungroup_heads((d_out * d_out) @ _transposed(state * state))[:, :, None, :]
+    squares = ungroup_heads(((d_out * d_out) @ _transposed(state * state))[:, :, :, None, :])
     shared = max(_groups(values) // inputs["q"].shape[1], 1)
     squares = sum_heads(squares, inputs["q"].shape[1]) * scale_of(inputs) ** 2
     return of_sum(inputs["v"].shape[-1] * shared, values["dDELTA.1"], squares)

@@ -24,6 +24,7 @@ Letters: b batch, h head, i query of a chunk, l transition, j key, d width, o ob
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,8 +32,8 @@ from typing import Any
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.dense import add, apart, joined, summed
 from refattn.mechanisms.koopman.forms.whitening import Whitening, fit, whiten
-from refattn.mechanisms.koopman.kernel import Observables, coordinates
-from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert
+from refattn.mechanisms.koopman.kernel import Observables, coordinates, observables
+from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, is_regular
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import identity, solve
@@ -65,9 +66,9 @@ def forward(
     keys, values = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     whitening = Whitening(keys, None)  # of one update, which has no operator, and takes any mask
     if options.updates > 1:
-        observables = of_all(keys, mask, options)
-        gram = dense.gram_of(observables, offset is not None, options.jitter)[:, :, 0, :, :]
-        whitening = whiten(gram, options.fit == "stein", q.shape[3] if observables.augmented else 0)
+        g = of_all(keys, mask, options)
+        gram = dense.gram_of(g, keys, g.seen, offset is not None, options.jitter)[:, :, 0, :, :]
+        whitening = whiten(gram, options.fit == "stein", q.shape[3] if g.augmented else 0)
     saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), ())
     chunks = [advance(saved, q, start, stop) for start, stop in chunks_of(saved, q.shape[2])]
     points, left = zip(*chunks, strict=True)
@@ -93,7 +94,10 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_coordinates = xp.matrix_transpose(whitening.factor) @ total["coordinates"]
         add(total, {"k": xp.where(xp.matrix_transpose(g.seen), d_coordinates[..., :j, :], 0.0)})
         d_norm = xp.sum(d_coordinates[..., j:, :] * identity(d_out.shape[3], d_out)) if g.augmented else nothing
-        add(total, dense.gram_backward(g, saved.offset is not None, options.jitter, d_gram[:, :, None, :, :], d_norm))
+        add(
+            total,
+            dense.gram_backward(g, saved.k, saved.offset is not None, options.jitter, d_gram[:, :, None, :, :], d_norm),
+        )
     found = {name: total.get(name, nothing) for name in ("bandwidth", "weight")}
     found |= {"q": xp.concat(d_q, axis=2), **{name: sum_heads(total[name], saved.groups) for name in ("k", "v")}}
     for name in ("ridge", "epsilon") if numbers else ():
@@ -110,8 +114,7 @@ def of_all(keys: Array, mask: Array | None, options: dense.Options) -> Observabl
 
 def observed(keys: Array, seen: Array, options: dense.Options) -> Observables:
     """Return the observables at keys (b, h, j, d)."""
-    augmented = options.space == "augmented"
-    return Observables(kernel=options.kernel, keys=keys[:, :, None, :, :], seen=seen, augmented=augmented)
+    return observables(options.kernel, keys, seen, options.space == "augmented")
 
 
 def chunks_of(saved: Saved, queries: int) -> Iterator[tuple[int, int]]:
@@ -176,9 +179,9 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
     seen = zeros((*k.shape[:2], stop - start, k.shape[2]), k) == 0.0
     allowed = allowed_in_tile(saved.mask, saved.offset, (start, stop), (0, k.shape[2]), k)
     seen = seen if allowed is None else xp.logical_and(seen, allowed)
-    observables = observed(k, seen, options)
+    g = observed(k, seen, options)
     if options.updates == 1:
-        return Chunk(options, observables, whitening, None, k)
+        return Chunk(options, g, whitening, None, k)
     past, width = None, k.shape[3] if augmented else 0
     if saved.offset is not None:
         # Features have the coordinates first, see `whiten`.
@@ -186,7 +189,7 @@ def chunk_of(saved: Saved, start: int, stop: int) -> Chunk:
         past = (o <= i + (saved.offset + width)) | (o < width)
     keys = k if saved.mask is None else xp.where(xp.matrix_transpose(saved.mask), k, 0.0)
     at_coordinates = coordinates(observed(keys, seen, options))[:, :, 0, :, :]
-    return Chunk(options, observables, whitening, past, whitening.factor @ at_coordinates)
+    return Chunk(options, g, whitening, past, whitening.factor @ at_coordinates)
 
 
 class Way:
@@ -219,7 +222,7 @@ def advance(saved: Saved, q: Array, start: int, stop: int) -> tuple[list[Array],
             certify(step.steepness(), step.own_part, step.b, alive)
         root, left = invert(step.residual, (step.expected, attended, points[-1]), alive, step.step)
         points.append(xp.where(alive[..., None], root, 0.0))
-        lefts.append(left)
+        lefts.append(xp.where(is_regular(step.solved), left, math.inf))
     return points, lefts
 
 
@@ -306,6 +309,7 @@ class Step:
         self.first = xp.stack(way.points[at : number - 1], axis=-2)  # (b, h, i, l, d)
         self.a, self.b = a_and_b(options.perturbation, options.epsilon[number - 2, ...], options.mix)
         self.own_part = self.a + self.b * tau
+        self.solved = identity(number - 1 - at, attended)  # of the last step that each query took
         self.ridge = dense.ridge_of(options.ridge[number - 2, ...], options, chunk.g, self.first)
         self.starts = xp.stack(way.features[at : number - 1], axis=-2)  # (b, h, i, l, o): W
         self.targets = xp.stack(way.features[at + 1 : number], axis=-2) - tau * self.starts  # (b, h, i, l, o): Y'
@@ -332,16 +336,15 @@ class Step:
         """Return kappa(x) (b, h, i, l), the sizes of the terms of its sums, and its Jacobian (b, h, i, l, d)."""
         xp, g, row = namespace(x), self.chunk.g, x[..., None, :]
         if self.dual is None:
-            values, along, towards = g.kernel.look(row, self.first)  # (b, h, i, 1, l)
-            along, towards = along[..., 0, :, None], towards[..., 0, :, None]
-            return values[..., 0, :], xp.abs(values[..., 0, :]), (along - towards) * self.first + towards * row
+            values, cross, own, *_ = g.kernel.look(self.first, row)  # (b, h, i, l, 1)
+            return values[..., 0], xp.abs(values[..., 0]), cross * self.first + own * row
         keys = self.chunk.keys
-        values, along, towards = g.kernel.look(x, keys)  # (b, h, i, j)
+        values, cross, own, *_ = g.kernel.look(x, keys)  # (b, h, i, j)
         sections = self.chunk.sections_of(x, values)[..., None]
         value, size = (self.dual @ sections)[..., 0], (xp.abs(self.dual) @ xp.abs(sections))[..., 0]
         at_keys, beyond = self.dual[..., : keys.shape[2]], self.dual[..., keys.shape[2] :]
-        jacobian = flat_product(at_keys * (along - towards)[..., None, :], keys)
-        jacobian = jacobian + xp.sum(at_keys * towards[..., None, :], axis=-1)[..., None] * row
+        jacobian = flat_product(at_keys * cross[..., None, :], keys)
+        jacobian = jacobian + xp.sum(at_keys * own[..., None, :], axis=-1)[..., None] * row
         return value, size, jacobian + beyond if g.augmented else jacobian
 
     def steepness(self) -> Array:
@@ -368,13 +371,14 @@ class Step:
         terms = xp.abs(self.own_part * x) + sizes + xp.abs(self.image)
         return residual, xp.sqrt(xp.sum(terms * terms, axis=-1)), jacobian
 
-    def step(self, jacobian: Array, residual: Array, taking: Array) -> tuple[Array, Array]:
-        """Return J^-1 r where taking, and the matrix that was solved; 0 where psi has no inverse in this form."""
+    def step(self, jacobian: Array, residual: Array, taking: Array) -> Array:
+        """Return J^-1 r where taking, and keep in `solved` what is singular where J is."""
         xp = namespace(residual)
         known, small = xp.where(taking[..., None], residual, 0.0), self._small(jacobian, taking)
         inner = solve(small, jacobian @ known[..., None])
-        change = self._divided(known - self.b * combined(inner[..., 0], self.modes))
-        return change, small * namespace(small).astype(abs(self.own_part + 0.0 * small) > 0.0, small.dtype)
+        inverse = xp.astype(abs(self.own_part + 0.0 * small) > 0.0, small.dtype)  # 0 where there is none in this form
+        self.solved = xp.where(taking[..., None, None], small * inverse, self.solved)
+        return self._divided(known - self.b * combined(inner[..., 0], self.modes))
 
     def step_adjoint(self, jacobian: Array, d_x: Array, taking: Array) -> Array:
         """Return J^-T d_x where taking."""
@@ -421,7 +425,7 @@ class Step:
         d_gram = summed(flat_outer(left, d_targets), options)  # (b, h, o, o)
         of_ridge = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
         if options.scale == "mean":
-            of_ridge = of_ridge * (float(self.first.shape[-2]) * chunk.g.count()[..., None])
+            of_ridge = of_ridge * (float(self.first.shape[-2]) * chunk.g.count[..., None])
         # forward: inner = starts @ starts^T; kappa(x) = starts @ features(x), with a root that is given
         d_last = summed(d_targets, options)  # (b, h, i, l, o)
         d_starts = summed(transpose(d_koopman) @ self.found, options) - tau * d_last

@@ -165,7 +165,7 @@ def generate(
         raise ValueError(f"source: got shape {tuple(source.shape)}, needs {needs}")
     if tuple(start.shape) != (source.shape[1],):
         raise ValueError(f"start: got shape {tuple(start.shape)}, needs ({source.shape[1]},) as the source tokens")
-    check_whole("steps", steps, 0)
+    check_whole("steps", steps, 0, rounds=True)
     if stop is not None and (isinstance(stop, bool) or not isinstance(stop, int) or not 0 <= stop < count):
         raise ValueError(f"stop: got {stop!r}, needs None or one of the {count} source tokens, from 0")
     if uniform is not None and tuple(uniform.shape) != (steps,):

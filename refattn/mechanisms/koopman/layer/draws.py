@@ -20,7 +20,7 @@ def draw(
     Without a block the one is a number of the fit, the other of the perturbation. `like` gives the array library, the
     dtype and the device. ValueError where a number is none that fits; the core tries at most 8 candidates.
     """
-    check_whole("updates", updates, 1)
+    check_whole("updates", updates, 1, rounds=True)
     check_whole("candidates", candidates, 1)
     if candidates > CANDIDATES:
         raise ValueError(f"candidates: got {candidates}, needs at most {CANDIDATES}")

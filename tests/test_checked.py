@@ -1,0 +1,94 @@
+"""What checked entries refuse, also after calls that fit: these are remembered by class, shape and dtype of arrays."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refattn.checked import Axes, Maybe, Real, Whole, checked
+
+
+@checked(x="... m", w="m o", mask=Maybe(Axes("m", "bool")), count=Whole(1), rate=Real(0.0))
+def f(x: Any, w: Any, mask: Any = None, count: Any = 1, rate: Any = 0.0) -> str:
+    return "taken"
+
+
+RIGHT = {"x": np.ones((2, 3)), "w": np.ones((3, 4)), "mask": np.ones(3, bool), "count": 2, "rate": 0.5}
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "shape": ({"w": np.ones((4, 3))}, r"w: got shape \(4, 3\), needs \(m, o\) with m = 3, as in x"),
+    "dtype": ({"x": np.ones((2, 3), int)}, "x: got dtype int64"),
+    "objects": ({"x": np.ones((2, 3), object)}, "x: got dtype object"),
+    "order of bytes": ({"x": np.ones((2, 3), ">f8")}, "x: got"),
+    "mask": ({"mask": np.ones(3)}, "mask: got dtype float64"),
+    "masked": ({"x": np.ma.masked_array(np.ones((2, 3)))}, "x: got MaskedArray"),
+    "all masked": ({name: np.ma.masked_array(RIGHT[name]) for name in ("x", "w", "mask")}, "x: got MaskedArray"),
+    "a class": ({"x": np.ndarray}, "x: got type"),
+    "a list": ({"x": [[1.0] * 3] * 2}, "x: got list"),
+    "number": ({"count": 0}, "count: got 0"),
+    "truth": ({"count": True}, "count: got True"),
+    "float": ({"count": 2.0}, "count: got 2.0"),
+    "negative": ({"rate": -0.5}, "rate: got -0.5"),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_wrong_call_after_a_right_one_is_refused(how: str) -> None:
+    change, message = WRONG[how]
+    for _ in range(2):
+        assert f(**RIGHT) == "taken"
+        with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+            f(**{**RIGHT, **change})
+
+
+@checked(count=Whole(1), rate=Real(0.0))
+def g(count: Any, rate: Any) -> str:
+    return "taken"
+
+
+def test_numbers_of_numpy_are_read_each_time() -> None:
+    """They have their kind and their size in common, not their value."""
+    g(np.int64(3), np.float64(1.0))
+    with pytest.raises(ValueError, match="^count: got -3"):
+        g(np.int64(-3), np.float64(1.0))
+    with pytest.raises(ValueError, match=r"^rate: got np.float64\(-1.0\)"):
+        g(1, np.float64(-1.0))
+    with pytest.raises(TypeError, match="^count: got ndarray"):
+        g(np.asarray(3), 1.0)
+
+
+def test_an_array_that_is_changed_in_place_is_read_as_it_is() -> None:
+    x = np.ones((2, 3))
+    f(x, RIGHT["w"])
+    x.resize((3, 2), refcheck=False)
+    with pytest.raises(ValueError, match="^w: got shape"):
+        f(x, RIGHT["w"])
+
+
+class Strange:
+    """An object with a shape and a dtype, and no array."""
+
+    def __init__(self, shape: Any, dtype: Any) -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+@pytest.mark.parametrize("x", [Strange(None, "float64"), Strange((2, 3), []), Strange(([],), "x"), Strange((), {})])
+def test_what_only_looks_like_an_array_is_refused_by_name(x: Any) -> None:
+    with pytest.raises(TypeError, match="^x: got"):
+        f(x, RIGHT["w"])
+
+
+def test_torch_tensors_of_another_layout_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    warnings.simplefilter("ignore")  # "in beta state"
+    x, w = torch.ones((2, 3), dtype=torch.float64), torch.ones((3, 4), dtype=torch.float64)
+    assert f(x, w) == "taken"
+    for wrong in (x.to_sparse(), x.to_sparse_csr(), torch.nested.nested_tensor([x[0], x[1]])):
+        with pytest.raises((TypeError, ValueError), match="^x: got"):
+            f(wrong, w)
+    assert f(x, w) == "taken"
+    with pytest.raises(TypeError, match="^w: got numpy, needs an array of the library of x"):
+        f(x, RIGHT["w"])
