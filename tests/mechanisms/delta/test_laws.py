@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refattn as ra
-from refattn import counter
+from refattn import backends, counter
+from refattn.mechanisms.delta import options
 from refattn.mechanisms.delta.judge.cases import RULES
+from refattn.verify.itself.laws import LAWS
+from refattn.verify.itself.probe import Core
+from refattn.verify.itself.samples import law_samples
 
 FORMS = ("recurrent", "chunked")
 Arrays = dict[str, Any]
@@ -38,8 +42,8 @@ def call(rule: str, n: int = 13, *, b: int = 2, h: int = 2, f: int = 2, g: int =
     return x
 
 
-def run(x: Arrays, form: str = "recurrent", **options: Any) -> tuple[Any, Any]:
-    return ra.delta.forward(**x, form=form, **options)
+def run(x: Arrays, form: str = "recurrent", **more: Any) -> tuple[Any, Any]:
+    return ra.delta.forward(**x, form=form, **more)
 
 
 def tokens(x: Arrays, at: slice) -> Arrays:
@@ -277,3 +281,12 @@ def test_a_state_in_bfloat16_does_not_converge() -> None:
         wide = wide + (v - wide) / 16.0
         narrow = round_to(narrow + (v - narrow) / 16.0, "bfloat16")
     assert np.max(np.abs(v - wide)) < 1e-6 and np.max(np.abs(v - narrow)) > 5e-3
+
+
+def test_padding_that_decays_breaks_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, samples = ra.mechanism("delta"), law_samples(ra.mechanism("delta"), None)
+    core = Core(record, "recurrent", backends.get("numpy"), "float64")
+    assert max(LAWS["sequence_padding"](core, s) for s in samples) <= 1.0
+    right = options.hidden
+    monkeypatch.setattr(options, "hidden", lambda x, mask: right(x, mask) if len(x.shape) == 4 else x)  # gates stay
+    assert LAWS["sequence_padding"](core, samples[0]) == math.inf
