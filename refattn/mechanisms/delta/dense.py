@@ -165,7 +165,8 @@ def forward(
 
 def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Array]:
     """Return the gradients of all that came in, of the scale and of the first state, for d_out and that of the last."""
-    xp, q_hat, k_hat, v = namespace(d_out), saved.q_hat, saved.k_hat, saved.v
+    xp = namespace(d_out)
+    q_hat, k_hat, v = saved.q_hat, saved.k_hat, saved.v
     beta, decay, mu, rate = saved.beta, saved.decay, saved.mu, saved.rate
     groups, heads = v.shape[1], max(q_hat.shape[1], v.shape[1])
     queries = group_heads(repeat_heads(q_hat, heads), groups)  # (b, g, r, n, d): q' by state head

@@ -289,4 +289,4 @@ def test_padding_that_decays_breaks_its_law(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(LAWS["sequence_padding"](core, s) for s in samples) <= 1.0
     right = options.hidden
     monkeypatch.setattr(options, "hidden", lambda x, mask: right(x, mask) if len(x.shape) == 4 else x)  # gates stay
-    assert LAWS["sequence_padding"](core, samples[0]) == math.inf
+    assert LAWS["sequence_padding"](core, samples[0]) > 1.0
