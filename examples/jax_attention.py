@@ -15,6 +15,9 @@ What differs (measured with jax 0.10):
   not -inf; its logarithm is that number. Such cases disagree, and are meant to.
 - The softmax is float32 for float64, too: good to 1e-7 only. Declined.
 - The logarithm of the denominators comes in the storage type, and so is passed on in float32 alone.
+- Windows are aligned top left, and so are taken where there are as many queries as keys, or top-left was asked; a
+  bound that is not given is a large one. Lengths are aligned so, too, and leave queries without keys the mean.
+- There are no offsets, sinks and dropout: declined.
 - d_v has to be d, and there is no soft-cap: declined. Axes of size 0 are declined, too.
 """
 
@@ -36,6 +39,10 @@ def attend(
     *,
     mask: jax.Array | None = None,
     causal: bool | str = False,
+    window: tuple[int | None, int | None] | None = None,
+    bias: jax.Array | None = None,
+    q_lengths: jax.Array | None = None,
+    k_lengths: jax.Array | None = None,
     scale: float | None = None,
     **options: Any,
 ) -> jax.Array | tuple[jax.Array, jax.Array] | refattn.Decline:
@@ -52,13 +59,35 @@ def attend(
     if mask is not None:  # full in its last three axes, and with as many heads as there are queries' heads, or one
         mask = mask[(None,) * (4 - mask.ndim)]
         mask = jnp.broadcast_to(mask, (q.shape[0], mask.shape[1], n_q, n_k))
+    aligned = n_q == n_k and q_lengths is None and k_lengths is None
+    if window is not None and not (aligned or causal == "top_left"):
+        return decline("its windows are aligned top left")
+    if q_lengths is not None or k_lengths is not None:
+        if causal in (True, "bottom_right"):
+            return decline("it aligns by the padded lengths")
+        none = jnp.all(jnp.asarray(0 if k_lengths is None else jnp.min(k_lengths)) > 0)
+        if k_lengths is not None and not bool(none):
+            return decline("a sequence without keys gives the mean of all values")
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.ndim)]
+        bias = jnp.broadcast_to(bias, (*bias.shape[:2], n_q, n_k))
     if causal in (True, "bottom_right"):
         past = jnp.tri(n_q, n_k, n_k - n_q, dtype=bool)[None, None]
         mask = past if mask is None else mask & past
     q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
     beside = q.dtype == jnp.float32
     found = jax.nn.dot_product_attention(
-        q, k, v, mask=mask, scale=scale, is_causal=causal == "top_left", return_residual=beside
+        q,
+        k,
+        v,
+        bias,
+        mask,
+        scale=scale,
+        is_causal=causal == "top_left",
+        query_seq_lengths=q_lengths,
+        key_value_seq_lengths=k_lengths,
+        local_window_size=None if window is None else tuple(n_k + n_q if n is None else n for n in window),
+        return_residual=beside,
     )
     if not beside:
         return found.transpose(0, 2, 1, 3)

@@ -8,7 +8,11 @@ nothing is emulated by an explicit mask, and the output is returned as it comes.
 What agrees with refattn: the layout (batch, heads, tokens, dim), boolean masks (True = may attend), soft-cap before the
 mask, grouped heads (each key head serves consecutive query heads), and a row that may attend nothing gives 0.
 
-What differs (measured with onnxruntime 1.31, opset 23):
+What differs (measured with onnxruntime 1.32; opset 23, which has kernels, and opset 25 for windows, which it expands
+into the operator's ONNX definition):
+- A bound of a window that is not given is -1, and a right bound beside `is_causal` is an error. There are no sinks,
+  offsets and dropout: declined. (Sinks, `head_sink`, and a window of W keys are those of GroupQueryAttention.)
+- A bias is a floating mask; a boolean one beside it is written into it.
 - Causal alignment. `is_causal` lets query i see key j when j <= i + (length of the past), so without a past it aligns
   top-left. Bottom-right, refattn's default, is had by giving the first n_k - n_q keys and values as the past.
   A past of negative length does not exist: bottom-right with n_q > n_k is declined. (`nonpad_kv_seqlen` of opset 24
@@ -39,12 +43,12 @@ from onnx import TensorProto, helper
 if TYPE_CHECKING:
     import refattn
 
-OPSET, IR_VERSION = 23, 10  # the first opset with Attention, and the oldest file format that may hold it
+OPSETS = {False: (23, 10), True: (25, 12)}  # the first with Attention, and with its windows; their file formats
 TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 
 
 @functools.lru_cache(maxsize=64)
-def session(dtype: str, masked: bool, past: bool, **attributes: float) -> onnxruntime.InferenceSession:
+def session(dtype: str, masked: str, past: bool, **attributes: float) -> onnxruntime.InferenceSession:
     """One Attention node; the shapes stay open, so that one session serves all sizes."""
 
     def value(name: str) -> onnx.ValueInfoProto:
@@ -56,9 +60,11 @@ def session(dtype: str, masked: bool, past: bool, **attributes: float) -> onnxru
     node = helper.make_node("Attention", inputs, outputs, **attributes)
     infos = [value(name) for name in inputs if name not in ("mask", "")]
     if masked:
-        infos.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, None))
+        kind = TensorProto.BOOL if masked == "bool" else TYPES[masked]
+        infos.append(helper.make_tensor_value_info("mask", kind, None))
+    opset, version = OPSETS[any("window" in name for name in attributes)]
     graph = helper.make_graph([node], "attention", infos, [value(name) for name in outputs])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=version)
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
@@ -69,6 +75,8 @@ def attend(
     *,
     mask: np.ndarray | None = None,
     causal: bool | str = False,
+    window: tuple[int | None, int | None] | None = None,
+    bias: np.ndarray | None = None,
     scale: float | None = None,
     dtype: str | None = None,
     **options: Any,
@@ -76,7 +84,8 @@ def attend(
     """q (b, h, n_q, d), k (b, g, n_k, d), v (b, g, n_k, e), mask like (b, h, n_q, n_k) -> out (b, h, n_q, e)."""
     softcap = options.pop("softcap", None)
     n_q, n_k, d = q.shape[2], k.shape[2], q.shape[3]
-    shift = n_k - n_q if causal in (True, "bottom_right") else 0  # query i may see key j when j <= i + shift
+    # Query i may see key j when j <= i + shift; windows are counted from there.
+    shift = n_k - n_q if causal in (True, "bottom_right") or (causal is False and window is not None) else 0
     double = q.dtype == np.float64
     if options:
         return decline(f"the operator has no option {', '.join(sorted(options))}")
@@ -85,7 +94,13 @@ def attend(
     if 0 in q.shape + k.shape + v.shape:
         return decline("the operator does not take axes of size 0")
     if shift < 0:
-        return decline("causal bottom-right with n_q > n_k would need a past of negative length")
+        return decline("bottom-right with n_q > n_k would need a past of negative length")
+    if bias is not None and not np.isfinite(bias).all():
+        return decline("an infinite bias: the kernels add finite numbers")
+    if double and (window is not None or bias is not None):
+        return decline("float64: the expanded operator errs by 1e-7 where it has windows or biases")
+    if causal and window is not None and window[1] is not None:
+        window = (window[0], None)  # causality is the nearer bound, and the operator wants it alone
     for name, number in (("scale", scale), ("softcap", softcap)):
         if number is not None and not 0 < np.float32(number) < np.inf:
             return decline(f"{name}={number} is not positive and finite in float32")
@@ -97,6 +112,9 @@ def attend(
             return decline("float64 with a row that may attend nothing: the expanded operator gives NaN")
 
     attributes: dict[str, float] = {}
+    for name, bound in zip(("left_window_size", "right_window_size"), window or (None, None), strict=True):
+        if bound is not None:
+            attributes[name] = bound
     if causal:
         attributes["is_causal"] = 1
     if double:  # in double precision, which the float32 attribute would spoil
@@ -110,9 +128,13 @@ def attend(
     feed = {"q": q, "k": k[:, :, shift:], "v": v[:, :, shift:]}
     if shift:
         feed |= {"past_k": k[:, :, :shift], "past_v": v[:, :, :shift]}
-    if mask is not None:
-        feed["mask"] = np.broadcast_to(mask, mask.shape[:-2] + (n_q, n_k))
-    return session(q.dtype.name, mask is not None, shift > 0, **attributes).run(["out"], feed)[0]
+    given = mask
+    if bias is not None:  # which is a floating mask; one beside it is the largest negative number
+        given = bias if mask is None else np.where(mask, bias, np.finfo(bias.dtype).min).astype(bias.dtype)
+    if given is not None:
+        feed["mask"] = np.broadcast_to(given, given.shape[:-2] + (n_q, n_k))
+    masked = "" if given is None else given.dtype.name
+    return session(q.dtype.name, masked, shift > 0, **attributes).run(["out"], feed)[0]
 
 
 def decline(reason: str) -> refattn.Decline:

@@ -15,7 +15,8 @@ What differs (measured with torch 2.13):
   empty rows; on the CPU they are 0.
 - `is_causal` together with a mask is an error by torch's documentation. The math kernel raises; the flash kernel
   applies both without a word. So the triangle is combined with the mask here, and `is_causal` is not exercised then.
-- There is no soft-cap: declined.
+- There is no soft-cap: declined. So are windows, offsets, sinks and lengths, which would be masks here, and dropout,
+  for which the kernels draw their own numbers. A bias is a floating `attn_mask`; a mask beside it makes it -inf.
 - The flash kernel rounds the unnormalised weights to bfloat16 or float16; the math kernel works in float32 and rounds
   the output alone. A 1-D mask is an error in the flash kernel and a 3-D mask is not taken by it: all become 4-D here.
 - The flash kernel demands d_v = d > 0: `attend_flash` declines the rest.
@@ -45,6 +46,7 @@ def attend(
     *,
     mask: Array | None = None,
     causal: bool | str = False,
+    bias: Array | None = None,
     scale: float | None = None,
     dtype: str | None = None,
     **options: Any,
@@ -55,18 +57,24 @@ def attend(
     q, k, v = (tensor(x, dtype) for x in (q, k, v))
     n_q, n_k = q.shape[2], k.shape[2]
     shift = n_k - n_q if causal in (True, "bottom_right") else 0  # query i may see key j when j <= i + shift
-    bias = None
-    if mask is not None:
-        bias = tensor(mask)
-        bias = bias[(None,) * (4 - bias.ndim)]
-        if causal:
-            bias = bias & torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).tril(shift)
-    elif shift:
+    seen = None
+    if mask is not None or (bias is not None and causal):
+        past = torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).tril(shift)
+        seen = past if mask is None else tensor(mask)
+        seen = seen[(None,) * (4 - seen.ndim)]
+        seen = seen & past if causal and mask is not None else seen
+    elif shift and bias is None:
         with warnings.catch_warnings():  # the warning of NaN, which refattn will see if it comes true
             warnings.filterwarnings("ignore", "Lower right causal bias")
-            bias = causal_lower_right(n_q, n_k)
-    is_causal = bool(causal) and bias is None
-    return scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, scale=scale, enable_gqa=True)
+            seen = causal_lower_right(n_q, n_k)
+    if bias is not None:
+        bias = tensor(bias, dtype)
+        bias = bias[(None,) * (4 - bias.ndim)]
+        bias = bias if seen is None else torch.where(seen, bias, -torch.inf)
+        # Both kernels want the bias full in its last two axes.
+        seen = bias.broadcast_to(*bias.shape[:2], n_q, n_k)
+    is_causal = bool(causal) and seen is None
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=is_causal, scale=scale, enable_gqa=True)
 
 
 def attend_math(

@@ -131,8 +131,8 @@ def _arguments(learned: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str
 
 
 def _core(name: str) -> tuple[ModuleType, tuple[str, ...]]:
-    """Return the core of a mechanism, and its outputs beside `out`."""
+    """Return the core of a mechanism, and its outputs beside `out` that have a gradient."""
     record = registry.mechanism(name)
     if record.core is None:
         raise ValueError(f"name: got {name!r}, which is no map of q, k and v, needs a mechanism with a core")
-    return record.core, record.outputs
+    return record.core, record.pulled

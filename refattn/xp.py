@@ -135,12 +135,28 @@ def product(a: Array, b: Array) -> Array:
     return backends.of(a).product(a, b)
 
 
+def transpose(x: Array) -> Array:
+    """Return `x` with its last two axes exchanged; not every library has the attribute ``mT``."""
+    return namespace(x).matrix_transpose(x)
+
+
 def sum_wide(x: Array) -> Array:
     """Return the sum of all elements as a 0-d array of the dtype of `x`, accumulated in float64 where there is one."""
     xp = namespace(x)
     if not backends.of(x).float64():
         return xp.sum(x)
     return xp.astype(xp.sum(x, dtype=xp.float64), x.dtype)
+
+
+def sum_wide_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return the sum of x over those of its axes that are 1 in `shape`, accumulated in float64 where there is one."""
+    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and x.shape[axis] != 1)
+    if not axes:
+        return x
+    xp = namespace(x)
+    if not backends.of(x).float64():
+        return xp.sum(x, axis=axes, keepdims=True)
+    return xp.astype(xp.sum(x, axis=axes, keepdims=True, dtype=xp.float64), x.dtype)
 
 
 def sum_last(x: Array) -> Array:

@@ -379,7 +379,7 @@ def test_a_wrong_implementation_disagrees(few: tuple[str, ...], kernels: Callabl
     for words in ("causal-tail", index, verdict["got"], verdict["expected"], verdict["statistic"], "1 disagree"):
         assert words in row
     assert row.split()[3] == ">1000" and verdict["share"] > 1000.0
-    assert "  float32 causal-tail (causal: bottom-right: the last query sees all)" in result.stdout.splitlines()
+    assert "  float32, 1 case: out disagrees: causal-tail" in result.stdout.splitlines()
     assert result.stdout.splitlines()[-1].startswith("softmax: disagrees: 5 cases run, 0 declined, 1 failed")
 
 
@@ -400,7 +400,7 @@ def test_a_wrong_implementation_disagrees(few: tuple[str, ...], kernels: Callabl
 def test_what_fails_exits_with_1_and_is_named(
     few: tuple[str, ...], kernels: Callable[[str], str], name: str, words: str
 ) -> None:
-    result = verify(kernels(name))
+    result = verify(kernels(name), "--verbose")
     assert result.exit_code == 1
     assert "Traceback" not in result.output
     failed = result.stdout[result.stdout.index("Failed (5 of 5 cases run)") :]

@@ -96,6 +96,7 @@ def check(
     "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens, not the designed cases."
 )
 @click.option("--html", metavar="FILE", help="Write the report as one page for a browser, too.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
 @click.pass_context
 def verify(
@@ -112,6 +113,7 @@ def verify(
     dtypes: tuple[str, ...],
     tokens: int | None,
     html: str | None,
+    verbose: bool,
     file: str | None,
 ) -> None:
     """Verify an implementation of MECHANISM against the reference, on its designed cases.
@@ -181,7 +183,7 @@ def verify(
     if html is not None:
         lines = suspects_text.lines(found.suspects) if found.suspects else ()
         write_text(html, page.page(found, record, refattn.__version__, lines), "--html")
-    deliver(lambda **form: report.verified(found, record, **form), found.to_json(), file)
+    deliver(lambda **form: report.verified(found, record, details=verbose, **form), found.to_json(), file)
     ctx.exit(found.exit_code)
 
 

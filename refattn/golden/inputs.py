@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import counter
-from refattn.golden.storage import stored
+from refattn.golden.storage import has_gradient, largest, stored
 from refattn.mechanisms.record import Case, Input
 
 
@@ -48,6 +48,41 @@ def _ranks(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purp
     x = np.zeros(shape)
     x[..., 0] = numbers["step"] * (1 + np.arange(shape[-2]) // int(numbers["ties"]))
     return x
+
+
+def _counts(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """The whole numbers that are given under "0", "1", ..., one for each batch element."""
+    return np.asarray([int(numbers[str(n)]) for n in range(shape[0])], dtype=np.int64)
+
+
+def _dropout(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """0 with probability `p`, otherwise 1/(1 - p)."""
+    p = numbers["p"]
+    return np.where(counter.uniform(shape, seed=seed, purpose=purpose) < p, 0.0, 1.0 / (1.0 - p))
+
+
+def _biased(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """`normal`, and -inf with probability `hidden` (0 if absent)."""
+    hidden = counter.uniform(shape, seed=seed, purpose=f"{purpose}.hidden") < numbers.get("hidden", 0.0)
+    return np.where(hidden, -np.inf, _normal(shape, numbers, seed, purpose))
+
+
+def _alibi(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """-slope |i + `offset` - j| (b, h, i, j), with the slopes 2^(-8 n / h) of heads n = 1, 2, ..., h; h a power of two.
+
+    With a `step` all slopes are that number.
+    """
+    heads, queries, keys = shape[-3:]
+    slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
+    slopes = np.full(heads, numbers["step"]) if "step" in numbers else slopes
+    distance = np.abs(np.arange(queries)[:, None] + int(numbers["offset"]) - np.arange(keys))
+    return np.broadcast_to(-slopes[:, None, None] * distance, shape).copy()
+
+
+def _list(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """The numbers that are given under "0", "1", ..., in order and over again."""
+    given = [numbers[str(n)] for n in range(len(numbers))]
+    return np.resize(np.asarray(given, np.float64), shape)
 
 
 def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
@@ -93,15 +128,25 @@ DESIGNS: dict[str, Callable[[tuple[int, ...], Mapping[str, float], int, str], ND
     "resets": _resets,
     "units": _units,
     "mask": _mask,
+    "counts": _counts,
+    "dropout": _dropout,
+    "biased": _biased,
+    "alibi": _alibi,
+    "list": _list,
 }
-"""Design of an `Input` -> array in float64 or bool, from its shape, its numbers, a seed and a purpose."""
+"""Design of an `Input` -> array in float64, int64 or bool, from its shape, its numbers, a seed and a purpose."""
 
 
 def make(mechanism: str, case: Case, dtype: str, *, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a case by argument name, rounded to `dtype` (bfloat16 held in float32)."""
-    return {
+    """Return the arrays of a case by argument name, rounded to `dtype` (bfloat16 held in float32).
+
+    Where the case says so, what its lengths leave out of q, k and v holds NaN, or the largest number of the type.
+    """
+    arrays = {
         name: _make_one(f"{mechanism}.{case.name}.{name}", given, dtype, seed) for name, given in case.inputs.items()
     }
+    lengths = {"q": "q_lengths", "k": "k_lengths", "v": "k_lengths"}
+    return {name: _with_slack(x, case, arrays.get(lengths.get(name, "")), dtype) for name, x in arrays.items()}
 
 
 def upstream_input(case: Case, shape: tuple[int, ...]) -> Input:
@@ -111,9 +156,21 @@ def upstream_input(case: Case, shape: tuple[int, ...]) -> Input:
 
 def make_upstream(mechanism: str, case: Case, name: str, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> Any:
     """Return an upstream gradient for the output `name` of a case."""
-    return _make_one(f"{mechanism}.{case.name}.d_{name}", upstream_input(case, shape), dtype, seed)
+    made = _make_one(f"{mechanism}.{case.name}.d_{name}", upstream_input(case, shape), dtype, seed)
+    given = case.inputs.get("q_lengths")
+    lengths = None if given is None else _make_one(f"{mechanism}.{case.name}.q_lengths", given, dtype, seed)
+    return _with_slack(made, case, lengths, dtype)
+
+
+def _with_slack(x: NDArray[Any], case: Case, lengths: NDArray[Any] | None, dtype: str) -> NDArray[Any]:
+    """Return x (b, h, n, ...) with what the case says in the rows from its lengths (b,) on."""
+    if not case.slack or lengths is None:
+        return x
+    left_out = np.arange(x.shape[2]) >= lengths[:, None]
+    poison = np.nan if case.slack == "nan" else largest(dtype)
+    return np.where(left_out.reshape(left_out.shape[0], 1, -1, *(1,) * (x.ndim - 3)), x.dtype.type(poison), x)
 
 
 def _make_one(purpose: str, given: Input, dtype: str, seed: int) -> NDArray[Any]:
     values = DESIGNS[given.design](given.shape, given.numbers, seed, purpose)
-    return values if values.dtype == np.bool_ else stored(values, dtype)
+    return stored(values, dtype) if has_gradient(values) else values

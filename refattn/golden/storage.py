@@ -6,6 +6,7 @@ NumPy has no bfloat16, so a value of any storage type is held here as a float64 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,20 @@ LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8", "bflo
 """The type that is one step coarser."""
 
 
+def has_gradient(x: NDArray[Any]) -> bool:
+    """Tell whether an input is of floating numbers, which are rounded to a type and differentiated.
+
+    Booleans (a mask) and integers (lengths, an offset) are neither.
+    """
+    return x.dtype.kind == "f"
+
+
+def largest(dtype: str) -> float:
+    """Return the largest number of the type."""
+    kind = TYPES[dtype]
+    return (2.0 - 2.0 ** (1 - kind.bits)) * 2.0**kind.highest
+
+
 def spacing(x: Floats, dtype: str) -> Floats:
     """Return the distance between neighbouring numbers of the type at x; that of the subnormals at 0."""
     kind = TYPES[dtype]
@@ -54,12 +69,10 @@ def round_to(x: Floats, dtype: str) -> Floats:
     """Round to the nearest number of the type, ties to even; beyond its largest number to infinity."""
     if dtype == "float64":
         return x
-    kind = TYPES[dtype]
     finite = np.where(np.isfinite(x), x, 0.0)
     step = spacing(finite, dtype)
     rounded = np.rint(finite / step) * step
-    largest = (2.0 - 2.0 ** (1 - kind.bits)) * 2.0**kind.highest
-    rounded = np.where(np.abs(rounded) > largest, np.copysign(np.inf, finite), rounded)
+    rounded = np.where(np.abs(rounded) > largest(dtype), np.copysign(np.inf, finite), rounded)
     return np.where(np.isfinite(x), np.copysign(rounded, x), x)
 
 

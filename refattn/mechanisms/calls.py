@@ -27,11 +27,12 @@ def qkv(
     logits: float = 1.0,
     values: float = 1.0,
     mask: Input | None = None,
+    slack: str = "",
     **options: Any,
 ) -> Case:
     """Return a case: q (b, h, n_q, d) of the size `logits`, k (b, g, n_k, d), v (b, g, n_k, e) of the size `values`.
 
-    g is h, n_k is n_q and e is d where they are not given.
+    g is h, n_k is n_q and e is d where they are not given. Options that are designed arrays are inputs.
     """
     g, n_k, e = h if g is None else g, n_q if n_k is None else n_k, d if e is None else e
     inputs = {
@@ -41,7 +42,9 @@ def qkv(
     }
     if mask is not None:
         inputs["mask"] = mask
-    return Case(name, kind, inputs, options, purpose)
+    inputs |= {n: x for n, x in options.items() if isinstance(x, Input)}
+    plain = {n: x for n, x in options.items() if not isinstance(x, Input)}
+    return Case(name, kind, inputs, plain, purpose, slack=slack)
 
 
 def repeated(case: Case, period: int) -> Case:
@@ -93,8 +96,7 @@ def one_hot(
         "k": Input((b, g, n_k, d), "ranks", {"step": 32, "ties": 1}),
         "v": Input((b, g, n_k, d), "powers", {"low": 0, "high": 3}),
     }
-    given = inputs if mask is None else {**inputs, "mask": mask}
-    return Case(name, kind, given, options, purpose, {"out": EVERY, "d_v": SHORT})
+    return _exact(name, kind, purpose, inputs, mask, options, EVERY)
 
 
 def equal_scores(
@@ -120,8 +122,47 @@ def equal_scores(
         "k": Input((1, g, n, d), "ranks", {"step": 32 if ties < n else 0.25, "ties": ties}),
         "v": Input((1, g, n, d), "integers", {"low": 1, "high": 8}),
     }
-    given = inputs if mask is None else {**inputs, "mask": mask}
-    return Case(name, kind, given, options, purpose, {"out": SHORT, "d_v": SHORT})
+    return _exact(name, kind, purpose, inputs, mask, options, SHORT)
+
+
+def _exact(
+    name: str,
+    kind: str,
+    purpose: str,
+    inputs: dict[str, Input],
+    mask: Input | None,
+    options: dict[str, Any],
+    types: tuple[str, ...],
+) -> Case:
+    """Return a case with outputs that are exact in some types, and gradients of v in short ones."""
+    given = {**({} if mask is None else {"mask": mask}), **{n: x for n, x in options.items() if isinstance(x, Input)}}
+    plain = {n: x for n, x in options.items() if n not in given}
+    return Case(name, kind, {**inputs, **given}, plain, purpose, {"out": types, "d_v": SHORT})
+
+
+def bias(*shape: int, scale: float = 1.0, hidden: float = 0.0) -> Input:
+    """Return a bias of normal numbers, -inf for about so many pairs."""
+    return Input(shape, "biased", {"scale": scale, "hidden": hidden} if hidden else {"scale": scale})
+
+
+def alibi(*shape: int, offset: int, **numbers: float) -> Input:
+    """Return the biases of ALiBi (b, h, i, j), for queries that stand at i + offset."""
+    return Input(shape, "alibi", {"offset": offset, **numbers})
+
+
+def listed(*numbers: float, shape: tuple[int, ...] | None = None) -> Input:
+    """Return these numbers, in order and over again."""
+    return Input(shape or (len(numbers),), "list", {str(n): x for n, x in enumerate(numbers)})
+
+
+def counts(*numbers: int) -> Input:
+    """Return whole numbers, one for each batch element."""
+    return Input((len(numbers),), "counts", {str(n): x for n, x in enumerate(numbers)})
+
+
+def dropout(*shape: int, p: float) -> Input:
+    """Return what weights are multiplied by in dropout of rate p, of which 1/(1-p) should be a power of two."""
+    return Input(shape, "dropout", {"p": p})
 
 
 def mask(*shape: int, keep: float = 0.7) -> Input:

@@ -33,16 +33,22 @@ def of_masks(core: Core) -> dict[str, Core]:
 
     def top_left_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Outputs:
         """Align the causal mask at the first key, whatever was asked."""
+        if options.get("offset") is not None:  # which aligns the queries
+            return core(q, k, v, causal=causal, **options)
         return core(q, k, v, causal="top_left" if causal else False, **options)
 
     def bottom_right_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Outputs:
         """Align the causal mask at the last key, whatever was asked."""
+        if options.get("offset") is not None:
+            return core(q, k, v, causal=causal, **options)
         return core(q, k, v, causal="bottom_right" if causal else False, **options)
 
     def strict_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> Outputs:
         """Hide a token from itself."""
         if causal is False:
             return core(q, k, v, **options)
+        if {"offset", "q_lengths", "k_lengths"} & set(options):
+            return core(q, k, v, causal=causal, **options)
         mask = options.pop("mask", None)
         queries, keys = q.shape[2], k.shape[2]
         offset = causal_offset(causal, queries, keys)

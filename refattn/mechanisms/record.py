@@ -5,6 +5,7 @@ Trainer, checks, verification, vectors, benchmarks and docs are written against 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -67,6 +68,9 @@ class Case:
     exact
         The results that are judged bit for bit, each with the storage types in which they are: every honest order of
         computing gives these numbers.
+    slack
+        What rows of q, k, v and d_out hold that the lengths of the case leave out: "" for what is drawn, "nan", or
+        "huge" for the largest number of the type.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     purpose: str = ""
     exact: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slack: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,9 @@ class Mechanism:
         Plausible wrong backward passes by name, of a right forward: functions of the core's arguments and ``d_out``
         that return gradients by name.
     outputs
-        Fields of the core's `saved` that are outputs beside `out`.
+        Fields of the core's `saved` that are outputs beside `out`, each with the equation that computes it.
+    before
+        Equations that are not computed where an option is not given, each with the one whose value goes on then.
     differentiable
         Options of the core that are numbers with a gradient, and such numbers of its families, by their own names.
     families
@@ -194,7 +201,8 @@ class Mechanism:
     stored: Mapping[str, Magnitude] = field(default_factory=dict)
     conventions: Mapping[str, Callable[..., tuple[Array, ...]]] = field(default_factory=dict)
     wrong_gradients: Mapping[str, Callable[..., dict[str, Array]]] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    before: Mapping[str, str] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     families: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     around: tuple[ModuleType, ...] = ()
@@ -214,6 +222,12 @@ class Mechanism:
     def equations(self) -> dict[str, str]:
         """All equations of the mechanism, id to formula, in the order of the docstrings."""
         return {id: formula for module in self.tagged for id, formula in equations.declared(module).items()}
+
+    @property
+    def pulled(self) -> tuple[str, ...]:
+        """The outputs beside `out` that have a gradient: those that the core's backward takes one of."""
+        taken = inspect.signature(self.core.backward).parameters if self.core is not None else {}
+        return tuple(name for name in self.outputs if f"d_{name}" in taken)
 
     def numbers(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the differentiable numbers that are given among options of the core, by their own names."""

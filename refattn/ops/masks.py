@@ -3,7 +3,10 @@
 Masks are boolean, True = may attend. A causal mask is aligned at the bottom right unless told otherwise: the last query
 sees every key, whatever the two lengths are, as in decoding with a cache.
 
-Letters: i query position, j key position.
+A band is a causal mask or a window: query i may attend keys i + first to i + last. Each of the two is a number, or one
+for each batch element, (b, 1, 1, 1), or None where there is no such bound; a causal mask is a band with last = offset.
+
+Letters: b batch, i query position, j key position.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from refattn.xp import Array, arange, namespace
+from refattn.xp import Array, arange, concrete, namespace
 
 Causal: TypeAlias = bool | Literal["top_left", "bottom_right"]
 
@@ -56,37 +59,128 @@ def allowed_in_tile(
     return allowed_pairs(mask, shifted, rows[1] - rows[0], columns[1] - columns[0], like)
 
 
-class Future:
-    """What a causal mask hides from the tiles of one call: it leaves out blocks of keys, and makes each triangle once.
+def band_pairs(
+    mask: Array | None,
+    first: int | Array | None,
+    last: int | Array | None,
+    q_lengths: Array | None,
+    k_lengths: Array | None,
+    queries: int,
+    keys: int,
+    like: Array,
+) -> Array | None:
+    """Return which query may attend which key, broadcastable to (b, h, i, j), or None where every pair may attend.
+
+    Queries and keys from their lengths (b,) on do not exist: nothing attends them, and they attend nothing.
+    """
+    xp, allowed = namespace(like), mask
+    i, j = arange(0, queries, like)[:, None], arange(0, keys, like)[None, :]
+    if last is not None and not (isinstance(last, int) and keys - 1 <= last):
+        allowed = both(allowed, j <= i + last)
+    if first is not None and not (isinstance(first, int) and first <= 1 - queries):
+        allowed = both(allowed, j >= i + first)
+    if q_lengths is not None:
+        allowed = both(allowed, existing(q_lengths, queries, like))
+    if k_lengths is not None:
+        allowed = both(allowed, xp.matrix_transpose(existing(k_lengths, keys, like)))
+    return allowed
+
+
+def both(mask: Array | None, other: Array) -> Array:
+    """Return what both masks allow; None allows all."""
+    return other if mask is None else mask & other
+
+
+def existing(lengths: Array | None, size: int, like: Array) -> Array | None:
+    """Return which of `size` tokens are below the lengths (b,), as (b, 1, size, 1); None where all are."""
+    return None if lengths is None else arange(0, size, like)[:, None] < lengths[:, None, None, None]
+
+
+class Band:
+    """Which pairs the tiles of one call hold: it leaves out blocks of keys, and makes each triangle once.
 
     Parameters
     ----------
-    offset
-        What `causal_offset` returned.
+    first, last, q_lengths, k_lengths
+        As in `band_pairs`.
     like
         An array on the device where masks shall be.
     """
 
-    def __init__(self, offset: int | None, like: Array) -> None:
-        self.offset = offset
+    def __init__(
+        self,
+        first: int | Array | None,
+        last: int | Array | None,
+        q_lengths: Array | None,
+        k_lengths: Array | None,
+        like: Array,
+    ) -> None:
+        self.first, self.last = first, last
+        self.lengths = q_lengths, k_lengths
         self._like = like
+        self._least, self._most = _extreme(first, "min"), _extreme(last, "max")
+        self._queries, self._keys = (_extreme(lengths, "max") for lengths in self.lengths)
+        self._each = any(x is not None and not isinstance(x, int) for x in (first, last, *self.lengths))
         self._triangles: dict[tuple[int, int, int], Array | None] = {}
 
     def blocks(self, keys: int, rows: tuple[int, int], width: int) -> Iterator[tuple[int, int]]:
-        """Yield the blocks of keys that some of the rows may attend."""
-        stop = keys if self.offset is None else min(max(rows[1] + self.offset, 0), keys)
-        for start in range(0, stop, width):
-            yield start, min(start + width, stop)
+        """Yield the blocks of keys that some of the rows may attend; they start at multiples of their width."""
+        if self._queries is not None and rows[0] >= self._queries:
+            return
+        most = keys if self._keys is None else min(self._keys, keys)
+        stop = most if self._most is None else min(max(rows[1] + self._most, 0), most)
+        start = 0 if self._least is None else max(rows[0] + self._least, 0) // width * width
+        for at in range(start, stop, width):
+            yield at, min(at + width, stop)
 
-    def allowed(self, mask: Array | None, rows: tuple[int, int], columns: tuple[int, int]) -> Array | None:
-        """Return `allowed_pairs` of a tile."""
-        if mask is not None or self.offset is None:
-            return allowed_in_tile(mask, self.offset, rows, columns, self._like)
-        # Tiles that the diagonal crosses in the same way share a mask.
-        key = (rows[1] - rows[0], columns[1] - columns[0], rows[0] - columns[0])
-        if key not in self._triangles:
-            self._triangles[key] = allowed_in_tile(None, self.offset, rows, columns, self._like)
-        return self._triangles[key]
+    def allowed(
+        self, mask: Array | None, rows: tuple[int, int], columns: tuple[int, int], batch: slice = slice(None)
+    ) -> Array | None:
+        """Return `band_pairs` of a tile (b, g, r, i, j), of the batch elements that are named."""
+        if mask is not None:
+            mask = mask[..., _part(mask, -2, rows), _part(mask, -1, columns)]
+        if mask is None and not self._each and (self.first is not None or self.last is not None):
+            # Tiles that the diagonals cross in the same way share a mask.
+            key = (rows[1] - rows[0], columns[1] - columns[0], rows[0] - columns[0])
+            if key not in self._triangles:
+                self._triangles[key] = self._pairs(None, rows, columns, batch)
+            return self._triangles[key]
+        return self._pairs(mask, rows, columns, batch)
+
+    def _pairs(self, mask: Array | None, rows: tuple[int, int], columns: tuple[int, int], batch: slice) -> Array | None:
+        at, sizes = rows[0] - columns[0], (rows[1] - rows[0], columns[1] - columns[0])
+        first, last = _moved(self.first, at, batch), _moved(self.last, at, batch)
+        if not self._each:
+            return band_pairs(mask, first, last, None, None, *sizes, self._like)
+        q_lengths, k_lengths = (
+            None if x is None else x[batch] - start
+            for x, start in zip(self.lengths, (rows[0], columns[0]), strict=True)
+        )
+        own = band_pairs(None, first, last, q_lengths, k_lengths, *sizes, self._like)
+        if own is None:
+            return mask
+        return both(mask, own[:, :, None, ...] if len(own.shape) == 4 else own)
+
+
+def _part(x: Array, axis: int, at: tuple[int, int]) -> slice:
+    return slice(*at) if x.shape[axis] != 1 else slice(0, 1)
+
+
+def _moved(bound: int | Array | None, by: int, batch: slice) -> int | Array | None:
+    """Return a bound of the batch elements that are named, as a tile that starts elsewhere has it."""
+    if bound is None:
+        return None
+    return bound + by if isinstance(bound, int) else bound[batch, ...] + by
+
+
+def _extreme(x: int | Array | None, which: str) -> int | None:
+    """Return the smallest or largest of some whole numbers; None where there are none, or they are not known yet."""
+    if x is None or isinstance(x, int):
+        return x
+    if 0 in x.shape:
+        return 0
+    found = getattr(namespace(x), which)(x)
+    return None if concrete(found == found) is None else int(found)
 
 
 def own_pairs(n: int, like: Array) -> Array:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from refattn import equations
 from refattn.backends import use_workers
-from refattn.xp import Array, backend, namespace
+from refattn.xp import Array, backend, device, namespace
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -82,6 +82,71 @@ class Plan:
         per_batch = len({(tile.heads.start, tile.heads.stop) for tile in self.heads})
         batches = [concat(parts[n : n + per_batch], axis=1) for n in range(0, len(parts), per_batch)]
         return concat(batches, axis=0)
+
+    def join_sums(self, parts: Sequence[Array], like: Array) -> Array:
+        """Put the sums for `heads` together to an array like one of pairs (b, g, r, i, j), some axes of which are 1."""
+        batches: dict[int, list[Array]] = {}
+        for tile, part in zip(self.heads, parts, strict=True):
+            batches.setdefault(tile.batch.start, []).append(part)
+        rows = [_sum(same) if like.shape[1] == 1 else concat(same, axis=1) for same in batches.values()]
+        return namespace(like).astype(_sum(rows) if like.shape[0] == 1 else concat(rows, axis=0), like.dtype)
+
+
+class PlaneSum:
+    """A sum of tiles (b, g, r, i, j) to an array that was broadcast to them; in float64 where the library has it.
+
+    Parameters
+    ----------
+    like
+        That array for the batch and heads of one task, each axis of its own size or 1.
+    queries, keys, width
+        The plane, and how many keys a tile has.
+    """
+
+    def __init__(self, like: Array, queries: int, keys: int, width: int) -> None:
+        xp = namespace(like)
+        self._like, self._keys, self._width = like, keys, width
+        self._queries = queries
+        self._dtype = xp.float64 if backend(like).float64() else like.dtype
+        self._found: dict[tuple[int, int], Array] = {}
+
+    def add(self, rows: tuple[int, int], columns: tuple[int, int], part: Array) -> None:
+        """Add a tile."""
+        xp, shape = namespace(part), self._like.shape
+        axes = tuple(axis for axis, n in enumerate(shape) if n == 1)
+        part = xp.sum(part, axis=axes, keepdims=True, dtype=self._dtype) if axes else xp.astype(part, self._dtype)
+        missing = min(self._width, self._keys - columns[0]) - part.shape[4]
+        if shape[4] != 1 and missing:
+            part = _padded(part, missing)
+        at = (rows[0] if shape[3] != 1 else 0, columns[0] if shape[4] != 1 else 0)
+        self._found[at] = part if at not in self._found else self._found[at] + part
+
+    def whole(self, rows: Sequence[tuple[int, int]]) -> Array:
+        """Return the sum; 0 where no tile was added."""
+        xp, (b, g, r, i, j) = namespace(self._like), self._like.shape
+
+        def part(first: int, last: int, start: int) -> Array:
+            size = 1 if j == 1 else min(self._width, self._keys - start)
+            empty = (b, g, r, 1 if i == 1 else last - first, size)
+            found = self._found.get((0 if i == 1 else first, start))
+            return found if found is not None else xp.zeros(empty, dtype=self._dtype, device=device(self._like))
+
+        starts = [0] if j == 1 else list(range(0, self._keys, self._width))
+        blocks = [(0, self._queries)] if i == 1 else rows
+        return concat([concat([part(*block, start) for start in starts], axis=4) for block in blocks], axis=3)
+
+
+def _padded(x: Array, columns: int) -> Array:
+    """Return x (..., j) with so many columns of 0 more."""
+    xp = namespace(x)
+    return xp.concat([x, xp.zeros((*x.shape[:-1], columns), dtype=x.dtype, device=device(x))], axis=-1)
+
+
+def _sum(parts: Sequence[Array]) -> Array:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def concat(parts: Sequence[Array], axis: int) -> Array:

@@ -50,7 +50,7 @@ def watch(
     core, dense = record.core, definition(record)
     with _Watch(dense.forward.__code__) as forward:
         out, saved = core.forward(**{**arrays, **options, "form": record.forms[0]})  # type: ignore[union-attr]
-    more = {f"d_{name}": np.ones_like(getattr(saved, name)) for name in record.outputs if outputs}
+    more = {f"d_{name}": np.ones_like(getattr(saved, name)) for name in record.pulled if outputs}
     with _Watch(dense.backward.__code__) as backward:
         core.backward(saved, np.ones_like(out) if d_out is None else d_out, **more)  # type: ignore[union-attr]
     return Call(forward.given, forward.returned, backward.given, backward.returned)

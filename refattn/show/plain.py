@@ -55,6 +55,12 @@ def sum_wide(x: Array) -> Array:
     return np.sum(x, dtype=np.float64).astype(x.dtype)
 
 
+def sum_wide_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return the sum of x over those of its axes that are 1 in `shape`, accumulated in float64."""
+    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and x.shape[axis] != 1)
+    return np.sum(x, axis=axes, keepdims=True, dtype=np.float64).astype(x.dtype) if axes else x
+
+
 def run(like: Array, task: Callable[[Any], Any], tiles: Sequence[Any]) -> list[Any]:
     """Return the results of `task` for all tiles."""
     return [task(tile) for tile in tiles]
@@ -68,6 +74,11 @@ def by_rows(function: Callable[..., Sequence[Array]], *arrays: Array) -> Sequenc
 def product(a: Array, b: Array) -> Array:
     """Return a @ b."""
     return a @ b
+
+
+def transpose(x: Array) -> Array:
+    """Return the transposed matrices."""
+    return x.mT
 
 
 def concrete(condition: Array | bool) -> bool:

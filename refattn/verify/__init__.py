@@ -8,12 +8,14 @@ Host side. Everything here knows mechanisms through their records alone. What to
    its own or as a program, reads results from files, and asks which conventions it follows.
 4. `itself/`: `check.py` and its `sections.py`, with `laws.py`, `gradients.py`, and what they call a core by, `probe.py`
    and `samples.py`.
-5. `blame/`, which equation is wrong: `mutants.py` are wrong kernels on purpose; `bank.py` knows what an error in each
-   equation does; `evidence.py` and `nearest.py` find the one that explains best what was got, `substitution.py` the
-   first value that does not follow from those before; `suspects.py` joins them; `left_out.py` measures how often that
-   is right.
-6. `show/`: reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a report as a page.
-7. Tools on top: `traced.py`, a run with every equation; `freeze.py`, golden vectors; `shrink.py`, the smallest case
+5. `museum/`, real bugs of flash kernels on an emulator.
+6. `blame/`, which error it is: `known.py` tries all that have a name, the museum's among them; `mutants.py` are wrong
+   kernels on purpose; `bank.py` knows what an error in each equation does; `evidence.py` and `nearest.py` find the one
+   that explains best what was got, `substitution.py` the first value that does not follow from those before; `where.py`
+   says where; `suspects.py` joins them; `left_out.py` measures how often that is right.
+7. `show/`: the diagnosis, reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a
+   report as a page.
+8. Tools on top: `traced.py`, a run with every equation; `freeze.py`, golden vectors; `shrink.py`, the smallest case
    that fails; `large.py`, laws where no truth can be afforded; `plugin.py`, for pytest.
 
 What users call is imported from here; nothing is loaded before it is asked for.

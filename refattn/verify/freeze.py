@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from refattn import equations
 from refattn.golden import tensors, vectors
 from refattn.golden.inputs import make, upstream_input
-from refattn.golden.storage import DTYPES, round_to
+from refattn.golden.storage import DTYPES, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.itself.probe import host, used_share
 from refattn.verify.itself.samples import shrunk
@@ -87,10 +87,10 @@ def freeze(mechanism: Mechanism, case: Case) -> tuple[dict[str, Any], bytes]:
     traced, noise, differs = _equations(mechanism, case, exact)
     arrays: Stored = {}
     for name, x in given.items():
-        for dtype in truths if x.dtype != np.bool_ else ():
+        for dtype in truths if has_gradient(x) else ():
             arrays[f"{dtype}/{name}"] = (dtype, x)
-        if x.dtype == np.bool_:
-            arrays[f"bool/{name}"] = ("bool", x)
+        if not has_gradient(x):
+            arrays[f"{x.dtype.name}/{name}"] = (x.dtype.name, x)
     for id, x in traced.items():
         arrays[f"equations/{id}"] = (x.dtype.name, x)
     for name, x in exact.values.items():
@@ -103,7 +103,7 @@ def freeze(mechanism: Mechanism, case: Case) -> tuple[dict[str, Any], bytes]:
         "case": case.name,
         "kind": case.kind,
         "purpose": case.purpose,
-        "options": dict(case.options),
+        "options": plain(case.options),
         "inputs": {
             name: {"shape": list(x.shape), "design": x.design, "numbers": dict(x.numbers)}
             | {"stream": f"{mechanism.name}.{case.name}.{name}", "seed": 0}
@@ -124,10 +124,15 @@ def freeze(mechanism: Mechanism, case: Case) -> tuple[dict[str, Any], bytes]:
     return entry, tensors.encode(arrays)
 
 
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as JSON has them: a tuple is a list."""
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in options.items()}
+
+
 def held(mechanism: Mechanism, case: Case) -> list[str]:
     """Return the types that hold every input of a case, rounded to bfloat16, exactly."""
-    inputs = [x.astype(np.float64) for x in make(mechanism.name, case, "bfloat16").values() if x.dtype != np.bool_]
-    return [dtype for dtype in DTYPES if all(np.array_equal(x, round_to(x, dtype)) for x in inputs)]
+    inputs = [x.astype(np.float64) for x in make(mechanism.name, case, "bfloat16").values() if has_gradient(x)]
+    return [dtype for dtype in DTYPES if all(np.array_equal(x, round_to(x, dtype), equal_nan=True) for x in inputs)]
 
 
 def _equations(
@@ -136,7 +141,7 @@ def _equations(
     """Return the value of every equation, all noises, and what the two derivations differ by."""
     assert exact.upstream is not None
     core, upstream = host(mechanism), {"d_out": exact.upstream}
-    inputs = {name: x if x.dtype == np.bool_ else x.astype(np.float64) for name, x in exact.inputs.items()}
+    inputs = {name: x.astype(np.float64) if has_gradient(x) else x for name, x in exact.inputs.items()}
     with equations.trace() as traced:
         core(inputs, case.options, upstream)
     values = {id: np.asarray(x) for id, x in traced.items()}
@@ -153,9 +158,10 @@ def _equations(
 
 def thaw(entry: Mapping[str, Any], arrays: Stored, dtype: str) -> Truth:
     """Return the truth of a stored case for one of its types, as `refattn.verify.judge.compare` judges by it."""
+    types = {name: [f"{kind}/{name}" for kind in (dtype, "bool", "int64")] for name in entry["inputs"]}
     inputs = {
-        name: arrays[f"{'bool' if f'bool/{name}' in arrays else dtype}/{name}"][1]
-        for name in entry["inputs"]
+        name: next(arrays[place][1] for place in places if place in arrays)
+        for name, places in types.items()
         if name != "d_out"
     }
     results = entry["results"]
@@ -181,14 +187,14 @@ def recompute(mechanism: Mechanism, golden: vectors.GoldenSet, entry: Mapping[st
     case, arrays = mechanism.case(entry["case"]), golden.arrays(entry)
     if golden.manifest["size"] == "small":
         case = shrunk(case)
-    if dict(case.options) != entry["options"]:
-        return np.inf, f"options: {dict(case.options)} now, {entry['options']} in the set"
+    if plain(case.options) != entry["options"]:
+        return np.inf, f"options: {plain(case.options)} now, {entry['options']} in the set"
     exact = thaw(entry, arrays, "float64")
     for name, x in make(mechanism.name, case, "bfloat16").items():
-        if name not in exact.inputs or not np.array_equal(x, exact.inputs[name]):
+        if name not in exact.inputs or not np.array_equal(x, exact.inputs[name], equal_nan=has_gradient(x)):
             return np.inf, f"{name}: the generator gives other numbers"
     assert exact.upstream is not None
-    inputs = {name: x if x.dtype == np.bool_ else x.astype(np.float64) for name, x in exact.inputs.items()}
+    inputs = {name: x.astype(np.float64) if has_gradient(x) else x for name, x in exact.inputs.items()}
     with equations.trace() as traced:
         values = host(mechanism)(inputs, case.options, {"d_out": exact.upstream})
     if differ := set(traced) ^ set(entry["equations"]):

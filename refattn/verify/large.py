@@ -18,6 +18,7 @@ import numpy as np
 from refattn import backends
 from refattn.checked import Whole, checked
 from refattn.golden.inputs import make, make_upstream
+from refattn.golden.storage import has_gradient
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.foreign.adapter import CallError, call
 from refattn.verify.itself import laws
@@ -46,7 +47,7 @@ class Foreign(Core):
 
     def __call__(self, inputs: Values, options: Mapping[str, Any], upstream: Values) -> Values:
         """Return what it gives: `out`, and what it has of further outputs and gradients."""
-        arrays = {name: x if x.dtype == np.bool_ else x.astype(self.dtype) for name, x in inputs.items()}
+        arrays = {name: x.astype(self.dtype) if has_gradient(x) else x for name, x in inputs.items()}
         d_out = upstream["d_out"].astype(self.dtype) if self.grad and upstream else None
         named = ("out", *self.mechanism.outputs)
         found = call(self.implementation, arrays, options, self.dtype, d_out, named)
@@ -66,7 +67,7 @@ class Foreign(Core):
     def forward(self, inputs: Values, options: Mapping[str, Any]) -> tuple[Values, Any]:
         """Return the outputs alone."""
         found = self(inputs, options, {})
-        if missing := [name for name in self.mechanism.outputs if name not in found]:
+        if missing := [name for name in self.mechanism.pulled if name not in found]:
             raise NotRun(f"it returns no {', '.join(missing)}")
         return found, None
 

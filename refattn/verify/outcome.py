@@ -26,12 +26,13 @@ class Decline:
 
 @dataclass(frozen=True)
 class Result:
-    """What one call returned, on the host: tensors by name, the dtypes that they came in, and why gradients are missing
-    where they were asked."""
+    """What one call returned, on the host: tensors by name, the dtypes that they came in, why gradients are missing
+    where they were asked, and the ids of the equations that were returned as outputs."""
 
     tensors: dict[str, NDArray[Any]]
     dtypes: dict[str, str]
     declined: str = ""
+    judged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Truth:
         By the same names, the type that a result is stored in.
     exact
         The names of those that have to be equal to the rounded truth.
+    further
+        Gradients with respect to outputs beside `out`, by the names of the backward's arguments: "d_lse".
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -64,6 +67,7 @@ class Truth:
     bias: dict[str, float]
     stored: dict[str, str]
     exact: frozenset[str] = frozenset()
+    further: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,12 +136,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An equation, or several that cannot be told apart, and the error in it that comes nearest to what was got.
+    """An equation, or several that cannot be told apart, and the error in it that comes nearest to what was got; or an
+    error with a name.
 
     Attributes
     ----------
     equations
-        In the order of the code; () for a convention, or a fault of storing.
+        In the order of the code; () for a convention, an input, or a fault of storing.
     kind
         The error, in words.
     share
@@ -147,6 +152,14 @@ class Suspect:
         How much of the squared error this error explains, times a number.
     together
         How much all errors of the first equation that the bank knows explain, each times a number.
+    sort
+        "equation"; "convention", "fault" (of the museum), "input" or "storing" where the error has a name.
+    link
+        The report that a fault is modelled on.
+    cases, failing
+        The failing cases that it explains, and how many there are.
+    whole
+        How many of these it explains with their gradients, or has results for no more than agree.
     """
 
     equations: tuple[Line, ...]
@@ -154,6 +167,11 @@ class Suspect:
     share: float
     explained: float
     together: float
+    sort: str = "equation"
+    link: str = ""
+    cases: tuple[str, ...] = ()
+    failing: int = 0
+    whole: int = 0
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -184,6 +202,35 @@ class Departure:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a result is wrong.
+
+    Attributes
+    ----------
+    tensor
+        The result.
+    words
+        What is true of it in every case that it is wrong in: "only batch 1", "rows from 16 on"; () where it is wrong
+        everywhere, or in another place each time.
+    case
+        The case with the most errors, for the next four.
+    batches, heads, rows, columns
+        Where it has some, by their indices; () where the result has no such axis. Rows of d_k and d_v are keys.
+    part
+        The part of its elements that is wrong.
+    """
+
+    tensor: str
+    words: tuple[str, ...]
+    case: str
+    batches: tuple[int, ...]
+    heads: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    part: float
+
+
+@dataclass(frozen=True)
 class Suspects:
     """What a failed verification says about where the error is.
 
@@ -205,6 +252,10 @@ class Suspects:
         The first value of its own that does not follow from those before it; None where none was given, or all follow.
     between
         Where the equations stand that compute it from those.
+    places
+        Where each result that disagrees is wrong.
+    which
+        What the cases that fail have in common, in words, or "".
     """
 
     dtype: str
@@ -217,6 +268,8 @@ class Suspects:
     ranked: tuple[Suspect, ...]
     departure: Departure | None
     between: tuple[Line, ...]
+    places: tuple[Place, ...] = ()
+    which: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from refattn.checked import One, Whole, checked
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.adapter import CallError, call, learned, roundings
+from refattn.verify.foreign.adapter import CallError, attribute, call, learned, pulls, roundings
 from refattn.verify.foreign.conventions import differing
-from refattn.verify.judge.budget import truth
+from refattn.verify.judge.budget import rounded, truth, with_equations
 from refattn.verify.judge.compare import judge
-from refattn.verify.outcome import Decline, Outcome, Report
+from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
 
 
 @checked(mechanism=Mechanism, case=Case, dtype=One(tuple(DTYPES)), grad=bool, seed=Whole())
@@ -29,18 +31,32 @@ def verify_case(
 ) -> Outcome:
     """Run and judge one case in one dtype."""
     declared = (*roundings(implementation, mechanism.equations), *rounding)
-    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, roundings=declared)
+    further = pulls(implementation, mechanism.pulled) if grad else ()
+    more: dict[str, Any] = {"roundings": declared, "further": further}
+    own = attribute(implementation, "keep")
+    if own is not None and "keep" in case.inputs:
+        more["replaced"] = {"keep": np.asarray(own(case.name, case.inputs["keep"].shape))}
+    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, **more)
+    given, pulled = case_truth.inputs, case_truth.further
     try:
         outputs = ("out", *mechanism.outputs)
-        result = call(implementation, case_truth.inputs, case.options, dtype, case_truth.upstream, outputs)
+        result = call(implementation, given, case.options, dtype, case_truth.upstream, outputs, further=pulled)
         if isinstance(result, Decline):
             return Outcome(case.name, case.kind, dtype, "declined", result.reason)
+        if result.judged:
+            types = {id: _type_of(id, result, dtype, mechanism) for id in result.judged}
+            case_truth = with_equations(mechanism, case, dtype, case_truth, types, declared, seed)
+        if attribute(implementation, "slack") == "unwritten":
+            result = with_slack_of(result, case_truth)
         verdicts = judge(result, case_truth)
     except CallError as error:
         return Outcome(case.name, case.kind, dtype, "raises", str(error))
     if result.declined and all(verdict.agrees for verdict in verdicts):
         return Outcome(case.name, case.kind, dtype, "declined", result.declined, verdicts, (case_truth, result))
-    needed = [f"d_{name}" for name in learned(case_truth.inputs)] if grad and not result.declined else []
+    # Other arrays have a gradient, and few kernels give it.
+    needed = (
+        [f"d_{name}" for name in learned(case_truth.inputs) if name in "qkv"] if grad and not result.declined else []
+    )
     missing = [name for name in needed if name not in result.tensors]
     if missing:
         return Outcome(
@@ -48,6 +64,30 @@ def verify_case(
         )
     status = "agrees" if all(verdict.agrees for verdict in verdicts) else "disagrees"
     return Outcome(case.name, case.kind, dtype, status, "", verdicts, (case_truth, result))
+
+
+def with_slack_of(result: Result, known: Truth) -> Result:
+    """Return a result with the rows of the truth where the lengths of its case leave them out."""
+    tensors = dict(result.tensors)
+    lengths = {"d_k": "k_lengths", "d_v": "k_lengths", **dict.fromkeys(("out", "lse", "max", "d_q"), "q_lengths")}
+    for name, which in lengths.items():
+        got = tensors.get(name)
+        if got is None or which not in known.inputs or got.shape != known.values[name].shape:
+            continue
+        beyond = np.arange(got.shape[2]) >= known.inputs[which][:, None]
+        beyond = beyond.reshape(got.shape[0], 1, -1, *(1,) * (got.ndim - 3))
+        tensors[name] = np.where(beyond, rounded(known, name).astype(got.dtype), got)
+    return replace(result, tensors=tensors)
+
+
+def _type_of(id: str, result: Result, dtype: str, mechanism: Mechanism) -> str:
+    """Return the storage type that an equation's value came in."""
+    if id not in mechanism.equations or id.startswith("d"):
+        raise CallError(f"returned {id}, which is no equation of the forward of {mechanism.name}")
+    came = result.dtypes[id]
+    if came not in DTYPES:
+        raise CallError(f"returned {id} of dtype {came}, needs a floating one")
+    return came
 
 
 def verify(

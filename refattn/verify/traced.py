@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from refattn import backends, counter, equations, tree
 from refattn.checked import One, checked
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import DTYPES, stored
+from refattn.golden.storage import DTYPES, has_gradient, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Mechanism
@@ -206,7 +206,7 @@ def _shapes(mechanism: Mechanism, inputs: Mapping[str, NDArray[Any]], options: M
     assert core is not None
     floats = {n: x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x for n, x in inputs.items()}
     out, saved = core.forward(**floats, **options, form=mechanism.forms[0])
-    return {"out": out.shape, **{name: getattr(saved, name).shape for name in mechanism.outputs}}
+    return {"out": out.shape, **{name: getattr(saved, name).shape for name in mechanism.pulled}}
 
 
 def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Run:
@@ -279,7 +279,7 @@ def _normal(purpose: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
 def _placed(backend: backends.Backend, x: NDArray[Any], dtype: str) -> Array:
     """Return a host array as one of the backend; bfloat16 stays in float32 where the library has none."""
     made, xp = backend.from_numpy(x), backend.namespace()
-    if dtype == "bfloat16" and x.dtype != np.bool_ and hasattr(xp, "bfloat16"):
+    if dtype == "bfloat16" and has_gradient(x) and hasattr(xp, "bfloat16"):
         return xp.asarray(made, dtype=xp.bfloat16)
     return made
 

@@ -46,6 +46,7 @@ record = _replace(
     block=_BLOCK,
     cases=_CASES,
     conventions=_CONVENTIONS,
+    configs=(),
     stream=KeyValueStream(_BLOCK),
     grow=_step,
     pictures=_PICTURES,

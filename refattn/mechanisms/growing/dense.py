@@ -3,7 +3,8 @@
 The core is softmax attention; its equations, SM.1 to SM.9, stand in `refattn.mechanisms.softmax.dense`. With the
 weights w_ij = SM.7, the capped scores c_ij = SM.2, and do, the gradient of a loss with respect to the output::
 
-    [GROW.7]  g_ij = w_ij (do_i . v_j - sum_l w_il do_i . v_l)      with a soft-cap: times 1 - (c_ij / softcap)^2
+    [GROW.7]  g_ij = w_ij (do_i . v_j - sum_l w_il do_i . v_l)      with a soft-cap: times 1 - (c_ij / softcap)^2;
+                                                                    with dropout keep_ij do_i . v_j takes part
     [GROW.8]  N = sum_b sum_ij x_i g_ij x_j^T           for tokens x that are queries and keys at once, and each head
     [GROW.9]  C = sum_b sum_i x_i x_i^T
 
@@ -29,8 +30,9 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
     """Return g (b, h, i, j) for the gradient d_out (b, h, i, e) of the output."""
     xp, weights = namespace(d_out), saved.weights
     v_heads = repeat_heads(saved.v, weights.shape[1])  # (b, h, j, e): copies of v
-    # forward: out = weights @ v_heads
-    d_weights = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j)
+    # forward: out = keep * weights @ v_heads
+    d_kept = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j)
+    d_weights = d_kept if saved.keep is None else saved.keep * d_kept  # (b, h, i, j)
     # forward: weights = softmax(scores)
     inner = xp.sum(d_weights * weights, axis=-1, keepdims=True)  # (b, h, i, 1)
     if saved.softcap is None:

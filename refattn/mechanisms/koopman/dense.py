@@ -100,7 +100,7 @@ from refattn.mechanisms.koopman.kernel import (
 )
 from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, left_of, steepness
 from refattn.ops.solve import identity, solve
-from refattn.xp import Array, arange, max_last, namespace, zeros
+from refattn.xp import Array, arange, max_last, namespace, transpose, zeros
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def attend(x: Array, k: Array, v: Array, seen: Array, options: Options) -> tuple
     """Return the weights (b, h, i, j) and what queries x (b, h, i, d) attend."""
     xp = namespace(x)
     if options.similarity == "dot":
-        scores = x @ k.mT / math.sqrt(x.shape[-1])  # (b, h, i, j) [KOOP.1]
+        scores = x @ transpose(k) / math.sqrt(x.shape[-1])  # (b, h, i, j) [KOOP.1]
     else:
         scores = options.kernel.values(x, k)  # (b, h, i, j) [KOOP.1]
     masked = xp.where(seen, scores, -math.inf)  # (b, h, i, j) [KOOP.2]
@@ -258,15 +258,15 @@ def attend_backward(
     """Return the gradient of x, and by name those of k, v, and of the kernel's numbers where it is the similarity."""
     xp = namespace(x)
     # forward: attended = weights @ v
-    d_v = weights.mT @ d_attended  # (b, h, j, d): of this update
-    d_weights = d_attended @ v.mT  # (b, h, i, j) [dKOOP.3]
+    d_v = transpose(weights) @ d_attended  # (b, h, j, d): of this update
+    d_weights = d_attended @ transpose(v)  # (b, h, i, j) [dKOOP.3]
     # forward: weights = softmax(scores)
     mean = xp.sum(weights * d_weights, axis=-1, keepdims=True)  # (b, h, i, 1)
     d_scores = weights * (d_weights - mean)  # (b, h, i, j) [dKOOP.1]
     if options.similarity == "dot":
         # forward: scores = x @ k^T / sqrt(d)
         d_dot = d_scores / math.sqrt(x.shape[-1])  # (b, h, i, j)
-        return d_dot @ k, {"k": d_dot.mT @ x, "v": d_v}
+        return d_dot @ k, {"k": transpose(d_dot) @ x, "v": d_v}
     # forward: scores = k(x, k)
     d_x, d_k, d_bandwidth, d_weight = options.kernel.backward(x, k, d_scores)  # (b, h, i, d), (b, h, j, d), (), ()
     return d_x, {"k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
@@ -290,7 +290,7 @@ def gram_of(g: Observables, keys: Array, seen: Array, causal: bool, jitter: floa
         factor = 1.0 / g.kernel.linear_part() + delta  # (b, h, i, 1, 1): 1 / n + delta
         corner = factor * identity(keys.shape[3], keys)  # (b, h, i, d, d)
         upper = xp.concat([within + delta * eye, beside], axis=-1)  # (b, h, i, j, o)
-        lower = xp.concat([beside.mT, corner], axis=-1)  # (b, h, i, d, o)
+        lower = xp.concat([transpose(beside), corner], axis=-1)  # (b, h, i, d, o)
         gram = xp.concat([upper, lower], axis=-2)  # (b, h, i, o, o) [KOOP.6]
     else:
         gram = within + delta * eye  # (b, h, i, o, o) [KOOP.6]
@@ -316,7 +316,7 @@ def gram_backward(
     total = {"k": left + right, "bandwidth": of_bandwidth, "weight": of_weight}
     if g.augmented:
         # forward: gram = [[gram, keys], [keys^T, I / n + delta I]]; P has 1 / n, too
-        beside = d_gram[..., :j, j:] + d_gram[..., j:, :j].mT  # (b, h, i, j, d)
+        beside = d_gram[..., :j, j:] + transpose(d_gram[..., j:, :j])  # (b, h, i, j, d)
         d_factor = -(d_norm + xp.sum(traces[..., j:, j:])) / g.kernel.linear_part() ** 2  # (): of n
         d_bandwidth, d_weight = g.kernel.linear_part_backward(d_factor)  # (), ()
         d_keys = xp.sum(xp.where(seen[..., None], beside, 0.0), axis=2)  # (b, h, j, d)
@@ -329,9 +329,9 @@ def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array
     xp, (rows, columns) = namespace(inner), targets.shape[-2:]
     if fit == "separable":
         left = solve(inner + ridge * identity(rows, inner), targets)  # (..., l, o)
-        return solve(gram.mT, left.mT).mT
+        return transpose(solve(transpose(gram), transpose(left)))
     # Row by row the elements of A are one vector: element (l, o) of Z A G takes Z_ll' G_o'o of element (l', o').
-    product = inner[..., :, None, :, None] * gram.mT[..., None, :, None, :]  # (..., l, o, l', o')
+    product = inner[..., :, None, :, None] * transpose(gram)[..., None, :, None, :]  # (..., l, o, l', o')
     system = xp.reshape(product, (*product.shape[:-4], rows * columns, rows * columns))  # (..., l o, l' o')
     system = system + ridge * identity(rows * columns, inner)  # (..., l o, l' o')
     found = solve(system, xp.reshape(targets, (*targets.shape[:-2], rows * columns, 1)))  # (..., l o, 1)
@@ -351,17 +351,17 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
         dual = identity(first.shape[3], first)  # (l, l)
         inner = observed(centres, first)  # (b, h, i, l, l) [KOOP.10]
     else:
-        dual = solve(gram, starts.mT).mT  # (b, h, i, l, o) [KOOP.9]
-        inner = dual @ starts.mT  # (b, h, i, l, l) [KOOP.10]
-    weight = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o) behind an axis of coordinates
-    found = coefficients(options.fit, inner, gram, weight, targets)  # (b, h, i, l, o) [KOOP.11]
+        dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
+        inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
+    lam = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o) behind an axis of coordinates
+    found = coefficients(options.fit, inner, gram, lam, targets)  # (b, h, i, l, o) [KOOP.11]
     modes = joined(found @ coordinates(g), options)  # (b, h, i, l, d) [KOOP.12]
-    koopman = found @ starts.mT  # (b, h, i, l, l) [KOOP.13]
+    koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
     lifted = (a + 2.0 * tau * b) * modes + b * joined(koopman @ modes, options)  # (b, h, i, l, d) [KOOP.14]
-    section = (dual @ observed(centres, attended[..., None, :]).mT)[..., 0]  # (b, h, i, l) [KOOP.15]
+    section = (dual @ transpose(observed(centres, attended[..., None, :])))[..., 0]  # (b, h, i, l) [KOOP.15]
     image = (a + b) * tau * attended + xp.sum(lifted * section[..., None], axis=-2)  # (b, h, i, d) [KOOP.16]
     expected = tau * attended + xp.sum(modes * section[..., None], axis=-2)  # (b, h, i, d): phi(q')
-    own, factors = a + b * tau, modes.mT @ dual  # (), of D^T kappa(x) = factors g(x)
+    own, factors = a + b * tau, transpose(modes) @ dual  # (), of D^T kappa(x) = factors g(x)
     alive, eye = xp.any(g.seen, axis=-1), identity(points.shape[-1], points)  # (b, h, i), (d, d)
     if options.certify:
         certify(steepness(centres, factors), own, b, alive)
@@ -394,27 +394,27 @@ def update_backward(
     at_beside = observed(centres, beside)  # of all observables there
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
     d_alive = xp.where(xp.any(g.seen, axis=-1)[..., None], d_root, 0.0)  # (b, h, i, d): of a query that sees a key
-    d_image = solve(step.jacobian.mT, d_alive[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
-    at_root = (dual @ at_beside[..., 1:, :].mT)[..., 0]  # (b, h, i, l): u
+    d_image = solve(transpose(step.jacobian), d_alive[..., None])[..., 0]  # (b, h, i, d) [dKOOP.16]
+    at_root = (dual @ transpose(at_beside[..., 1:, :]))[..., 0]  # (b, h, i, l): u
     d_at_root = -(b * modes @ d_image[..., None])[..., 0]  # (b, h, i, l): du
     # forward: image = (a + b) tau attended + lifted^T section
     d_section = (step.lifted @ d_image[..., None])[..., 0]  # (b, h, i, l) [dKOOP.15]
     d_lifted = step.section[..., None] * d_image[..., None, :]  # (b, h, i, l, d) [dKOOP.14]
     # forward: lifted = (a + 2 tau b) modes + b koopman @ modes
-    d_twice = summed(step.koopman.mT @ apart(d_lifted, options), options)  # (b, h, i, l, d): R^T dH
+    d_twice = summed(transpose(step.koopman) @ apart(d_lifted, options), options)  # (b, h, i, l, d): R^T dH
     of_psi = at_root[..., None] * d_image[..., None, :]  # (b, h, i, l, d): u dz^T
     d_modes = (a + 2.0 * tau * b) * d_lifted + b * (d_twice - of_psi)  # (b, h, i, l, d) [dKOOP.12]
-    d_koopman = b * apart(d_lifted, options) @ modes.mT  # (b, h, i, l, l) [dKOOP.13]
+    d_koopman = b * apart(d_lifted, options) @ transpose(modes)  # (b, h, i, l, l) [dKOOP.13]
     # forward: modes = found @ P; koopman = found @ starts^T
-    d_fitted = apart(d_modes, options) @ coordinates(g).mT + d_koopman @ starts  # (b, h, i, l, o)
+    d_fitted = apart(d_modes, options) @ transpose(coordinates(g)) + d_koopman @ starts  # (b, h, i, l, o)
     d_found = visible(g, d_fitted)  # (b, h, i, l, o) [dKOOP.11]
-    d_coordinates = xp.sum(summed(found.mT @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
+    d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
-    weight = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
-    d_targets = coefficients(options.fit, inner.mT, gram.mT, weight, d_found)  # (b, h, i, l, o) [dKOOP.8]
-    d_inner = -summed(d_targets @ gram.mT @ found.mT, options)  # (b, h, i, l, l) [dKOOP.10]
-    left = inner @ found + weight * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
-    d_gram = -summed(left.mT @ d_targets, options)  # (b, h, i, o, o): but for what N passes
+    lam = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
+    d_targets = coefficients(options.fit, transpose(inner), transpose(gram), lam, d_found)  # (b, h, i, l, o) [dKOOP.8]
+    d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
+    left = inner @ found + lam * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
+    d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
     of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
     if options.scale == "mean":
         of_ridge = of_ridge * (float(inner.shape[-1]) * g.count[..., None])  # (b, h, i, l, o)
@@ -422,15 +422,15 @@ def update_backward(
     # forward: starts = g(first); targets = g(last) - tau starts; koopman = found @ starts^T
     d_last = summed(d_targets, options)  # (b, h, i, l, o): of g at the ends
     d_kappa = xp.stack([d_section, d_at_root], axis=-2)  # (b, h, i, 2, l): dc and du
-    of_koopman = summed(d_koopman.mT @ found, options)  # (b, h, i, l, o): dR^T A
+    of_koopman = summed(transpose(d_koopman) @ found, options)  # (b, h, i, l, o): dR^T A
     if options.space == "full":
         d_starts = of_koopman - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
     else:
         # forward: inner = dual @ starts^T; dual = starts G^-1; kappa(x) = dual @ g(x), at q' and at a given root
-        d_dual = d_inner @ starts + d_kappa.mT @ at_beside  # (b, h, i, l, o) [dKOOP.9]
-        through = solve(gram.mT, d_dual.mT).mT  # (b, h, i, l, o): dN G^-1
-        d_starts = of_koopman + d_inner.mT @ dual + through - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
-        d_gram = d_gram - dual.mT @ through  # (b, h, i, o, o)
+        d_dual = d_inner @ starts + transpose(d_kappa) @ at_beside  # (b, h, i, l, o) [dKOOP.9]
+        through = transpose(solve(transpose(gram), transpose(d_dual)))  # (b, h, i, l, o): dN G^-1
+        d_starts = of_koopman + transpose(d_inner) @ dual + through - tau * d_last  # (b, h, i, l, o) [dKOOP.7]
+        d_gram = d_gram - transpose(dual) @ through  # (b, h, i, o, o)
     none = xp.zeros_like(d_last[..., :1, :])  # (b, h, i, 1, o): no transition starts at x_L, and none ends at x_0
     d_path = xp.concat([d_starts, none], axis=-2) + xp.concat([none, d_last], axis=-2)  # (b, h, i, l + 1, o)
     # forward: g or, in the full space, sections at first, at q' and at q^r

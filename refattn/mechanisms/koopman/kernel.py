@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.ops.solve import identity
-from refattn.xp import Array, namespace, sum_wide, zeros
+from refattn.xp import Array, namespace, sum_wide, transpose, zeros
 
 
 class Kernel:
@@ -48,28 +48,30 @@ class Kernel:
 
     def values(self, x: Array, y: Array) -> Array:
         """(..., p, d), (..., q, d) -> (..., p, q)."""
-        return self.look(x, y)[0]
+        xp, dot = namespace(x, y), x @ transpose(y)
+        rho = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :] - 2.0 * dot
+        return dot + self.weight * self.second(rho)[0]
 
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """Return k, cross and own of dk/dx = cross y + own x, -bandwidth dk/dbandwidth, and k2, (..., p, q) each."""
+        """Return k, cross and own of dk/dx = cross y + own x, what k2 is a function of, and k2, (..., p, q) each."""
         xp = namespace(x, y)
-        dot = x @ y.mT
+        dot = x @ transpose(y)
         rho = xp.sum(x * x, axis=-1)[..., :, None] + xp.sum(y * y, axis=-1)[..., None, :] - 2.0 * dot
         value, slope = self.second(rho)
         own = 2.0 * self.weight * slope
-        return dot + self.weight * value, 1.0 - own, own, own * rho, value
+        return dot + self.weight * value, 1.0 - own, own, rho, value
 
     def backward(self, x: Array, y: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
         """Return the gradients with respect to x and y, (..., p, d) and (..., q, d), the bandwidth and the weight."""
         xp = namespace(x, y, d_values)
         # forward: values = k(x, y)
-        _, cross, own, moved, value = self.look(x, y)
+        _, cross, own, rho, value = self.look(x, y)
         d_cross, d_own = d_values * cross, d_values * own
-        of_bandwidth, of_weight = d_values * moved / -self.bandwidth, d_values * value
+        of_bandwidth, of_weight = d_own * rho / -self.bandwidth, d_values * value
         d_bandwidth = sum_wide(of_bandwidth)
         d_weight = sum_wide(of_weight)
         d_x = d_cross @ y + xp.sum(d_own, axis=-1, keepdims=True) * x
-        d_y = d_cross.mT @ x + xp.sum(d_own, axis=-2)[..., None] * y
+        d_y = transpose(d_cross) @ x + xp.sum(d_own, axis=-2)[..., None] * y
         return d_x, d_y, d_bandwidth, d_weight
 
     def slope_bound(self) -> float | Array:
@@ -94,9 +96,13 @@ class Linear(Kernel):
     weight = 0.0
     steepest: ClassVar[float | None] = 0.0
 
+    def values(self, x: Array, y: Array) -> Array:
+        """Return x . y."""
+        return x @ transpose(y)
+
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return x . y, 1, 0, 0 and 0."""
-        dot = x @ y.mT
+        dot = x @ transpose(y)
         nothing = namespace(x, y).zeros_like(dot)
         return dot, nothing + 1.0, nothing, nothing, nothing
 
@@ -167,13 +173,23 @@ class Polynomial(Kernel):
         if not number or not 0.0 <= self.constant < math.inf:
             raise ValueError(f"constant: got {self.constant!r}, needs a finite number of at least 0")
 
+    def values(self, x: Array, y: Array) -> Array:
+        """(..., p, d), (..., q, d) -> (..., p, q)."""
+        return self.look(x, y)[0]
+
     def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return what `Kernel.look` does, of a function of x . y: own is 0."""
-        dot = x @ y.mT
+        dot = x @ transpose(y)
         base = dot / self.bandwidth**2 + self.constant
         value, slope = base**self.degree, self.degree * base ** (self.degree - 1) / self.bandwidth**2
-        of_dot, nothing = self.weight * slope, namespace(x, y).zeros_like(dot)
-        return dot + self.weight * value, 1.0 + of_dot, nothing, 2.0 * of_dot * dot, value
+        return dot + self.weight * value, 1.0 + self.weight * slope, namespace(x, y).zeros_like(dot), dot, value
+
+    def backward(self, x: Array, y: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
+        """Return what `Kernel.backward` does."""
+        _, cross, _, dot, value = self.look(x, y)
+        slope = self.degree * (dot / self.bandwidth**2 + self.constant) ** (self.degree - 1) / self.bandwidth**2
+        d_cross, of_bandwidth = d_values * cross, d_values * self.weight * slope * dot * (-2.0 / self.bandwidth)
+        return d_cross @ y, transpose(d_cross) @ x, sum_wide(of_bandwidth), sum_wide(d_values * value)
 
     def linear_part(self) -> float | Array:
         """Return the factor of x . y: 1 + weight degree constant^(degree - 1) / bandwidth^2."""
@@ -232,8 +248,8 @@ def look(g: Observables, x: Array, factors: Array) -> tuple[Array, Array, Array]
     at_keys = factors[..., : g.keys.shape[3]] if g.augmented else factors
     jacobian = (at_keys * cross) @ g.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
     jacobian = jacobian + factors[..., g.keys.shape[3] :] if g.augmented else jacobian
-    terms = factors * visible(g, xp.concat([values, row], axis=-1) if g.augmented else values)  # (b, h, i, d, o)
-    return xp.sum(terms, axis=-1), xp.sum(xp.abs(terms), axis=-1), jacobian
+    at_x = visible(g, xp.concat([values, row], axis=-1) if g.augmented else values)  # (b, h, i, 1, o)
+    return (factors @ transpose(at_x))[..., 0], (xp.abs(factors) @ transpose(xp.abs(at_x)))[..., 0], jacobian
 
 
 def observables(kernel: Kernel, keys: Array, seen: Array, augmented: bool) -> Observables:

@@ -2,8 +2,8 @@
 
 What to read, in this order:
 
-- `dense`: the definition, SM.1 to SM.9 and their adjoints; every score at once.
-- `core`: the public map of q, k and v: its options, their defaults and checks.
+- `dense`: the definition, SM.1 to SM.9, SM.15 to SM.18 and their adjoints; every score at once.
+- `core`: the public map of q, k and v: its options; `options`: their checks, and what a form is given.
 - `layer.block`: projections around the core, SM.10 to SM.14: the mechanism as a layer.
 - `forms.tiled`: the same numbers in memory linear in the lengths; `forms.bound`: where it needs no running maximum.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
@@ -60,13 +60,22 @@ record = Mechanism(
         "independent",
         "workers",
         "repeatable",
+        "band",
+        "far",
+        "bias_shift",
+        "sink_key",
+        "sinks",
+        "lengths",
+        "dropout_in_two",
     ),
     magnitudes=_MAGNITUDES,
     stored=_STORED,
     conventions=_CONVENTIONS,
     wrong_gradients=_WRONG_GRADIENTS,
-    outputs=("lse",),
+    outputs={"lse": "SM.9", "max": "SM.18"},
+    before={"SM.17": "SM.7", "SM.3": "SM.15", "SM.15": "SM.2", "SM.2": "SM.1"},
     differentiable=("scale", "softcap"),
+    configs=({"window": (1, None), "sink": True},),
     stream=KeyValueStream(_BLOCK),
     pictures=_PICTURES,
 )

@@ -9,8 +9,9 @@ from refattn import equations
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.softmax import dense
 from refattn.mechanisms.softmax.forms import tiled
-from refattn.ops.masks import Causal
-from refattn.xp import Array
+from refattn.mechanisms.softmax.options import Options, Window, check_no_bias, check_options
+from refattn.ops.masks import Causal, where_allowed
+from refattn.xp import Array, namespace
 
 FORMS = {"dense": dense, "tiled": tiled}
 
@@ -27,16 +28,24 @@ class Saved:
     form
         The form that ran: "dense" or "tiled".
     lse
-        (b, h, i): natural logarithm of the sum of exponentials, -inf for a query that may attend nothing. For float16
-        and bfloat16 inputs it is float32.
+        (b, h, i): natural logarithm of the sum of exponentials, those of the sinks included; -inf for a query that may
+        attend nothing and has no sink, or does not exist. For float16 and bfloat16 inputs it is float32.
+    max
+        (b, h, i): the largest score that a query attends, sinks apart, -inf where there is none; in the dtype of lse.
+        It has no gradient. The tiled form computes it when it is asked for.
     """
 
     form: str
     lse: Array
     shape: tuple[int, ...]  # of the output
     like: Array  # an input, for its dtype
-    options: tuple[str, ...]  # differentiable options that were given
+    options: tuple[str, ...]  # numbers with a gradient that were given
+    given: Options
     inner: dense.Saved | tiled.Saved
+
+    @property
+    def max(self) -> Array:  # noqa: D102 (among the attributes)
+        return self.inner.largest
 
 
 def forward(
@@ -46,6 +55,13 @@ def forward(
     *,
     mask: Array | None = None,
     causal: Causal = False,
+    window: Window | None = None,
+    offset: int | Array | None = None,
+    bias: Array | None = None,
+    sink: Array | None = None,
+    q_lengths: Array | None = None,
+    k_lengths: Array | None = None,
+    keep: Array | None = None,
     scale: float | Array | None = None,
     softcap: float | Array | None = None,
     form: str = "auto",
@@ -64,10 +80,27 @@ def forward(
         Boolean, broadcastable to (b, h, i, j); True = may attend.
     causal
         False; True or "bottom_right": the last query attends every key; "top_left": query i attends keys 0 to i.
+    window
+        (left, right), each a whole number of at least 0 or None: a query at place p attends keys p - left to p + right,
+        both included; None is no bound. With ``causal`` (W - 1, None) is a window of W keys.
+    offset
+        Query i stands at place i + offset among the keys, for ``causal`` and ``window``: a whole number, or integers
+        (b,). None: the last query stands at the last key, of those that exist; with "top_left" the first at the first.
+    bias
+        Floating, broadcastable to (b, h, i, j): added to the scores after the soft-cap, unscaled. -inf hides a key.
+    sink
+        (h,) or (h, s): for each query head one or s logits that take part in the sum of exponentials and bring no
+        value. They are neither scaled, capped, biased nor masked; -inf is no sink.
+    q_lengths, k_lengths
+        Integers (b,): how many queries and keys exist. What comes after them may hold anything, NaN too: such a query
+        gives 0 and an lse of -inf, and such a key is attended by none.
+    keep
+        Boolean or floating, broadcastable to (b, h, i, j): what weights are multiplied by after they were normalised.
+        Dropout of rate p has 0 and 1/(1-p). lse does not see it.
     scale
         Factor of the scores; None means 1/sqrt(d).
     softcap
-        Above 0: scores become ``softcap * tanh(scores / softcap)`` before the mask.
+        Above 0: scores become ``softcap * tanh(scores / softcap)`` before the bias and the mask.
     form
         "dense" (every score at once), "tiled" (memory linear in the lengths) or "auto".
 
@@ -76,7 +109,7 @@ def forward(
     out : Array
         (b, h, i, e) in the dtype of the inputs; 0 for a query that may attend nothing.
     saved : Saved
-        What `backward` reads, with `saved.lse` and `saved.form`.
+        What `backward` reads, with `saved.lse`, `saved.max` and `saved.form`.
 
     Raises
     ------
@@ -87,9 +120,9 @@ def forward(
 
     Notes
     -----
-    Equations SM.1 to SM.9, written out in `refattn.mechanisms.softmax.dense`. Source: Vaswani et al. 2017
-    (arXiv:1706.03762), equation 1. Numbers that are not finite propagate; in a tile or a row that holds one, masked
-    positions included, they may spread through 0 * NaN.
+    Equations SM.1 to SM.9 and SM.15 to SM.18, written out in `refattn.mechanisms.softmax.dense`. Source: Vaswani et al.
+    2017 (arXiv:1706.03762), equation 1. Numbers that are not finite propagate; in a tile or a row that holds one,
+    masked positions included, they may spread through 0 * NaN; what does not exist is the exception.
 
     Examples
     --------
@@ -100,20 +133,30 @@ def forward(
     array([[1.  , 0.  ],
            [0.33, 0.67]])
     """
-    call = enter(q, k, v, mask=mask, causal=causal)
+    call = enter(q, k, v, mask=check_no_bias(mask), causal=causal)
+    given = check_options(
+        call,
+        causal,
+        window=window,
+        offset=offset,
+        bias=bias,
+        sink=sink,
+        q_lengths=q_lengths,
+        k_lengths=k_lengths,
+        keep=keep,
+    )
     usual = "dense" if q.shape[2] * k.shape[2] <= DENSE_UP_TO else "tiled"
     chosen = form_of(form, FORMS, usual=usual, plane=call.plane)
     out, lse, inner = equations.active(FORMS[chosen]).forward(
-        call.q,
-        call.k,
-        call.v,
-        mask=call.mask,
-        offset=call.offset,
+        where_allowed(given.rows, call.q, 0.0),
+        where_allowed(given.columns, call.k, 0.0),
+        where_allowed(given.columns, call.v, 0.0),
+        **given.forms,
         scale=call.number("scale", scale, 1.0 / math.sqrt(q.shape[3])),
         softcap=call.number("softcap", softcap, None, positive=True),
     )
-    given = tuple(name for name, value in (("scale", scale), ("softcap", softcap)) if value is not None)
-    return call.back(out), Saved(chosen, lse, tuple(out.shape), q, given, inner)
+    numbers = tuple(name for name, value in (("scale", scale), ("softcap", softcap)) if value is not None)
+    return call.back(out), Saved(chosen, lse, tuple(out.shape), q, numbers, given, inner)
 
 
 def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str, Array]:
@@ -131,7 +174,8 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
     Returns
     -------
     dict of str to Array
-        "q", "k", "v", and "scale" and "softcap" where they were given, each of the shape of its argument.
+        "q", "k", "v", and of those that were given "scale", "softcap", "bias", "sink" and a floating "keep", each of
+        the shape of its argument.
 
     Raises
     ------
@@ -144,5 +188,9 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
     """
     check_saved(saved, Saved)
     d_out, d_lse = upstream(saved.like, d_out=(d_out, saved.shape), d_lse=(d_lse, saved.shape[:3]))
+    given, rows = saved.given, saved.given.rows
+    d_out = where_allowed(rows, d_out, 0.0)
+    d_lse = d_lse if d_lse is None or rows is None else where_allowed(rows[..., 0], d_lse, 0.0)
     gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_lse)
-    return returned(gradients, ("q", "k", "v", *saved.options), saved.like)
+    shaped = {name: namespace(d_out).reshape(gradients[name], shape) for name, shape in given.shapes.items()}
+    return returned({**gradients, **shaped}, ("q", "k", "v", *saved.options, *given.shapes), saved.like)

@@ -1,41 +1,53 @@
 """Softmax attention, the definition: every score at once.
 
-Equations (A(i) is the set of keys that query i may attend)::
+Equations (A(i) is the set of keys that query i may attend; of an option that is not given the equation is left out, and
+the value before it goes on)::
 
     [SM.1]  s_ij = scale q_i . k_j
     [SM.2]  c_ij = softcap tanh(s_ij / softcap)         without a soft-cap: c = s
-    [SM.3]  m_ij = c_ij if j in A(i), else -inf         without a mask: m = c
-    [SM.4]  t_i = max_j m_ij                            0 where A(i) is empty
+    [SM.15]  a_ij = c_ij + bias_ij                      without a bias: a = c
+    [SM.3]  m_ij = a_ij if j in A(i), else -inf         without a mask: m = a
+    [SM.18]  x_i = max_j m_ij                           -inf where A(i) is empty
+    [SM.4]  t_i = max(x_i, max_s sink_s)                0 where that is -inf; without sinks: t = x
     [SM.5]  p_ij = exp(m_ij - t_i)
-    [SM.6]  z_i = sum_j p_ij                            1 where A(i) is empty
+    [SM.16]  u_is = exp(sink_s - t_i)                   without sinks: none
+    [SM.6]  z_i = sum_j p_ij + sum_s u_is               1 where there is neither key nor sink
     [SM.7]  w_ij = p_ij / z_i
-    [SM.8]  o_i = sum_j w_ij v_j
-    [SM.9]  lse_i = t_i + log z_i                       -inf where A(i) is empty
+    [SM.17]  y_ij = keep_ij w_ij                        without dropout: y = w
+    [SM.8]  o_i = sum_j y_ij v_j
+    [SM.9]  lse_i = t_i + log z_i                       -inf where there is neither key nor sink
 
 Adjoints, for given d_o and d_lse (dSM.n is the gradient with respect to the value of SM.n; t has none, because neither
-o nor lse changes when t does)::
+o nor lse changes when t does; that of SM.16 is dz)::
 
-    [dSM.v]  dv_j = sum_i w_ij do_i
-    [dSM.7]  dw_ij = do_i . v_j
+    [dSM.v]  dv_j = sum_i y_ij do_i
+    [dSM.17]  dy_ij = do_i . v_j                        without dropout this is dw
+    [dSM.keep]  dkeep_ij = dy_ij w_ij                   summed over the axes that keep was broadcast along
+    [dSM.7]  dw_ij = keep_ij dy_ij
     [dSM.6]  dz_i = (dlse_i - sum_j dw_ij w_ij) / z_i
+    [dSM.sink]  dsink_s = sum_i dz_i u_is               summed over the batch, too
     [dSM.5]  dp_ij = dw_ij / z_i + dz_i
     [dSM.3]  dm_ij = dp_ij p_ij
+    [dSM.bias]  dbias_ij = dm_ij                        summed over the axes that the bias was broadcast along
     [dSM.1]  ds_ij = dc_ij (1 - (c_ij / softcap)^2)     without a soft-cap: ds = dc; dc = dm, for p = 0 outside A
     [dSM.q]  dq_i = scale sum_j ds_ij k_j
     [dSM.k]  dk_j = scale sum_i ds_ij q_i
     [dSM.scale]  dscale = sum_ij ds_ij q_i . k_j
     [dSM.softcap]  dsoftcap = sum_ij dc_ij (tanh(u_ij) - u_ij (1 - tanh(u_ij)^2)), u_ij = s_ij / softcap
 
-Axes: b batch, h query head, g key/value head, i query, j key, d width of queries and keys, e width of values. Query
-head h attends the keys and values of head floor(h g / h_total).
+Axes: b batch, h query head, g key/value head, i query, j key, d width of queries and keys, e width of values, s sink of
+a query head. Query head h attends the keys and values of head floor(h g / h_total).
 
 Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1; soft-cap: Gemma 2 (arXiv:2408.00118), section 2; grouped
-heads: Ainslie et al. 2023 (arXiv:2305.13245).
+heads: Ainslie et al. 2023 (arXiv:2305.13245); windows: Beltagy et al. 2020 (arXiv:2004.05150), section 3.1; biases:
+Press et al. 2022 (arXiv:2108.12409), equation 1; sinks: gpt-oss (arXiv:2508.10925), section 2.2; dropout of weights:
+the code of Vaswani et al. (tensor2tensor).
 
 How libraries and the paper differ: the paper fixes scale = 1/sqrt(d) and says nothing of empty rows, for which a plain
 softmax gives NaN, some libraries the mean of all values, and this one 0 with lse = -inf. PyTorch aligns a causal mask
-of unequal lengths top left, FlashAttention (from 2.1 on) bottom right, as here. Some publish lse to base 2; here it is
-natural. The soft-cap comes before the mask.
+of unequal lengths top left, FlashAttention (from 2.1 on) bottom right, as here. Some publish lse to base 2, and some
+leave the sinks out of it; here it is natural, and includes them. The soft-cap comes before the bias and the mask.
+docs/conventions.md has the table.
 """
 
 from __future__ import annotations
@@ -44,8 +56,8 @@ import math
 from dataclasses import dataclass
 
 from refattn.ops.heads import repeat_heads, sum_heads
-from refattn.ops.masks import allowed_pairs
-from refattn.xp import Array, max_last, namespace, sum_wide, zeros
+from refattn.ops.masks import band_pairs, existing, where_allowed
+from refattn.xp import Array, max_last, namespace, sum_wide, sum_wide_to, zeros
 
 
 @dataclass(frozen=True)
@@ -57,8 +69,12 @@ class Saved:
     v: Array  # (b, g, j, e)
     scale: float | Array
     softcap: float | Array | None
+    bias: Array | None  # (b, h, i, j), each axis of its own size or 1
+    keep: Array | None  # (b, h, i, j), each axis of its own size or 1
     scores: Array  # (b, h, i, j)
+    largest: Array  # (b, h, i)
     exponentials: Array  # (b, h, i, j)
+    of_sinks: Array | None  # (b, h, i, s)
     total: Array  # (b, h, i, 1)
     weights: Array  # (b, h, i, j)
     alive: Array  # (b, h, i, 1)
@@ -70,13 +86,20 @@ def forward(
     v: Array,
     *,
     mask: Array | None,
-    offset: int | None,
+    first: int | Array | None,
+    last: int | Array | None,
+    q_lengths: Array | None,
+    k_lengths: Array | None,
+    bias: Array | None,
+    sink: Array | None,
+    keep: Array | None,
     scale: float | Array,
     softcap: float | Array | None,
 ) -> tuple[Array, Array, Saved]:
     """Return (out, lse, saved): (b, h, i, e), (b, h, i) and what `backward` reads.
 
-    `offset` is the causal offset: query i may attend key j where j <= i + offset.
+    Query i may attend keys i + first to i + last, each a number or one for each batch element, (b, 1, 1, 1). Queries
+    and keys from their lengths (b,) on do not exist; they hold 0. `sink` is (h, s).
     """
     xp = namespace(q, k, v)
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
@@ -87,25 +110,46 @@ def forward(
         capped = scores  # (b, h, i, j): SM.2 without a soft-cap
     else:
         capped = softcap * xp.tanh(scores / softcap)  # (b, h, i, j) [SM.2]
-    allowed = allowed_pairs(mask, offset, queries, keys, q)  # j in A(i)
-    if allowed is None:
-        masked = capped  # (b, h, i, j): SM.3 without a mask
+    if bias is None:
+        biased = capped  # (b, h, i, j): SM.15 without a bias
     else:
-        masked = xp.where(allowed, capped, -math.inf)  # (b, h, i, j) [SM.3]
-    top = max_last(masked)  # (b, h, i, 1): part of SM.4, -inf where A(i) is empty
-    alive = top != -math.inf  # (b, h, i, 1): whether A(i) has a key
+        biased = capped + bias  # (b, h, i, j) [SM.15]
+    allowed = band_pairs(mask, first, last, q_lengths, k_lengths, queries, keys, q)  # j in A(i)
+    if allowed is None:
+        masked = biased  # (b, h, i, j): SM.3 without a mask
+    else:
+        masked = xp.where(allowed, biased, -math.inf)  # (b, h, i, j) [SM.3]
+    largest = max_last(masked)[..., 0]  # (b, h, i) [SM.18]
+    if sink is None:
+        top = largest[..., None]  # (b, h, i, 1): part of SM.4
+    else:
+        # A query that does not exist has no sinks.
+        sinks = where_allowed(existing(q_lengths, queries, q), sink[None, :, None, :], -math.inf)  # of each query
+        top = xp.maximum(largest[..., None], max_last(sinks))  # (b, h, i, 1): part of SM.4
+    alive = top != -math.inf  # (b, h, i, 1): whether there is a key or a sink
     maximum = xp.where(alive, top, 0.0)  # (b, h, i, 1) [SM.4]
     exponentials = xp.exp(masked - maximum)  # (b, h, i, j) [SM.5]
-    total = xp.where(alive, xp.sum(exponentials, axis=-1, keepdims=True), 1.0)  # (b, h, i, 1) [SM.6]
+    added = xp.sum(exponentials, axis=-1, keepdims=True)  # (b, h, i, 1): part of SM.6
+    if sink is None:
+        of_sinks = None
+    else:
+        of_sinks = xp.exp(sinks - maximum)  # (b, h, i, s) [SM.16]
+        added = added + xp.sum(of_sinks, axis=-1, keepdims=True)  # (b, h, i, 1): part of SM.6
+    total = xp.where(alive, added, 1.0)  # (b, h, i, 1) [SM.6]
     weights = exponentials / total  # (b, h, i, j) [SM.7]
-    out = weights @ v_heads  # (b, h, i, e) [SM.8]
+    if keep is None:
+        kept = weights  # (b, h, i, j): SM.17 without dropout
+    else:
+        kept = keep * weights  # (b, h, i, j) [SM.17]
+    out = kept @ v_heads  # (b, h, i, e) [SM.8]
     lse = xp.where(alive, maximum + xp.log(total), -math.inf)[..., 0]  # (b, h, i) [SM.9]
-    return out, lse, Saved(q, k, v, scale, softcap, scores, exponentials, total, weights, alive)
+    saved = Saved(q, k, v, scale, softcap, bias, keep, scores, largest, exponentials, of_sinks, total, weights, alive)
+    return out, lse, saved
 
 
 def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array]:
-    """Return the gradients of q, k, v, scale and, where there is one, softcap for given d_out and d_lse."""
-    q, k, v, scale, softcap = saved.q, saved.k, saved.v, saved.scale, saved.softcap
+    """Return the gradients of q, k, v, scale and what there is of softcap, bias, sink, keep, for d_out and d_lse."""
+    q, k, v, scale, softcap, keep = saved.q, saved.k, saved.v, saved.scale, saved.softcap, saved.keep
     xp = namespace(q, k, v)
     heads = q.shape[1]
     k_heads = repeat_heads(k, heads)  # (b, h, j, d): copies of k
@@ -114,17 +158,34 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
         d_lse_rows = zeros(saved.total.shape, q)  # (b, h, i, 1): no gradient came in
     else:
         d_lse_rows = xp.where(saved.alive, d_lse[..., None], 0.0)  # (b, h, i, 1): -inf is constant
-    # forward: out = weights @ v_heads
-    d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_out, v.shape[1])  # (b, g, j, e) [dSM.v]
-    d_weights = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSM.7]
+    gradients = {}
+    # forward: out = kept @ v_heads
+    kept = saved.weights if keep is None else keep * saved.weights  # (b, h, i, j): y again
+    d_v = sum_heads(xp.matrix_transpose(kept) @ d_out, v.shape[1])  # (b, g, j, e) [dSM.v]
+    if keep is None:
+        d_weights = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSM.7]
+    else:
+        d_kept = d_out @ xp.matrix_transpose(v_heads)  # (b, h, i, j) [dSM.17]
+        # forward: kept = keep * weights
+        d_keep = sum_wide_to(d_kept * saved.weights, keep.shape)  # (b, h, i, j) [dSM.keep]
+        d_weights = keep * d_kept  # (b, h, i, j) [dSM.7]
+        gradients["keep"] = d_keep
     # forward: weights = exponentials / total; lse = maximum + log(total)
     inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSM.6
     d_total = (d_lse_rows - inner) / saved.total  # (b, h, i, 1) [dSM.6]
-    # forward: total = sum(exponentials)
+    if saved.of_sinks is not None:
+        # forward: total = sum(exponentials) + sum(of_sinks); of_sinks = exp(sinks - maximum)
+        d_sinks = d_total * saved.of_sinks  # (b, h, i, s): part of dSM.sink
+        d_sink = sum_wide_to(d_sinks, (1, heads, 1, d_sinks.shape[3]))[0, :, 0, :]  # (h, s) [dSM.sink]
+        gradients["sink"] = d_sink
+    # forward: total = sum(exponentials) + sum(of_sinks)
     d_exponentials = d_weights / saved.total + d_total  # (b, h, i, j) [dSM.5]
     # forward: exponentials = exp(masked - maximum)
     d_masked = d_exponentials * saved.exponentials  # (b, h, i, j) [dSM.3]
-    gradients = {}
+    if saved.bias is not None:
+        # forward: biased = capped + bias
+        d_bias = sum_wide_to(d_masked, saved.bias.shape)  # (b, h, i, j) [dSM.bias]
+        gradients["bias"] = d_bias
     if softcap is None:
         d_scores = d_masked  # (b, h, i, j): dSM.1 without a soft-cap
     else:

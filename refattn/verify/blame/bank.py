@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import counter, equations
-from refattn.golden.storage import LOWER, TYPES, chop_to, spacing
+from refattn.golden.storage import LOWER, TYPES, chop_to, has_gradient, spacing
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.blame.mutants import KINDS, Change, applies, changed_by, core_tags
 from refattn.verify.judge.budget import SMALLEST, evaluate, rounded, rows, wide
@@ -124,7 +124,7 @@ class Bank:
         self.mechanism, self.case, self.truth, self.known = mechanism, case, truth, known
         self.inputs = wide(truth.inputs)
         self.upstream = None if truth.upstream is None else truth.upstream.astype(np.float64)
-        learned = [f"d_{name}" for name, x in self.inputs.items() if x.dtype != np.bool_]
+        learned = [f"d_{name}" for name, x in self.inputs.items() if has_gradient(x)]
         self.tensors = [name for name in ("out", *mechanism.outputs, *learned) if name in truth.values]
         self.targets = {name: rounded(truth, name) for name in self.tensors}
         self.size = sum(x.size for x in self.targets.values())
@@ -210,7 +210,7 @@ def reach(
                 return {name: np.full_like(x, np.nan) for name, x in exact.items()}
 
     exact = evaluate(mechanism, inputs, case.options, upstream)
-    learned = [f"d_{name}" for name, x in inputs.items() if x.dtype != np.bool_]
+    learned = [f"d_{name}" for name, x in inputs.items() if has_gradient(x)]
     names = [name for name in ("out", *mechanism.outputs, *learned) if name in exact]
     found = {}
     for tag in core_tags(mechanism):

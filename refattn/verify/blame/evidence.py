@@ -4,17 +4,19 @@ An error in one equation leaves its mark on all results that it reaches. `refatt
 many kinds of error in every equation; the equation whose marks explain best what was got stands first. The error itself
 need not be in the bank: what counts is how much of it no sum of an equation's marks, times numbers, can explain.
 
-With what was got as e, a vector for each case and result, and the marks p_n of an equation, all in units of what is
-granted and each vector divided by its own norm, the equation is ranked by::
+With what was got as e, a vector for each failing case and result, and the marks p_n of an equation, all in units of
+what is granted and each vector divided by its own norm, the equation is ranked by::
 
     min over a of  |e - sum_n a_n p_n|^2 / |e|^2        a_n: a number for each mark
+
+Cases that agree decide between equations that explain as much: an error that would show there is less likely.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,12 @@ ELEMENTS = 200
 
 RIDGE = 1e-4
 """Keeps marks that are nearly multiples of each other from cancelling with huge numbers."""
+
+SHOWS = 16.0
+"""An error of so many times what is granted shows in a case: twice what is allowed a single element."""
+
+DOUBT = 10.0
+"""What is left unexplained counts so many times for every case that agrees and would not."""
 
 SAME = 1e-5
 """Marks that differ by less, relative to their norm, are the same."""
@@ -84,6 +92,8 @@ def evidence(bank: Bank, result: Result) -> Evidence:
 def narrowed(seen: Sequence[Evidence]) -> tuple[list[str], list[str]]:
     """Return the equations that can disturb every result that is wrong; and of these, those that disturb no other."""
     wrong = [one for one in seen if one.wrong]
+    if not wrong:
+        return [], []
     reached = {id: [set(one.bank.reached[id]) for one in wrong] for id in seen[0].bank.known}
     able = [id for id, sets in reached.items() if all(set(one.wrong) <= s for one, s in zip(wrong, sets, strict=True))]
     right = [set(one.errors) - set(one.wrong) for one in wrong]
@@ -120,6 +130,8 @@ class Fit:
         By mark, that number.
     as_is
         By mark, the part that it leaves as it is.
+    against
+        How many of the cases that agree would not if the best mark were the error.
     """
 
     id: str
@@ -127,6 +139,7 @@ class Fit:
     alone: Floats
     factor: Floats
     as_is: Floats
+    against: int = 0
 
 
 def fit(id: str, seen: Sequence[Evidence], left_out: frozenset[int] = frozenset()) -> Fit:
@@ -134,6 +147,8 @@ def fit(id: str, seen: Sequence[Evidence], left_out: frozenset[int] = frozenset(
     count = len(seen[0].bank.known[id])
     squares, products, total = np.zeros((count, count)), np.zeros(count), 0.0
     for one in seen:
+        if not one.wrong:
+            continue
         marks = one.bank.predicted(id)
         for name, error in one.errors.items():
             p, weight = marks[name], one.weights[name]
@@ -153,12 +168,35 @@ def fit(id: str, seen: Sequence[Evidence], left_out: frozenset[int] = frozenset(
     sides = products[used] / size
     numbers = np.linalg.solve(matrix + RIDGE * np.eye(len(used)), sides)
     left = 1.0 - (2.0 * numbers @ sides - numbers @ matrix @ numbers) / total
-    return Fit(id, max(float(left), 0.0), alone, factor, as_is)
+    against = sum(_shows(one, id, int(np.argmin(alone)), float(factor[np.argmin(alone)])) for one in seen)
+    return Fit(id, max(float(left), 0.0), alone, factor, as_is, against)
+
+
+def _shows(one: Evidence, id: str, at: int, factor: float) -> bool:
+    """Tell whether a mark times a number would show in a case that agrees."""
+    if one.wrong or id not in one.bank.ran:
+        return False
+    marks = one.bank.predicted(id)
+    return any(float(np.max(np.abs(factor * marks[name][at]), initial=0.0)) > SHOWS for name in one.errors)
 
 
 def rank(fits: Iterable[Fit]) -> list[Fit]:
-    """Sort fits, the best first; where two explain as much, the one whose best single mark does."""
-    return sorted(fits, key=lambda one: (round(math.log(one.left + 1e-9), 1), float(np.min(one.alone, initial=np.inf))))
+    """Sort fits, the best first.
+
+    A case that agrees and speaks against one counts as a factor of `DOUBT` in what is left; where two leave as much,
+    the one whose best single mark explains more is first.
+    """
+
+    def key(one: Fit) -> tuple[float, float]:
+        left = math.log(one.left + 1e-9) + math.log(DOUBT) * one.against
+        return round(left, 1), float(np.min(one.alone, initial=np.inf))
+
+    return sorted(fits, key=key)
+
+
+def restricted(seen: Sequence[Evidence], names: Container[str]) -> list[Evidence]:
+    """Return the evidence with some of its results alone."""
+    return [replace(one, errors={name: x for name, x in one.errors.items() if name in names}) for one in seen]
 
 
 def same_marks(id: str, at: int, other: str, seen: Sequence[Evidence]) -> NDArray[np.bool_]:

@@ -14,8 +14,9 @@ import numpy as np
 
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.blame.bank import Bank, changes
-from refattn.verify.blame.evidence import Evidence, chosen, evidence, fit, narrowed, rank, same_marks
+from refattn.verify.blame.evidence import Evidence, chosen, evidence, same_marks
 from refattn.verify.blame.mutants import Mutant, kernel, mutants
+from refattn.verify.blame.suspects import ranked_fits
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
 
@@ -91,9 +92,7 @@ def _found(mutant: Mutant, seen: list[Evidence], family: bool) -> Found:
     if family:
         begins = next((names for names in FAMILIES.values() if mutant.kind.startswith(names)), (mutant.kind,))
         left_out |= {n for n, kind in enumerate(kinds) if kind.startswith(begins)}
-    possible = narrowed(seen)[0] or seen[0].bank.known
-    fits = [fit(id, seen, frozenset(left_out) if id == mutant.id else frozenset()) for id in possible]
-    order = [one.id for one in rank(fits)]
+    order = [one.id for one in ranked_fits(seen, left_out=(mutant.id, frozenset(left_out)))]
     same = [id for id in order if id == mutant.id or np.any(same_marks(mutant.id, at, id, seen))]
     places = [order.index(id) + 1 for id in same] or [len(order) + 1]
     own = order.index(mutant.id) + 1 if mutant.id in order else len(order) + 1

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import equations
-from refattn.golden.storage import LOWER, chop_to, round_to
+from refattn.golden.storage import LOWER, chop_to, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.judge.budget import evaluate, rounded
 from refattn.verify.judge.budget import truth as make_truth
@@ -122,12 +122,13 @@ def _computed(
 ) -> dict[str, NDArray[Any]]:
     """Return the results of a kernel before they are stored."""
     working = np.float64 if exact or dtype == "float64" else np.float32
-    inputs = {name: x if x.dtype == np.bool_ else x.astype(working) for name, x in truth.inputs.items()}
+    inputs = {name: x.astype(working) if has_gradient(x) else x for name, x in truth.inputs.items()}
     upstream = None if truth.upstream is None else truth.upstream.astype(working)
     if mutant is not None and mutant.kind in mechanism.conventions:
         # A convention is judged by its outputs, which are wrong already.
-        outputs = mechanism.conventions[mutant.kind](**inputs, **case.options)
-        return dict(zip(("out", *mechanism.outputs), outputs, strict=True))
+        with np.errstate(all="ignore"):
+            outputs = mechanism.conventions[mutant.kind](**inputs, **case.options)
+        return dict(zip(("out", *mechanism.outputs), outputs, strict=False))
     if mutant is not None and mutant.kind in mechanism.wrong_gradients and upstream is not None:
         gradients = mechanism.wrong_gradients[mutant.kind](**inputs, **case.options, d_out=upstream)
         right = evaluate(mechanism, inputs, case.options, None)

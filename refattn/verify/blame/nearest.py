@@ -1,12 +1,11 @@
-"""The single error that comes nearest to what was got: in an equation, or a convention."""
+"""The single error of an equation that comes nearest to what was got."""
 
 from __future__ import annotations
 
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.blame.evidence import Evidence, Fit, same_marks
-from refattn.verify.blame.mutants import Change, kernel, mutants
-from refattn.verify.judge.compare import judge
-from refattn.verify.outcome import Line, Result, Suspect, Truth
+from refattn.verify.blame.known import shares
+from refattn.verify.blame.mutants import Change
+from refattn.verify.outcome import Line, Suspect
 from refattn.verify.traced import places
 
 Floats = NDArray[np.float64]
@@ -25,8 +24,8 @@ STEP = 1e-4
 """Of the secant along which a factor is improved."""
 
 
-def described(best: Fit, fits: Sequence[Fit], seen: Sequence[Evidence]) -> Suspect:
-    """Return the single error of an equation that comes nearest, and the equations that it is the same in."""
+def described(best: Fit, fits: Sequence[Fit], seen: Sequence[Evidence]) -> tuple[Suspect, Change]:
+    """Return the single error of an equation that comes nearest, where it is the same in several, and what it does."""
     known = seen[0].bank.known[best.id]
     names = list(known)
     exact, free = int(np.argmin(best.as_is)), int(np.argmin(best.alone))
@@ -37,10 +36,11 @@ def described(best: Fit, fits: Sequence[Fit], seen: Sequence[Evidence]) -> Suspe
         if other.id != best.id and np.any(same_marks(best.id, at, other.id, seen)):
             ids.append(other.id)
     kind, change, explained = names[at], known[names[at]], 1.0 - float(best.alone[at])
+    wrong = [one for one in seen if one.wrong]
     if not as_is:
-        kind, change, explained = _scaled(best, at, seen, kind, change, explained)
+        kind, change, explained = _scaled(best, at, wrong, kind, change, explained)
     lines = lines_of(seen[0].bank.mechanism, [id for id in seen[0].bank.known if id in ids])
-    return Suspect(lines, kind, share(best.id, change, seen), explained, 1.0 - best.left)
+    return Suspect(lines, kind, share(best.id, change, wrong), explained, 1.0 - best.left), change
 
 
 def lines_of(mechanism: Mechanism, ids: Iterable[str]) -> tuple[Line, ...]:
@@ -103,37 +103,9 @@ def share(id: str, change: Change, seen: Sequence[Evidence]) -> float:
 
     Infinite where it has no results.
     """
-    found = [one.bank.results(id, change) for one in seen]
-    return max((_judged(one, values) for one, values in zip(seen, found, strict=True)), default=math.inf)
+    return max((judged(one, one.bank.results(id, change)) for one in seen), default=math.inf)
 
 
-def _judged(one: Evidence, values: dict[str, Any] | None) -> float:
-    if values is None:
-        return math.inf
-    asked = Result({name: one.result.tensors[name] for name in one.errors if name in values}, one.result.dtypes)
-    granted = {name: _granted(one.bank.truth, name, values[name]) for name in asked.tensors}
-    instead = replace(one.bank.truth, values=values, variance=granted, exact=frozenset())
-    return max((verdict.share for verdict in judge(asked, instead)), default=math.inf)
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _granted(truth: Truth, name: str, value: Floats) -> Floats:
-    """Return the variance of honest errors of a wrong result: where it is larger than the true one, more."""
-    true = np.where(np.isfinite(truth.values[name]), truth.values[name], 0.0)
-    relative = float(np.sum(truth.variance[name]) / max(np.sum(true**2), np.finfo(np.float64).tiny))
-    return np.maximum(truth.variance[name], np.where(np.isfinite(value), relative * value**2, 0.0))
-
-
-def elsewhere(dtype: str, seen: Sequence[Evidence]) -> Iterator[Suspect]:
-    """Yield what is wrong in no single equation and agrees with what was got: conventions, and faults of storing."""
-    for mutant in mutants(seen[0].bank.mechanism):
-        if mutant.id:
-            continue
-        shares, told = [], set()
-        for one in (one for one in seen if one.errors):
-            bank = one.bank
-            values = kernel(bank.mechanism, bank.case, bank.truth, dtype, mutant, exact=True).tensors
-            shares.append(_judged(one, {name: x.astype(np.float64) for name, x in values.items()}))
-            told |= {*values} & {*one.wrong}
-        if told and max(shares) <= 1.0:
-            yield Suspect((), mutant.kind, max(shares), 1.0, 1.0)
+def judged(one: Evidence, values: Mapping[str, Any] | None) -> float:
+    """Return the largest used share of the allowed error of a case that is judged against wrong results."""
+    return math.inf if values is None else max(shares(one, values).values(), default=math.inf)

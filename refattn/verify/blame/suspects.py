@@ -1,34 +1,64 @@
-"""Which equation is wrong: the suspects of a verification that failed, from outputs and gradients alone."""
+"""Which error it is: the suspects of a verification that failed, from outputs and gradients alone.
+
+Errors with names come first, where they agree (`refattn.verify.blame.known`), then equations: those of the cases that
+no name explains. Outputs are explained before gradients: a backward that is right makes wrong gradients of a wrong
+output, through delta.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
+
+import numpy as np
 
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.blame.bank import Bank, changes
-from refattn.verify.blame.evidence import chosen, evidence, fit, narrowed, rank
-from refattn.verify.blame.nearest import described, elsewhere, lines_of
+from refattn.verify.blame.evidence import Evidence, Fit, chosen, evidence, fit, narrowed, rank, restricted
+from refattn.verify.blame.known import (
+    Explained,
+    errors_with_names,
+    explained,
+    follows,
+    nearest_gradients,
+    outputs_of,
+)
+from refattn.verify.blame.mutants import Change
+from refattn.verify.blame.nearest import described, judged, lines_of
 from refattn.verify.blame.substitution import departure, earliest
+from refattn.verify.blame.where import places_of, which_cases
 from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
 
 SHOWN = 3
 """Suspects that are reported: more than one where no error in the first agrees with what was got."""
 
-MEANS_NOTHING = 0.9
+MEANS_NOTHING = 0.98
 """An equation that leaves as much unexplained is not reported."""
+
+LEAST = 2
+"""So many equations are reported where none agrees, however little they explain."""
+
+REMAINS = 0.7
+"""The same for what remains in gradients once outputs are explained."""
+
+CONFIRMED = 12
+"""Failing cases that an equation's error is tried on, where it agrees with those that it was fitted to."""
+
+Given = Sequence[tuple[Case, Truth, Result, bool]]
 
 
 def suspects(
     mechanism: Mechanism,
     dtype: str,
-    given: Sequence[tuple[Case, Truth, Result, bool]],
+    given: Given,
     *,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    without: Iterable[str] = (),
 ) -> Suspects | None:
-    """Rank the equations of a core by how well an error in them explains what an implementation returned.
+    """Rank the errors that explain what an implementation returned.
 
     Parameters
     ----------
@@ -38,6 +68,8 @@ def suspects(
         The cases with their truth, what was returned, and whether they failed.
     progress
         Wraps the sequence of equations, for a progress bar.
+    without
+        Errors with names that are left out, to measure what the others are worth.
 
     Returns
     -------
@@ -45,28 +77,165 @@ def suspects(
         None where no number disagrees: where shapes do, say.
     """
     known = changes(mechanism, dtype)
-    results = {case.name: result for case, _, result, _ in given}
-    banks = chosen([(Bank(mechanism, case, truth, known), failed) for case, truth, _, failed in given])
-    seen = [evidence(bank, results[bank.case.name]) for bank in banks]
-    if not any(one.wrong for one in seen):
+    all_seen = [
+        (evidence(Bank(mechanism, case, truth, known), result), failed)
+        for case, truth, result, failed in given
+        if any(x.size for x in truth.values.values())
+    ]
+    failing = [one for one, failed in all_seen if failed and one.wrong]
+    agreeing = [one for one, failed in all_seen if not failed and one.errors]
+    if not failing:
         return None
+    names = explained(errors_with_names(mechanism, dtype, without), failing, agreeing)
+    named, left = _cover(names, failing)
+    at_hand = {one.bank.case.name: one for one in (*failing, *agreeing)}
+    looked_at = chosen([(one.bank, one in left) for one in (*(left or failing), *agreeing)])
+    seen = [at_hand[bank.case.name] for bank in looked_at]
+    if not any(one.wrong for one in seen):  # equations run in no failing case that is looked at
+        seen = left or failing
     possible, narrow = narrowed(seen)
-    fits = rank(fit(id, seen) for id in progress(possible or known))
-    ranked: list[Suspect] = [*elsewhere(dtype, seen)][:SHOWN]
-    taken: set[str] = set()
-    for at, one in enumerate(fits):
-        if one.id not in taken and len(ranked) < SHOWN and one.left < MEANS_NOTHING:
-            suspect = described(one, fits[at:], seen)
-            if not ranked or ranked[0].share > 1.0 or suspect.share <= 1.0:
-                ranked.append(suspect)
-            taken |= {*suspect.ids}
-    wrong = dict.fromkeys(name for one in seen for name in one.wrong)
-    right = dict.fromkeys(name for one in seen for name in one.errors if name not in wrong)
+    ranked = [_named(mechanism, one, len(failing)) for one in named]
+    if left or ranked[0].sort != "fault":
+        found = _equations(mechanism, seen, failing, progress, left)
+        agree = [one for one in found if one.share <= 1.0]
+        whole = [one for one in ranked if not left]
+        ranked = [*whole, *agree, *(one for one in ranked if one not in whole), *(one for one in found if left)]
+        ranked = list(dict.fromkeys(ranked))[:SHOWN]
+    ranked = ranked[:SHOWN] + _remaining(mechanism, known, ranked, failing)
+    wrong = dict.fromkeys(name for one in failing for name in one.wrong)
+    right = dict.fromkeys(name for one in failing for name in one.errors if name not in wrong)
     cases = tuple(one.bank.case.name for one in seen)
     departed = earliest(mechanism, (departure(one.bank, one.result, dtype) for one in seen))
     between = lines_of(mechanism, departed.between) if departed else ()
-    found = (*wrong,), (*right,), len(known), (*possible,), (*narrow,), (*ranked,)
-    return Suspects(dtype, cases, *found, departed, between)
+    told = (*wrong,), (*right,), len(known), (*possible,), (*narrow,), (*ranked,)
+    where = places_of(failing), which_cases([one.bank.case for one in failing], [one.bank.case for one in agreeing])
+    return Suspects(dtype, cases, *told, departed, between, *where)
+
+
+def _cover(found: Sequence[Explained], failing: Sequence[Evidence]) -> tuple[list[Explained], list[Evidence]]:
+    """Return errors with names that together explain what they can, and the failing cases that are left.
+
+    Where the first explains all, others follow that do, too.
+    """
+    taken: list[Explained] = []
+    left = list(failing)
+    for one in found:
+        news = [case for case in left if case.bank.case.name in one.cases]
+        if news and len(taken) < SHOWN:
+            taken.append(one)
+            left = [case for case in left if case.bank.case.name not in one.cases]
+    if not left and len(taken) == 1:
+        taken += [one for one in found[1:] if one.cases == taken[0].cases and one.whole == taken[0].whole][: SHOWN - 1]
+    return taken, left
+
+
+def _named(mechanism: Mechanism, one: Explained, failing: int) -> Suspect:
+    ids = [id for id in one.known.of if id in mechanism.equations] if one.known.sort == "fault" else []
+    part = len(one.cases) / failing
+    known = one.known
+    return Suspect(
+        lines_of(mechanism, ids),
+        known.kind,
+        one.share,
+        part,
+        part,
+        known.sort,
+        known.link,
+        one.cases,
+        failing,
+        len(one.whole),
+    )
+
+
+def _equations(
+    mechanism: Mechanism,
+    seen: Sequence[Evidence],
+    failing: Sequence[Evidence],
+    progress: Callable[[Iterable[Any]], Iterable[Any]],
+    left: Sequence[Evidence],
+) -> list[Suspect]:
+    """Return the equations whose errors explain most; where none agrees with all results, by outputs and by all."""
+    found = _of(mechanism, seen, failing, progress)
+    outputs = outputs_of(mechanism)
+    if any(one.share <= 1.0 for one in found) or not any({*one.wrong} & {*outputs} for one in seen):
+        return found
+    first = _of(mechanism, [one for one in restricted(seen, outputs) if one.errors], failing, iter)
+    both = [one for pair in zip_longest(first, found) for one in pair if one]
+    return sorted({one.ids: one for one in reversed(both)}.values(), key=lambda one: (one.share > 1.0, both.index(one)))
+
+
+def _of(
+    mechanism: Mechanism,
+    seen: Sequence[Evidence],
+    failing: Sequence[Evidence],
+    progress: Callable[[Iterable[Any]], Iterable[Any]],
+) -> list[Suspect]:
+    fits = ranked_fits(seen, progress)
+    found: list[Suspect] = []
+    taken: set[str] = set()
+    for at, one in enumerate(fits):
+        agrees = any(suspect.share <= 1.0 for suspect in found)
+        if one.id in taken or len(found) >= SHOWN or (one.left >= MEANS_NOTHING and (agrees or len(found) >= LEAST)):
+            continue
+        suspect, change = described(one, fits[at:], seen)
+        taken |= {*suspect.ids}
+        if suspect.share <= 1.0:
+            suspect = _confirmed(suspect, one.id, change, seen, failing)
+        found.append(suspect)
+    return sorted(found, key=lambda one: one.share > 1.0)
+
+
+def ranked_fits(
+    seen: Sequence[Evidence],
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    left_out: tuple[str, frozenset[int]] | None = None,
+) -> list[Fit]:
+    """Return the fits of the equations that can disturb what is wrong, the best first; `left_out` are kinds of one."""
+    possible = narrowed(seen)[0] or list(seen[0].bank.known)
+    return rank(
+        fit(id, seen, left_out[1] if left_out and id == left_out[0] else frozenset()) for id in progress(possible)
+    )
+
+
+def _confirmed(
+    suspect: Suspect, id: str, change: Change, seen: Sequence[Evidence], failing: Sequence[Evidence]
+) -> Suspect:
+    """Return a suspect with the failing cases that its error explains."""
+    names = {name for one in seen for name in one.errors}
+    tried = failing if len(failing) <= CONFIRMED else failing[:: -(-len(failing) // CONFIRMED)]
+    cases, whole = [], 0
+    for one, part in zip(tried, restricted(tried, names), strict=True):
+        results = one.bank.results(id, change)
+        if judged(part, results) <= 1.0:
+            cases.append(one.bank.case.name)
+            whole += judged(one, results) <= 1.0 or ({*one.errors} != {*part.errors} and follows(one))
+    return replace(suspect, cases=(*cases,), failing=len(tried), whole=whole)
+
+
+def _remaining(
+    mechanism: Mechanism, known: dict[str, dict[str, Change]], ranked: Sequence[Suspect], failing: Sequence[Evidence]
+) -> list[Suspect]:
+    """Return what explains the gradients that do not follow from outputs which the first suspect explains."""
+    if not ranked or ranked[0].share > 1.0 or len(ranked[0].cases) <= ranked[0].whole or not ranked[0].cases:
+        return []
+    rest = []
+    for one in failing:
+        if one.bank.case.name not in ranked[0].cases:
+            continue
+        base, shown = nearest_gradients(one)
+        errors = {}
+        for name in shown:
+            error = one.bank.errors(name, one.result.tensors[name], np.asarray(base[name]))
+            errors[name] = np.zeros_like(error) if shown[name] <= 1.0 else error
+        weights = {name: 1.0 / max(float(x @ x), float(x.size)) for name, x in errors.items()}
+        if any(x.any() for x in errors.values()):
+            rest.append(replace(one, errors=errors, weights=weights))
+    if not rest:
+        return []
+    few = rest[:4]
+    backward = [id for id in narrowed(few)[0] if id.startswith("d")] or [id for id in known if id.startswith("d")]
+    best = rank(fit(id, few) for id in backward)[:1]
+    return [described(one, best, few)[0] for one in best if one.left < REMAINS]
 
 
 def locate(
@@ -84,9 +253,9 @@ def locate(
         Wraps the sequence of equations, for a progress bar.
     """
     for dtype in DTYPES:
-        judged = [outcome for outcome in report.outcomes if outcome.dtype == dtype and outcome.seen]
-        if any(outcome.status == "disagrees" for outcome in judged):
-            given = [(mechanism.case(o.case), *o.seen, o.status in ("disagrees", "raises")) for o in judged if o.seen]
+        judged_ = [outcome for outcome in report.outcomes if outcome.dtype == dtype and outcome.seen]
+        if any(outcome.status == "disagrees" for outcome in judged_):
+            given = [(mechanism.case(o.case), *o.seen, o.status in ("disagrees", "raises")) for o in judged_ if o.seen]
             found = suspects(mechanism, dtype, given, progress=progress)
             if found:
                 return replace(report, suspects=found)

@@ -2,8 +2,12 @@
 
 An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **options)`` or, for gradients, an object with
 ``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
-any library, ``(out, lse)``, or `Decline`. It may carry attributes: ``framework`` ("torch" or "jax": it is given
-tensors of that library, not NumPy arrays) and ``roundings`` (ids of equations whose values it rounds to
+any library, ``(out, lse)``, `Decline`, or a dict: "out", and any further output by its name or equation of the forward
+by its id ("SM.7"), each of which is judged. It may carry attributes: ``framework`` ("torch" or "jax": it is given
+tensors of that library, not NumPy arrays), ``d_lse`` (true where its autograd may be asked for the gradient of lse; a
+``backward(d_out, d_lse)`` says so by its parameters), ``slack`` ("unwritten" where it leaves rows beyond the lengths as
+they are: these are not judged), ``keep`` (a function of a case's name and a shape that returns the factors of a kernel
+that draws its own dropout, asked before the truth is computed) and ``roundings`` (ids of equations that it rounds to
 float16 or bfloat16 beside those that every kernel rounds). Where it has, after a call, an attribute ``intermediates``,
 that is a dict of its own values of equations, by id: `refattn.verify.blame.substitution` finds with them where it goes
 wrong.
@@ -25,6 +29,7 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.checked import checked
+from refattn.golden.storage import has_gradient
 from refattn.verify.outcome import Decline, Result
 
 
@@ -98,10 +103,11 @@ def call(
     outputs: tuple[str, ...] = ("out", "lse"),
     *,
     interrupts: bool = True,
+    further: Mapping[str, NDArray[Any]] | None = None,
 ) -> Result | Decline:
-    """Run an implementation on one case, with gradients where `upstream` is given.
+    """Run an implementation on one case, with gradients where `upstream` is given, and `further` ones ("d_lse").
 
-    `outputs` are the names of what it may return: the first alone, or a tuple of as many as it has. With
+    `outputs` are the names of what it may return: the first alone, a tuple of as many as it has, or a dict. With
     ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
 
     Raises
@@ -111,13 +117,13 @@ def call(
     """
     elsewhere = getattr(implementation, "call_case", None)  # in another process: `refattn.verify.foreign.isolate`
     if elsewhere is not None:
-        found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs)
+        found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs, further)
         return found
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
     with wide:
         try:
-            return _call(implementation, inputs, options, dtype, upstream, outputs)
+            return _call(implementation, inputs, options, dtype, upstream, outputs, further or {})
         except CallError:
             raise
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
@@ -133,6 +139,7 @@ def _call(
     dtype: str,
     upstream: NDArray[Any] | None,
     outputs: tuple[str, ...],
+    further: Mapping[str, NDArray[Any]],
 ) -> Result | Decline:
     forward = getattr(implementation, "forward", implementation)
     framework = getattr(forward, "framework", None)
@@ -144,16 +151,12 @@ def _call(
     returned = forward(**arguments, **extra)
     if isinstance(returned, Decline):
         return Decline(str(returned.reason))
-    given = returned if isinstance(returned, tuple) else (returned,)
-    needs = f"needs {outputs[0]} or ({', '.join(outputs)})"
-    if len(given) > len(outputs):
-        raise CallError(f"returned a tuple of {len(given)}, {needs}")
-    result = {name: x for name, x in zip(outputs, given, strict=False) if x is not None}
-    if outputs[0] not in result:
-        raise CallError(f"returned no output, {needs}")
+    result = _named(returned, outputs)
+    judged = tuple(name for name in result if name not in outputs)
     declined = ""
     if upstream is not None:
-        gradients = _gradients(implementation, forward, inputs, extra, dtype, given[0], upstream)
+        pulls = {**{f"d_{outputs[0]}": upstream}, **further}
+        gradients = _gradients(implementation, forward, inputs, extra, dtype, result[outputs[0]], pulls, outputs)
         if isinstance(gradients, Decline):
             declined = str(gradients.reason)
         else:
@@ -163,7 +166,49 @@ def _call(
     if changed:
         raise CallError(f"changed its inputs: {', '.join(changed)}")
     dtypes = {name: _dtype(name, x) for name, x in result.items()}
-    return Result({name: to_host(name, x) for name, x in result.items()}, dtypes, declined)
+    return Result({name: to_host(name, x) for name, x in result.items()}, dtypes, declined, judged)
+
+
+def _named(returned: Any, outputs: tuple[str, ...]) -> dict[str, Any]:
+    """Return what was returned by name: outputs, and equations by their ids."""
+    needs = f"needs {outputs[0]}, ({', '.join(outputs)}), or a dict of these and of equations by their ids"
+    if isinstance(returned, dict):
+        odd = [repr(name) for name in returned if name not in outputs and "." not in str(name)]
+        if odd:
+            raise CallError(f"returned a dict with {', '.join(odd)}, {needs}")
+        found = {str(name): x for name, x in returned.items() if x is not None}
+    else:
+        given = returned if isinstance(returned, tuple) else (returned,)
+        if len(given) > len(outputs):
+            raise CallError(f"returned a tuple of {len(given)}, {needs}")
+        found = {name: x for name, x in zip(outputs, given, strict=False) if x is not None}
+    if outputs[0] not in found:
+        raise CallError(f"returned no output, {needs}")
+    return found
+
+
+def attribute(implementation: Any, name: str) -> Any:
+    """Return an attribute of an implementation, or of its forward; None where there is none."""
+    found = getattr(implementation, name, None)
+    return getattr(getattr(implementation, "forward", None), name, None) if found is None else found
+
+
+def pulls(implementation: Any, outputs: Iterable[str]) -> tuple[str, ...]:
+    """Return the outputs beside `out` that an implementation may be asked the gradient of.
+
+    Its backward has a parameter for that, ``d_lse``, or it has a true attribute of this name.
+    """
+    told = getattr(implementation, "pulls", None)  # of an implementation in another process
+    if isinstance(told, tuple):
+        return tuple(name for name in outputs if name in told)
+    forward = getattr(implementation, "forward", implementation)
+    return tuple(
+        name
+        for name in outputs
+        if _takes(getattr(implementation, "backward", None), f"d_{name}")
+        or getattr(forward, f"d_{name}", None) is True
+        or getattr(implementation, f"d_{name}", None) is True
+    )
 
 
 def _intermediates(forward: Any, implementation: Any) -> dict[str, Any]:
@@ -181,11 +226,11 @@ def _given(x: NDArray[Any], framework: str | None, dtype: str) -> Any:
     if framework == "torch":
         import torch
 
-        return torch.tensor(x) if x.dtype == np.bool_ else torch.tensor(x, dtype=getattr(torch, dtype))
+        return torch.tensor(x, dtype=getattr(torch, dtype)) if has_gradient(x) else torch.tensor(x)
     if framework == "jax":
         import jax.numpy as jnp
 
-        return jnp.asarray(x) if x.dtype == np.bool_ else jnp.asarray(x, dtype=dtype)
+        return jnp.asarray(x, dtype=dtype) if has_gradient(x) else jnp.asarray(x)
     return _read_only(x)
 
 
@@ -196,30 +241,38 @@ def _gradients(
     extra: Mapping[str, Any],
     dtype: str,
     out: Any,
-    upstream: NDArray[Any],
+    pulls: Mapping[str, NDArray[Any]],
+    outputs: tuple[str, ...],
 ) -> dict[str, Any] | Decline:
     """Return the gradients of its arrays: by its own backward, or by the library that its output is of."""
     if hasattr(implementation, "backward"):
-        found = implementation.backward(_read_only(upstream))
+        upstream, *others = pulls
+        more = {name: _read_only(pulls[name]) for name in others}
+        found = implementation.backward(_read_only(pulls[upstream]), **more)
         if isinstance(found, Decline):
             return found
         if isinstance(found, dict):
             return {str(name): x for name, x in found.items()}
         names = learned(inputs)
-        if isinstance(found, tuple) and len(found) == len(names):
-            return dict(zip(names, found, strict=True))
+        if isinstance(found, tuple) and len(found) in (3, len(names)):
+            return dict(zip(names, found, strict=False))
         listed = ", ".join(f"d_{name}" for name in names)
         raise CallError(f"backward returned {type(found).__name__}, needs a dict or ({listed})")
     library = type(out).__module__.partition(".")[0]
     if library == "torch":
-        return _torch_gradients(forward, inputs, extra, dtype, upstream)
+        return _torch_gradients(forward, inputs, extra, dtype, pulls, outputs)
     if library in ("jax", "jaxlib"):
-        return _jax_gradients(forward, inputs, extra, dtype, upstream)
+        return _jax_gradients(forward, inputs, extra, dtype, pulls, outputs)
     return Decline("no gradients: it has no backward, and is no function of torch or jax")
 
 
 def _torch_gradients(
-    forward: Any, inputs: Mapping[str, Any], extra: Mapping[str, Any], dtype: str, upstream: Any
+    forward: Any,
+    inputs: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    dtype: str,
+    pulls: Mapping[str, Any],
+    outputs: tuple[str, ...],
 ) -> dict[str, Any] | Decline:
     import torch
 
@@ -228,15 +281,24 @@ def _torch_gradients(
     out = forward(**tensors, **extra)
     if isinstance(out, Decline):
         return out
-    out = out[0] if isinstance(out, tuple) else out
-    if not out.requires_grad:
+    results = _named(out, outputs)
+    asked = [results[name.removeprefix("d_")] for name in pulls]
+    if not asked[0].requires_grad:
         return Decline("no gradients: torch says that the output depends on no input")
-    found = torch.autograd.grad(out, [tensors[name] for name in names], torch.tensor(upstream, dtype=out.dtype))
-    return dict(zip(names, found, strict=True))
+    upstream = [torch.tensor(pull, dtype=x.dtype) for pull, x in zip(pulls.values(), asked, strict=True)]
+    leaves = [tensors[name] for name in names]
+    # What comes without a gradient of q, k or v is an error; of other arrays few kernels have one.
+    found = torch.autograd.grad(asked, leaves, upstream, allow_unused=len(names) > 3)
+    return {name: x for name, x in zip(names, found, strict=True) if x is not None}
 
 
 def _jax_gradients(
-    forward: Any, inputs: Mapping[str, Any], extra: Mapping[str, Any], dtype: str, upstream: Any
+    forward: Any,
+    inputs: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    dtype: str,
+    pulls: Mapping[str, Any],
+    outputs: tuple[str, ...],
 ) -> dict[str, Any] | Decline:
     import jax
     import jax.numpy as jnp
@@ -246,10 +308,12 @@ def _jax_gradients(
 
     def run(*values: Any) -> Any:
         out = forward(**{**arrays, **dict(zip(names, values, strict=True))}, **extra)
-        return out[0] if isinstance(out, tuple) else out
+        results = _named(out, outputs)
+        return tuple(results[name.removeprefix("d_")] for name in pulls)
 
-    out, pull = jax.vjp(run, *(arrays[name] for name in names))
-    return dict(zip(names, pull(jnp.asarray(upstream, dtype=out.dtype)), strict=True))
+    results, pull = jax.vjp(run, *(arrays[name] for name in names))
+    upstream = tuple(jnp.asarray(x, dtype=y.dtype) for x, y in zip(pulls.values(), results, strict=True))
+    return dict(zip(names, pull(upstream), strict=True))
 
 
 def roundings(implementation: Any, equations: Iterable[str]) -> tuple[str, ...]:
@@ -269,7 +333,7 @@ def roundings(implementation: Any, equations: Iterable[str]) -> tuple[str, ...]:
 
 def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
     """Return the names of the inputs that have a gradient: all but masks."""
-    return tuple(name for name, x in inputs.items() if x.dtype != np.bool_)
+    return tuple(name for name, x in inputs.items() if has_gradient(x))
 
 
 def to_host(name: str, x: Any) -> NDArray[Any]:
@@ -303,8 +367,12 @@ def _read_only(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _takes_dtype(function: Any) -> bool:
+    return _takes(function, "dtype")
+
+
+def _takes(function: Any, name: str) -> bool:
     try:
-        return "dtype" in inspect.signature(function).parameters
+        return function is not None and name in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
 

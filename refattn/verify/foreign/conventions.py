@@ -1,4 +1,4 @@
-"""Which conventions an implementation follows, told from six tiny calls.
+"""Which conventions an implementation follows, told from nine tiny calls.
 
 Values are the rows of an identity, so that an output is the weights themselves, and scores are few and far apart: a
 convention shows in the weights whatever else is wrong. docs/conventions.md says which conventions are meant.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import TYPES, stored
+from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.foreign.adapter import CallError, call
@@ -27,6 +27,9 @@ EXPECTED = {
     "lse": "natural",
     "scale": "1/sqrt(d)",
     "grouped heads": "neighbours share",
+    "window": "bottom-right, bounds included",
+    "sink": "in lse",
+    "beyond the lengths": "zero",
 }
 """The questions, and the answers of refattn."""
 
@@ -107,17 +110,17 @@ def _runner(implementation: Any, record: Mechanism, dtype: str) -> Run:
 
     def run(**arguments: Any) -> Mapping[str, Floats]:
         options = {name: x for name, x in arguments.items() if not isinstance(x, np.ndarray)}
-        if unknown := [name for name in ("mask", *options) if name in arguments and name not in record.defaults]:
+        if unknown := [name for name in arguments if name not in ("q", "k", "v") and name not in record.defaults]:
             raise _Unanswered(f"declined: there is no {unknown[0]}")
         inputs = {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
-        given = {name: x if x.dtype == np.bool_ else stored(x, dtype) for name, x in inputs.items()}
+        given = {name: stored(x, dtype) if has_gradient(x) else x for name, x in inputs.items()}
         try:
             result = call(implementation, given, options, dtype, None, ("out", *record.outputs))
         except CallError as error:
             raise _Unanswered(f"unknown: {error}") from error
         if isinstance(result, Decline):
             raise _Unanswered(f"declined: {result.reason}")
-        shape = (*given["q"].shape[:3], WIDTH)
+        shape = (*given["q"].shape[:3], given["v"].shape[3])
         if result.tensors["out"].shape != shape:
             raise _Unanswered(f"unknown: out has the shape {result.tensors['out'].shape}, needs {shape}")
         return {"unit": np.asarray(TYPES[dtype].unit), **{n: x.astype(np.float64) for n, x in result.tensors.items()}}
@@ -125,25 +128,29 @@ def _runner(implementation: Any, record: Mechanism, dtype: str) -> Run:
     return run
 
 
-def _arrays(scores: Floats, heads: int = 1) -> dict[str, Floats]:
+def _arrays(scores: Floats, heads: int = 1, width: int = WIDTH) -> dict[str, Floats]:
     """Return q, k and v with the same inner products of q and k in every row, and weights for an output."""
     keys = len(scores)
-    k = np.zeros((1, heads, keys, WIDTH))
+    k = np.zeros((1, heads, keys, width))
     k[..., 0] = scores
-    return {"k": k, "v": np.broadcast_to(np.eye(keys, WIDTH), k.shape).copy()}
+    return {"k": k, "v": np.broadcast_to(np.eye(keys, width), k.shape).copy()}
 
 
-def _queries(rows: int, heads: int = 1) -> Floats:
-    q = np.zeros((1, heads, rows, WIDTH))
+def _queries(rows: int, heads: int = 1, width: int = WIDTH) -> Floats:
+    q = np.zeros((1, heads, rows, width))
     q[..., 0] = 1.0
     return q
 
 
 def _which(found: Floats, unit: Floats, readings: Mapping[str, Floats]) -> str:
-    """Return the name of the reading that gives these numbers, which may err by some roundings."""
-    for name, expected in readings.items():
-        if np.allclose(found, expected, rtol=0.0, atol=16.0 * float(unit) + 1e-6, equal_nan=True):
-            return name
+    """Return the name of the reading that comes nearest to these numbers, which may err by some roundings."""
+    near = {
+        name: float(np.max(np.abs(np.nan_to_num(found - expected)), initial=0.0))
+        for name, expected in readings.items()
+        if np.allclose(found, expected, rtol=0.0, atol=16.0 * float(unit) + 1e-6, equal_nan=True)
+    }
+    if near:
+        return min(near, key=lambda name: near[name])
     shown = ", ".join(f"{x:.3g}" for x in np.ravel(found)[:8])
     return f"unknown: got {shown}"
 
@@ -155,30 +162,37 @@ def _uniform(*rows: str) -> Floats:
 
 
 def _causal(run: Run) -> Answers:
-    """Two queries, four keys, scores of 0: who sees whom."""
-    found = run(q=_queries(2), **_arrays(np.zeros(4)), causal=True)
+    """Three queries, six keys, scores of 0: who sees whom."""
+    found = run(q=_queries(3), **_arrays(np.zeros(6)), causal=True)
     readings = {
-        "bottom-right": _uniform("xxx.", "xxxx"),
-        "top-left": _uniform("x...", "xx.."),
-        "ignored": _uniform("xxxx", "xxxx"),
-        "bottom-right, and a token does not see itself": _uniform("xx..", "xxx."),
-        "top-left, and a token does not see itself": _uniform("....", "x..."),
-        "the past is hidden": _uniform(".xxx", "..xx"),
+        "bottom-right": _uniform("xxxx..", "xxxxx.", "xxxxxx"),
+        "top-left": _uniform("x.....", "xx....", "xxx..."),
+        "ignored": _uniform("xxxxxx", "xxxxxx", "xxxxxx"),
+        "bottom-right, and a token does not see itself": _uniform("xxx...", "xxxx..", "xxxxx."),
+        "top-left, and a token does not see itself": _uniform("......", "x.....", "xx...."),
+        "bottom-right, and a token sees the next one": _uniform("xxxxx.", "xxxxxx", "xxxxxx"),
+        "top-left, and a token sees the next one": _uniform("xx....", "xxx...", "xxxx.."),
+        "the past is hidden": _uniform("...xxx", "....xx", ".....x"),
     }
-    return {"causal mask": _which(found["out"][0, 0, :, :4], found["unit"], readings)}
+    return {"causal mask": _which(found["out"][0, 0, :, :6], found["unit"], readings)}
 
 
 def _mask(run: Run) -> Answers:
-    """Three keys with scores of 0: one query may attend none, one the outer two, one all."""
-    mask = np.asarray([[False, False, False], [True, False, True], [True, True, True]])
-    found = run(q=_queries(3), **_arrays(np.zeros(3)), mask=mask)
-    weights = found["out"][0, 0, :, :3]
+    """Five keys with scores of 0: one query may attend none, one the first and the fourth, one all."""
+    mask = np.asarray([[False] * 5, [True, False, False, True, False], [True] * 5])
+    found = run(q=_queries(3), **_arrays(np.zeros(5)), mask=mask)
+    weights = found["out"][0, 0, :, :5]
     sense = _which(
         weights[1],
         found["unit"],
-        {"True may attend": _uniform("x.x")[0], "inverted": _uniform(".x.")[0], "ignored": _uniform("xxx")[0]},
+        {
+            "True may attend": _uniform("x..x.")[0],
+            "inverted": _uniform(".xx.x")[0],
+            "ignored": _uniform("xxxxx")[0],
+            "the key after one that may be attended is attended, too": _uniform("xx.xx")[0],
+        },
     )
-    rows = {"zero": np.zeros(3), "the mean of all values": np.full(3, 1.0 / 3.0), "NaN": np.full(3, math.nan)}
+    rows = {"zero": np.zeros(5), "the mean of all values": np.full(5, 1.0 / 5.0), "NaN": np.full(5, math.nan)}
     empty = "unknown: the mask is ignored" if sense == "ignored" else None
     return {
         "mask": sense,
@@ -222,22 +236,39 @@ def _lse(run: Run) -> Answers:
 
 
 def _scale(run: Run) -> Answers:
-    """Inner products of 4 and 0, two heads, no scale given: the ratio of their weights tells it."""
-    found = run(q=_queries(1, heads=2), **_arrays(np.asarray([4.0, 0.0]), heads=2))
+    """Inner products that make a score of 2 and one of 0, no scale given: the ratio of their weights tells it.
+
+    Three heads of width 24, a multiple of 8 that is no power of two; of width 8 where a kernel has no such width.
+    """
+    try:
+        return _scale_of(run, 24)
+    except _Unanswered:
+        return _scale_of(run, WIDTH)
+
+
+def _scale_of(run: Run, width: int) -> Answers:
+    product = 2.0 * width**0.5
+    found = run(q=_queries(1, 3, width), **_arrays(np.asarray([product, 0.0]), 3, width))
     scales = {
-        "1/sqrt(d)": WIDTH**-0.5,
+        "1/sqrt(d)": width**-0.5,
         "1: left out": 1.0,
-        "1/d: applied twice": 1.0 / WIDTH,
-        "1/sqrt(heads d)": (2.0 * WIDTH) ** -0.5,
-        "sqrt(d)": WIDTH**0.5,
+        "1/d: applied twice": 1.0 / width,
+        "1/sqrt(heads d)": (3.0 * width) ** -0.5,
+        "sqrt(d)": width**0.5,
+        "0": 0.0,
+        "1/sqrt(d), and powers of 2 in place of exponentials": math.log(2.0) * width**-0.5,
+        **{f"1/sqrt({wide}): that of the padded width": wide**-0.5 for wide in (16, 32, 64, 128, 256) if wide > width},
     }
     readings = {
-        name: np.asarray([1.0, 0.0]) + np.asarray([-1.0, 1.0]) / (1.0 + math.exp(4.0 * s)) for name, s in scales.items()
+        name: np.asarray([1.0, 0.0]) + np.asarray([-1.0, 1.0]) / (1.0 + math.exp(min(product * s, 700.0)))
+        for name, s in scales.items()
     }
-    first, second = found["out"][0, 0, 0, :2]
+    first, second = (float(x) for x in found["out"][0, 0, 0, :2])
     answer = _which(found["out"][0, 0, 0, :2], found["unit"], readings)
-    if answer.startswith("unknown") and first > 0.0 and second > 0.0:
-        answer = f"unknown: a factor of {math.log(first / second) / 4.0:.4g}"
+    if first + second < 1.0 - 32.0 * float(found["unit"]) - 1e-6:
+        answer = f"unknown: the weights of all keys sum to {first + second:.3g}: keys that are none are counted"
+    elif answer.startswith("unknown") and first > 0.0 and second > 0.0:
+        answer = f"unknown: a factor of {math.log(first / second) / product:.4g}"
     return {"scale": answer}
 
 
@@ -254,6 +285,43 @@ def _groups(run: Run) -> Answers:
     return {"grouped heads": _which(found["out"][0, :, 0, :2], found["unit"], readings)}
 
 
+def _window(run: Run) -> Answers:
+    """Two queries, four keys, scores of 0, a window of one key to the left and none to the right."""
+    found = run(q=_queries(2), **_arrays(np.zeros(4)), window=(1, 0))
+    readings = {
+        "bottom-right, bounds included": _uniform(".xx.", "..xx"),
+        "bottom-right, the left bound excluded": _uniform("..x.", "...x"),
+        "bottom-right, one wider": _uniform("xxx.", ".xxx"),
+        "bottom-right, one wider on both sides": _uniform("xxxx", ".xxx"),
+        "top-left, bounds included": _uniform("x...", "xx.."),
+        "top-left, the left bound excluded": _uniform("x...", ".x.."),
+        "ignored": _uniform("xxxx", "xxxx"),
+    }
+    return {"window": _which(found["out"][0, 0, :, :4], found["unit"], readings)}
+
+
+def _sink(run: Run) -> Answers:
+    """Two scores of 0 and a sink of log 2: half of the sum of exponentials is its."""
+    found = run(q=_queries(1), **_arrays(np.zeros(2)), sink=np.asarray([math.log(2.0)]))
+    weights = {"in the sum": _uniform("xx")[0] / 2.0, "ignored": _uniform("xx")[0]}
+    sense = _which(found["out"][0, 0, 0, :2], found["unit"], weights)
+    if sense != "in the sum" or "lse" not in found:
+        return {"sink": sense if sense != "in the sum" else "declined: it returns no lse"}
+    readings = {"in lse": np.asarray([math.log(4.0)]), "left out of lse": np.asarray([math.log(2.0)])}
+    return {"sink": _which(found["lse"].ravel(), np.asarray(max(float(found["unit"]), 1e-6)), readings)}
+
+
+def _slack(run: Run) -> Answers:
+    """Two queries and two keys, of which one each exists; the others hold NaN."""
+    one = np.asarray([1])
+    given = {"q": _queries(2), **_arrays(np.zeros(2))}
+    given = {name: np.where(np.arange(2)[:, None] == 1, math.nan, x) for name, x in given.items()}
+    found = run(**given, q_lengths=one, k_lengths=one)["out"][0, 0]
+    if not np.all(np.isfinite(found[0])):
+        return {"beyond the lengths": "NaN there spreads"}
+    return {"beyond the lengths": "zero" if not np.any(found[1]) else "not zero"}
+
+
 PROBES: tuple[tuple[tuple[str, ...], Callable[[Run], Answers]], ...] = (
     (("causal mask",), _causal),
     (("mask", "empty rows"), _mask),
@@ -261,4 +329,7 @@ PROBES: tuple[tuple[tuple[str, ...], Callable[[Run], Answers]], ...] = (
     (("lse",), _lse),
     (("scale",), _scale),
     (("grouped heads",), _groups),
+    (("window",), _window),
+    (("sink",), _sink),
+    (("beyond the lengths",), _slack),
 )

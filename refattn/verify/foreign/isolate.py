@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import inspect
 import io
 import json
 import os
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import parse_json
-from refattn.verify.foreign.adapter import CallError, LoadError, call, load
+from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, load, pulls
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
 from refattn.verify.outcome import Decline, Result
 
@@ -95,6 +96,7 @@ class Isolated:
         dtype: str,
         upstream: NDArray[Any] | None,
         outputs: tuple[str, ...],
+        further: Mapping[str, NDArray[Any]] | None = None,
     ) -> Result | Decline:
         """Do what `refattn.verify.foreign.adapter.call` does, over there."""
         if self._process is None:
@@ -102,15 +104,16 @@ class Isolated:
                 self._start()
             except LoadError as error:
                 raise CallError(f"cannot be started again: {error}") from error
-        arrays = dict(inputs) if upstream is None else {**inputs, "d_out": upstream}
+        arrays = dict(inputs) if upstream is None else {**inputs, "d_out": upstream, **(further or {})}
         about = {"options": dict(options), "dtype": dtype, "grad": upstream is not None, "outputs": outputs}
+        about["further"] = list(further or {})
         answer, found = self._ask(about, arrays, self.seconds)
         if "error" in answer:
             self._said(answer["trace"].encode())
             raise CallError(answer["error"])
         if "decline" in answer:
             return Decline(answer["decline"])
-        return Result(found, answer["dtypes"], answer["declined"])
+        return Result(found, answer["dtypes"], answer["declined"], tuple(answer["judged"]))
 
     def close(self) -> None:
         """End the process, and what it has started."""
@@ -127,6 +130,8 @@ class Isolated:
             raise LoadError(answer["error"]) from RuntimeError(f"over there:\n{answer['trace']}")
         declared = answer["roundings"]
         self.roundings = tuple(declared) if isinstance(declared, list) else declared
+        self.pulls = tuple(answer["pulls"])
+        self.slack = answer["slack"]
 
     def _ask(
         self, about: Mapping[str, Any], arrays: Arrays, seconds: float
@@ -317,16 +322,37 @@ def _loaded(spec: str) -> tuple[Any, dict[str, Any]]:
     owner = getattr(implementation, "forward", implementation)
     declared = getattr(owner, "roundings", ())
     plain = isinstance(declared, (tuple, list)) and all(isinstance(id, str) for id in declared)
-    return implementation, {"roundings": list(declared) if plain else repr(declared)[:300]}
+    told = list(declared) if plain else repr(declared)[:300]
+    return implementation, {
+        "roundings": told,
+        "pulls": _pulls(implementation),
+        "slack": str(attribute(implementation, "slack") or ""),
+    }
+
+
+def _pulls(implementation: Any) -> list[str]:
+    """Return the outputs whose gradients it takes: those that parameters of its backward and its attributes name."""
+    owner = getattr(implementation, "forward", implementation)
+    backward = getattr(implementation, "backward", None)
+    try:
+        named = list(inspect.signature(backward).parameters) if backward is not None else []
+    except (TypeError, ValueError):
+        named = []
+    named += [*vars(owner)] if hasattr(owner, "__dict__") else []
+    named += [*dir(implementation)]
+    names = dict.fromkeys(name.removeprefix("d_") for name in named if name.startswith("d_"))
+    return list(pulls(implementation, names))
 
 
 def _answer(
     implementation: Any, about: dict[str, Any], arrays: dict[str, NDArray[Any]]
 ) -> tuple[dict[str, Any], Arrays]:
     upstream = arrays.pop("d_out") if about["grad"] else None
-    asked = about["options"], about["dtype"], upstream, tuple(about["outputs"])
+    further = {name: arrays.pop(name) for name in about["further"] if name in arrays}
+    options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
+    asked = options, about["dtype"], upstream, tuple(about["outputs"])
     try:
-        found = call(implementation, arrays, *asked, interrupts=False)
+        found = call(implementation, arrays, *asked, interrupts=False, further=further)
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
     if isinstance(found, Decline):
@@ -334,7 +360,7 @@ def _answer(
     size = sum(x.nbytes for x in found.tensors.values())
     if size > about["limit"] - 4096 * len(found.tensors):
         return {"error": f"returned {size} bytes, needs at most {about['limit']}", "trace": ""}, {}
-    return {"dtypes": found.dtypes, "declined": found.declined}, found.tensors
+    return {"dtypes": found.dtypes, "declined": found.declined, "judged": list(found.judged)}, found.tensors
 
 
 def _trace(error: Exception) -> str:

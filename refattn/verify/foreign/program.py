@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from refattn.checked import Real, read
 from refattn.files import read_regular
+from refattn.golden.storage import has_gradient
 from refattn.golden.tensors import decode, encode
 from refattn.verify.foreign.adapter import CallError, LoadError
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
@@ -80,7 +81,7 @@ class Program:
     def _run(
         self, arrays: Mapping[str, NDArray[Any]], dtype: str, options: Mapping[str, Any]
     ) -> dict[str, NDArray[Any]] | Decline:
-        stored = {name: ("bool" if x.dtype == np.bool_ else dtype, x) for name, x in arrays.items()}
+        stored = {name: (dtype if has_gradient(x) else x.dtype.name, x) for name, x in arrays.items()}
         about = {"dtype": dtype, "options": json.dumps(dict(options))}
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             given, wanted = Path(folder, "in.safetensors"), Path(folder, "out.safetensors")

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from refattn import backends, counter, tree
 from refattn.golden.inputs import make
+from refattn.golden.storage import has_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.itself.probe import on_backend
@@ -228,7 +229,7 @@ def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
     core = mechanism.core
     assert core is not None
     inputs = make(mechanism.name, case, "float64")
-    masks = {n: x for n, x in inputs.items() if x.dtype == np.bool_}
+    masks = {n: x for n, x in inputs.items() if not has_gradient(x)}
     numbers = {n: np.asarray(x) for n, x in mechanism.numbers(case.options).items()}
     options = {n: x for n, x in case.options.items() if n not in numbers}
 
@@ -240,7 +241,7 @@ def _core_subject(mechanism: Mechanism, case: Case, name: str) -> Subject:
 
     def forward(leaves: Arrays) -> dict[str, Array]:
         out, saved = call(leaves, mechanism.forms[0])
-        return {"out": out, **{n: getattr(saved, n) for n in mechanism.outputs}}
+        return {"out": out, **{n: getattr(saved, n) for n in mechanism.pulled}}
 
     def backward(leaves: Arrays, upstream: Arrays, form: str) -> dict[str, Array]:
         return core.backward(call(leaves, form)[1], **{f"d_{n}": x for n, x in upstream.items()})

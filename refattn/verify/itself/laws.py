@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from refattn import backends, counter
 from refattn.ops.masks import Causal, causal_offset
+from refattn.verify.itself.option_laws import OPTION_LAWS
 from refattn.verify.itself.probe import Core, Values, same_bits, used_share
 from refattn.verify.itself.samples import Sample
 from refattn.verify.judge.budget import finite
@@ -86,7 +87,8 @@ def key_shift(core: Core, s: Sample) -> float:
     moved = {**s.inputs, "k": s.inputs["k"] + c}
     expected = core(s.inputs, options, upstream)
     if "lse" in expected:
-        expected["lse"] = expected["lse"] + 0.5 * np.sum(s.inputs["q"] * _per_query_head(c, s.inputs), axis=-1)
+        shift = 0.5 * np.sum(s.inputs["q"] * _per_query_head(c, s.inputs), axis=-1)
+        expected |= {name: expected[name] + shift for name in ("lse", "max") if name in expected}
     noises = [core.noise(x, options, upstream) for x in (s.inputs, moved)]
     return used_share(core(moved, options, upstream), expected, *noises)
 
@@ -100,6 +102,8 @@ def split_and_merge(core: Core, s: Sample) -> float:
     shares = [finite(np.exp(outputs["lse"] - finite(lse)))[..., None] for outputs, _ in parts]
     out = np.sum([share * outputs["out"] for share, (outputs, _) in zip(shares, parts, strict=True)], axis=0)
     merged, gradients = {"out": out, "lse": lse}, []
+    if "max" in whole:
+        merged["max"] = np.maximum(*(outputs["max"] for outputs, _ in parts))
     for share, (outputs, saved) in zip(shares, parts, strict=True):
         if "d_lse" not in s.upstream:  # the gradient of lse cannot be asked for
             return used_share(merged, {name: whole[name] for name in merged}, _noise(core, s))
@@ -264,7 +268,7 @@ LAWS: dict[str, Callable[[Core, Sample], float]] = {
         workers,
         repeatable,
     )
-}
+} | OPTION_LAWS
 """The laws by the names that records list."""
 
 

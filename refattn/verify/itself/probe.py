@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import backends, equations
-from refattn.golden.storage import TYPES
+from refattn.golden.storage import TYPES, has_gradient
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.judge.budget import disturbance, finite, rounding_sizes
 from refattn.verify.judge.compare import ELEMENT
@@ -74,7 +74,7 @@ class Core:
         return {name: TYPES[self.dtype].unit * x for name, x in self.known[key].items()}
 
     def _given(self, arrays: Values) -> dict[str, Any]:
-        typed = {name: x if x.dtype == np.bool_ else x.astype(self.dtype) for name, x in arrays.items()}
+        typed = {name: x.astype(self.dtype) if has_gradient(x) else x for name, x in arrays.items()}
         return {name: on_backend(self.backend, x) for name, x in typed.items()}
 
 

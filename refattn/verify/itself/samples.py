@@ -25,7 +25,8 @@ class Sample:
 def sample(mechanism: Mechanism, case: Case, *, long: bool = False) -> Sample:
     """Return the arguments of a designed case, with upstream gradients."""
     inputs = make(mechanism.name, case, "float64")
-    shapes = {name: x.shape for name, x in host(mechanism).forward(inputs, case.options)[0].items()}
+    outputs = host(mechanism).forward(inputs, case.options)[0]
+    shapes = {name: outputs[name].shape for name in ("out", *mechanism.pulled)}
     upstream = {f"d_{n}": make_upstream(mechanism.name, case, n, shape, "float64") for n, shape in shapes.items()}
     return Sample(case.name, inputs, case.options, upstream, long)
 
@@ -72,7 +73,17 @@ def shrunk(case: Case) -> Case:
     e = case.inputs["v"].shape[3]
     rows, columns = _smaller(queries, keys, 3)
     d, e = _smaller(d, e, 3)
-    return resized(case, min(b, 1), min(g, 2), min(h // max(g, 1), 2), rows, columns, d, e)
+    return resized(_nearer(case), min(b, 1), min(g, 2), min(h // max(g, 1), 2), rows, columns, d, e)
+
+
+def _nearer(case: Case) -> Case:
+    """Return the case with a window and an offset that still leave out some of few keys."""
+    options = dict(case.options)
+    if "window" in options:
+        options["window"] = tuple(None if n is None else min(n, 2) for n in options["window"])
+    if "offset" in options:
+        options["offset"] = max(-2, min(options["offset"], 2))
+    return replace(case, options=options)
 
 
 def sizes_of(case: Case) -> dict[str, int]:
@@ -110,11 +121,21 @@ def resized(case: Case, b: int, groups: int, shared: int, rows: int, columns: in
     plane = (b, groups * shared, rows, columns)
     shapes: dict[str, tuple[int, ...]] = {"q": (*plane[:3], d), "key_mask": (b, columns)}
     shapes |= {"k": (b, groups, columns, d), "v": (b, groups, columns, e)}
+    shapes |= {"q_lengths": (b,), "k_lengths": (b,), "offset": (b,)}
+    most = {"q_lengths": (rows, case.inputs["q"].shape[2]), "k_lengths": (columns, case.inputs["k"].shape[2])}
     inputs = {}
     for name, given in case.inputs.items():
-        # What has no shape of its own belongs to the scores, and is broadcast to their shape from the right.
-        own = [1 if n == 1 else size for n, size in zip(given.shape, plane[4 - len(given.shape) :], strict=True)]
-        inputs[name] = replace(given, shape=shapes.get(name, tuple(own)), numbers=_denser(given, columns))
+        if name == "sink":
+            own: tuple[int, ...] = (plane[1], *given.shape[1:])
+        else:
+            # What has no shape of its own belongs to the scores, and is broadcast to their shape from the right.
+            sizes = plane[max(0, 4 - len(given.shape)) :]
+            own = shapes.get(name) or tuple(1 if n == 1 else m for n, m in zip(given.shape, sizes, strict=True))
+        numbers = _denser(given, columns)
+        if name in most:
+            now, before = most[name]
+            numbers = {n: x * now // max(before, 1) for n, x in numbers.items()}
+        inputs[name] = replace(given, shape=own, numbers=numbers)
     return replace(case, inputs=inputs)
 
 

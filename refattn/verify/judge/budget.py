@@ -9,7 +9,8 @@ noise that any implementation with such roundings has to be granted. A last roun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import TYPES, round_to, spacing, stored
+from refattn.golden.storage import TYPES, has_gradient, round_to, spacing, stored
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Truth
 
@@ -36,23 +37,28 @@ that where one rounding dominates its effect is known exactly."""
 
 
 def evaluate(
-    mechanism: Mechanism, inputs: Mapping[str, Any], options: Mapping[str, Any], upstream: Any, form: str = ""
+    mechanism: Mechanism,
+    inputs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    upstream: Any,
+    form: str = "",
+    further: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run a core; return its outputs and, where an upstream gradient is given, its gradients, by name.
 
-    Without a form it is the definition.
+    Without a form it is the definition. `further` are gradients of outputs beside `out`, by the names that the backward gives them.
     """
     assert mechanism.core is not None
     out, saved = mechanism.core.forward(**inputs, **options, form=form or mechanism.forms[0])
     values = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
     if upstream is not None:
-        values |= {f"d_{name}": g for name, g in mechanism.core.backward(saved, upstream).items()}
+        values |= {f"d_{name}": g for name, g in mechanism.core.backward(saved, upstream, **(further or {})).items()}
     return values
 
 
 def wide(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the arrays in float64; masks as they are."""
-    return {name: x if x.dtype == np.bool_ else x.astype(np.float64) for name, x in arrays.items()}
+    return {name: x.astype(np.float64) if has_gradient(x) else x for name, x in arrays.items()}
 
 
 def truth(
@@ -64,37 +70,98 @@ def truth(
     seed: int = 0,
     roundings: tuple[str, ...] = (),
     given: str = "",
+    further: Iterable[str] = (),
+    replaced: Mapping[str, NDArray[Any]] | None = None,
 ) -> Truth:
     """Return inputs, true results and error budget of a case in a storage type.
 
     `roundings` are equations that the implementation declares to round to the storage type, beside the record's. The
-    inputs are rounded to `given` where that is another type, one that `dtype` holds.
+    inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
+    on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
     """
-    inputs = make(mechanism.name, case, given or dtype, seed=seed)
-    inputs = {name: x if x.dtype == np.bool_ else stored(x.astype(np.float64), dtype) for name, x in inputs.items()}
+    inputs = make(mechanism.name, case, given or dtype, seed=seed) | dict(replaced or {})
+    inputs = {name: stored(x.astype(np.float64), dtype) if has_gradient(x) else x for name, x in inputs.items()}
     exact = wide(inputs)
-    shape = evaluate(mechanism, exact, case.options, None)["out"].shape
-    exact_upstream = upstream = None
-    if grad:
-        exact_upstream = make_upstream(mechanism.name, case, "out", shape, given or dtype, seed=seed).astype(np.float64)
-        upstream = stored(exact_upstream, dtype)
+    outputs = evaluate(mechanism, exact, case.options, None)
+    pulls: dict[str, Any] = {}
+    for name in ("out", *further) if grad else ():
+        pull = make_upstream(mechanism.name, case, name, outputs[name].shape, given or dtype, seed=seed)
+        pulls[f"d_{name}"] = pull.astype(np.float64)
+    exact_upstream = pulls.pop("d_out", None)
+    upstream = None if exact_upstream is None else stored(exact_upstream, dtype)
     with equations.trace() as traced:
-        values = evaluate(mechanism, exact, case.options, exact_upstream)
-    errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, traced, values, roundings, seed)
+        values = evaluate(mechanism, exact, case.options, exact_upstream, further=pulls)
+    errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, pulls, traced, values, roundings, seed)
     types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
     variance, bias = {}, {}
     for name, value in values.items():
-        noise = np.sqrt(np.mean(errors[name] ** 2, axis=0))
-        # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
-        # carries it over a rounding boundary, and by the noise itself where that is larger.
-        variance[name] = noise**2 + 0.8 * noise * spacing(value, types[name])
-        # In float64 the truth has errors of the same size as the result that is judged.
-        variance[name] *= 2.0 if dtype == "float64" else 1.0
-        granted = np.maximum(variance[name], SMALLEST**2)
-        biases = [bias_of(name, error, granted, value) for error in errors[name]]
-        bias[name] = float(np.sqrt(np.mean(np.square(biases))))
+        variance[name], bias[name] = _granted(name, value, errors[name], dtype, types[name])
     exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
-    return Truth(inputs, upstream, values, variance, bias, types, exact_names)
+    return Truth(
+        inputs,
+        upstream,
+        values,
+        variance,
+        bias,
+        types,
+        exact_names,
+        {name: stored(x, dtype) for name, x in pulls.items()},
+    )
+
+
+def _granted(name: str, value: Floats, errors: Floats, dtype: str, stored: str) -> tuple[Floats, float]:
+    """Return the variance that is granted to a value, and the bias of honest results, from its errors in all draws."""
+    noise = np.sqrt(np.mean(errors**2, axis=0))
+    # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
+    # carries it over a rounding boundary, and by the noise itself where that is larger.
+    variance = noise**2 + 0.8 * noise * spacing(value, stored)
+    # In float64 the truth has errors of the same size as the result that is judged.
+    variance *= 2.0 if dtype == "float64" else 1.0
+    granted = np.maximum(variance, SMALLEST**2)
+    biases = [bias_of(name, error, granted, value) for error in errors]
+    return variance, float(np.sqrt(np.mean(np.square(biases))))
+
+
+def with_equations(
+    mechanism: Mechanism,
+    case: Case,
+    dtype: str,
+    known: Truth,
+    types: Mapping[str, str],
+    roundings: tuple[str, ...] = (),
+    seed: int = 0,
+) -> Truth:
+    """Return a truth that has the values of some equations of the forward, too, each with the type it came in.
+
+    An equation that did not run, for an option was not given, stands for the one whose value goes on in its place.
+
+    Raises
+    ------
+    KeyError
+        Where an equation is none of the forward.
+    """
+    exact = wide(known.inputs)
+    with equations.trace() as traced:
+        evaluate(mechanism, exact, case.options, None)
+    ran = {}
+    for id in types:
+        ran[id] = id
+        while ran[id] not in traced:
+            ran[id] = mechanism.before[ran[id]]
+    sizes = kernel_sizes(mechanism, {**exact, **case.options}, traced, dtype, roundings)
+    errors: dict[str, list[Floats]] = {id: [] for id in types}
+    for draw in range(DRAWS):
+        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed))
+        with equations.trace() as disturbed, disturbing:
+            evaluate(mechanism, exact, case.options, None)
+        for id in types:
+            value = traced[ran[id]]
+            errors[id].append(np.where(np.isfinite(value), finite(disturbed[ran[id]]) - finite(value), 0.0))
+    values, variance, bias = dict(known.values), dict(known.variance), dict(known.bias)
+    for id, type_ in types.items():
+        values[id] = traced[ran[id]]
+        variance[id], bias[id] = _granted(id, values[id], np.stack(errors[id]), dtype, type_)
+    return replace(known, values=values, variance=variance, bias=bias, stored={**known.stored, **types})
 
 
 def _disturbances(
@@ -103,6 +170,7 @@ def _disturbances(
     dtype: str,
     inputs: Mapping[str, Any],
     upstream: Any,
+    pulls: Mapping[str, Any],
     traced: equations.Trace,
     values: Mapping[str, Floats],
     roundings: tuple[str, ...],
@@ -111,12 +179,12 @@ def _disturbances(
     """Return what rounding errors in every equation do to each result: one more axis in front, for the draws."""
     if unknown := [id for id in roundings if id not in mechanism.equations]:
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
-    given = {**inputs, **case.options, "d_out": upstream}
+    given = {**inputs, **case.options, "d_out": upstream, **pulls}
     sizes, computed = kernel_sizes(mechanism, given, traced, dtype, roundings), unit_of(dtype)
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
         with equations.apply(disturbance(sizes, computed, draw, seed)):
-            disturbed = evaluate(mechanism, inputs, case.options, upstream)
+            disturbed = evaluate(mechanism, inputs, case.options, upstream, further=pulls)
         for name, value in values.items():
             # An output that is not finite has no noise.
             errors[name].append(np.where(np.isfinite(value), finite(disturbed[name]) - finite(value), 0.0))

@@ -18,6 +18,7 @@ from refattn.mechanisms.record import Mechanism
 from refattn.verify.judge.budget import finite, ratio, rounded, rows
 from refattn.verify.judge.compare import row_limit
 from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
+from refattn.verify.show import diagnosis
 from refattn.verify.show.report import call_of, closing
 from refattn.verify.show.texts import share_text
 
@@ -46,6 +47,16 @@ pre {{ background: #f4f4f4; padding: .7rem; overflow-x: auto }}
 figure {{ display: inline-block; margin: .5rem 1.5rem .5rem 0 }} figcaption {{ font-size: 13px }}
 .agrees {{ color: #17692f }} .disagrees {{ color: #b3140c }} .declined {{ color: #7a5b00 }}
 .verdict {{ font-size: 1.05rem; font-weight: 600 }}
+.box {{ display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; border: 2px solid #b3140c;
+  border-radius: 6px; padding: .7rem 1rem }}
+.box dt {{ font-weight: 600 }} .box dd {{ margin: 0; overflow-wrap: anywhere }}
+svg, table {{ max-width: 100% }}
+@media (max-width: 30rem) {{ .box {{ grid-template-columns: 1fr }} body {{ margin: .5rem auto; padding: 0 .5rem }}
+  td, th {{ padding-right: .4rem; overflow-wrap: anywhere }}
+  figure {{ margin-right: 0; max-width: 100%; overflow-x: auto }} }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #16181c; color: #ddd }} pre {{ background: #22252b }}
+  svg {{ background: #f4f4f4 }} a {{ color: #8ab4f8 }} .agrees {{ color: #6fce8c }} .disagrees {{ color: #ff8a80 }}
+  .declined {{ color: #e0c060 }} }}
 </style></head><body>
 {body}
 </body></html>
@@ -63,6 +74,7 @@ def page(report: Report, mechanism: Mechanism, producer: str, suspects: Iterable
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     status = {0: "agrees", 1: "disagrees", 3: "declined"}[report.exit_code]
     parts = [f"<h1>{escape(title)}: {what}</h1>", f'<p class="verdict {status}">{escape(closing(report))}</p>']
+    parts += _box(report, mechanism)
     parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspects))
     parts += _section("Used share of the allowed error", _bars(report))
     parts += _section("Where the errors are", _maps(report))
@@ -77,6 +89,18 @@ def page(report: Report, mechanism: Mechanism, producer: str, suspects: Iterable
     parts += _section("Cases", _table(("class", "run", "agreed", "failed", "declined"), counts))
     parts += _section("Versions", _table(("program", "version"), _versions(producer)))
     return _PAGE.format(title=escape(title), body="\n".join(parts))
+
+
+def _box(report: Report, mechanism: Mechanism) -> list[str]:
+    """Return the diagnosis in a box; nothing where nothing fails."""
+    rows = [f"<dt>{escape(word)}</dt><dd>{_linked(text)}</dd>" for word, text in diagnosis.lines(report, mechanism)]
+    return [f'<dl class="box">{"".join(rows)}</dl>'] if rows else []
+
+
+def _linked(text: str) -> str:
+    """Return a line as HTML; an address becomes a link that nothing is fetched from until it is followed."""
+    plain = escape(text)
+    return f'<a href="{plain}" rel="noreferrer">{plain}</a>' if text.startswith("https://") else plain
 
 
 def _section(title: str, body: str) -> list[str]:

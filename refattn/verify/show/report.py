@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.conventions import EXPECTED
 from refattn.verify.outcome import Outcome, Report, Verdict
+from refattn.verify.show import diagnosis
 from refattn.verify.show import suspects as suspects_text
 from refattn.verify.show.texts import WIDE, indented, natural, printable, render, share_text, size
 from refattn.verify.show.texts import table as _table
@@ -80,26 +82,32 @@ def _check_closing(report: CheckReport) -> str:
     return f"{report.mechanism} on {report.backend}: {verdict}: {numbers}; {worst}{how}"
 
 
-def verified(report: Report, mechanism: Mechanism, *, width: int = WIDE, colour: bool = False) -> str:
+def verified(
+    report: Report, mechanism: Mechanism, *, details: bool = True, width: int = WIDE, colour: bool = False
+) -> str:
     """Return the report of a verification.
 
-    A table of the worst case of each dtype and tensor; every case that failed; why cases were declined; the counts of
-    the case classes; and one line that says the verdict.
+    Where something fails, the diagnosis; a table of the worst case of each dtype and tensor; every case that failed, or
+    without `details` a line for each cause; why cases were declined; the counts of the case classes; and one line that
+    says the verdict.
     """
     what = "outputs and gradients" if report.grad else "outputs"
     parts: list[RenderableType] = [f"{report.implementation} against {mechanism.title.lower()}: {what}", ""]
+    if told := list(diagnosis.lines(report, mechanism)):
+        parts += [*(_answer(word, text) for word, text in told), ""]
     parts += [_table(*_worst(report, mechanism, width), width), ""]
-    if any(outcome.verdicts for outcome in report.outcomes):
+    if details and any(outcome.verdicts for outcome in report.outcomes):
         parts += [_LEGEND, ""]
-    if report.conventions:
+    if report.conventions and details:
         parts.append("Conventions that differ, whatever else does")
         parts += [indented(2, f"{what}: {got}; needs {EXPECTED[what]}") for what, got in report.conventions.items()]
         parts.append("")
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     if failed:
-        parts += [f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)", *_failures(failed, mechanism)]
+        every = _failures(failed, mechanism) if details else [indented(2, line) for line in diagnosis.causes(failed)]
+        parts += [f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)", *every]
         parts.append("")
-    if report.suspects:
+    if report.suspects and details:
         parts += [*(indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
     if report.smallest:
         parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
@@ -154,8 +162,10 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
             word = "raises" if any(outcome.status == "raises" for outcome in outcomes) else "declined"
             rows.append((dtype, "", "0", *[""] * 6, word))
             continue
-        inputs = [name for case in mechanism.cases for name, given in case.inputs.items() if given.design != "mask"]
-        asked = ("out", *mechanism.outputs, *(f"d_{name}" for name in dict.fromkeys(inputs) if report.grad))
+        inputs = [
+            name for case in mechanism.cases for name, x in case.inputs.items() if x.design not in ("mask", "counts")
+        ]
+        asked = ("out", *mechanism.pulled, *(f"d_{name}" for name in dict.fromkeys(inputs) if report.grad))
         for tensor in dict.fromkeys((*asked, *found)):
             if tensor not in found:
                 rows.append((dtype, tensor, "0", *[""] * 6, "not given"))
@@ -169,6 +179,15 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
         header = (*header[:7], "got, expected", header[9])
         rows = [(*row[:7], f"{row[7]}\n{row[8]}".strip(), row[9]) for row in rows]
     return header, rows
+
+
+def _answer(word: str, text: str) -> RenderableType:
+    """Return a line of the diagnosis."""
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_column(width=10, no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(Text(word, style="bold"), Text(printable(text)))
+    return row
 
 
 def _failures(failed: Sequence[Outcome], mechanism: Mechanism) -> list[RenderableType]:

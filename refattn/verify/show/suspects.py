@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from refattn.verify.blame.where import told_all
 from refattn.verify.outcome import Suspect, Suspects
 
 
@@ -13,11 +14,17 @@ def lines(found: Suspects) -> Iterator[tuple[int, str]]:
     yield 0, f"Suspects (from {found.dtype}, cases {', '.join(found.cases)})"
     agree = f"; {', '.join(found.right)} {_verb('agree', found.right)}" if found.right else ""
     yield 2, f"{', '.join(found.wrong)} {_verb('disagree', found.wrong)}{agree}"
+    if found.places:
+        yield 2, f"where: {told_all(found.places)}"
+    if found.which:
+        yield 2, found.which
     yield 2, _narrowed(found)
     if found.departure:
         yield from _departed(found)
     for number, suspect in enumerate(found.ranked, start=1):
         yield 2, f"{number}. {told(suspect)}"
+        if suspect.link:
+            yield 6, f"modelled on {suspect.link}"
         for line in suspect.equations:
             yield 6, f"{line.id}  {line.formula}"
             yield 10, f"{line.place}: {line.code}"
@@ -41,6 +48,8 @@ def _departed(found: Suspects) -> Iterator[tuple[int, str]]:
 
 def told(suspect: Suspect) -> str:
     """Return in a line what a suspect is, and how near it comes."""
+    if suspect.sort != "equation":
+        return f"{suspect.kind}: {explains(suspect)}"
     *first, last = suspect.ids or ("",)
     who = f"{', '.join(first)} or {last} (they give the same here)" if first else last
     if suspect.share <= 1.0:
@@ -48,6 +57,13 @@ def told(suspect: Suspect) -> str:
         return f"{named}: {suspect.share:.2f} of the allowed error away from what was got"
     near = f"{suspect.kind} explains {_percent(suspect.explained)} of the squared error"
     return f"{who}: {near}, with other errors of this equation {_percent(suspect.together)}"
+
+
+def explains(suspect: Suspect) -> str:
+    """Return how much of what was got an error with a name explains."""
+    count = len(suspect.cases)
+    part = "everything" if count == suspect.failing else f"{count} of {suspect.failing} failing cases"
+    return f"explains {part}" if suspect.whole == count else f"explains the outputs of {part}"
 
 
 def _narrowed(found: Suspects) -> str:

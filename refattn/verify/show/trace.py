@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.golden.storage import has_gradient
 from refattn.mechanisms import registry
 from refattn.verify.traced import Step, Traced
 
@@ -79,7 +80,7 @@ def _value(x: NDArray[Any], width: int) -> Iterator[str]:
         yield from (f"    {line}" for line in shown.splitlines() if line.strip())
         return
     first = ", ".join(_number(value) for value in x.reshape(-1)[:4])
-    if x.dtype == np.bool_:
+    if not has_gradient(x):
         yield f"    {int(np.sum(x))} of {x.size} true; first {first}"
         return
     finite = x[np.isfinite(x)].astype(np.float64)

@@ -49,7 +49,9 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> Non
     options: dict[str, Any] = {}
     if full:
         options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "scale": 0.3, "softcap": 2.0}
-        assert set(mechanism("growing").defaults) == {*options, "form"}
+        options |= {"bias": make(_draw("bias", b, h, i, j)), "keep": make(2.0 * _mask("keep", b, h, i, j))}
+        options |= {"sink": make(_draw("sink", h, sizes["s"]))}
+        assert set(options) < set(mechanism("growing").defaults)
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
     _, saved = room.forward(q, k, v, form=form, **options)
     d_out = make(_draw("d_out", b, h, i, e))

@@ -19,14 +19,15 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
 
     `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use.
     """
-    alone = {**sizes, "j": sizes["i"]}
+    alone, one = {**sizes, "j": sizes["i"]}, {**sizes, "s": 1}  # a block has one sink for each head
     core = partial(_core, make=make, form=form)
     block = partial(_block, make=make)
     return [
         (sizes, partial(core, sizes, full=True)),
         (sizes, partial(core, sizes, full=False)),
         (sizes, partial(core, sizes, full=False, logits=1e3)),  # so large that the tiled form needs the maximum
-        (sizes, partial(block, sizes, full=True)),
+        (sizes, partial(core, sizes, full=False, softcap=2.0)),
+        (one, partial(block, one, full=True)),
         (alone, partial(block, alone, full=False)),
     ]
 
@@ -39,13 +40,16 @@ def _mask(name: str, *shape: int) -> Any:
     return counter.uniform(shape, seed=7, purpose=name) < 0.8
 
 
-def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, logits: float = 1.0) -> None:
+def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, logits: float = 1.0, **options: Any) -> None:
     b, h, g, i, j, d, e = (sizes[letter] for letter in "bhgijde")
     record = mechanism("softmax")
     assert record.core is not None
-    options: dict[str, Any] = {}
     if full:
-        options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "scale": 0.3, "softcap": 2.0}
+        options = {"mask": make(_mask("mask", b, h, i, j)), "causal": True, "window": (9, None), "offset": j - i}
+        options |= {"scale": 0.3, "softcap": 2.0, "bias": make(_draw("bias", b, h, i, j))}
+        options |= {"sink": make(_draw("sink", h, sizes["s"])), "keep": make(2.0 * _mask("keep", b, h, i, j))}
+        lengths = {"q_lengths": np.arange(i, i - b, -1), "k_lengths": np.arange(j, j - b, -1)}
+        options |= {name: make(x) for name, x in lengths.items()}
         assert set(record.defaults) == {*options, "form"}
     q, k, v = make(_draw("q", b, h, i, d) * logits), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
     _, saved = record.core.forward(q, k, v, form=form, **options)
@@ -55,7 +59,9 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool, logits
 def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     b, h, g, i, j, d, e, m = (sizes[letter] for letter in "bhgijdem")
     block = mechanism("softmax").block
-    options = {"bias": True, "scale": 0.3, "softcap": 2.0} if full else {"residual": False}
+    options = (
+        {"bias": True, "scale": 0.3, "softcap": 2.0, "window": (9, None), "sink": True} if full else {"residual": False}
+    )
     config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
     x = make(np.asarray(_draw("x", b, i, m)))
     context = Context()

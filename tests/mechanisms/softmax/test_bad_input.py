@@ -73,7 +73,7 @@ FORWARD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mask": [True]}, T, f"mask: got list, {ARRAY}"),
     ({"mask": True}, T, f"mask: got bool, {ARRAY}"),
     # masks
-    ({"mask": zeros(5, 7)}, T, r"mask: got dtype float64, needs bool \(True = may attend\)"),
+    ({"mask": zeros(5, 7)}, T, r"mask: got dtype float64, needs bool \(True = may attend\); what is added is a bias"),
     ({"mask": zeros(5, 7, dtype="int32")}, T, r"mask: got dtype int32, needs bool \(True = may attend\)"),
     *(
         (

@@ -63,7 +63,7 @@ def test_an_honest_kernel_departs_nowhere(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "where", "between"),
     [
-        ("SM.2", "SM.5", ("SM.2", "SM.4", "SM.5")),
+        ("SM.2", "SM.5", ("SM.2", "SM.18", "SM.4", "SM.5")),
         ("SM.6", "SM.7", ("SM.6", "SM.7")),
         ("SM.8", "out", ("SM.8",)),
         ("dSM.7", "dSM.7", ("dSM.7",)),

@@ -176,7 +176,19 @@ def test_declining() -> None:
 
 @pytest.mark.parametrize(
     "returned",
-    [None, (), (None, OUT), "text", [object()], {"out": OUT}, ra.Decline, (OUT,) * 3, [OUT, OUT[0]], iter(OUT)]
+    [
+        None,
+        (),
+        (None, OUT),
+        "text",
+        [object()],
+        {"lse": OUT},
+        {"out": OUT, "odd": OUT},
+        ra.Decline,
+        (OUT,) * 3,
+        [OUT, OUT[0]],
+        iter(OUT),
+    ]
     + [OUT + 1j, OUT.astype(object), np.array(["a"])],
 )
 def test_what_is_no_result_is_refused(returned: Any) -> None:

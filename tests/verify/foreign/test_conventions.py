@@ -1,4 +1,4 @@
-"""The probe tells which conventions an implementation follows, from six tiny calls, and the report says so."""
+"""The probe tells which conventions an implementation follows, from nine tiny calls, and the report says so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from refattn.mechanisms.softmax.judge.placed import PLACED
 from refattn.verify.foreign.conventions import EXPECTED, PROBES, differing, probe_conventions
+from refattn.verify.museum.fault import faults
 from refattn.verify.run import verify
 from refattn.verify.show import report
 
@@ -21,14 +23,23 @@ SHOWN = {
     "top-left causality": {"causal mask": "top-left"},
     "a token does not see itself": {"causal mask": "bottom-right, and a token does not see itself"},
     "interleaved groups": {"grouped heads": "interleaved"},
+    "window one wider": {"window": "bottom-right, one wider on both sides"},
+    "window one narrower": {"window": "bottom-right, the left bound excluded"},
+    "window aligned top left": {"window": "top-left, bounds included"},
+    "window left out": {"window": "ignored"},
+    "sink ignored": {"sink": "ignored"},
+    "sink left out of lse": {"sink": "left out of lse"},
+    "key lengths ignored": {"beyond the lengths": "NaN there spreads"},
+    "query lengths ignored": {"beyond the lengths": "not zero"},
+    "a length is the last index": {"beyond the lengths": "NaN there spreads"},
     "scale left out": {"scale": "1: left out"},
     "scale applied twice": {"scale": "1/d: applied twice"},
     "scale of the model's width": {"scale": "1/sqrt(heads d)"},
     "soft-cap after the mask": {"soft-cap": "after the mask"},
     "soft-cap left out": {"soft-cap": "ignored"},
     "soft-cap before the scale": {"soft-cap": "before the scale"},
-    "empty rows get the mean": {"empty rows": "the mean of all values"},
-    "empty rows are NaN": {"empty rows": "NaN"},
+    "empty rows get the mean": {"empty rows": "the mean of all values", "beyond the lengths": "not zero"},
+    "empty rows are NaN": {"empty rows": "NaN", "beyond the lengths": "not zero"},
     "lse to base 2": {"lse": "base 2"},
     "lse without the maximum": {"lse": "without the maximum"},
 }
@@ -39,7 +50,8 @@ UNSEEN = {
     "scale of the values' width",  # values are as wide as keys, since many kernels need that
     "softmax over the queries",  # no convention that anyone follows: unknown
     "keys missing in the denominator",
-}
+    *PLACED,  # but for those above: nobody asks about them
+} - {*SHOWN}
 
 
 def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -50,7 +62,7 @@ def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
 def test_the_reference_follows_its_own() -> None:
     for dtype in ("float64", "float32", "float16"):
         assert probe_conventions(attend, SOFTMAX, dtypes=[dtype]) == EXPECTED
-    assert len(PROBES) == 6
+    assert len(PROBES) == 9
 
 
 @pytest.mark.parametrize("name", SOFTMAX.conventions)
@@ -71,8 +83,8 @@ def test_other_mechanisms_are_asked_what_makes_sense() -> None:
     def attended(q: Any, k: Any, v: Any, **options: Any) -> Any:
         return ra.higher_order.forward(q, k, v, **options)[0]
 
-    # No mask but the causal one, no scale, no soft-cap, and no lse.
-    left_out = {"mask", "empty rows", "scale", "soft-cap", "lse"}
+    # No mask but the causal one, no scale, no soft-cap, no lse, no window, sink or lengths.
+    left_out = {"mask", "empty rows", "scale", "soft-cap", "lse", "window", "sink", "beyond the lengths"}
     assert set(probe_conventions(attended, "higher_order")) == set(EXPECTED) - left_out
     wrong = ra.mechanism("higher_order").conventions["top-left causality"]
     found = differing(lambda q, k, v, **options: wrong(q, k, v, **options)[0], "higher_order")
@@ -94,7 +106,7 @@ def test_what_is_declined_or_unknown_is_said() -> None:
     assert found["scale"] == "unknown: a factor of 0.3"
     assert differing(some, SOFTMAX) == {}
     flat = probe_conventions(lambda q, k, v, **options: np.zeros(3, np.float32), SOFTMAX)
-    assert flat["causal mask"] == "unknown: out has the shape (3,), needs (1, 1, 2, 8)"
+    assert flat["causal mask"] == "unknown: out has the shape (3,), needs (1, 1, 3, 8)"
 
 
 def test_another_type_is_tried_where_one_is_declined() -> None:
@@ -114,3 +126,32 @@ def test_the_report_says_conventions_before_numbers() -> None:
     assert lines[at - 1].startswith("Conventions that differ") and at < lines.index("Failed (2 of 3 cases run)")
     right = verify(few, attend, dtypes=["float32"])
     assert right.conventions == {} and "Conventions" not in report.verified(right, few)
+
+
+def reading(question: str, name: str) -> str:
+    """What the probe says of a fault of the museum."""
+    fault = next(one for one in faults() if one.name == name)
+
+    def wrong(q: Any, k: Any, v: Any, *, dtype: str, **given: Any) -> Any:
+        inputs = {"q": q, "k": k, "v": v, **({"mask": given.pop("mask")} if "mask" in given else {})}
+        found = fault.results(inputs, given, None, (64, 64), dtype)
+        return found["out"].astype(np.float32), found["lse"].astype(np.float32)
+
+    return probe_conventions(wrong, SOFTMAX, dtypes=["bfloat16"])[question]
+
+
+@pytest.mark.parametrize(
+    ("question", "fault", "answer"),
+    [
+        ("causal mask", "CausalOneTooMany", "bottom-right, and a token sees the next one"),
+        ("causal mask", "CausalIgnored", "ignored"),
+        ("mask", "MaskIgnored", "ignored"),
+        ("scale", "ScaleOfPaddedWidth", "1/sqrt(32): that of the padded width"),
+        ("scale", "ScaleOfWideWidth", "1/sqrt(128): that of the padded width"),
+        ("scale", "NoLog2e", "1/sqrt(d), and powers of 2 in place of exponentials"),
+        ("scale", "PaddingOfLastTile", "unknown: the weights of all keys sum to 0.12: keys that are none are counted"),
+        ("scale", "ScaleOfModelWidth", "1/sqrt(heads d)"),
+    ],
+)
+def test_what_looks_alike_is_told_apart(question: str, fault: str, answer: str) -> None:
+    assert reading(question, fault) == answer

@@ -57,7 +57,7 @@ def given(q, k, v, *, number, word, dtype):
     return q
 
 def odd(q, k, v, *, what):
-    return {"dict": {"out": q}, "none": None, "generator": (x for x in "ab"), "text": "out", "complex": q + 1j,
+    return {"dict": {"lse": q}, "none": None, "generator": (x for x in "ab"), "text": "out", "complex": q + 1j,
             "objects": q.astype(object), "uneven": [q, q[0]], "many": (q, q, q), "nothing": ()}[what]
 """
 

@@ -21,7 +21,7 @@ from refattn.mechanisms.softmax import core, dense
 from refattn.mechanisms.softmax.forms import tiled
 from refattn.mechanisms.softmax.judge import loops
 from refattn.mechanisms.softmax.layer import block
-from refattn.ops.masks import Future
+from refattn.ops.masks import Band
 from refattn.verify.itself import check as check_module
 from refattn.verify.itself import gradients
 from refattn.verify.itself.check import check, check_all
@@ -130,12 +130,12 @@ def test_some_sections_agree_on_every_library(section: str, name: str, backend: 
 
 
 def test_a_form_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Future.allowed
+    right = Band.allowed
 
-    def wrong(self: Future, mask: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
-        return right(self, mask, (rows[0] + 1, rows[1] + 1), columns)  # each row sees what the next one may
+    def wrong(self: Band, mask: Any, rows: tuple[int, int], columns: tuple[int, int], batch: slice) -> Any:
+        return right(self, mask, (rows[0] + 1, rows[1] + 1), columns, batch)  # each row sees what the next one may
 
-    monkeypatch.setattr(Future, "allowed", wrong)
+    monkeypatch.setattr(Band, "allowed", wrong)
     found = row("forms", "tiled, float64", FEW)
     assert found.status == "disagrees" and found.detail.startswith("causal")
     assert row("forms", "dense, float64", FEW).status == "agrees"

@@ -15,11 +15,10 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.golden.storage import TYPES
-from refattn.mechanisms import entry
-from refattn.mechanisms.softmax import dense
+from refattn.mechanisms.softmax import dense, options
 from refattn.mechanisms.softmax.forms import tiled
 from refattn.ops import masks
-from refattn.ops.masks import Future
+from refattn.ops.masks import Band
 from refattn.verify.itself.laws import LAWS
 from refattn.verify.itself.probe import Core, same_bits, used_share
 from refattn.verify.itself.samples import Sample, law_samples, sample
@@ -151,6 +150,18 @@ MUTANTS: list[tuple[str, str, Change, str]] = [
     ("workers", "dSM.q", BY_WORKERS, "plain"),
     ("repeatable", "SM.8", more_at_each_call(), "plain"),
     ("repeatable", "dSM.v", more_at_each_call(), "plain"),
+    ("far", "SM.1", mixed(-1), "plain"),
+    ("far", "dSM.7", mixed(-1), "plain"),
+    ("bias_shift", "SM.15", SCALED, "plain"),
+    ("bias_shift", "dSM.bias", SCALED, "masked"),
+    ("sink_key", "SM.16", SCALED, "masked"),
+    ("sink_key", "dSM.sink", SCALED, "plain"),
+    ("sinks", "SM.16", along(-1), "plain"),
+    ("sinks", "dSM.sink", along(-1), "masked"),
+    ("lengths", "SM.8", lambda x: x * (1.0 + 1e-5 * x.shape[2]), "plain"),
+    ("lengths", "dSM.q", lambda x: x * (1.0 + 1e-5 * x.shape[2]), "masked"),
+    ("dropout_in_two", "SM.17", SCALED, "masked"),
+    ("dropout_in_two", "dSM.17", SCALED, "plain"),
 ]
 
 
@@ -162,7 +173,7 @@ def test_law_fails_where_an_equation_is_wrong(law: str, id: str, change: Change,
 
 def test_every_law_is_seen_to_fail_forward_and_backward() -> None:
     seen = {(law, id.startswith("d")) for law, id, _, _ in MUTANTS}
-    by_convention = {("causal_mask", backward) for backward in (False, True)}  # see below
+    by_convention = set(itertools.product(("causal_mask", "band"), (False, True)))  # see below
     assert seen | by_convention == set(itertools.product(OF_ATTENTION, (False, True)))
 
 
@@ -171,15 +182,27 @@ def test_every_law_is_seen_to_fail_forward_and_backward() -> None:
 def test_a_causal_offset_that_is_off_by_one(
     form: str, by: int, caught: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = vars(entry)["causal_offset"]
+    right = vars(options)["_band"]
 
-    def wrong(causal: Any, queries: int, keys: int) -> int | None:
-        offset = right(causal, queries, keys)
-        return None if offset is None else offset + by
+    def wrong(causal: Any, *given: Any) -> tuple[Any, Any]:
+        first, last = right(causal, *given)
+        return first, last if causal is False else last + by
 
-    monkeypatch.setattr(entry, "causal_offset", wrong)
+    monkeypatch.setattr(options, "_band", wrong)
     laws = ("causal", "causal_mask", "permutation")
     assert {law for law in laws if LAWS[law](core(form), SMALL["plain"]) > 1.0} == caught
+
+
+@pytest.mark.parametrize("form", RECORD.forms)
+def test_a_window_that_is_one_wider(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = vars(options)["_band"]
+
+    def wrong(*given: Any) -> tuple[Any, Any]:
+        first, last = right(*given)
+        return None if first is None else first - 1, last
+
+    monkeypatch.setattr(options, "_band", wrong)
+    assert LAWS["band"](core(form), SMALL["plain"]) > 1.0
 
 
 def test_causality_is_judged_in_the_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +236,7 @@ def test_interleaved_groups_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", RECORD.forms)
 def test_an_ignored_mask_is_caught(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (dense, masks):
-        monkeypatch.setattr(module, "allowed_pairs", lambda *given: None)
+        monkeypatch.setattr(module, "band_pairs", lambda *given: None)
     for law in ("padding", "empty"):
         assert LAWS[law](core(form), SMALL["plain"]) == math.inf
 
@@ -225,8 +248,8 @@ def test_a_cut_that_depends_on_the_workers_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_tile_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Future.blocks
-    monkeypatch.setattr(Future, "blocks", lambda *given: list(right(*given))[:2])
+    right = Band.blocks
+    monkeypatch.setattr(Band, "blocks", lambda *given: list(right(*given))[:2])
     assert LAWS["permutation"](core("tiled"), LONG["long"]) > 1.0
     assert LAWS["permutation"](core("tiled"), SMALL["plain"]) <= 1.0
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
+from refattn.verify.blame.suspects import locate
 from refattn.verify.outcome import Outcome, Report
 from refattn.verify.run import verify
 from refattn.verify.show.page import COLUMNS, page, row_shares
@@ -124,6 +125,22 @@ def test_long_rows_are_drawn_in_parts_and_nothing_is_lost() -> None:
     assert text.count("<title>[0, ") == COLUMNS
     (wrong,) = re.findall(r'fill="hsl\((?:\d+) 85%[^>]*><title>\[0, (\d+)\]', text)
     assert 688 <= int(wrong) <= 691
+
+
+def test_the_diagnosis_is_the_first_thing_with_the_conventions_that_differ() -> None:
+    top_left = RECORD.conventions["top-left causality"]
+    found = verify(FEW, lambda q, k, v, **options: top_left(q, k, v, **options), label="mine", dtypes=["float32"])
+    text = page(locate(FEW, found), FEW, "", [(0, "Suspects")])
+    box = text[text.index('<dl class="box">') : text.index("</dl>")]
+    for words in (
+        "1 of 4 cases fail",
+        "causal mask: top-left; needs bottom-right",
+        "top-left causality: explains everything",
+    ):
+        assert words in box
+    assert text.index("<dl") < text.index("<h2>")
+    right = verify(FEW, lambda q, k, v, **options: ra.softmax.forward(q, k, v, **options)[0], dtypes=["float32"])
+    assert "<dl" not in page(right, FEW, "")
 
 
 def test_a_report_without_numbers_is_a_page_too() -> None:

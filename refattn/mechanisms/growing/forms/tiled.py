@@ -11,37 +11,42 @@ from __future__ import annotations
 
 import math
 
-from refattn.mechanisms.softmax.forms.tiled import Saved
-from refattn.ops.heads import group_heads, group_mask
-from refattn.ops.masks import Future
+from refattn.mechanisms.softmax.forms.tiled import Saved, part_of
+from refattn.ops.heads import group_heads
 from refattn.ops.tiles import Tile, plan, run
 from refattn.xp import Array, namespace, sum_wide, zeros
 
 
 def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, Array]:
     """Return N of each sequence (b, h, in, in), or their sum (h, in, in), for tokens x (b, n, in); and |g|^2."""
-    xp = namespace(x)
-    q, k, v, softcap, groups = saved.q, saved.k, saved.v, saved.softcap, saved.k.shape[1]
+    xp, all_pairs = namespace(x), saved.pairs
+    q, k, v, softcap, groups = saved.q, saved.k, saved.v, all_pairs.softcap, saved.k.shape[1]
     grid = plan(q, k)
-    hidden = Future(saved.offset, q)
+    band = all_pairs.band
     inner = xp.vecdot(d_out, saved.out)[..., None]
     lse = xp.where(saved.lse != -math.inf, saved.lse, 0.0)[..., None]
-    q_rows, d_out_rows, lse_rows, inner_rows = (group_heads(y, groups) for y in (q * saved.scale, d_out, lse, inner))
-    mask_rows = group_mask(saved.mask, groups)
+    q_rows, d_out_rows, lse_rows, inner_rows = (
+        group_heads(y, groups) for y in (q * all_pairs.scale, d_out, lse, inner)
+    )
     tokens = x[:, None, None, :, :]
 
     def functional_gradient(tile: Tile, columns: tuple[int, int]) -> Array:
         """Return g of some rows and columns."""
         at = slice(*columns)
+        pairs = all_pairs.of(tile)
         keys, values = tile.of(k)[:, :, None, at, :], tile.of(v)[:, :, None, at, :]
         scores = tile.of_rows(q_rows) @ xp.matrix_transpose(keys)  # (b, g, r, i, j) [SM.1]
         tanh = None if softcap is None else xp.tanh(scores / softcap)
         masked = scores if tanh is None else softcap * tanh  # (b, g, r, i, j) [SM.2]
-        allowed = hidden.allowed(None if mask_rows is None else tile.of(mask_rows), tile.rows, columns)
+        if pairs.bias is not None:
+            masked = masked + part_of(pairs.bias, tile.rows, columns)  # (b, g, r, i, j) [SM.15]
+        allowed = band.allowed(pairs.mask, tile.rows, columns, pairs.batch)
         if allowed is not None:
             masked = xp.where(allowed, masked, -math.inf)  # (b, g, r, i, j) [SM.3]
         weights = xp.exp(masked - tile.of_rows(lse_rows))  # (b, g, r, i, j) [SM.7]
         d_weights = tile.of_rows(d_out_rows) @ xp.matrix_transpose(values)  # (b, g, r, i, j) [dSM.7]
+        if pairs.keep is not None:
+            d_weights = d_weights * part_of(pairs.keep, tile.rows, columns)
         g = weights * (d_weights - tile.of_rows(inner_rows))  # (b, g, r, i, j) [GROW.7]
         return g if tanh is None else g * (1.0 - tanh * tanh)
 
@@ -50,7 +55,7 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
         for part in grid.rows_of(tile):
             own = part.of(tokens)
             pulled = zeros((1, 1, 1, part.rows[1] - part.rows[0], x.shape[-1]), x)
-            for columns in hidden.blocks(k.shape[2], part.rows, grid.columns):
+            for columns in band.blocks(k.shape[2], part.rows, grid.columns):
                 g = xp.astype(functional_gradient(part, columns), x.dtype, copy=False)
                 pulled = pulled + g @ own[..., slice(*columns), :]
                 square = square + sum_wide(g * g)

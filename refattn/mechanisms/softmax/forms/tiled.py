@@ -10,7 +10,11 @@ so that forward and backward hold tiles and outputs alone. Memory is linear in t
 last, values beyond the largest float divided by the number of keys may overflow here, and not in the dense form.
 
 Rows whose scores are provably small (see `bound`) take 0 for their maximum, and where all rows of a block are such rows
-no maximum is computed. A row gives the same bits whether or not its neighbours need theirs.
+no maximum is computed. A row gives the same bits whether or not its neighbours need theirs. Calls with a window, a
+bias, sinks, lengths or dropout compute the maximum of every row.
+
+Of the sums of the backward two come from the output: sum_j dw_ij w_ij = do_i . o_i, with dropout and sinks as well, and
+dsink_s = sum_i exp(sink_s - lse_i) (dlse_i - do_i . o_i).
 
 Axes as in the dense form, with the query heads as two axes: g key/value head, r query head within its group.
 Source: Rabe and Staats 2021 (arXiv:2112.05682); Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4.
@@ -19,13 +23,48 @@ Source: Rabe and Staats 2021 (arXiv:2112.05682); Dao et al. 2022 (arXiv:2205.141
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from refattn.mechanisms.softmax.forms.bound import safe_rows
-from refattn.ops.heads import group_heads, group_mask
-from refattn.ops.masks import Future
-from refattn.ops.tiles import Tile, concat, most_rows, plan, run
-from refattn.xp import Array, max_last, namespace, sum_wide, zeros
+from refattn.ops.heads import group_heads, group_mask, ungroup_heads
+from refattn.ops.masks import Band, existing, where_allowed
+from refattn.ops.tiles import PlaneSum, Tile, concat, most_rows, plan, run
+from refattn.xp import Array, max_last, namespace, sum_wide, sum_wide_to, zeros
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What belongs to pairs of a query and a key, as tiles read it.
+
+    Attributes
+    ----------
+    band
+        The window, the causal mask and the lengths.
+    mask, bias, keep
+        (b, g, r, i, j), each axis of its own size or 1; None where there is none.
+    scale, softcap
+        Of the scores.
+    batch
+        The batch elements of a tile.
+    """
+
+    band: Band
+    mask: Array | None
+    bias: Array | None
+    keep: Array | None
+    scale: float | Array
+    softcap: float | Array | None
+    batch: slice
+
+    def of(self, tile: Tile) -> Pairs:
+        """Return those of a tile's batch and heads."""
+        if self.mask is None and self.bias is None and self.keep is None:
+            return replace(self, batch=tile.batch)
+        mask, bias, keep = (None if x is None else tile.of(x) for x in (self.mask, self.bias, self.keep))
+        return replace(self, mask=mask, bias=bias, keep=keep, batch=tile.batch)
 
 
 @dataclass(frozen=True)
@@ -35,13 +74,18 @@ class Saved:
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)
     v: Array  # (b, g, j, e)
-    mask: Array | None
-    offset: int | None
-    scale: float | Array
-    softcap: float | Array | None
+    pairs: Pairs
+    sink: Array | None  # (h, s)
+    q_lengths: Array | None  # (b,)
     out: Array  # (b, h, i, e)
     lse: Array  # (b, h, i)
-    safe: Array | None  # (b, g, r, i, 1), None where all are
+    safe: Array | bool | None  # (b, g, r, i, 1), None where all are, False where none is
+    most: int  # rows of a tile
+
+    @property
+    def largest(self) -> Array:
+        """Return the largest score of each query, (b, h, i)."""
+        return _largest(self)
 
 
 def forward(
@@ -50,61 +94,80 @@ def forward(
     v: Array,
     *,
     mask: Array | None,
-    offset: int | None,
+    first: int | Array | None,
+    last: int | Array | None,
+    q_lengths: Array | None,
+    k_lengths: Array | None,
+    bias: Array | None,
+    sink: Array | None,
+    keep: Array | None,
     scale: float | Array,
     softcap: float | Array | None,
 ) -> tuple[Array, Array, Saved]:
     """Return (out, lse, saved): (b, h, i, e), (b, h, i) and what `backward` reads."""
     xp = namespace(q, k, v)
     (b, h, queries, _), groups = q.shape, k.shape[1]
-    grid = plan(q, k, most_rows(offset))
-    q_grouped, mask_grouped = group_heads(q, groups), group_mask(mask, groups)
-    safe = safe_rows(q_grouped, k, v, offset, scale, softcap)
-    hidden = Future(offset, q)
+    most = most_rows(last if first is None else 0)
+    grid = plan(q, k, most)
+    q_grouped = group_heads(q, groups)
+    safe: Array | bool | None = False
+    if all(x is None for x in (first, q_lengths, k_lengths, bias, sink, keep)) and (
+        last is None or isinstance(last, int)
+    ):
+        safe = safe_rows(q_grouped, k, v, last, scale, softcap)
+    mask, bias, keep = (group_mask(x, groups) for x in (mask, bias, keep))
+    pairs = Pairs(Band(first, last, q_lengths, k_lengths, q), mask, bias, keep, scale, softcap, slice(None))
+    sinks = None if sink is None else _sinks(sink, q_lengths, q, groups)
 
     def task(tile: Tile) -> tuple[Array, Array]:
-        rows_mask = None if mask_grouped is None else tile.of(mask_grouped)
-        rows_safe = None if safe is None else tile.of_rows(safe)
+        rows_safe = safe if safe is None or safe is False else tile.of_rows(safe)
+        rows_sinks = None if sinks is None else tile.of_rows(sinks)
         rows, k_heads, v_heads = tile.of_rows(q_grouped), tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
-        return _forward_rows(
-            rows, k_heads, v_heads, rows_safe, rows_mask, hidden, tile.rows, grid.columns, scale, softcap
-        )
+        return _forward_rows(rows, k_heads, v_heads, rows_safe, rows_sinks, pairs.of(tile), tile.rows, grid.columns)
 
     parts = run(q, task, grid.rows)
     out = xp.reshape(grid.join_rows([part[0] for part in parts]), (b, h, queries, v.shape[-1]))
     lse = xp.reshape(grid.join_rows([part[1] for part in parts]), (b, h, queries))
-    return out, lse, Saved(q, k, v, mask, offset, scale, softcap, out, lse, safe)
+    return out, lse, Saved(q, k, v, pairs, sink, q_lengths, out, lse, safe, most)
+
+
+def _sinks(sink: Array, q_lengths: Array | None, q: Array, groups: int) -> Array:
+    """Return the sinks (h, s) of each query, (b, g, r, i, s), -inf for a query that does not exist."""
+    xp, exists = namespace(q), existing(q_lengths, q.shape[2], q)
+    sinks = where_allowed(exists, sink[None, :, None, :], -math.inf)
+    return group_heads(xp.broadcast_to(sinks, (*q.shape[:3], sink.shape[1])), groups)
 
 
 def _forward_rows(
     q: Array,
     k: Array,
     v: Array,
-    safe: Array | None,
-    mask: Array | None,
-    hidden: Future,
-    rows: tuple[int, int],
+    safe: Array | bool | None,
+    sinks: Array | None,
+    pairs: Pairs,
+    rows: Span,
     width: int,
-    scale: float | Array,
-    softcap: float | Array | None,
 ) -> tuple[Array, Array]:
-    """Return (out, lse) of one block of rows: (b, g, r, i, e) and (b, g, r, i). `safe` is None where all rows are."""
+    """Return (out, lse) of one block of rows: (b, g, r, i, e) and (b, g, r, i).
+
+    `safe` is None where all rows are, and False where none is.
+    """
     xp = namespace(q)
     total = zeros((*q.shape[:-1], 1), q)  # (b, g, r, i, 1) [SM.6]
     out = zeros((*q.shape[:-1], v.shape[-1]), q)  # (b, g, r, i, e) [SM.8]
-    maximum = total if safe is None else xp.where(safe, 0.0, total - math.inf)  # (b, g, r, i, 1) [SM.4]
+    maximum = total if safe is None else _where(safe, 0.0, total - math.inf)  # (b, g, r, i, 1) [SM.4]
     ones = xp.ones_like(k[0, 0, 0, :, :1])
-    q_scaled = q * scale
-    for columns in hidden.blocks(k.shape[-2], rows, width):
+    q_scaled = q * pairs.scale
+    for columns in pairs.band.blocks(k.shape[-2], rows, width):
         at = slice(*columns)
-        masked, _ = _scores(q_scaled, k[..., at, :], softcap)
-        allowed = hidden.allowed(mask, rows, columns)
+        masked, _ = _scores(q_scaled, k[..., at, :], pairs, rows, columns)
+        allowed = pairs.band.allowed(pairs.mask, rows, columns, pairs.batch)
         if allowed is not None:
             masked = xp.where(allowed, masked, -math.inf)  # (b, g, r, i, j) [SM.3]
         if safe is None:
             exponentials = xp.exp(masked)  # (b, g, r, i, j) [SM.5]
         else:
-            highest = xp.where(safe, 0.0, xp.maximum(maximum, max_last(masked)))  # (b, g, r, i, 1) [SM.4]
+            highest = _where(safe, 0.0, xp.maximum(maximum, max_last(masked)))  # (b, g, r, i, 1) [SM.4]
             # A row that has met no key yet has -inf here; 0 in its place keeps -inf - -inf out.
             shift = xp.where(highest == -math.inf, 0.0, highest)
             decay = xp.exp(maximum - shift)
@@ -112,8 +175,16 @@ def _forward_rows(
             total, out, maximum = total * decay, out * decay, highest
         # A product with ones is a sum, and quicker.
         total = total + exponentials @ ones[at, :]  # (b, g, r, i, 1) [SM.6]
+        if pairs.keep is not None:
+            exponentials = exponentials * part_of(pairs.keep, rows, columns)
         out = out + exponentials @ v[..., at, :]  # (b, g, r, i, e) [SM.8]
         del masked, exponentials  # the next tile takes their memory, which is in the cache
+    if sinks is not None:
+        highest = xp.maximum(maximum, max_last(sinks))  # (b, g, r, i, 1) [SM.4]
+        shift = xp.where(highest == -math.inf, 0.0, highest)
+        decay = xp.exp(maximum - shift)
+        of_sinks = xp.exp(sinks - shift)  # (b, g, r, i, s) [SM.16]
+        total, out, maximum = total * decay + xp.sum(of_sinks, axis=-1, keepdims=True), out * decay, highest
     alive = total != 0.0
     total = xp.where(alive, total, 1.0)  # (b, g, r, i, 1) [SM.6]
     lse = xp.where(alive, maximum + xp.log(total), -math.inf)[..., 0]  # (b, g, r, i) [SM.9]
@@ -121,26 +192,25 @@ def _forward_rows(
 
 
 def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array]:
-    """Return the gradients of q, k, v, scale and, where there is one, softcap for given d_out and d_lse."""
-    q, k, v = saved.q, saved.k, saved.v
+    """Return the gradients of q, k, v, scale and what there is of softcap, bias, sink, keep, for d_out and d_lse."""
+    q, k, v, pairs = saved.q, saved.k, saved.v, saved.pairs
     xp = namespace(q, k, v)
     groups = k.shape[1]
-    grid = plan(q, k, most_rows(saved.offset))
+    grid = plan(q, k, saved.most)
     alive = saved.lse != -math.inf
     # forward: out = weights @ v; lse = log of the total. Together they pull on every score of row i by -inner_i w_ij.
     inner = xp.vecdot(d_out, saved.out)  # (b, h, i)
     if d_lse is not None:
         inner = inner - xp.where(alive, d_lse, 0.0)
     lse = xp.where(alive, saved.lse, 0.0)
-    grouped = [*(group_heads(x, groups) for x in (q, d_out, lse[..., None], inner[..., None])), saved.safe]
-    mask_grouped = group_mask(saved.mask, groups)
-    hidden = Future(saved.offset, q)
+    none_safe = saved.safe is False
+    rows_safe = None if none_safe else saved.safe
+    grouped = [*(group_heads(x, groups) for x in (q, d_out, lse[..., None], inner[..., None])), rows_safe]
 
-    def task(tile: Tile) -> dict[str, Array]:
-        heads_mask = None if mask_grouped is None else tile.of(mask_grouped)
+    def task(tile: Tile) -> dict[str, Any]:
         k_heads, v_heads = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
         blocks = [(part.rows, [None if x is None else part.of_rows(x) for x in grouped]) for part in grid.rows_of(tile)]
-        return _backward_heads(saved, tile.of(grouped[0]), k_heads, v_heads, heads_mask, hidden, blocks, grid.columns)
+        return _backward_heads(tile.of(grouped[0]), k_heads, v_heads, pairs.of(tile), none_safe, blocks, grid.columns)
 
     parts = run(q, task, grid.heads)
     gradients = {
@@ -151,19 +221,26 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     for name in ("scale", "softcap"):
         if name in parts[0]:
             gradients[name] = sum_wide(xp.stack([part[name] for part in parts]))
+    for name, x in (("bias", pairs.bias), ("keep", pairs.keep)):
+        if x is not None:
+            gradients[name] = ungroup_heads(grid.join_sums([part[name] for part in parts], x))
+    if saved.sink is not None:
+        # forward: total = ... + sum(exp(sinks - maximum))
+        sinks = xp.where(alive[..., None], saved.sink[None, :, None, :] - lse[..., None], -math.inf)  # (b, h, i, s)
+        pull = -inner[..., None] * xp.exp(sinks)  # (b, h, i, s)
+        gradients["sink"] = sum_wide_to(pull, (1, q.shape[1], 1, sinks.shape[3]))[0, :, 0, :]
     return gradients
 
 
 def _backward_heads(
-    saved: Saved,
     q_heads: Array,
     k: Array,
     v: Array,
-    mask: Array | None,
-    hidden: Future,
-    blocks: list[tuple[tuple[int, int], list[Array]]],
+    pairs: Pairs,
+    none_safe: bool,
+    blocks: list[tuple[Span, list[Any]]],
     width: int,
-) -> dict[str, Array]:
+) -> dict[str, Any]:
     """Return the gradients of all rows and columns of some heads; these heads' k and v belong to this task alone.
 
     What is subtracted from each row is one more column of a product: [x, -c] @ [y, 1]^T = x @ y^T - c. For lse only
@@ -171,40 +248,52 @@ def _backward_heads(
     rounded otherwise than in the forward have nothing to do with its lse.
     """
     xp = namespace(k)
-    scale, softcap = saved.scale, saved.softcap
+    scale, softcap, keep = pairs.scale, pairs.softcap, pairs.keep
     keys = k.shape[-2]
     starts = range(0, keys, width)
     d_k = [zeros((k.shape[0], k.shape[1], min(s + width, keys) - s, k.shape[-1]), k) for s in starts]
     d_v = [zeros((v.shape[0], v.shape[1], min(s + width, keys) - s, v.shape[-1]), v) for s in starts]
     d_rows, d_softcap = [], []
+    d_bias, d_keep = (None if x is None else PlaneSum(x, q_heads.shape[3], keys, width) for x in (pairs.bias, keep))
     ones = xp.ones_like(k[..., :1])
     k_ones, v_ones = xp.concat([k, ones], axis=-1), xp.concat([v, ones], axis=-1)
     for rows, (q, d_out, lse, inner, safe) in blocks:
         q_scaled = q * scale
         q_lse, d_out_inner = xp.concat([q_scaled, -lse], axis=-1), xp.concat([d_out, -inner], axis=-1)
         d_product = zeros(q.shape, q)
-        for columns in hidden.blocks(keys, rows, width):
+        for columns in pairs.band.blocks(keys, rows, width):
             n, at = columns[0] // width, slice(*columns)
             ratio = None
-            if softcap is None and safe is None:
+            if softcap is None and safe is None and not none_safe:
                 shifted = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.3]
             else:
-                capped, ratio = _scores(q_scaled, k[..., at, :], softcap)
-                shifted = capped - lse  # (b, g, r, i, j) [SM.1-SM.3]
-                if softcap is None:
+                scores, ratio = _scores(q_scaled, k[..., at, :], pairs, rows, columns)
+                shifted = scores - lse  # (b, g, r, i, j) [SM.1-SM.3]
+                if softcap is None and not none_safe:
                     carried = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.3]
                     shifted = xp.where(safe, carried, shifted)  # (b, g, r, i, j) [SM.1-SM.3]
-            allowed = hidden.allowed(mask, rows, columns)
+            allowed = pairs.band.allowed(pairs.mask, rows, columns, pairs.batch)
             if allowed is not None:
                 shifted = xp.where(allowed, shifted, -math.inf)  # (b, g, r, i, j) [SM.1-SM.3]
             weights = xp.exp(shifted)  # (b, g, r, i, j) [SM.7]
             del shifted  # its memory, which is in the cache, serves again
             size = columns[1] - columns[0]
-            # forward: out = weights @ v
-            d_v_tile = _sum_group(xp.matrix_transpose(weights) @ d_out)  # (b, g, j, e) [dSM.v]
+            # forward: out = kept @ v
+            if keep is None:
+                d_v_tile = _sum_group(xp.matrix_transpose(weights) @ d_out)  # (b, g, j, e) [dSM.v]
+                # forward: weights = exp(masked - lse)
+                d_scores = weights * (d_out_inner @ xp.matrix_transpose(v_ones[..., at, :]))  # (b, g, r, i, j) [dSM.3]
+            else:
+                factor = part_of(keep, rows, columns)
+                kept = factor * weights  # (b, g, r, i, j) [SM.17]
+                d_v_tile = _sum_group(xp.matrix_transpose(kept) @ d_out)  # (b, g, j, e) [dSM.v]
+                d_kept = d_out @ xp.matrix_transpose(v[..., at, :])  # (b, g, r, i, j) [dSM.17]
+                assert d_keep is not None
+                d_keep.add(rows, columns, d_kept * weights)
+                d_scores = weights * (factor * d_kept - inner)  # (b, g, r, i, j) [dSM.3]
             d_v[n] = _add_rows(d_v[n], d_v_tile, size)
-            # forward: weights = exp(masked - lse)
-            d_scores = weights * (d_out_inner @ xp.matrix_transpose(v_ones[..., at, :]))  # (b, g, r, i, j) [dSM.3]
+            if d_bias is not None:
+                d_bias.add(rows, columns, d_scores)
             if ratio is not None:
                 # forward: capped = softcap * tanh(ratio), ratio = scores / softcap
                 tanh = xp.tanh(ratio)
@@ -223,19 +312,51 @@ def _backward_heads(
     d_scale = sum_wide(xp.vecdot(d_products, q_heads))  # () [dSM.scale]
     gradients = {"q": d_q, "k": concat(d_k, axis=2), "v": concat(d_v, axis=2), "scale": d_scale}
     if softcap is not None:
-        gradients["softcap"] = sum_wide(xp.stack(d_softcap))
-    return gradients
+        gradients["softcap"] = sum_wide(xp.stack(d_softcap)) if d_softcap else 0.0 * d_scale
+    sums = {"bias": d_bias, "keep": d_keep}
+    return {**gradients, **{name: x.whole([rows for rows, _ in blocks]) for name, x in sums.items() if x is not None}}
 
 
-def _scores(q_scaled: Array, k: Array, softcap: float | Array | None) -> tuple[Array, Array | None]:
-    """Return the scores of one tile, capped, and the argument of the cap's tanh where there is one."""
-    xp = namespace(k)
+def _largest(saved: Saved) -> Array:
+    """Return the largest score of each query that it may attend, (b, h, i); -inf where there is none."""
+    xp, q, k, groups = namespace(saved.q), saved.q, saved.k, saved.k.shape[1]
+    grid = plan(q, k, saved.most)
+    q_grouped = group_heads(q * saved.pairs.scale, groups)
+
+    def task(tile: Tile) -> Array:
+        pairs, rows, keys = saved.pairs.of(tile), tile.of_rows(q_grouped), tile.of(k)[:, :, None, ...]
+        found = zeros((*rows.shape[:-1], 1), q) - math.inf
+        for columns in pairs.band.blocks(k.shape[2], tile.rows, grid.columns):
+            scores, _ = _scores(rows, keys[..., slice(*columns), :], pairs, tile.rows, columns)
+            allowed = pairs.band.allowed(pairs.mask, tile.rows, columns, pairs.batch)
+            found = xp.maximum(found, max_last(where_allowed(allowed, scores, -math.inf)))
+        return found[..., 0]
+
+    return xp.reshape(grid.join_rows(run(q, task, grid.rows)), q.shape[:3])
+
+
+def _scores(q_scaled: Array, k: Array, pairs: Pairs, rows: Span, columns: Span) -> tuple[Array, Array | None]:
+    """Return the scores of one tile, capped and biased, and the argument of the cap's tanh where there is one."""
+    xp, softcap, ratio = namespace(k), pairs.softcap, None
     scores = q_scaled @ xp.matrix_transpose(k)  # (b, g, r, i, j) [SM.1]
-    if softcap is None:
-        return scores, None
-    ratio = scores / softcap
-    capped = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.2]
-    return capped, ratio
+    if softcap is not None:
+        ratio = scores / softcap
+        scores = softcap * xp.tanh(ratio)  # (b, g, r, i, j) [SM.2]
+    if pairs.bias is not None:
+        scores = scores + part_of(pairs.bias, rows, columns)  # (b, g, r, i, j) [SM.15]
+    return scores, ratio
+
+
+def part_of(x: Array, rows: Span, columns: Span) -> Array:
+    """Return a tile of x (..., i, j); an axis of 1 is kept."""
+    i = slice(*rows) if x.shape[-2] != 1 else slice(0, 1)
+    j = slice(*columns) if x.shape[-1] != 1 else slice(0, 1)
+    return x[..., i, j]
+
+
+def _where(safe: Array | bool, x: Array | float, otherwise: Array) -> Array:
+    """Return x where rows are safe, False for none of them."""
+    return otherwise if isinstance(safe, bool) else namespace(otherwise).where(safe, x, otherwise)
 
 
 def _sum_group(x: Array) -> Array:

@@ -1,14 +1,17 @@
 """Designed calls of the core: together they exercise every option, and each could expose some plausible error.
 
+The last ones take conventions that kernels have: windows, biases, sinks, lengths, dropout.
+
 Logits are kept where errors show: q and k of unit variance give scores of about unit size, and "peaked" ones are four
 times as large. Lengths are no multiples of 8, and no two axes of a case have the same size unless they must.
 """
 
 from __future__ import annotations
 
-from refattn.mechanisms.calls import equal_scores, long_tail, one_hot, repeated
+from refattn.mechanisms.calls import alibi, bias, counts, dropout, equal_scores, listed, long_tail, one_hot, repeated
 from refattn.mechanisms.calls import mask as _mask
 from refattn.mechanisms.calls import qkv as _case
+from refattn.mechanisms.record import Input
 
 CASES = (
     _case("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=2),
@@ -43,4 +46,113 @@ CASES = (
     one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True),
     equal_scores("exact-pairs", "exact", "two keys share the weight, or one has it", ties=2, mask=_mask(16, 16)),
     equal_scores("exact-mean", "exact", "16 keys share the weight", ties=16),
+    _case("window-causal", "window", "itself and 5 keys before", causal=True, window=(5, None)),
+    _case("window-both", "window", "unequal bounds on both sides", window=(3, 7)),
+    _case("window-right", "window", "a bound to the right alone", window=(None, 2)),
+    _case("window-tail", "window", "bottom-right, causal", n_q=13, n_k=37, causal=True, window=(4, None)),
+    _case("window-wide-tail", "window", "bottom-right, both bounds", n_q=13, n_k=37, window=(4, 3)),
+    _case("window-head", "window", "more queries than keys: half of the rows are empty", n_q=37, n_k=13, window=(2, 5)),
+    _case("window-left-head", "window", "the same, a bound to the left alone", n_q=37, n_k=13, window=(4, None)),
+    _case("window-far", "window", "a bound as large as the number of keys", n_q=37, n_k=11, window=(None, 11)),
+    _case("window-top-left", "window", "top-left", n_q=13, n_k=37, causal="top_left", window=(4, None)),
+    _case("window-mask", "window", "both at once", mask=_mask(37, 37, keep=0.4), window=(1, 1)),
+    _case("window-decode", "window", "decoding: one query", n_q=1, n_k=37, window=(7, None)),
+    _case("window-long", "window", "tiles before the window", b=1, h=2, n_q=300, causal=True, window=(100, None)),
+    _case("offset", "offset", "queries in the middle of the keys", n_q=13, n_k=37, causal=True, offset=5),
+    _case("offset-negative", "offset", "the first rows are empty", n_q=13, n_k=37, causal=True, offset=-4),
+    _case("offset-batch", "offset", "another place for each", n_q=13, n_k=37, window=(6, None), offset=counts(20, 3)),
+    _case("bias", "bias", "a bias for each pair", bias=bias(2, 4, 37, 37)),
+    _case("bias-heads", "bias", "one for each head", causal=True, bias=bias(4, 37, 37)),
+    _case("bias-keys", "bias", "one for each key", bias=bias(2, 1, 1, 37)),
+    _case("bias-row", "bias", "moves lse alone", n_q=19, n_k=53, mask=_mask(2, 4, 19, 53), bias=bias(1, 1, 19, 1)),
+    _case("bias-scale", "bias", "not scaled", scale=0.3, bias=bias(37, 37)),
+    _case("bias-softcap", "bias", "after the soft-cap", logits=4.0, softcap=2.0, bias=bias(2, 4, 37, 37, scale=4.0)),
+    _case("bias-infinite", "bias", "half of the keys are hidden", bias=bias(2, 1, 37, 37, hidden=0.5)),
+    _case("bias-grouped", "bias", "by query heads", h=6, g=3, bias=bias(6, 37, 37)),
+    _case("alibi", "bias", "slopes by head", causal=True, bias=alibi(1, 4, 37, 37, offset=0)),
+    _case("alibi-tail", "bias", "slopes by head, bottom-right", n_q=13, n_k=37, bias=alibi(1, 4, 13, 37, offset=24)),
+    _case("sink", "sink", "a sink for each head", sink=Input((4,))),
+    _case("sink-large", "sink", "sinks above and below the scores", sink=listed(12.0, -12.0, 0.0, 6.0)),
+    _case("sink-several", "sink", "three sinks for each head", sink=Input((4, 3))),
+    _case("sink-window", "sink", "with a window", g=2, causal=True, window=(5, None), sink=Input((4,))),
+    _case("sink-softcap", "sink", "sinks are not capped", softcap=2.0, sink=listed(4.0, -1.0, 3.0, 0.5)),
+    _case("sink-empty", "sink", "rows with a sink alone", mask=_mask(2, 4, 37, 37, keep=0.02), sink=Input((4,))),
+    _case("sink-grouped", "sink", "by query heads", h=6, g=2, sink=Input((6,))),
+    _case("lengths-keys", "lengths", "padded keys", b=4, k_lengths=counts(37, 0, 13, 1)),
+    _case(
+        "lengths-causal",
+        "lengths",
+        "bottom-right by sequence",
+        b=4,
+        n_q=13,
+        n_k=37,
+        causal=True,
+        k_lengths=counts(37, 5, 13, 20),
+        slack="nan",
+    ),
+    _case(
+        "lengths-both",
+        "lengths",
+        "bottom-right by sequence",
+        b=4,
+        n_q=20,
+        n_k=37,
+        causal=True,
+        window=(9, None),
+        q_lengths=counts(19, 7, 0, 1),
+        k_lengths=counts(20, 37, 9, 0),
+        slack="huge",
+    ),
+    _case(
+        "lengths-sink",
+        "lengths",
+        "a query that does not exist has no sink",
+        b=3,
+        n_q=13,
+        q_lengths=counts(13, 5, 0),
+        k_lengths=counts(7, 0, 13),
+        sink=Input((4,)),
+    ),
+    _case("dropout-half", "dropout", "every other weight is dropped", keep=dropout(2, 4, 37, 37, p=0.5)),
+    _case("dropout-much", "dropout", "three in four are", causal=True, keep=dropout(2, 4, 37, 37, p=0.75)),
+    _case("dropout-row", "dropout", "rows that lose every key", n_q=11, n_k=5, keep=dropout(2, 4, 11, 5, p=0.75)),
+    _case("dropout-sink", "dropout", "beside a sink", sink=Input((4,)), keep=dropout(2, 1, 37, 37, p=0.5)),
+    _case("selected", "masked", "keys that were selected for all heads", g=1, mask=_mask(2, 1, 37, 37, keep=0.2)),
+    _case(
+        "all",
+        "all",
+        "every option at once",
+        b=3,
+        h=6,
+        g=2,
+        n_q=19,
+        n_k=29,
+        causal=True,
+        window=(9, None),
+        scale=0.3,
+        softcap=2.0,
+        mask=_mask(3, 1, 19, 29),
+        bias=bias(1, 6, 19, 29),
+        sink=Input((6,)),
+        q_lengths=counts(19, 11, 4),
+        k_lengths=counts(29, 17, 0),
+        keep=dropout(3, 6, 19, 29, p=0.5),
+    ),
+    _case("wide", "size", "a width of 256", b=1, h=2, n_q=11, n_k=13, d=256),
+    _case("wider", "size", "a width of 512", b=1, h=2, n_q=5, n_k=7, d=512),
+    _case("latent", "size", "one latent key/value head, decoding", b=1, h=8, g=1, n_q=1, n_k=37, d=576, e=512),
+    _case("wide-keys", "size", "keys wider than values", b=1, h=2, n_q=11, n_k=13, d=192, e=128),
+    _case("no-key-sink", "size", "sinks alone", n_q=11, n_k=0, sink=Input((4,))),
+    _case("no-length", "size", "nothing exists", n_q=11, n_k=7, q_lengths=counts(0, 0), k_lengths=counts(0, 0)),
+    equal_scores("exact-window-own", "exact", "a window of one key", ties=16, window=(0, 0)),
+    one_hot("exact-window", "exact", "the newest key in the window", causal=True, window=(2, None)),
+    one_hot("exact-offset", "exact", "three rows are empty", causal=True, offset=-3),
+    one_hot(
+        "exact-bias", "exact", "the nearest key", n_q=13, scale=0.0, bias=alibi(1, 1, 13, 13, offset=0, step=128.0)
+    ),
+    one_hot("exact-lengths", "exact", "the last key that exists", b=2, k_lengths=counts(5, 9)),
+    equal_scores(
+        "exact-sink", "exact", "a sink equal to 16 scores", ties=16, scale=0.0, sink=listed(0.0, shape=(4, 16))
+    ),
+    equal_scores("exact-dropout", "exact", "some of 16 equal weights", ties=16, keep=dropout(1, 4, 16, 16, p=0.5)),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from refattn.mechanisms import readings
 from refattn.mechanisms.softmax import core
+from refattn.mechanisms.softmax.judge.placed import PLACED
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
@@ -32,10 +33,11 @@ def softcap_after_mask(
     causal: Any = False,
     scale: float | None = None,
     softcap: float | None = None,
+    **options: Any,
 ) -> tuple[Array, Array]:
     """Mask first: the soft-cap then lifts -inf to -softcap, and hidden keys are attended a little."""
-    if softcap is None or (mask is None and causal is False):
-        return _core(q, k, v, mask=mask, causal=causal, scale=scale, softcap=softcap)
+    if options or softcap is None or (mask is None and causal is False):
+        return _core(q, k, v, mask=mask, causal=causal, scale=scale, softcap=softcap, **options)
     xp = namespace(q, k, v)
     queries, keys = q.shape[2], k.shape[2]
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
@@ -99,7 +101,7 @@ def softmax_over_queries(
 ) -> tuple[Array, Array]:
     """Normalise over the queries of a key, not over the keys of a query."""
     out, lse = _core(q, k, v, softcap=softcap, **options)
-    if softcap is not None or 0 in (q.shape[2], k.shape[2]):
+    if softcap is not None or 0 in (q.shape[2], k.shape[2]) or set(options) - {"mask", "causal", "scale"}:
         return out, lse
     return readings.attend_over_queries(q, k, v, **options), lse
 
@@ -156,4 +158,5 @@ CONVENTIONS: dict[str, Wrong] = {
     "empty rows are NaN": nan_in_empty_rows,
     "lse to base 2": lse_to_base_2,
     "lse without the maximum": lse_without_maximum,
+    **PLACED,
 }

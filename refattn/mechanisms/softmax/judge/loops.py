@@ -17,68 +17,109 @@ import numpy as np
 Values = dict[str, np.ndarray]
 
 
-def _allowed(mask: np.ndarray | None, causal: Any, b: int, h: int, i: int, j: int, queries: int, keys: int) -> bool:
-    if causal == "top_left" and j > i:
-        return False
-    if (causal is True or causal == "bottom_right") and queries - i > keys - j:
-        # Counted from the end: the last query sees all keys, the last but one all but the last, ...
-        return False
-    if mask is None:
-        return True
-    full = (1,) * (4 - mask.ndim) + mask.shape
-    position = tuple(0 if size == 1 else at for size, at in zip(full, (b, h, i, j), strict=True))
-    return bool(mask.reshape(full)[position])
+def _at(x: np.ndarray | None, b: int, h: int, i: int, j: int) -> Any:
+    """Return the element of an array that broadcasts to (b, h, i, j), None of none."""
+    if x is None:
+        return None
+    full = (1,) * (4 - x.ndim) + x.shape
+    return x.reshape(full)[tuple(0 if size == 1 else at for size, at in zip(full, (b, h, i, j), strict=True))]
 
 
-def forward(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    mask: np.ndarray | None = None,
-    causal: Any = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Values:
-    """Return the value of every equation of the forward, by id."""
+class _Keys:
+    """Which keys a query may attend, from the words of docs/conventions.md."""
+
+    def __init__(self, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+        self.queries, self.keys = shape[2:]
+        self.given = options
+
+    def lengths(self, b: int) -> tuple[int, int]:
+        """Return how many queries and keys of a batch element exist."""
+        own, other = self.given.get("q_lengths"), self.given.get("k_lengths")
+        return self.queries if own is None else int(own[b]), self.keys if other is None else int(other[b])
+
+    def allowed(self, b: int, h: int, i: int, j: int) -> bool:
+        """Tell whether query i may attend key j, as far as the bias is not asked."""
+        q_length, k_length = self.lengths(b)
+        if i >= q_length or j >= k_length:
+            return False
+        causal, offset = self.given.get("causal", False), self.given.get("offset")
+        if offset is not None:
+            place = i + int(offset[b] if np.ndim(offset) else offset)
+        elif causal == "top_left":
+            place = i
+        else:
+            place = k_length - (q_length - i)  # counted from the end: the last query stands at the last key
+        if causal is not False and j > place:
+            return False
+        left, right = self.given.get("window") or (None, None)
+        if (left is not None and place - j > left) or (right is not None and j - place > right):
+            return False
+        mask = _at(self.given.get("mask"), b, h, i, j)
+        return mask is None or bool(mask)
+
+
+def _sinks(sink: np.ndarray | None, h: int) -> list[float]:
+    return [] if sink is None else [float(x) for x in np.atleast_1d(sink[h])]
+
+
+def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Values:
+    """Return the value of every equation of the forward, by id; options as those of the core."""
     batch, heads, queries, d = q.shape
     _, groups, keys, e = v.shape
+    scale, softcap, sink = options.get("scale"), options.get("softcap"), options.get("sink")
+    bias, keep = options.get("bias"), options.get("keep")
     factor = 1.0 / math.sqrt(d) if scale is None else scale
     plane = (batch, heads, queries, keys)
-    value = {id: np.zeros(plane) for id in ("SM.1", "SM.2", "SM.3", "SM.5", "SM.7")}
+    pairs = _Keys(plane, options)
+    value = {id: np.zeros(plane) for id in ("SM.1", "SM.2", "SM.3", "SM.5", "SM.7", "SM.15", "SM.17")}
     value["SM.4"], value["SM.6"] = np.zeros((*plane[:3], 1)), np.ones((*plane[:3], 1))
     value["SM.8"], value["SM.9"] = np.zeros((*plane[:3], e)), np.full(plane[:3], -math.inf)
+    value["SM.18"] = np.full(plane[:3], -math.inf)
+    value["SM.16"] = np.zeros((*plane[:3], len(_sinks(sink, 0)) if heads else 0))
     for b in range(batch):
+        q_length, k_length = pairs.lengths(b)
         for h in range(heads):
             g = h * groups // heads
             for i in range(queries):
+                row = (b, h, i)
                 for j in range(keys):
-                    score = factor * sum(float(q[b, h, i, c]) * float(k[b, g, j, c]) for c in range(d))
+                    score = 0.0
+                    if i < q_length and j < k_length:
+                        score = factor * sum(float(q[b, h, i, c]) * float(k[b, g, j, c]) for c in range(d))
                     capped = score if softcap is None else softcap * math.tanh(score / softcap)
                     value["SM.1"][b, h, i, j], value["SM.2"][b, h, i, j] = score, capped
-                    value["SM.3"][b, h, i, j] = -math.inf
-                    if _allowed(mask, causal, b, h, i, j, queries, keys):
-                        value["SM.3"][b, h, i, j] = capped
+                    biased = capped if bias is None else capped + float(_at(bias, b, h, i, j))
+                    value["SM.15"][b, h, i, j] = biased
+                    value["SM.3"][b, h, i, j] = biased if pairs.allowed(b, h, i, j) else -math.inf
                 attended = [j for j in range(keys) if value["SM.3"][b, h, i, j] > -math.inf]
-                if not attended:
+                own = _sinks(sink, h) if i < q_length else []
+                value["SM.18"][row] = max((value["SM.3"][b, h, i, j] for j in attended), default=-math.inf)
+                top = max([float(value["SM.18"][row]), *own])
+                if top == -math.inf:
                     continue
-                top = max(value["SM.3"][b, h, i, j] for j in attended)
                 value["SM.4"][b, h, i, 0] = top
                 for j in attended:
                     value["SM.5"][b, h, i, j] = math.exp(value["SM.3"][b, h, i, j] - top)
-                total = math.fsum(value["SM.5"][b, h, i])
+                for n, logit in enumerate(own):
+                    value["SM.16"][b, h, i, n] = math.exp(logit - top)
+                total = math.fsum([*value["SM.5"][row], *value["SM.16"][row]])
                 value["SM.6"][b, h, i, 0] = total
                 for j in attended:
                     value["SM.7"][b, h, i, j] = value["SM.5"][b, h, i, j] / total
+                    kept = 1.0 if keep is None else float(_at(keep, b, h, i, j))
+                    value["SM.17"][b, h, i, j] = kept * value["SM.7"][b, h, i, j]
                 for c in range(e):
-                    value["SM.8"][b, h, i, c] = math.fsum(value["SM.7"][b, h, i, j] * v[b, g, j, c] for j in attended)
+                    value["SM.8"][b, h, i, c] = math.fsum(value["SM.17"][b, h, i, j] * v[b, g, j, c] for j in attended)
                 value["SM.9"][b, h, i] = top + math.log(total)
-    # Where an option is not given its equation is not computed; a causal mask that hides nothing is none.
-    if softcap is None:
-        del value["SM.2"]
-    if mask is None and not np.any(value["SM.3"] == -math.inf):
-        del value["SM.3"]
-    return value
+    # Where an option is not given its equation is not computed; a causal mask or a window that hides nothing is none.
+    given = {"SM.2": softcap, "SM.15": bias, "SM.16": sink, "SM.17": keep}
+    hidden = any(not pairs.allowed(*at) for at in np.ndindex(*plane))
+    masks = any(options.get(name) is not None for name in ("mask", "q_lengths", "k_lengths"))
+    bounded = options.get("causal", False) is not False or any(n is not None for n in options.get("window") or ())
+    batched = bounded and isinstance(options.get("offset"), np.ndarray)
+    if not (hidden or masks or batched):
+        given["SM.3"] = None
+    return {id: x for id, x in value.items() if id not in given or given[id] is not None}
 
 
 def backward(
@@ -87,45 +128,61 @@ def backward(
     v: np.ndarray,
     d_out: np.ndarray,
     d_lse: np.ndarray | None = None,
-    *,
-    mask: np.ndarray | None = None,
-    causal: Any = False,
-    scale: float | None = None,
-    softcap: float | None = None,
+    **options: Any,
 ) -> Values:
-    """Return the value of every equation of the backward, by id."""
+    """Return the value of every equation of the backward, by id; options as those of the core."""
     batch, heads, queries, d = q.shape
     _, groups, keys, e = v.shape
+    scale, softcap, sink = options.get("scale"), options.get("softcap"), options.get("sink")
+    bias, keep = options.get("bias"), options.get("keep")
     factor = 1.0 / math.sqrt(d) if scale is None else scale
-    value = forward(q, k, v, mask=mask, causal=causal, scale=scale, softcap=softcap)
-    weights = value["SM.7"]
+    value = forward(q, k, v, **options)
+    weights, pairs = value["SM.7"], _Keys(value["SM.7"].shape, options)
     grad: Values = {"dSM.q": np.zeros(q.shape), "dSM.k": np.zeros(k.shape), "dSM.v": np.zeros(v.shape)}
-    grad |= {id: np.zeros(weights.shape) for id in ("dSM.7", "dSM.5", "dSM.3")}
+    grad |= {id: np.zeros(weights.shape) for id in ("dSM.7", "dSM.5", "dSM.3", "dSM.17")}
+    grad |= {id: np.zeros(weights.shape) for id in ("dSM.bias", "dSM.keep")}
+    grad["dSM.sink"] = np.zeros((heads, len(_sinks(sink, 0)) if heads else 0))
     grad["dSM.6"] = np.zeros(value["SM.6"].shape)
     d_scale = d_softcap = 0.0
     for b in range(batch):
+        q_length, k_length = pairs.lengths(b)
         for h in range(heads):
             g = h * groups // heads
             for i in range(queries):
                 w = weights[b, h, i]
+                alive = value["SM.9"][b, h, i] > -math.inf
+                pull = float(d_lse[b, h, i]) if d_lse is not None and alive else 0.0
                 for j in range(keys):
-                    grad["dSM.7"][b, h, i, j] = sum(d_out[b, h, i, c] * v[b, g, j, c] for c in range(e))
-                    for c in range(e):
-                        grad["dSM.v"][b, g, j, c] += w[j] * d_out[b, h, i, c]
+                    exists = i < q_length and j < k_length
+                    dot = sum(float(d_out[b, h, i, c] * v[b, g, j, c]) for c in range(e)) if exists else 0.0
+                    kept = 1.0 if keep is None else float(_at(keep, b, h, i, j))
+                    grad["dSM.17"][b, h, i, j], grad["dSM.7"][b, h, i, j] = dot, kept * dot
+                    grad["dSM.keep"][b, h, i, j] = dot * w[j]
+                    for c in range(e) if exists else ():
+                        grad["dSM.v"][b, g, j, c] += kept * w[j] * d_out[b, h, i, c]
                 # z alone, then one p alone, with everything that is computed from them
-                z, empty = value["SM.6"][b, h, i, 0], value["SM.9"][b, h, i] == -math.inf
-                d_total = 0.0 if d_lse is None or empty else float(d_lse[b, h, i]) / z
+                z = value["SM.6"][b, h, i, 0]
+                d_total = pull / z
                 for j in range(keys):
                     d_total -= grad["dSM.7"][b, h, i, j] * value["SM.5"][b, h, i, j] / z**2
                 grad["dSM.6"][b, h, i, 0] = d_total
+                for n, logit in enumerate(_sinks(sink, h) if alive else ()):
+                    # d lse / d sink = its share of the sum, and d w_j / d sink = -w_j times that share
+                    share = math.exp(logit - value["SM.9"][b, h, i])
+                    grad["dSM.sink"][h, n] += pull * share
+                    for j in range(keys):
+                        grad["dSM.sink"][h, n] -= grad["dSM.7"][b, h, i, j] * w[j] * share
                 for j in range(keys):
                     grad["dSM.5"][b, h, i, j] = grad["dSM.7"][b, h, i, j] / z + d_total
                 for m in range(keys):
                     # d lse / d s_m = w_m, and d w_j / d s_m = w_j (delta_jm - w_m)
-                    d_capped = 0.0 if d_lse is None or w[m] == 0.0 else float(d_lse[b, h, i]) * w[m]
+                    d_capped = pull * w[m]
                     for j in range(keys):
                         d_capped += grad["dSM.7"][b, h, i, j] * w[j] * ((1.0 if j == m else 0.0) - w[m])
                     grad["dSM.3"][b, h, i, m] = d_capped
+                    grad["dSM.bias"][b, h, i, m] = d_capped
+                    if i >= q_length or m >= k_length:
+                        continue
                     product = sum(float(q[b, h, i, c]) * float(k[b, g, m, c]) for c in range(d))
                     d_score = d_capped
                     if softcap is not None:
@@ -140,4 +197,19 @@ def backward(
     grad["dSM.scale"] = np.asarray(d_scale)
     if softcap is not None:
         grad["dSM.softcap"] = np.asarray(d_softcap)
-    return grad
+        grad.setdefault("dSM.1", np.zeros(weights.shape))
+    for id, x in (("dSM.bias", bias), ("dSM.keep", keep)):
+        grad[id] = _summed(grad[id], x)
+    absent = {"dSM.bias": bias, "dSM.keep": keep, "dSM.17": keep, "dSM.sink": sink}
+    return {id: x for id, x in grad.items() if id not in absent or absent[id] is not None}
+
+
+def _summed(gradient: np.ndarray, x: np.ndarray | None) -> np.ndarray:
+    """Return the sum over the axes that x was broadcast along; it keeps four axes."""
+    if x is None:
+        return gradient
+    full = (1,) * (4 - x.ndim) + x.shape
+    total = np.zeros(full)
+    for at in np.ndindex(*gradient.shape):
+        total[tuple(0 if size == 1 else n for size, n in zip(full, at, strict=True))] += gradient[at]
+    return total

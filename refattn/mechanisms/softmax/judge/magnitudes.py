@@ -7,19 +7,57 @@ What the others are made from stands in `refattn.mechanisms.sizes`. `inputs` hol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from refattn.mechanisms import sizes
 from refattn.mechanisms.sizes import Given
+from refattn.ops.masks import existing, where_allowed
 from refattn.xp import Array, namespace
 
 Magnitude = Callable[[Given, Given], Array]
+
+
+def _existing(inputs: Given) -> Given:
+    """Return the inputs with 0 for what their lengths leave out."""
+    found = dict(inputs)
+    for names, lengths in ((("q", "d_out", "d_lse"), "q_lengths"), (("k", "v"), "k_lengths")):
+        for name in names if lengths in inputs else ():
+            if found.get(name) is not None:
+                x = found[name]
+                exists = existing(inputs[lengths], x.shape[2], x)
+                rows = exists[..., 0] if exists is not None and len(x.shape) == 3 else exists
+                found[name] = where_allowed(rows, x, 0.0)
+    return found
+
+
+def _kept(values: Given) -> Array:
+    """Return what the values are weighed by."""
+    return values["SM.17"] if "SM.17" in values else values["SM.7"]
 
 
 def _lse(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
     lse = values["SM.9"]
     return xp.where(xp.isfinite(lse), xp.abs(xp.where(xp.isfinite(lse), lse, 0.0)) + 1.0, 0.0)
+
+
+def _total(inputs: Given, values: Given) -> Array:
+    terms = inputs["k"].shape[2] + (values["SM.16"].shape[3] if "SM.16" in values else 0)
+    return math.sqrt(max(terms, 1)) * values["SM.6"]
+
+
+def _d_weights(inputs: Given, values: Given) -> Array:
+    if "dSM.17" in values:  # then it is a product of two numbers
+        return namespace(inputs["q"]).abs(values["dSM.7"])
+    return sizes.d_weights(inputs, values["dSM.7"])
+
+
+def _d_total(inputs: Given, values: Given) -> Array:
+    # With dropout the inner product is that of the output all the same: do . o = sum of dw w = sum of dy y.
+    if "SM.17" not in values:
+        return sizes.d_total(inputs, values["dSM.7"], values["SM.7"], values["SM.8"], values["SM.6"])
+    return sizes.d_total(inputs, values["dSM.17"], values["SM.17"], values["SM.8"], values["SM.6"])
 
 
 def _d_exponentials(inputs: Given, values: Given) -> Array:
@@ -37,31 +75,58 @@ def _d_capped_scores(inputs: Given, values: Given) -> Array:
 
 
 def _d_scale(inputs: Given, values: Given) -> Array:
-    return sizes.of_all(values["dSM.scale"], _d_scores(values) * values["SM.1"] / sizes.scale_of(inputs))
+    scale = sizes.scale_of(inputs)
+    if scale == 0.0:
+        products = inputs["q"] @ namespace(inputs["q"]).matrix_transpose(sizes.heads_of(inputs, "k"))
+    else:
+        products = values["SM.1"] / scale
+    return sizes.of_all(values["dSM.scale"], _d_scores(values) * products)
 
 
-MAGNITUDES: dict[str, Magnitude] = {
+def _summed(value: Array, terms: Array) -> Array:
+    """Return the size of a sum of terms over the axes that a value has not, or has with a size of 1."""
+    xp = namespace(terms)
+    if len(value.shape) == 2:  # of sinks (h, s), from terms (b, h, i, s)
+        squares = xp.sum(terms * terms, axis=(0, 2))
+    else:
+        axes = tuple(n for n, (have, size) in enumerate(zip(value.shape, terms.shape, strict=True)) if have != size)
+        squares = xp.sum(terms * terms, axis=axes, keepdims=True) if axes else terms * terms
+    count = math.prod(terms.shape) // max(math.prod(value.shape), 1)
+    return sizes.of_sum(max(count, 1), value, squares) if count > 1 else xp.abs(value)
+
+
+def _of(function: Magnitude) -> Magnitude:
+    """Return a size as a function of inputs that may hold anything where nothing exists."""
+    return lambda inputs, values: function(_existing(inputs), values)
+
+
+_SIZES: dict[str, Magnitude] = {
     "SM.1": lambda inputs, values: sizes.scores(inputs, values["SM.1"]),
-    "SM.6": lambda inputs, values: sizes.total(inputs, values["SM.6"]),
+    "SM.6": _total,
     "SM.7": lambda inputs, values: sizes.weights(values["SM.7"], values["SM.9"][..., None]),
-    "SM.8": lambda inputs, values: sizes.out(inputs, values["SM.8"], values["SM.7"]),
+    "SM.8": lambda inputs, values: sizes.out(inputs, values["SM.8"], _kept(values)),
     "SM.9": _lse,
-    "dSM.7": lambda inputs, values: sizes.d_weights(inputs, values["dSM.7"]),
-    "dSM.6": lambda inputs, values: sizes.d_total(
-        inputs, values["dSM.7"], values["SM.7"], values["SM.8"], values["SM.6"]
-    ),
+    "dSM.17": lambda inputs, values: sizes.d_weights(inputs, values["dSM.17"]),
+    "dSM.keep": lambda inputs, values: _summed(values["dSM.keep"], values["dSM.17"] * values["SM.7"]),
+    "dSM.7": _d_weights,
+    "dSM.6": _d_total,
+    "dSM.sink": lambda inputs, values: _summed(values["dSM.sink"], values["dSM.6"] * values["SM.16"]),
     "dSM.5": _d_exponentials,
+    "dSM.bias": lambda inputs, values: _summed(values["dSM.bias"], values["dSM.3"]),
     "dSM.1": _d_capped_scores,
     "dSM.q": lambda inputs, values: sizes.d_q(inputs, values["dSM.q"], _d_scores(values)),
     "dSM.k": lambda inputs, values: sizes.d_k(inputs, values["dSM.k"], _d_scores(values)),
-    "dSM.v": lambda inputs, values: sizes.d_v(inputs, values["dSM.v"], values["SM.7"]),
+    "dSM.v": lambda inputs, values: sizes.d_v(inputs, values["dSM.v"], _kept(values)),
     "dSM.scale": _d_scale,
     "dSM.softcap": lambda inputs, values: sizes.of_all(values["dSM.softcap"], values["dSM.3"]),
 }
 
+MAGNITUDES: dict[str, Magnitude] = {id: _of(size) for id, size in _SIZES.items()}
+
 STORED: dict[str, Magnitude] = {
     "SM.7": lambda inputs, values: values["SM.7"],
-    "dSM.6": lambda inputs, values: sizes.d_total_from_out(inputs, values["SM.8"], values["SM.6"]),
+    "SM.17": lambda inputs, values: values["SM.17"],
+    "dSM.6": _of(lambda inputs, values: sizes.d_total_from_out(inputs, values["SM.8"], values["SM.6"])),
     "dSM.3": lambda inputs, values: values["dSM.3"],
     "dSM.1": lambda inputs, values: values["dSM.1"],
 }

@@ -50,7 +50,7 @@ def _by_hand(
     xp, heads, softcap = namespace(q, k, v), q.shape[1], options.get("softcap")
     queries, keys = q.shape[2], k.shape[2]
     gradients, scale = _right(q, k, v, d_out, options)
-    if keys == 0:
+    if keys == 0 or set(options) - {"mask", "causal", "scale", "softcap"}:
         return gradients
     k_heads, v_heads = repeat_heads(k, heads), repeat_heads(v, heads)
     scores = q @ xp.matrix_transpose(k_heads) * scale
@@ -94,7 +94,61 @@ def softcap_of_capped(q: Array, k: Array, v: Array, *, d_out: Array, **options: 
     return _by_hand(q, k, v, d_out, options, _inner, lambda tanh, _: 1.0 - namespace(tanh).tanh(tanh) ** 2)
 
 
+def _of(name: str, change: Callable[[Array, Array, dict[str, Any]], Array]) -> Backward:
+    """Return the right gradients but for one, of an argument that is given: a function of it, d_out and the options."""
+
+    def wrong(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
+        _, saved = core.forward(q, k, v, **options)
+        gradients = core.backward(saved, d_out)
+        if name not in gradients:
+            return gradients
+        return gradients | {name: change(gradients[name], d_out, {**options, "q": q, "k": k, "v": v})}
+
+    return wrong
+
+
+def _without(option: str, names: tuple[str, ...]) -> Backward:
+    """Return gradients some of which are those of a call without an option."""
+
+    def wrong(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
+        _, saved = core.forward(q, k, v, **options)
+        gradients = core.backward(saved, d_out)
+        if options.get(option) is None:
+            return gradients
+        _, other = core.forward(q, k, v, **{n: x for n, x in options.items() if n != option})
+        found = core.backward(other, d_out)
+        return gradients | {name: found[name] for name in names if name in found}
+
+    return wrong
+
+
+def _last_of_batch(gradient: Array, d_out: Array, given: dict[str, Any]) -> Array:
+    """Take the last batch element alone for the sum over the batch."""
+    bias = given["bias"]
+    if len(bias.shape) == 4 and bias.shape[0] != 1:
+        return gradient
+    xp, last = namespace(d_out), d_out.shape[0] - 1
+    one = xp.zeros_like(d_out)
+    only = xp.where(xp.reshape(xp.arange(d_out.shape[0]), (-1, 1, 1, 1)) == last, d_out, one)
+    options = {n: x for n, x in given.items() if n not in "qkv"}
+    _, saved = core.forward(given["q"], given["k"], given["v"], **options)
+    return core.backward(saved, only)["bias"]
+
+
+def _scale_of(given: dict[str, Any]) -> float:
+    scale = given.get("scale")
+    return float(1.0 / math.sqrt(given["q"].shape[3]) if scale is None else scale)
+
+
 WRONG_GRADIENTS: dict[str, Backward] = {
+    "gradient of the sink of the other sign": _of("sink", lambda d, _, given: -d),
+    "gradient of the sink averaged over the batch": _of("sink", lambda d, d_out, _: d / max(d_out.shape[0], 1)),
+    "gradient of the sink left 0": _of("sink", lambda d, _, given: 0.0 * d),
+    "gradient of the bias scaled": _of("bias", lambda d, _, given: d * _scale_of(given)),
+    "gradient of the bias of one batch element": _of("bias", _last_of_batch),
+    "gradient of v without dropout": _without("keep", ("v",)),
+    "gradient of the scores without dropout": _without("keep", ("q", "k")),
+    "gradients without the sink": _without("sink", ("q", "k")),
     **readings.of_group_gradients(core),
     "gradients without the scale": no_scale,
     "gradient of k scaled twice": scale_twice,

@@ -1,4 +1,4 @@
-"""The multi-head block: projections around the core, and optional biases and residual.
+"""The multi-head block: projections around the core, and optional biases, residual, window and learned sinks.
 
 Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
 
@@ -14,37 +14,41 @@ Adjoints, for given dx'::
     [dSM.8]  do = heads(da)
     [dSM.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'  the parts for k and v go to the memory where there is one
 
-with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map.
+with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map; that of the sinks is the
+core's.
 
 Axes: b batch, i query token, j key token, m width of the model, h head, g key/value head, d and e widths of a head.
 
-Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; the residual of its section 3.1.
+Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2; the residual of its section 3.1; sinks: gpt-oss
+(arXiv:2508.10925), section 2.2.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_gradient, check_number
+from refattn.mechanisms.arguments import check_gradient, check_is, check_number
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.projections import (
     State,
     check_memory,
-    check_params,
+    check_shapes,
     check_tokens,
     fresh,
     mask_of,
     projected_backward,
     read,
     read_backward,
+    shapes_of,
     start,
     start_backward,
 )
 from refattn.mechanisms.softmax import core
+from refattn.mechanisms.softmax.options import Window, check_window
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
-from refattn.xp import Array
+from refattn.xp import Array, zeros
 
 __all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
 
@@ -55,22 +59,33 @@ class Config(projections.Config):
 
     Attributes
     ----------
-    scale, softcap
+    scale, softcap, window
         As in the core.
+    sink
+        Whether each query head has a sink that is learned; it starts at 0.
     """
 
     scale: float | None = None
     softcap: float | None = None
+    window: Window | None = None
+    sink: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_is("sink", self.sink, bool)
+        if self.window is not None:
+            given = tuple(self.window) if isinstance(self.window, list) else self.window  # as JSON has it
+            object.__setattr__(self, "window", check_window(given))
         for name in ("scale", "softcap"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), positive=name == "softcap")
 
 
+@dataclass(frozen=True)
 class Params(projections.Params[Config]):
-    """Weights (in, out) and biases; a bias is None where the configuration has none."""
+    """Weights (in, out), biases and sinks; what the configuration does not have is None."""
+
+    sink: Array | None = None  # (h,)
 
 
 @dataclass(frozen=True)
@@ -84,15 +99,17 @@ class Saved:
 
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
-    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0."""
-    return Params(config, *fresh(config, "softmax", seed=seed, like=like, layer=layer))
+    """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases and sinks of 0."""
+    sink = zeros((config.heads,), like) if config.sink else None  # (h)
+    params = Params(config, *fresh(config, "softmax", seed=seed, like=like, layer=layer))
+    return replace(params, sink=sink)
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
     x = state.x  # (b, i, m)
     check_tokens("state.x", x, params.config.width)
-    check_params(params)
+    check_shapes(params, shapes_of(params.config) | ({"sink": (params.config.heads,)} if params.config.sink else {}))
     y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
     keys, values = keys_and_values(params, y)  # (b, g, j, d), (b, g, j, e)
     result, saved = attend(params, x, keys, values, context)  # (b, i, m)
@@ -117,6 +134,8 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
         values,
         mask=mask_of(context, (x.shape[0], h, x.shape[1], keys.shape[2])),
         causal=context.causal,
+        window=config.window,
+        sink=params.sink,
         scale=config.scale,
         softcap=config.softcap,
     )  # o of SM.8, tagged in the core
@@ -141,5 +160,5 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dSM.x, the weights'
     own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dSM.x
     d_x = own + d_result if config.residual else own  # (b, i, m) [dSM.x]
-    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
+    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None, sink=d.get("sink"))
     return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}

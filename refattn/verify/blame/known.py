@@ -1,0 +1,369 @@
+"""Errors that have a name: conventions, faults of the museum, inputs that are read wrongly, and faults of storing.
+
+Each is run on the cases that fail. Where what it computes agrees with what was got, it explains the case: outputs
+first, and gradients where it has some. A case in which an error cannot show says nothing against it, so that cases
+that agree only decide between errors that explain as much.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.mechanisms.record import Mechanism
+from refattn.verify.blame.bank import Bank
+from refattn.verify.blame.evidence import Evidence
+from refattn.verify.blame.mutants import FAULTS, Mutant, kernel
+from refattn.verify.judge.budget import evaluate
+from refattn.verify.judge.compare import judge
+from refattn.verify.museum.emulator import Flash
+from refattn.verify.museum.fault import Fault, faults
+from refattn.verify.outcome import Result, Truth
+
+Floats = NDArray[np.float64]
+Values = Mapping[str, Any]
+
+PROBES = 6
+"""Failing cases that every error is tried on: the cheapest of each kind."""
+
+AGREEING = 8
+"""Cases that agree which decide between errors that explain as much."""
+
+LARGE_ERROR = 100.0
+"""Mean square of an error, in units of what is granted, from which on what explains it leaves little of it."""
+
+FAR = 0.1
+"""The part of a large error that it leaves at most."""
+
+ORDER = ("convention", "fault", "input", "storing")
+"""Of errors that explain as much, what comes first."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """An error with a name.
+
+    Attributes
+    ----------
+    kind
+        In words.
+    sort
+        One of `ORDER`.
+    of
+        What it is an error of: ids of equations and names of conventions.
+    name
+        What is the same error with other numbers, such as tile sizes.
+    link
+        The report that it is modelled on, or "".
+    backward
+        Whether it leaves outputs right.
+    run
+        Gives its results for a case, with gradients where asked and where it has some.
+    """
+
+    kind: str
+    sort: str
+    of: tuple[str, ...]
+    name: str
+    link: str
+    backward: bool
+    run: Callable[[Bank, bool], Values]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What an error explains.
+
+    Attributes
+    ----------
+    cases
+        The failing cases that it explains: everything that it has results for agrees, or else outputs alone.
+    whole
+        Those of them where everything agrees.
+    share
+        The largest used share of the allowed error in those.
+    against
+        How many cases that agree it would make fail.
+    """
+
+    known: Known
+    cases: tuple[str, ...]
+    whole: tuple[str, ...]
+    share: float
+    against: int = 0
+
+
+def errors_with_names(mechanism: Mechanism, dtype: str, without: Iterable[str] = ()) -> tuple[Known, ...]:
+    """Return all errors with a name; `without` names those that are left out."""
+    out = {*without}
+    found = [
+        Known(
+            name,
+            "convention",
+            (name,),
+            name,
+            "",
+            name in mechanism.wrong_gradients,
+            functools.partial(_mutant, name, dtype),
+        )
+        for name in (*mechanism.conventions, *mechanism.wrong_gradients)
+    ]
+    for fault in faults(mechanism.name):
+        for sizes in fault.sizes():
+            run = functools.partial(_fault, fault, sizes)
+            found.append(Known(fault.told(sizes), "fault", fault.of, fault.name, fault.link, fault.backward, run))
+    found += _inputs(mechanism)
+    found += [
+        Known(name, "storing", (name,), name, "", False, functools.partial(_mutant, name, dtype)) for name in FAULTS
+    ]
+    return tuple(one for one in found if one.name not in out)
+
+
+def _mutant(name: str, dtype: str, bank: Bank, grad: bool) -> Values:
+    given = bank.truth if grad else replace(bank.truth, upstream=None)
+    found = kernel(bank.mechanism, bank.case, given, dtype, Mutant("", name), exact=True).tensors
+    return {name: x.astype(np.float64) for name, x in found.items()}
+
+
+def _fault(fault: Fault, sizes: tuple[int, int], bank: Bank, grad: bool) -> Values:
+    return fault.results(bank.inputs, bank.case.options, bank.upstream if grad else None, sizes)
+
+
+Change = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+def _read(names: tuple[str, ...], change: Change, bank: Bank, grad: bool) -> Values:
+    changed = {name: change(bank.inputs[name]) for name in names if name in bank.inputs}
+    if all(np.array_equal(x, bank.inputs[name]) for name, x in changed.items()):
+        return {}
+    inputs = {**bank.inputs, **changed}
+    with np.errstate(all="ignore"):
+        return evaluate(bank.mechanism, inputs, bank.case.options, bank.upstream if grad else None)
+
+
+READ: dict[str, tuple[int, Change]] = {
+    "of the next batch": (-4, lambda x: np.roll(x, -1, axis=-4)),
+    "of the first batch in all": (-4, lambda x: np.broadcast_to(x[:1], x.shape)),
+    "of the next head": (-3, lambda x: np.roll(x, -1, axis=-3)),
+    "of the head before": (-3, lambda x: np.roll(x, 1, axis=-3)),
+    "of the first head in all": (-3, lambda x: np.broadcast_to(x[..., :1, :, :], x.shape)),
+    "of the next token": (-2, lambda x: np.roll(x, -1, axis=-2)),
+    "of the token before": (-2, lambda x: np.roll(x, 1, axis=-2)),
+    "without the last token": (
+        -2,
+        lambda x: np.where(np.arange(x.shape[-2])[:, None] < x.shape[-2] - 1, x, x.dtype.type(0)),
+    ),
+    "with tokens in the opposite order": (-2, lambda x: x[..., ::-1, :]),
+    "with the width in the opposite order": (-1, lambda x: x[..., ::-1]),
+    "without the second half of the width": (
+        -1,
+        lambda x: np.where(np.arange(x.shape[-1]) < (x.shape[-1] + 1) // 2, x, x.dtype.type(0)),
+    ),
+}
+"""What an input may be in place of itself: the axis that it needs, and the change."""
+
+
+def _inputs(mechanism: Mechanism) -> Iterator[Known]:
+    single = dict.fromkeys(name for case in mechanism.cases for name in case.inputs)
+    for names in (*((name,) for name in single), ("k", "v")):
+        for told, (axis, change) in READ.items():
+            run = functools.partial(_read, names, functools.partial(_where_it_has, axis, change))
+            kind = f"{' and '.join(names)} {told}"
+            yield Known(kind, "input", names, kind, "", False, run)
+
+
+def _where_it_has(axis: int, change: Change, x: NDArray[Any]) -> NDArray[Any]:
+    return change(x) if x.ndim >= -axis and x.shape[axis] > 1 else x
+
+
+def outputs_of(mechanism: Mechanism) -> tuple[str, ...]:
+    return ("out", *mechanism.outputs)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def granted(truth: Truth, name: str, value: Floats) -> Floats:
+    """Return the variance of honest errors of a wrong result: where it is larger than the true one, more.
+
+    Where the true one is granted nothing, a wrong one may be what is left of terms that cancel: it is granted what a
+    tenth of the typical element is.
+    """
+    true = np.where(np.isfinite(truth.values[name]), truth.values[name], 0.0)
+    relative = float(np.sum(truth.variance[name]) / max(np.sum(true**2), np.finfo(np.float64).tiny))
+    squares = np.where(np.isfinite(value), value**2, 0.0)
+    return np.maximum(
+        truth.variance[name], relative * np.maximum(squares, 0.01 * np.mean(squares) if squares.size else 0.0)
+    )
+
+
+def shares(one: Evidence, values: Values) -> dict[str, float]:
+    """Return by name the used share of the allowed error of results that are judged against other ones."""
+    names = [name for name in one.errors if name in values]
+    if any(np.shape(values[name]) != one.bank.targets[name].shape for name in names):
+        return dict.fromkeys(names, np.inf)
+    asked = Result({name: one.result.tensors[name] for name in names}, one.result.dtypes)
+    wide = {name: np.asarray(values[name], np.float64) for name in names}
+    allowed = {name: granted(one.bank.truth, name, wide[name]) for name in names}
+    instead = replace(one.bank.truth, values={**one.bank.truth.values, **wide}, variance=allowed, exact=frozenset())
+    return {verdict.tensor: verdict.share for verdict in judge(asked, instead)}
+
+
+@np.errstate(all="ignore")  # a wrong kernel may overflow or divide by zero
+def level(one: Evidence, known: Known) -> tuple[int, float]:
+    """Return 2 where an error explains all that is wrong in a case, 1 where outputs, 0 where nothing; and the share."""
+    outputs = {*outputs_of(one.bank.mechanism)}
+    if known.sort == "fault" and not one.bank.targets["out"].size:
+        return 0, np.inf
+    wrong, gradients = {*one.wrong}, {*one.errors} - outputs
+    if known.backward == bool(wrong & outputs):
+        return 0, np.inf
+    try:
+        values = known.run(one.bank, bool(gradients) and known.backward)
+    except (ArithmeticError, ValueError):
+        return 0, np.inf
+    if _far(one, values, wrong & outputs or wrong):
+        return 0, np.inf
+    found = shares(one, {name: x for name, x in values.items() if name in outputs})
+    told = max(found.values(), default=np.inf)
+    if not found or told > 1.0 or not wrong & outputs <= {*found} or np.isnan(told):
+        return 0, np.inf
+    if not gradients:
+        return 2, told
+    if not known.backward:
+        values = known.run(one.bank, True)
+    rest = shares(one, {name: x for name, x in values.items() if name in gradients})
+    if known.backward and not wrong <= {*rest}:
+        return 0, np.inf
+    worst = max(rest.values(), default=0.0)
+    if worst <= 1.0 or (not known.backward and follows(one)):
+        return 2, max(told, worst) if worst <= 1.0 else told
+    return (0, np.inf) if known.backward else (1, told)
+
+
+def _far(one: Evidence, values: Values, names: set[str]) -> bool:
+    """Tell at little cost whether results are surely not those that were got: they leave most of a large error."""
+    for name in names & {*values}:
+        if np.shape(values[name]) != one.bank.targets[name].shape:
+            return True
+        error = one.errors[name]
+        left = error - one.bank.marks(name, values[name])
+        size = float(error @ error)
+        if size > LARGE_ERROR * error.size and float(left @ left) > FAR * size:
+            return True
+    return False
+
+
+class _Given(Flash):
+    """A kernel whose backward is right, and begins with an output and lse that were got."""
+
+    def __init__(self, out: NDArray[Any], lse: NDArray[Any]) -> None:
+        super().__init__(128, 128)
+        self.results = out, lse
+
+    def forward(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        out, lse = self.results
+        return out, lse[..., None]
+
+
+def recomputed(one: Evidence) -> list[Values]:
+    """Return what gradients may be where the backward is right and outputs are those that were got.
+
+    The true ones, for a backward that reads no output; and those of a flash kernel, which computes delta from the
+    output, and weights from lse. A mechanism whose kernels have no such backward has the true ones alone.
+    """
+    names = [name for name in one.errors if name not in outputs_of(one.bank.mechanism)]
+    found: list[Values] = [{name: one.bank.truth.values[name] for name in names}]
+    if one.bank.mechanism.name == "softmax" and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
+        out = one.result.tensors["out"].astype(np.float64)
+        lses = [one.bank.truth.values["lse"]]
+        lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
+        for lse in lses:
+            values = _Given(out, lse).run(one.bank.inputs, one.bank.case.options, one.bank.upstream)
+            found.append({name: values[name] for name in names if name in values})
+    return found
+
+
+def nearest_gradients(one: Evidence) -> tuple[Values, dict[str, float]]:
+    """Return of these the ones that most of what was got agrees with, and the used shares of the allowed error."""
+    tried = [(values, shares(one, values)) for values in recomputed(one)]
+    return min(tried, key=lambda pair: sum(share > 1.0 for share in pair[1].values()))
+
+
+def follows(one: Evidence) -> bool:
+    """Tell whether the gradients of a case follow from its outputs: wrong as they are, the backward is right."""
+    found = nearest_gradients(one)[1]
+    return bool(found) and max(found.values()) <= 1.0
+
+
+def explained(
+    known: Sequence[Known], failing: Sequence[Evidence], agreeing: Sequence[Evidence] = ()
+) -> list[Explained]:
+    """Return what errors with names explain of failing cases, the most first, without those that explain nothing."""
+    kinds: dict[tuple[str, str], Evidence] = {}
+    for one in sorted(failing, key=_cost):
+        kinds.setdefault((one.bank.case.kind, " ".join(sorted(one.wrong))), one)
+    probes = list(kinds.values())[:PROBES]
+    rest = [one for one in failing if not any(one is probe for probe in probes)]
+    found: list[Explained] = []
+    for error in known:
+        tried = [(one, *level(one, error)) for one in probes]
+        if any(at for _, at, _ in tried):
+            tried += [(one, *level(one, error)) for one in rest]
+            cases = tuple(one.bank.case.name for one, at, _ in tried if at)
+            whole = tuple(one.bank.case.name for one, at, _ in tried if at == 2)
+            found.append(Explained(error, cases, whole, max(share for _, at, share in tried if at)))
+    found.sort(key=_rank)
+    best: dict[str, Explained] = {}
+    for doubted in _doubted(found, agreeing):
+        best.setdefault(doubted.known.name, doubted)
+    return _without_twins(list(best.values()))
+
+
+def _cost(one: Evidence) -> float:
+    b, h, n, _ = one.bank.inputs["q"].shape
+    return float(b * h * max(n, 64) * max(one.bank.inputs["k"].shape[2], 64))
+
+
+def _rank(one: Explained) -> tuple[Any, ...]:
+    return -len(one.whole), -len(one.cases), one.against, ORDER.index(one.known.sort), round(one.share, 1)
+
+
+def _doubted(found: list[Explained], agreeing: Sequence[Evidence]) -> list[Explained]:
+    """Return the errors that explain most with how many cases that agree speak against each, in their new order."""
+    if not found or not agreeing:
+        return found
+    few = sorted(agreeing, key=_cost)[-AGREEING:]
+    most = len(found[0].whole), len(found[0].cases)
+    return sorted(
+        (
+            replace(one, against=sum(_spoils(case, one.known) for case in few))
+            if (len(one.whole), len(one.cases)) == most
+            else one
+            for one in found
+        ),
+        key=_rank,
+    )
+
+
+@np.errstate(all="ignore")
+def _spoils(one: Evidence, known: Known) -> bool:
+    """Tell whether an error would show in a case that agrees."""
+    try:
+        values = known.run(one.bank, known.backward)
+    except (ArithmeticError, ValueError):
+        return True
+    return max(shares(one, values).values(), default=0.0) > 1.0
+
+
+def _without_twins(found: list[Explained]) -> list[Explained]:
+    """Leave out a fault that is a convention which explains as much."""
+    conventions = {one.known.name: len(one.cases) for one in found if one.known.sort == "convention"}
+    return [
+        one
+        for one in found
+        if one.known.sort != "fault" or not any(conventions.get(name, -1) >= len(one.cases) for name in one.known.of)
+    ]

@@ -1,0 +1,133 @@
+"""Layouts that kernels want, and arrays (b, h, n, d): packed sequences, pages of a cache, selected keys, slopes.
+
+An adapter lays out what it is given, calls its kernel and brings the result back. None of this changes an equation:
+each is a permutation or a copy of rows, or another way to write a mask or a bias. NumPy alone.
+
+Letters: b batch, h head, n token, d width, i query, j key, t tokens of all sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[Any]
+
+
+def pack(x: Rows, lengths: Sequence[int] | Rows) -> tuple[Rows, Rows]:
+    """Return the tokens of all sequences (t, h, d), one after the other, of x (b, h, n, d), and their starts (b + 1,).
+
+    The starts are what kernels call cu_seqlens.
+    """
+    starts = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype(np.int64)
+    parts = [np.moveaxis(one[:, : int(length)], 0, 1) for one, length in zip(x, lengths, strict=True)]
+    return np.concatenate([np.zeros((0, x.shape[1], x.shape[3]), x.dtype), *parts]), starts
+
+
+def unpack(x: Rows, starts: Rows, size: int, fill: float = 0) -> Rows:
+    """Return sequences (b, h, n, d) of so many tokens, of packed ones (t, h, d); what does not exist holds `fill`."""
+    found = np.full((len(starts) - 1, x.shape[1], size, *x.shape[2:]), fill, dtype=x.dtype)
+    for n, (first, last) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        found[n, :, : int(last - first)] = np.moveaxis(x[int(first) : int(last)], 0, 1)
+    return found
+
+
+def to_pages(x: Rows, lengths: Sequence[int] | Rows, page: int, seed: int = 0) -> tuple[Rows, Rows]:
+    """Return a cache of pages (pages, page, h, d) and the table (b, most) of each sequence's pages, of x (b, h, n, d).
+
+    Token t of a sequence is ``cache[table[b, t // page], t % page]``. Pages lie in random order among unused ones,
+    which hold NaN, as the rest of a last page does; entries of the table that are not used are -1.
+    """
+    needed = [-(-int(length) // page) for length in lengths]
+    total = sum(needed)
+    order = np.random.default_rng(seed).permutation(total + 2)[:total]
+    cache = np.full((total + 2, page, x.shape[1], x.shape[3]), np.nan, dtype=x.dtype)
+    table = np.full((len(needed), max([*needed, 1])), -1, dtype=np.int64)
+    at = 0
+    for n, (length, count) in enumerate(zip(lengths, needed, strict=True)):
+        table[n, :count] = order[at : at + count]
+        for m in range(count):
+            rows = np.moveaxis(x[n, :, m * page : min((m + 1) * page, int(length))], 0, 1)
+            cache[table[n, m], : len(rows)] = rows
+        at += count
+    return cache, table
+
+
+def from_pages(cache: Rows, table: Rows, lengths: Sequence[int] | Rows, size: int) -> Rows:
+    """Return x (b, h, n, d) of so many tokens, 0 beyond the lengths, of a cache of pages."""
+    page = cache.shape[1]
+    found = np.zeros((len(table), cache.shape[2], size, cache.shape[3]), dtype=cache.dtype)
+    for n, length in enumerate(lengths):
+        for token in range(int(length)):
+            found[n, :, token] = cache[table[n, token // page], token % page]
+    return found
+
+
+def mask_of(indices: Rows, keys: int) -> NDArray[np.bool_]:
+    """Return the mask (..., j) of selected keys (..., top): a set. What is below 0 or not below `keys` is none."""
+    indices = np.asarray(indices)
+    inside = (indices >= 0) & (indices < keys)
+    found = np.zeros((*indices.shape[:-1], keys + 1), dtype=np.bool_)
+    np.put_along_axis(found, np.where(inside, indices, keys), True, axis=-1)
+    return found[..., :keys]
+
+
+def indices_of(mask: Rows, top: int, *, seed: int | None = None, repeat: bool = False) -> NDArray[np.int64]:
+    """Return the keys (..., top) that a mask (..., j) lets a query attend, -1 where there are fewer.
+
+    With a seed they come in random order, and with `repeat` free places repeat the first: for kernels that take a set.
+
+    Raises
+    ------
+    ValueError
+        Where a query may attend more keys.
+    """
+    most = int(np.max(np.sum(mask, axis=-1), initial=0))
+    if most > top:
+        raise ValueError(f"mask: got a row with {most} keys, needs at most {top}")
+    generator = None if seed is None else np.random.default_rng(seed)
+    found = np.full((*mask.shape[:-1], top), -1, dtype=np.int64)
+    for at in np.ndindex(*mask.shape[:-1]):
+        chosen = np.flatnonzero(mask[at])
+        if repeat and len(chosen):
+            chosen = np.concatenate([chosen, np.full(top - len(chosen), chosen[0])])
+        row = np.full(top, -1, dtype=np.int64)
+        row[: len(chosen)] = chosen
+        found[at] = row if generator is None else generator.permutation(row)
+    return found
+
+
+def slopes_of(bias: Rows) -> tuple[Rows, int] | None:
+    """Return the slopes (b, h) and the offset of which a bias (b, h, i, j) is exactly ALiBi's; None where it is not.
+
+    For a kernel that takes slopes and no bias: -slope |i + offset - j|, as `refattn.ops.alibi` has it.
+    """
+    bias = np.asarray(bias).reshape((1,) * (4 - np.ndim(bias)) + np.shape(bias))
+    _, _, queries, keys = bias.shape
+    if 0 in bias.shape or not np.all(np.isfinite(bias)):
+        return None
+    for offset in _offsets(bias):
+        distance = np.abs(np.arange(queries)[:, None] + offset - np.arange(keys)).astype(bias.dtype)
+        if not distance.any():
+            continue
+        at = np.unravel_index(int(np.argmin(np.where(distance == 0, np.inf, distance))), distance.shape)
+        slopes = -bias[:, :, at[0], at[1]] / distance[at]
+        if np.array_equal(-slopes[:, :, None, None] * distance, bias):
+            return slopes, int(offset)
+    return None
+
+
+def _offsets(bias: Rows) -> list[int]:
+    """Return where query 0 may stand among the keys: bottom right and top left first, then by where its bias is 0."""
+    _, _, queries, keys = bias.shape
+    found = [keys - queries, 0]
+    found += [int(j - i) for i, j in np.argwhere(np.all(bias == 0.0, axis=(0, 1)))[:1]]
+    # Where the queries stand outside of the keys: |offset| slope, and one slope more or less for a neighbour.
+    own = bias[..., 0, 0].astype(np.float64)
+    for other, sign in ((bias[..., 0, 1:2], 1.0), (bias[..., 1:2, 0], -1.0)):
+        for a, b in zip(own.ravel(), other.astype(np.float64).ravel(), strict=False):
+            found += [round(sign * a / (a - b))] if a != b else []
+    return list(dict.fromkeys(found))[:8]

@@ -1,0 +1,298 @@
+"""A flash kernel of softmax attention in plain NumPy: keys in tiles with an online maximum, and a recomputing backward.
+
+It is right for any sizes of its tiles. Each step is a method, so that a fault is a few lines: a class that has another
+one. Arrays are (b, h, ...) with keys and values repeated for each query head, and tiles of keys are padded with zeros
+to their full size, as they are in a kernel's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Round = Callable[[Array], Array]
+
+
+def _as_is(x: Array) -> Array:
+    return x
+
+
+class Flash:
+    """The kernel, with its tile sizes.
+
+    Parameters
+    ----------
+    rows, columns
+        Queries and keys of a tile.
+    store
+        Rounds to the storage type: what goes into a product of weights, and results.
+    """
+
+    def __init__(self, rows: int = 64, columns: int = 64, store: Round = _as_is) -> None:
+        self.rows, self.columns, self.store = rows, columns, store
+
+    # What is read
+
+    def given(self, q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Array, Array, Array | None]:
+        """Return the inputs as the kernel reads them."""
+        return q, k, v, mask
+
+    def head_of(self, heads: int, groups: int) -> Array:
+        """Return the key/value head of each query head."""
+        return np.arange(heads) // max(heads // max(groups, 1), 1)
+
+    def scale_of(self, scale: float | None, d: int) -> float:
+        """Return the factor of the scores."""
+        return 1.0 / math.sqrt(d) if scale is None else scale
+
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
+        """Return the causal offset: query i may attend key j where j <= i + offset; None without a causal mask."""
+        return None if causal is False else 0 if causal == "top_left" else keys - queries
+
+    def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
+        """Return the mask for every batch, head, query and key."""
+        return np.broadcast_to(mask, shape)
+
+    # The loop over tiles
+
+    def starts(self, first: int, last: int) -> Iterable[int]:
+        """Return where the tiles of keys begin that the queries from `first` to before `last` visit."""
+        end = self.n_k if self.offset is None else min(self.n_k, max(last + self.offset, 0))
+        return range(0, end, self.columns)
+
+    def tile(self, x: Array, start: int) -> Array:
+        """Return a tile of keys or values, padded with zeros."""
+        part = x[:, :, start : start + self.columns]
+        pad = self.columns - part.shape[2]
+        return np.pad(part, ((0, 0), (0, 0), (0, pad), (0, 0))) if pad else part
+
+    def keys(self, start: int) -> Array:
+        return self.tile(self.k, start)
+
+    def values(self, start: int) -> Array:
+        return self.tile(self.v, start)
+
+    def inside(self, columns: Array) -> Array:
+        """Tell which columns of a tile are keys, and no padding."""
+        return columns < self.n_k
+
+    def visible(self, rows: Array, columns: Array) -> Array:
+        """Tell which keys the causal mask leaves to which queries."""
+        if self.offset is None:
+            return np.ones((len(rows), len(columns)), bool)
+        return columns[None, :] <= rows[:, None] + self.offset
+
+    def allowed(self, rows: Array, columns: Array) -> Array:
+        """Tell which pairs of a tile may attend: (rows, columns), or (b, h, rows, columns)."""
+        pairs = self.inside(columns)[None, :] & self.visible(rows, columns)
+        if self.mask is None:
+            return pairs
+        return pairs & self.masked(rows, columns)
+
+    def masked(self, rows: Array, columns: Array) -> Array:
+        """Return the mask of a tile."""
+        assert self.mask is not None
+        return self.mask[:, :, rows[:, None], np.minimum(columns, self.n_k - 1)[None, :]]
+
+    # Scores
+
+    def product(self, q: Array, k: Array) -> Array:
+        return q @ np.swapaxes(k, -1, -2)
+
+    def scaled(self, product: Array) -> Array:
+        return product * self.scale
+
+    def capped(self, s: Array) -> Array:
+        return s if self.softcap is None else self.softcap * np.tanh(s / self.softcap)
+
+    def hidden(self, c: Array, allowed: Array) -> Array:
+        """Return the scores with -inf where a pair may not attend."""
+        return np.where(allowed, c, -np.inf)
+
+    def scores(self, rows: Array, start: int) -> Array:
+        """Return the scores of a tile, capped and masked."""
+        columns = np.arange(start, start + self.columns)
+        c = self.capped(self.scaled(self.product(self.q[:, :, rows], self.keys(start))))
+        return self.hidden(c, self.allowed(rows, columns))
+
+    # The online softmax
+
+    def top_at_first(self) -> float:
+        return -np.inf
+
+    def maximum(self, top: Array, s: Array) -> Array:
+        """Return the running maximum after a tile."""
+        return np.maximum(top, np.max(s, axis=-1, keepdims=True))
+
+    def shift(self, top: Array) -> Array:
+        """Return what is subtracted: the maximum, or 0 where all is hidden so far."""
+        return np.where(np.isneginf(top), 0.0, top).astype(top.dtype)
+
+    def exp(self, x: Array) -> Array:
+        return np.exp(x)
+
+    def decay(self, old: Array, new: Array) -> Array:
+        """Return the factor of what was summed relative to the old maximum."""
+        return self.exp(old - self.shift(new))
+
+    def powers(self, s: Array, old: Array, new: Array) -> Array:
+        return self.exp(s - self.shift(new))
+
+    def summed(self, total: Array, decay: Array, p: Array) -> Array:
+        return total * decay + np.sum(p, axis=-1, keepdims=True)
+
+    def accumulated(self, acc: Array, decay: Array, p: Array, v: Array) -> Array:
+        return acc * decay + self.store(p) @ v
+
+    def empty(self, rows: Array) -> tuple[Array, Array, Array]:
+        """Return the running maximum, sum and accumulator that a tile of queries begins with."""
+        shape, like = (*self.q.shape[:2], len(rows)), self.q.dtype
+        return (
+            np.full((*shape, 1), self.top_at_first(), like),
+            np.zeros((*shape, 1), like),
+            np.zeros((*shape, self.v.shape[-1]), like),
+        )
+
+    def attend(self, rows: Array) -> tuple[Array, Array, Array]:
+        """Return the maximum, sum and accumulator of a tile of queries."""
+        top, total, acc = self.empty(rows)
+        for start in self.starts(int(rows[0]), int(rows[-1]) + 1):
+            s = self.scores(rows, start)
+            new = self.maximum(top, s)
+            p, decay = self.powers(s, top, new), self.decay(top, new)
+            total = self.summed(total, decay, p)
+            acc = self.accumulated(acc, decay, p, self.values(start))
+            top = new
+        return top, total, acc
+
+    def divided(self, acc: Array, total: Array) -> Array:
+        """Return the output: 0 where nothing may be attended."""
+        return acc / np.where(total > 0.0, total, 1.0)
+
+    def lse_of(self, top: Array, total: Array) -> Array:
+        return np.where(total > 0.0, self.shift(top) + np.log(np.where(total > 0.0, total, 1.0)), -np.inf)
+
+    def query_tiles(self) -> Iterable[Array]:
+        return (np.arange(i, min(i + self.rows, self.n_q)) for i in range(0, self.n_q, self.rows))
+
+    def forward(self) -> tuple[Array, Array]:
+        """Return (out, lse): (b, h, i, e) and (b, h, i, 1)."""
+        out = np.zeros((*self.q.shape[:3], self.v.shape[-1]), self.q.dtype)
+        lse = np.full((*self.q.shape[:3], 1), -np.inf, self.q.dtype)
+        for rows in self.query_tiles():
+            top, total, acc = self.attend(rows)
+            out[:, :, rows], lse[:, :, rows] = self.divided(acc, total), self.lse_of(top, total)
+        return out, lse
+
+    def written(self, out: Array, lse: Array) -> tuple[Array, Array]:
+        """Return the results as the kernel stores them."""
+        return out, lse
+
+    # The backward, from out and lse
+
+    def upstream(self, d_out: Array) -> Array:
+        """Return the upstream gradient as the kernel reads it."""
+        return d_out
+
+    def delta(self, out: Array, d_out: Array) -> Array:
+        return np.sum(out * d_out, axis=-1, keepdims=True)
+
+    def lse_read(self, lse: Array) -> Array:
+        """Return lse as the backward reads it."""
+        return lse
+
+    def recomputed(self, rows: Array, start: int, lse: Array) -> Array:
+        """Return the weights of a tile."""
+        s = self.scores(rows, start)
+        return np.where(np.isneginf(lse), 0.0, self.exp(s - self.shift(lse))).astype(s.dtype)
+
+    def d_weights(self, d_out: Array, v: Array) -> Array:
+        return d_out @ np.swapaxes(v, -1, -2)
+
+    def d_scores(self, p: Array, d_p: Array, delta: Array) -> Array:
+        return p * (d_p - delta)
+
+    def slope(self, rows: Array, start: int) -> Any:
+        """Return the slope of the soft-cap in a tile."""
+        if self.softcap is None:
+            return 1.0
+        tanh = np.tanh(self.scaled(self.product(self.q[:, :, rows], self.keys(start))) / self.softcap)
+        return 1.0 - tanh * tanh
+
+    def visits(self, rows: Array, start: int) -> bool:
+        """Tell whether the backward has to look at a tile."""
+        return start in self.starts(int(rows[0]), int(rows[-1]) + 1)
+
+    def add_query(self, d_q: Array, rows: Array, part: Array) -> None:
+        d_q[:, :, rows] += part
+
+    def add_key(self, d_x: Array, start: int, part: Array) -> None:
+        """Add to the gradient of keys or values."""
+        end = min(start + self.columns, self.n_k)
+        d_x[:, :, start:end] += part[:, :, : end - start]
+
+    def per_group(self, d_x: Array, groups: int) -> Array:
+        """Sum the gradient of keys or values over the query heads that share them."""
+        found = np.zeros((d_x.shape[0], groups, *d_x.shape[2:]), d_x.dtype)
+        for head, group in enumerate(self.head_of(d_x.shape[1], groups)):
+            found[:, group] += d_x[:, head]
+        return found
+
+    def scale_of_query(self) -> float:
+        return self.scale
+
+    def scale_of_key(self) -> float:
+        return self.scale
+
+    def backward(self, out: Array, lse: Array, d_out: Array, groups: int) -> dict[str, Array]:
+        """Return the gradients of q, k and v."""
+        d_out, lse = self.upstream(d_out), self.lse_read(lse)
+        delta = self.delta(out, d_out)
+        d_q, d_k, d_v = np.zeros_like(self.q), np.zeros_like(self.k), np.zeros_like(self.v)
+        for start in range(0, self.n_k, self.columns):
+            for rows in self.query_tiles():
+                if not self.visits(rows, start):
+                    continue
+                p = self.recomputed(rows, start, lse[:, :, rows])
+                self.add_key(d_v, start, np.swapaxes(self.store(p), -1, -2) @ d_out[:, :, rows])
+                d_p = self.d_weights(d_out[:, :, rows], self.values(start))
+                d_s = self.store(self.d_scores(p, d_p, delta[:, :, rows]) * self.slope(rows, start))
+                self.add_query(d_q, rows, d_s @ self.keys(start) * self.scale_of_query())
+                self.add_key(d_k, start, np.swapaxes(d_s, -1, -2) @ self.q[:, :, rows] * self.scale_of_key())
+        return {"d_q": d_q, "d_k": self.per_group(d_k, groups), "d_v": self.per_group(d_v, groups)}
+
+    # All of it
+
+    def run(
+        self, inputs: Mapping[str, Array], options: Mapping[str, Any], d_out: Array | None, working: Any = np.float64
+    ) -> dict[str, Array]:
+        """Return out, lse and, where there is an upstream gradient, the gradients, by name.
+
+        Parameters
+        ----------
+        inputs, options, d_out
+            Those of a case.
+        working
+            The type that it computes in.
+        """
+        q, k, v = (inputs[name].astype(working) for name in "qkv")
+        q, k, v, mask = self.given(q, k, v, inputs.get("mask"))
+        (_, heads, self.n_q, d), groups, self.n_k = q.shape, k.shape[1], k.shape[2]
+        head = self.head_of(heads, groups)
+        self.q, self.k, self.v = q, k[:, head], v[:, head]
+        self.scale = self.scale_of(options.get("scale"), d)
+        self.softcap = options.get("softcap")
+        self.offset = self.offset_of(options.get("causal", False), self.n_q, self.n_k, mask)
+        self.mask = None if mask is None else self.mask_of(mask, (*q.shape[:2], self.n_q, self.n_k))
+        with np.errstate(all="ignore"):
+            out, lse = self.forward()
+            out, lse = self.written(self.store(out), lse)
+            found = {"out": out, "lse": lse[..., 0]}
+            if d_out is not None:
+                found |= self.backward(out, lse, d_out.astype(working), groups)
+        return found

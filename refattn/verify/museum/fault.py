@@ -1,0 +1,118 @@
+"""What a fault is, and how it is run on a case."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from refattn.golden.storage import round_to
+from refattn.verify.museum.emulator import Array, Flash
+
+Kind = TypeVar("Kind", bound=type[Flash])
+
+ROOMS = ("online", "scores", "masks", "memory", "splits", "gradients")
+"""The modules that hold faults."""
+
+SIZES = (16, 32, 64, 128)
+"""Sizes of tiles that are tried."""
+
+UNEQUAL = ((64, 32), (128, 64), (128, 32), (64, 128), (32, 64), (16, 32), (32, 16))
+"""Unequal tiles that are tried where both sizes matter."""
+
+_FOUND: list[Fault] = []
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong kernel.
+
+    Attributes
+    ----------
+    name
+        Of its class.
+    wrong
+        What is wrong, in words.
+    link
+        The report that it is modelled on.
+    of
+        What it is an error of: ids of equations, and names of conventions or wrong gradients that do the same.
+    tiles
+        The sizes of tiles that matter: "", "rows", "columns" or "both".
+    kernel
+        The emulator that has it.
+    """
+
+    name: str
+    wrong: str
+    link: str
+    of: tuple[str, ...]
+    tiles: str
+    kernel: type[Flash]
+
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Return the tile sizes, of queries and of keys, that give different results."""
+        return {
+            "": ((64, 64),),
+            "rows": tuple((size, 64) for size in SIZES),
+            "columns": tuple((64, size) for size in SIZES),
+            "both": (*((size, size) for size in SIZES), *UNEQUAL),
+        }[self.tiles]
+
+    def told(self, sizes: tuple[int, int]) -> str:
+        """Return what is wrong in words, with the tile size where it matters."""
+        rows, columns = sizes
+        tiles = {
+            "": "",
+            "rows": f" (tiles of {rows} queries)",
+            "columns": f" (tiles of {columns} keys)",
+            "both": f" (tiles of {rows} x {columns})",
+        }[self.tiles]
+        return self.wrong + tiles
+
+    @property
+    def backward(self) -> bool:
+        """Whether outputs are right, and gradients alone are wrong."""
+        return self.of[0].startswith("d")
+
+    def results(
+        self,
+        inputs: Mapping[str, Array],
+        options: Mapping[str, Any],
+        d_out: Array | None,
+        sizes: tuple[int, int],
+        dtype: str = "float64",
+    ) -> dict[str, Array]:
+        """Return what the wrong kernel computes; in a short dtype as kernels for it do, before it is stored."""
+        low = dtype in ("float16", "bfloat16")
+
+        def store(x: Array) -> Array:
+            return round_to(x.astype(np.float64), dtype).astype(x.dtype)
+
+        kernel = self.kernel(*sizes, store) if low else self.kernel(*sizes)
+        return kernel.run(inputs, options, d_out, np.float64 if dtype == "float64" else np.float32)
+
+
+def fault(*of: str, link: str, tiles: str = "") -> Callable[[Kind], Kind]:
+    """Register a kernel as a fault; the first sentence of its docstring says what is wrong."""
+
+    def register(kernel: Kind) -> Kind:
+        wrong = " ".join((kernel.__doc__ or "").split()).rstrip(".")
+        _FOUND.append(Fault(kernel.__name__, wrong[:1].lower() + wrong[1:], link, of, tiles, kernel))
+        return kernel
+
+    return register
+
+
+@functools.cache
+def faults(mechanism: str = "softmax") -> tuple[Fault, ...]:
+    """Return the faults of a mechanism's kernels; only softmax attention has some."""
+    if mechanism != "softmax":
+        return ()
+    for room in ROOMS:
+        importlib.import_module(f"refattn.verify.museum.{room}")
+    return tuple(_FOUND)

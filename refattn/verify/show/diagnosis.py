@@ -1,0 +1,81 @@
+"""The diagnosis: what fails, where, by how much and which error it is, in ten lines at most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from refattn.mechanisms.record import Mechanism
+from refattn.verify.blame.where import told_all
+from refattn.verify.foreign.conventions import EXPECTED
+from refattn.verify.outcome import Outcome, Report, Verdict
+from refattn.verify.show.suspects import told
+from refattn.verify.show.texts import share_text, size
+
+CONVENTIONS = 3
+"""Conventions that are named."""
+
+
+def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the diagnosis, each with the word that it answers; nothing where nothing fails."""
+    failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
+    if not failed:
+        return
+    yield "what", _what(report, failed)
+    found = report.suspects
+    if found:
+        where = [told_all(found.places)] if found.places else []
+        yield "where", "; ".join([*where, *([found.which] if found.which else [])]) or "no pattern"
+    worst = max(
+        ((outcome, verdict) for outcome in failed for verdict in outcome.verdicts if not verdict.agrees),
+        key=lambda pair: size(pair[1].share),
+        default=None,
+    )
+    if worst:
+        yield "how much", _how_much(*worst)
+    conventions = list(report.conventions.items())
+    for question, answer in conventions[:CONVENTIONS]:
+        yield "convention", f"{question}: {answer}; needs {EXPECTED[question]}"
+    for number, suspect in enumerate(found.ranked if found else (), start=1):
+        yield "which" if number == 1 else "or", told(suspect)
+        if suspect.link and number == 1:
+            yield "report", suspect.link
+
+
+def _what(report: Report, failed: list[Outcome]) -> str:
+    run = report.counts()["all"]["run"]
+    dtypes = ", ".join(dict.fromkeys(outcome.dtype for outcome in failed))
+    wrong = dict.fromkeys(verdict.tensor for one in failed for verdict in one.verdicts if not verdict.agrees)
+    judged = dict.fromkeys(verdict.tensor for one in failed for verdict in one.verdicts)
+    right = [name for name in judged if name not in wrong]
+    raised = sum(one.status == "raises" for one in failed)
+    parts = [f"{', '.join(wrong)} wrong"] if wrong else []
+    parts += [f"{', '.join(right)} right"] if right and wrong else []
+    parts += [f"{raised} raise or give no result"] if raised else []
+    return f"{len(failed)} of {run} cases fail ({dtypes}): {'; '.join(parts)}"
+
+
+def _how_much(outcome: Outcome, verdict: Verdict) -> str:
+    at = f"[{','.join(map(str, verdict.index))}]" if verdict.index else ""
+    by = (
+        f"{share_text(verdict.share)} of the allowed error"
+        if math.isfinite(verdict.share)
+        else f"wrong {verdict.statistic}"
+    )
+    return (
+        f"{by}: {verdict.tensor}{at} is {verdict.got}, needs {verdict.expected} ({outcome.dtype}, case {outcome.case})"
+    )
+
+
+def causes(failed: list[Outcome]) -> list[str]:
+    """Return a line for each cause of failures: cases in which the same results are wrong, or the same is raised."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for outcome in failed:
+        wrong = [verdict.tensor for verdict in outcome.verdicts if not verdict.agrees]
+        cause = outcome.detail or f"{', '.join(wrong)} {'disagrees' if len(wrong) == 1 else 'disagree'}"
+        groups.setdefault((outcome.dtype, cause), []).append(outcome.case)
+    found = []
+    for (dtype, cause), cases in groups.items():
+        named = ", ".join(cases) if len(cases) <= 6 else f"{', '.join(cases[:5])} and {len(cases) - 5} more"
+        found.append(f"{dtype}, {len(cases)} {'case' if len(cases) == 1 else 'cases'}: {cause}: {named}")
+    return found

@@ -1,0 +1,182 @@
+"""Windows, offsets, biases, sinks, lengths and dropout: all forms, on every library, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.mechanisms.softmax.judge import loops
+from refattn.mechanisms.softmax.options import check_window
+from tests.mechanisms.softmax.calls import cut
+
+SIZES = ((2, 4, 2, 7, 9), (2, 2, 2, 5, 5), (1, 3, 1, 6, 3), (3, 2, 1, 1, 8))
+Arrays = dict[str, Any]
+
+
+def random_call(seed: int) -> tuple[Arrays, Arrays, Any, Any]:
+    """Inputs, options and upstream gradients of a call with about half of all options."""
+    r = np.random.default_rng(seed)
+    (b, h, g, i, j), d, e = SIZES[seed % len(SIZES)], 3, 4
+    inputs = {"q": r.normal(size=(b, h, i, d)), "k": r.normal(size=(b, g, j, d)), "v": r.normal(size=(b, g, j, e))}
+
+    def coin() -> bool:
+        return bool(r.random() < 0.5)
+
+    def plane() -> list[int]:
+        return [n if coin() else 1 for n in (b, h, i, j)][r.integers(0, 4) :]
+
+    o: Arrays = {"causal": [False, True, "top_left", "bottom_right"][r.integers(4)]}
+    if coin():
+        o["mask"] = r.random(plane()) < 0.7
+    if coin():
+        o["window"] = tuple(None if coin() else int(r.integers(0, 4)) for _ in range(2))
+    if coin() and not isinstance(o["causal"], str):
+        o["offset"] = int(r.integers(-4, 5)) if coin() else r.integers(-4, 5, size=b)
+    if coin():
+        bias = r.normal(size=plane())
+        o["bias"] = np.where(r.random(bias.shape) < 0.3, -math.inf, bias) if coin() else bias
+    if coin():
+        o["sink"] = r.normal(size=(h,) if coin() else (h, 3))
+    o |= {name: r.integers(0, n + 1, size=b) for name, n in (("q_lengths", i), ("k_lengths", j)) if coin()}
+    if coin():
+        o["keep"] = (r.random(plane()) < 0.6) if coin() else (r.random(plane()) < 0.6) * 2.0
+    o |= {name: x for name, x in (("softcap", 2.0), ("scale", 0.3)) if coin()}
+    return inputs, o, r.normal(size=(b, h, i, e)), r.normal(size=(b, h, i)) if coin() else None
+
+
+def run(inputs: Arrays, options: Arrays, d_out: Any, d_lse: Any, form: str = "dense") -> Arrays:
+    out, saved = ra.softmax.forward(**inputs, **options, form=form)
+    return {"out": out, "lse": saved.lse, "max": saved.max, **ra.softmax.backward(saved, d_out, d_lse)}
+
+
+def close(found: Arrays, expected: Arrays) -> None:
+    assert set(found) == set(expected)
+    for name, x in found.items():
+        assert np.shape(x) == np.shape(expected[name]), name
+        np.testing.assert_allclose(x, expected[name], rtol=1e-11, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_tiles_and_loops_are_the_definition(seed: int) -> None:
+    for at in range(seed, seed + 3):
+        inputs, options, d_out, d_lse = random_call(at)
+        with ra.trace() as traced:
+            whole = run(inputs, options, d_out, d_lse)
+        with cut(2, 3):
+            close(run(inputs, options, d_out, d_lse, "tiled"), whole)
+        second = loops.forward(**inputs, **options) | loops.backward(**inputs, d_out=d_out, d_lse=d_lse, **options)
+        del whole
+        close({id: np.asarray(x) for id, x in traced.items()}, second)
+
+
+EVERY = {
+    "mask": np.arange(35).reshape(5, 7) % 4 != 0, "causal": True, "window": (4, None), "offset": np.asarray([3, 1]),
+    "bias": np.linspace(-1.0, 1.0, 28).reshape(4, 1, 7), "sink": np.linspace(-1.0, 1.0, 8).reshape(4, 2),
+    "q_lengths": np.asarray([5, 3]), "k_lengths": np.asarray([7, 6]), "keep": np.arange(35).reshape(5, 7) % 3 * 1.0,
+}  # fmt: skip
+RNG = np.random.default_rng(0)
+INPUTS = {"q": RNG.normal(size=(2, 4, 5, 3)), "k": RNG.normal(size=(2, 2, 7, 3)), "v": RNG.normal(size=(2, 2, 7, 4))}
+D_OUT, D_LSE = RNG.normal(size=(2, 4, 5, 4)), RNG.normal(size=(2, 4, 5))
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_every_library_gives_the_same(form: str, backend: Any) -> None:
+    if str(backend) == "jax" and form == "tiled":
+        pytest.skip("JAX compiles every operation of every tile")
+
+    def placed(arrays: Arrays) -> Arrays:
+        return {name: backend.array(x) if isinstance(x, np.ndarray) else x for name, x in arrays.items()}
+
+    found = run(placed(INPUTS), placed(EVERY), backend.array(D_OUT), backend.array(D_LSE), form)
+    close({name: backend.host(x) for name, x in found.items()}, run(INPUTS, EVERY, D_OUT, D_LSE))
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_what_does_not_exist_may_hold_anything(form: str) -> None:
+    expected = run(INPUTS, EVERY, D_OUT, D_LSE, form)
+    rows = (np.arange(5) >= EVERY["q_lengths"][:, None])[:, None, :, None]
+    columns = (np.arange(7) >= EVERY["k_lengths"][:, None])[:, None, :, None]
+    poisoned = {name: np.where(rows if name == "q" else columns, math.nan, x) for name, x in INPUTS.items()}
+    d_out, d_lse = np.where(rows, math.inf, D_OUT), np.where(rows[..., 0], math.nan, D_LSE)
+    found = run(poisoned, EVERY, d_out, d_lse, form)
+    assert all(found[name].tobytes() == x.tobytes() for name, x in expected.items())
+    assert not found["out"][1, :, 3:].any() and (found["lse"][1, :, 3:] == -math.inf).all()
+
+
+def test_a_row_of_sinks_alone() -> None:
+    """It gives 0, an lse of the sinks, and a gradient of lse goes to them."""
+    q, sink = np.ones((1, 2, 3, 4)), np.asarray([0.5, -1.0])
+    out, saved = ra.softmax.forward(q, q[:, :, :0], q[:, :, :0], sink=sink)
+    assert not out.any() and (saved.lse == sink[:, None]).all() and (saved.max == -math.inf).all()
+    assert (ra.softmax.backward(saved, out, np.ones((1, 2, 3)))["sink"] == 3.0).all()
+
+
+def test_a_window_reads_no_tile_far_away() -> None:
+    """The keys of tiles before and after the window are not even multiplied: what they hold does not come in."""
+    x = np.random.default_rng(1).normal(size=(1, 1, 40, 2))
+    k = np.where(np.arange(40)[:, None] < 24, math.nan, x)
+    out, _ = ra.softmax.forward(x, x, x, causal=True, window=(3, None), form="dense")
+    with cut(4, 4):
+        found, _ = ra.softmax.forward(
+            x[:, :, 32:], k, np.where(np.isnan(k), k, x), causal=True, window=(3, None), form="tiled"
+        )
+    np.testing.assert_allclose(found, out[:, :, 32:], rtol=1e-12, atol=1e-12)
+
+
+F, I = np.zeros, np.asarray
+BAD: tuple[tuple[Arrays, type[Exception], str], ...] = (
+    ({"window": 3}, TypeError, "window: got int, needs a tuple"),
+    ({"window": [1, 2]}, TypeError, "window: got list, needs a tuple"),
+    ({"window": (1,)}, ValueError, "window: got 1 numbers"),
+    ({"window": (True, 1)}, TypeError, "window: got bool"),
+    ({"window": (1.0, 1)}, TypeError, "window: got float"),
+    ({"window": (-1, 0)}, ValueError, "None is what others write as -1"),
+    ({"offset": 1.0}, TypeError, "offset: got float"),
+    ({"offset": True}, TypeError, "offset: got bool"),
+    ({"offset": I([1, 2, 3])}, ValueError, r"offset: got shape \(3,\)"),
+    ({"offset": I([1.0, 2.0])}, TypeError, "offset: got dtype float64"),
+    ({"offset": 1, "causal": "top_left"}, ValueError, "offset: got one beside causal"),
+    ({"bias": F((5, 7), bool)}, TypeError, "bias: got dtype bool.*is a mask"),
+    ({"bias": F((5, 7), "float32")}, TypeError, "got arrays of several dtypes"),
+    ({"bias": F((5, 6))}, ValueError, r"bias: got shape \(5, 6\)"),
+    ({"mask": F((5, 7))}, TypeError, "mask: got dtype float64.*is a bias"),
+    ({"sink": F(3)}, ValueError, r"sink: got shape \(3,\)"),
+    ({"sink": F((4, 0))}, ValueError, r"sink: got shape \(4, 0\)"),
+    ({"sink": I([1, 2, 3, 4])}, TypeError, "sink: got dtype int64"),
+    ({"q_lengths": I([1.0, 2.0])}, TypeError, "q_lengths: got dtype float64"),
+    ({"k_lengths": [1, 2]}, TypeError, "k_lengths: got list"),
+    ({"k_lengths": I([1])}, ValueError, r"k_lengths: got shape \(1,\)"),
+    ({"k_lengths": I([8, 1])}, ValueError, "k_lengths: got lengths outside of 0 to 7"),
+    ({"q_lengths": I([-1, 1])}, ValueError, "q_lengths: got lengths outside of 0 to 5"),
+    ({"keep": F((5, 7), int)}, TypeError, "keep: got dtype int64"),
+    ({"keep": F((6, 7))}, ValueError, r"keep: got shape \(6, 7\)"),
+)
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), BAD, ids=lambda x: str(x)[:30])
+def test_bad_input(options: Arrays, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        ra.softmax.forward(**INPUTS, **options)
+    assert type(caught.value) is kind and re.search(text, str(caught.value)), caught.value
+
+
+def test_a_block_with_a_window_and_sinks_streams() -> None:
+    block, x = ra.mechanism("softmax").block, np.random.default_rng(2).normal(size=(2, 9, 6))
+    config = block.Config(width=6, heads=2, window=[3, None], sink=True)
+    assert config.window == check_window((3, None))
+    params = block.init(config, seed=1, like=x)
+    assert params.sink.shape == (2,) and not params.sink.any()
+    whole, _ = block.forward(params, block.start(params, x, ra.Context()), ra.Context(causal=True))
+    stream = ra.mechanism("softmax").stream
+    assert stream is not None
+    cache, parts = stream.start(params, 2), []
+    for at in range(9):
+        start = block.start(params, x[:, at : at + 1], ra.Context())
+        state, cache = stream.step(params, cache, start, ra.Context(causal=True))
+        parts.append(state.x)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole.x, rtol=1e-12, atol=1e-12)

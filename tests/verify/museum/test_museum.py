@@ -1,0 +1,198 @@
+"""The museum: its kernel is right, each fault of it is wrong, and is told by its words."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.golden.storage import round_to
+from refattn.mechanisms.record import Case
+from refattn.verify.blame.suspects import locate, suspects
+from refattn.verify.judge.budget import truth
+from refattn.verify.judge.compare import judge
+from refattn.verify.museum.emulator import Flash
+from refattn.verify.museum.fault import Fault, faults
+from refattn.verify.outcome import Report, Result, Truth
+from refattn.verify.run import verify
+from refattn.verify.show import report
+from refattn.verify.show.suspects import told
+from tools.measure_names import measured, stored
+
+RECORD = ra.mechanism("softmax")
+SMALL = tuple(
+    RECORD.case(name)
+    for name in (
+        *(
+            "tiny",
+            "plain",
+            "scale",
+            "causal",
+            "causal-tail",
+            "causal-top-left",
+            "causal-head",
+            "mask-full",
+            "mask-keys",
+        ),
+        *(
+            "mask-heads",
+            "mask-causal",
+            "grouped",
+            "grouped-one",
+            "unequal",
+            "narrow",
+            "empty-rows",
+            "one-query",
+            "softcap",
+        ),
+        *("softcap-mask", "huge-scores"),
+    )
+)
+BY_NAME = {one.name: one for one in faults()}
+
+
+@functools.cache
+def known(name: str) -> Truth:
+    return truth(RECORD, RECORD.case(name), "float32", grad=True)
+
+
+def failing(fault: Fault, sizes: tuple[int, int], case: Case) -> list[str]:
+    """The results of a case that a fault makes wrong."""
+    given = known(case.name)
+    return [
+        verdict.tensor for verdict in judge(stored(fault, sizes, case, given, "float32"), given) if not verdict.agrees
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_kernel_without_a_fault_is_right(dtype: str) -> None:
+    def store(x: Any) -> Any:
+        return round_to(x.astype(np.float64), dtype).astype(x.dtype)
+
+    for case in SMALL[:: 1 if dtype == "float32" else 4]:
+        given = known(case.name) if dtype == "float32" else truth(RECORD, case, dtype, grad=True)
+        for sizes in ((16, 16), (16, 32), (64, 16), (128, 128)):
+            found = Flash(*sizes, store).run(given.inputs, case.options, given.upstream, np.float32)
+            held = {name: round_to(x.astype(np.float64), given.stored[name]) for name, x in found.items()}
+            types = {name: "float32" if given.stored[name] == "bfloat16" else given.stored[name] for name in held}
+            result = Result({name: x.astype(types[name]) for name, x in held.items()}, given.stored)
+            assert all(verdict.agrees for verdict in judge(result, given)), (case.name, sizes)
+
+
+def test_there_are_enough_and_each_says_what_is_wrong_and_where_it_was_reported() -> None:
+    assert len(faults()) >= 60 and len(BY_NAME) == len(faults()) and faults("koopman") == ()
+    assert len({one.wrong for one in faults()}) == len(faults())
+    names = {*RECORD.equations, *RECORD.conventions, *RECORD.wrong_gradients}
+    for one in faults():
+        assert one.link.startswith("https://github.com/") and ("/issues/" in one.link or "/pull/" in one.link)
+        assert one.of[0] in names and len(one.wrong) > 10 and one.wrong[0] == one.wrong[0].lower()
+
+
+@pytest.mark.parametrize("fault", faults(), ids=lambda one: one.name)
+def test_each_fault_is_caught_and_leaves_right_what_it_says(fault: Fault) -> None:
+    """A fault of the backward leaves outputs right; where tiles matter, some size of them shows."""
+    for case in SMALL:
+        for sizes in fault.sizes():
+            wrong = failing(fault, sizes, case)
+            if wrong:
+                assert not fault.backward or not {"out", "lse"} & {*wrong}
+                return
+    pytest.fail("no small case catches it")
+
+
+def named(name: str, sizes: tuple[int, int], cases: tuple[str, ...], **options: Any) -> Any:
+    given = [
+        (RECORD.case(case), known(case), stored(BY_NAME[name], sizes, RECORD.case(case), known(case), "float32"))
+        for case in cases
+    ]
+    judged = [(*one, not all(verdict.agrees for verdict in judge(one[2], one[1]))) for one in given]
+    found = suspects(RECORD, "float32", judged, **options)
+    assert found is not None
+    return found
+
+
+def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
+    found = named("AccumulatorNotRescaled", (64, 16), ("tiny", "one-key", "plain", "causal"))
+    first = found.ranked[0]
+    assert told(first) == (
+        "the accumulator is not rescaled when the running maximum moves (tiles of 16 keys): explains everything"
+    )
+    assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.8",))
+    assert (first.cases, first.failing, first.whole) == (("plain", "causal"), 2, 2)
+    assert found.which == "the cases that fail are those with more than 16 keys"
+
+
+def test_a_wrong_output_reaches_gradients_through_delta() -> None:
+    """The dense form's error in SM.8 leaves d_q and d_k right, a kernel's does not: it is found all the same."""
+    found = named("LaterBatchesZero", (64, 64), ("plain", "grouped"), without=("LaterBatchesZero",))
+    assert found.wrong == ("out", "d_q", "d_k")
+    assert "SM.8" in {*found.ranked[0].ids, *found.ranked[1].ids}
+    assert [place.words[0] for place in found.places[:1]] == ["only batch 1"]
+
+
+def test_an_input_that_is_read_wrongly_is_named() -> None:
+    found = named("ValuesOfNextBatch", (64, 64), ("plain",), without=("ValuesOfNextBatch",))
+    assert told(found.ranked[0]) == "v of the next batch: explains everything"
+
+
+def test_two_faults_explain_their_cases_each() -> None:
+    """A kernel that ignores the causal mask, and drops the soft-cap: the cases of one say nothing against the other."""
+    one, two = BY_NAME["CausalIgnored"], BY_NAME["SoftcapTimesScore"]
+    given = []
+    for name, fault in (("causal", one), ("causal-tail", one), ("softcap", two), ("plain", one)):
+        case = RECORD.case(name)
+        result = stored(fault, (64, 64), case, known(name), "float32")
+        given.append((case, known(name), result, name != "plain"))
+    found = suspects(RECORD, "float32", given)
+    assert found is not None
+    assert [told(suspect) for suspect in found.ranked[:2]] == [
+        "the causal mask is ignored: explains 2 of 3 failing cases",
+        "the tanh of the soft-cap is multiplied by the score, not by the soft-cap: explains 1 of 3 failing cases",
+    ]
+
+
+def test_the_report_begins_with_the_diagnosis() -> None:
+    few = dataclasses.replace(
+        RECORD, cases=tuple(RECORD.case(name) for name in ("mask-heads", "mask-full", "mask-keys"))
+    )
+
+    def attend(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        mask = {"mask": given.pop("mask")} if "mask" in given else {}
+        found = BY_NAME["MaskOfFirstBatch"].results({"q": q, "k": k, "v": v, **mask}, given, None, (64, 64), "float32")
+        return found["out"], found["lse"]
+
+    found = locate(few, verify(few, attend, label="mine.py:attend", dtypes=["float32"]))
+    lines = report.verified(found, few, details=False).splitlines()
+    assert lines[2] == "what       2 of 3 cases fail (float32): out, lse wrong"
+    assert lines[3] == (
+        "where      out, lse: only batch 1; the cases that fail are those with a mask that differs between batches"
+    )
+    assert lines[4].startswith("how much   >1000 of the allowed error: ")
+    assert lines[5] == "which      all batches take the mask of the first one: explains everything"
+    assert lines[6] == "report     https://github.com/kohya-ss/musubi-tuner/pull/413"
+    assert "  float32, 2 cases: out, lse disagree: mask-full, mask-keys" in lines
+    assert not any(line.startswith("Suspects") for line in lines)
+    data = found.to_json()["suspects"]
+    assert data["places"][0]["words"][0] == "only batch 1" and data["places"][0]["batches"] == (1,)
+    assert data["ranked"][0]["link"].startswith("https://") and data["which"].startswith("the cases that fail")
+    assert isinstance(found, Report)
+
+
+def test_faults_that_are_left_out_are_named_by_their_equation() -> None:
+    """A sample of `python -m tools.measure_names`, which the documentation has the rates of."""
+    few = dataclasses.replace(RECORD, cases=tuple(RECORD.case(name) for name in ("plain", "mask-full", "mask-heads")))
+    rows = [one for one in measured(few, "float32", grad=False, only="MaskOfFirst") if one.caught]
+    assert len(rows) == 2 and all(1 <= one.place <= 2 for one in rows)
+
+
+@pytest.mark.slow
+def test_real_bugs_are_named(record_property: Any) -> None:
+    rows = [one for one in measured(RECORD, "float32", grad=False, step=6) if one.caught]
+    right = sum(1 <= one.place <= 2 for one in rows)
+    record_property("rate", f"softmax, float32: {right} of {len(rows)} faults, left out, are named by the first two")
+    assert len(rows) > 10 and right >= 0.75 * len(rows), [one.fault.name for one in rows if not 1 <= one.place <= 2]
+    assert sum(one.count == 0 for one in rows) <= 0.05 * len(rows)

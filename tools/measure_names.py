@@ -1,0 +1,128 @@
+"""How often `refattn verify` names what is wrong in kernels with real bugs: every fault of the museum, left out of it.
+
+    python -m tools.measure_names                    # softmax in float32, about two minutes
+    python -m tools.measure_names --dtype bfloat16 --misses
+    python -m tools.measure_names --known            # the fault itself is not left out
+    python -m tools.measure_names --step 7           # every seventh
+
+Each fault of `refattn/verify/museum` is run as a kernel on all designed cases, once without gradients and once with
+them. *Right* is an equation or convention that the fault is an error of, a fault that is an error of the same, or a
+convention that the probe told. What no designed case catches is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+import numpy as np
+
+import refattn as ra
+from refattn.golden.storage import round_to
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.blame.suspects import suspects
+from refattn.verify.judge.budget import truth
+from refattn.verify.judge.compare import judge
+from refattn.verify.museum.fault import Fault, faults
+from refattn.verify.outcome import Result, Suspects, Truth
+
+
+@dataclass(frozen=True)
+class Named:
+    """What was named of a fault.
+
+    Attributes
+    ----------
+    caught
+        Whether some designed case failed.
+    place
+        Of the first right suspect, from 1; 0 where there is none.
+    count
+        How many suspects there were.
+    told
+        The first one.
+    """
+
+    fault: Fault
+    sizes: tuple[int, int]
+    caught: bool
+    place: int
+    count: int
+    told: str
+
+
+def stored(fault: Fault, sizes: tuple[int, int], case: Case, known: Truth, dtype: str) -> Result:
+    """Return what a kernel with the fault stores for a case."""
+    found = fault.results(known.inputs, case.options, known.upstream, sizes, dtype)
+    held = {name: round_to(x.astype(np.float64), known.stored[name]) for name, x in found.items()}
+    types = {name: "float32" if known.stored[name] == "bfloat16" else known.stored[name] for name in held}
+    return Result({name: x.astype(types[name]) for name, x in held.items()}, known.stored)
+
+
+def right(fault: Fault, found: Suspects, by_words: dict[str, Fault]) -> int:
+    """Return the place of the first right suspect."""
+    for place, one in enumerate(found.ranked, start=1):
+        names = {*one.ids, one.kind}
+        other = next((known for words, known in by_words.items() if one.kind.startswith(words)), None)
+        names |= {*other.of} if one.sort == "fault" and other else set()
+        names |= {*one.kind.split()} if one.sort == "input" else set()
+        if names & {*fault.of} or (other is not None and other.name == fault.name):
+            return place
+    return 0
+
+
+def measured(
+    record: Mechanism, dtype: str, *, grad: bool, step: int = 1, known: bool = False, only: str = ""
+) -> Iterator[Named]:
+    """Yield what is named of every `step`-th fault, each with the second of its tile sizes."""
+    truths = [(case, truth(record, case, dtype, grad=grad)) for case in record.cases]
+    by_words = {one.wrong: one for one in faults(record.name)}
+    for fault in faults(record.name)[::step]:
+        if (fault.backward and not grad) or only not in fault.name:
+            continue
+        sizes = fault.sizes()[min(1, len(fault.sizes()) - 1)]
+        given = []
+        for case, one in truths:
+            result = stored(fault, sizes, case, one, dtype)
+            given.append((case, one, result, not all(verdict.agrees for verdict in judge(result, one))))
+        found = suspects(record, dtype, given, without=() if known else (fault.name,))
+        if found is None:
+            yield Named(fault, sizes, False, 0, 0, "")
+            continue
+        told = found.ranked[0].kind if found.ranked else "nothing"
+        ids = "/".join(found.ranked[0].ids) if found.ranked else ""
+        yield Named(fault, sizes, True, right(fault, found, by_words), len(found.ranked), f"{ids} {told}".strip())
+
+
+@click.command()
+@click.option("--dtype", default="float32", show_default=True, help="The storage type.")
+@click.option("--step", default=1, help="Every so many-th fault.")
+@click.option("--known", is_flag=True, help="Do not leave the fault itself out.")
+@click.option("--misses", is_flag=True, help="Print what is not named among the first two.")
+@click.option("--only", default="", help="Faults with this in their name.")
+@click.option(
+    "--grad/--outputs", "part", default=None, help="With gradients, or outputs alone; both if neither is given."
+)
+def main(dtype: str, step: int, known: bool, misses: bool, only: str, part: bool | None) -> None:
+    """Measure how often real bugs are named."""
+    record = ra.mechanism("softmax")
+    for grad in (False, True) if part is None else (part,):
+        rows = list(measured(record, dtype, grad=grad, step=step, known=known, only=only))
+        caught = [one for one in rows if one.caught]
+        two, nothing = sum(1 <= one.place <= 2 for one in caught), sum(one.count == 0 for one in caught)
+        what = "outputs and gradients" if grad else "outputs"
+        click.echo(
+            f"softmax, {dtype}, {what}: {len(caught)} of {len(rows)} faults caught; named right among the first two: "
+            f"{100.0 * two / max(len(caught), 1):.1f} %, first {sum(one.place == 1 for one in caught)}, "
+            f"nothing named: {100.0 * nothing / max(len(caught), 1):.1f} %"
+        )
+        for one in rows if misses else ():
+            if not one.caught:
+                click.echo(f"    {one.fault.name}: not caught")
+            elif not 1 <= one.place <= 2:
+                click.echo(f"    {one.fault.name} ({'/'.join(one.fault.of)}): place {one.place}: {one.told}")
+
+
+if __name__ == "__main__":
+    main()
