@@ -46,7 +46,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run a core; return its outputs and, where an upstream gradient is given, its gradients, by name.
 
-    Without a form it is the definition. `further` are gradients of outputs beside `out`, by the names that the backward gives them.
+    Without a form it is the definition. `further` are gradients of outputs beside `out`, by the names that the backward
+    gives them.
     """
     assert mechanism.core is not None
     out, saved = mechanism.core.forward(**inputs, **options, form=form or mechanism.forms[0])
