@@ -53,6 +53,11 @@ static double made(uint64_t e, const char *design, const double *n, uint64_t row
     if (!strcmp(design, "ranks")) return e % width ? 0.0 : n[0] * (double)(1 + row / (uint64_t)n[1]);
     if (!strcmp(design, "integers")) return n[0] + (double)(span * w >> 32);
     if (!strcmp(design, "powers")) return ldexp((2 * span * w >> 32) % 2 ? -1.0 : 1.0, (int)n[0] + (int)(span * w >> 32));
+    if (!strcmp(design, "units")) return row * (uint64_t)n[0] % (uint64_t)n[1] == e % width;
+    if (!strcmp(design, "burst") && row == (uint64_t)n[2]) return to_bfloat16(n[1]);
+    if (!strcmp(design, "resets") && row % (uint64_t)n[1] == (uint64_t)n[1] - 1) return -INFINITY;
+    if (strchr("ub", *design) || !strcmp(design, "resets")) /* uniform, burst and resets: the last two from low to 0 */
+        return to_bfloat16((float)(n[0] + ((*design == 'u' ? n[1] : 0.0) - n[0]) * ((double)(w >> 8) * ldexp(1.0, -24))));
     if (!strcmp(design, "repeated")) e -= (row - row % (uint64_t)n[1]) * width;
     uint32_t first = word(2 * e, purpose), second = word(2 * e + 1, purpose);
     double x = (double)(2 * (int64_t)((first & 0xFFFF) + (first >> 16) + (second & 0xFFFF)) - 196605) * ldexp(1.0, -16);

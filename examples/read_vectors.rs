@@ -51,6 +51,13 @@ fn made(e: u64, design: &str, n: &[f64], (rows, width): (u64, u64), purpose: u32
             let m = below(2.0 * (n[1] - n[0] + 1.0));
             return (1.0 - 2.0 * (m % 2.0)) * 2f64.powf(n[0] + (m / 2.0).floor());
         }
+        "units" => return f64::from(row * n[0] as u64 % n[1] as u64 == e % width),
+        "burst" if row == n[2] as u64 => return to_bfloat16(n[1]),
+        "resets" if row % n[1] as u64 == n[1] as u64 - 1 => return f64::NEG_INFINITY,
+        "uniform" | "burst" | "resets" => {
+            let high = if design == "uniform" { n[1] } else { 0.0 };
+            return to_bfloat16((n[0] + (high - n[0]) * ((w >> 8) as f64 / 16777216.0)) as f32 as f64);
+        }
         "repeated" => e - (row - row % n[1] as u64) * width,
         _ => e,
     };

@@ -152,8 +152,8 @@ def test_its_defaults_are_those_of_the_library(record: Mechanism, tmp_path: Path
     texts: dict[str, dict[str, str]] = {}
     rng = np.random.default_rng(0)
     q, k, v, d_out = rng.standard_normal((4, 2, 4, 7, 5))
-    for causal in (False, True, "top_left"):
-        call = calls.watch(record, {"q": q, "k": k, "v": v}, {"causal": causal}, d_out)
+    for causal in (False, True, "top_left") if "causal" in record.defaults else (False,):
+        call = calls.watch(record, {"q": q, "k": k, "v": v}, {"causal": causal} if causal else {}, d_out)
         if causal and "offset" not in call.forward:
             continue
         forward = "q, k, v" + (f", offset={call.forward['offset']!r}" if causal else "")

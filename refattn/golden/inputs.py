@@ -90,6 +90,32 @@ def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpo
     return np.asarray(counter.uniform(shape, seed=seed, purpose=purpose) < numbers["keep"])
 
 
+def _uniform(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """Numbers from `low` to `high`, each rounded to float32."""
+    low, high = numbers["low"], numbers["high"]
+    return (low + (high - low) * counter.uniform(shape, seed=seed, purpose=purpose)).astype("f4").astype("f8")
+
+
+def _burst(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """Numbers from `low` to 0, each rounded to float32, and `value` in row `at`; rows are last axes."""
+    x = _uniform(shape, {"low": numbers["low"], "high": 0.0}, seed, purpose)
+    x[..., int(numbers["at"]) : int(numbers["at"]) + 1, :] = numbers["value"]
+    return x
+
+
+def _resets(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """Numbers from `low` to 0, each rounded to float32, and -inf in the last of every `every` rows."""
+    x, every = _uniform(shape, {"low": numbers["low"], "high": 0.0}, seed, purpose), int(numbers["every"])
+    x[..., every - 1 :: every, :] = -np.inf
+    return x
+
+
+def _units(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """Row j is 1 in column (j `step`) mod `period`, and 0 in all others; a column that is not there is left out."""
+    column = np.arange(shape[-2]) * int(numbers["step"]) % int(numbers["period"])
+    return np.broadcast_to(column[:, None] == np.arange(shape[-1]), shape).astype(np.float64)
+
+
 DESIGNS: dict[str, Callable[[tuple[int, ...], Mapping[str, float], int, str], NDArray[Any]]] = {
     "normal": _normal,
     "shifted": _shifted,
@@ -97,6 +123,10 @@ DESIGNS: dict[str, Callable[[tuple[int, ...], Mapping[str, float], int, str], ND
     "integers": _integers,
     "powers": _powers,
     "ranks": _ranks,
+    "uniform": _uniform,
+    "burst": _burst,
+    "resets": _resets,
+    "units": _units,
     "mask": _mask,
     "counts": _counts,
     "dropout": _dropout,

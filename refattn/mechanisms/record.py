@@ -38,11 +38,15 @@ class Input:
         A name of `refattn.golden.inputs.DESIGNS`.
     numbers
         What the design needs: a scale, a density, ...
+    axes
+        The letters of the axes, "bgn" for instance, "." for one whose size stays as it is. Arrays beside q, k, v and
+        masks need them, and then all arrays of the case have them: smaller cases are made by these.
     """
 
     shape: tuple[int, ...]
     design: str = "normal"
     numbers: Mapping[str, float] = field(default_factory=dict)
+    axes: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,10 @@ class Mechanism:
         Further configurations of the block whose gradients are checked, beside width and heads. A ``Config`` that reads
         fewer fields of the context than the mechanism tells them as ``reads``.
     sampled
-        Options that the samples of laws are given, where the defaults are not what laws should be tried on.
+        Options that the samples of laws are given, where the defaults are not what laws should be tried on. An `Input`
+        has its axes, and in place of a shape ().
+    tokenless
+        Inputs and outputs beside q, k, v that have no axis of tokens, such as the state of a recurrence.
     huge
         What laws add to numbers that must not matter: less where the mechanism raises for such numbers.
     tiled
@@ -202,6 +209,7 @@ class Mechanism:
     one_sequence: bool = False
     configs: tuple[Mapping[str, Any], ...] = ()
     sampled: Mapping[str, Any] = field(default_factory=dict)
+    tokenless: tuple[str, ...] = ()
     huge: float = 1e6
     tiled: bool = True
     brings: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
 
-_NAMES = ("softmax", "higher_order", "sympformer", "graph_energy", "koopman", "growing")
+_NAMES = ("softmax", "higher_order", "sympformer", "graph_energy", "koopman", "growing", "delta")
 
 
 def list_mechanisms() -> tuple[str, ...]:

@@ -105,3 +105,29 @@ def conjugate_gradients(
         direction = conditioned + ratio(next_product, product) * direction
         product = next_product
     return solution, iterations
+
+
+def unit_lower(lower: Array, b: Array) -> Array:
+    """Return x (..., n, k) with (I + L) x = b for a strictly lower L (..., n, n), by substitution in halves.
+
+    What stands on and above the diagonal of `lower` is not read. No inverse and no power of L is formed: with n equal
+    keys such powers grow like binomial coefficients, of both signs.
+    """
+    n = b.shape[-2]
+    if n <= 1:
+        return b
+    half = n // 2
+    top = unit_lower(lower[..., :half, :half], b[..., :half, :])
+    rest = b[..., half:, :] - lower[..., half:, :half] @ top
+    return namespace(b).concat([top, unit_lower(lower[..., half:, half:], rest)], axis=-2)
+
+
+def unit_lower_transposed(lower: Array, b: Array) -> Array:
+    """Return x (..., n, k) with (I + L)^T x = b: the adjoint of `unit_lower` with respect to b."""
+    n = b.shape[-2]
+    if n <= 1:
+        return b
+    xp, half = namespace(b), n // 2
+    bottom = unit_lower_transposed(lower[..., half:, half:], b[..., half:, :])
+    rest = b[..., :half, :] - xp.matrix_transpose(lower[..., half:, :half]) @ bottom
+    return xp.concat([unit_lower_transposed(lower[..., :half, :half], rest), bottom], axis=-2)

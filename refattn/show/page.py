@@ -171,8 +171,9 @@ class Shown:
 
     @functools.cache  # noqa: B019 (it lives as long as a page is made)
     def known_calls(self) -> list[Call]:
-        """Return the calls with the choices of the library."""
-        return [*self.calls, *self.masked(), *self.other_calls()]
+        """Return the calls with the choices of the library; of a case "tiny" with further arrays that call, too."""
+        further = [self.call] if set(self.tiny) - set("qkv") else []
+        return [*self.calls, *self.masked(), *self.other_calls(), *further]
 
     def parts(self) -> dict[str, Parts]:
         """Return what the objects are made of that `forward` takes, by the name of the argument."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from refattn.mechanisms.record import Case, Input, Mechanism
-from refattn.verify.itself.samples import resized
+from refattn.verify.itself.samples import resized, resized_by, sizes_of
 from refattn.verify.outcome import Outcome, Report
 from refattn.verify.run import verify_case
 
@@ -80,6 +80,9 @@ def _descend(
 
 def _steps(mechanism: Mechanism, case: Case) -> Iterator[Case]:
     """Yield the cases that are a step smaller: lengths first, which the time depends on."""
+    if case.inputs["q"].axes:
+        yield from _steps_by_axes(case)
+        return
     (b, h, rows, d), (_, g, columns, _) = case.inputs["q"].shape, case.inputs["k"].shape
     sizes = (b, g, h // max(g, 1), rows, columns, d, case.inputs["v"].shape[3])
     both = ((3, 4), (5, 6))  # lengths, widths
@@ -88,6 +91,19 @@ def _steps(mechanism: Mechanism, case: Case) -> Iterator[Case]:
         halved = tuple(max(1, n // 2) if at in axes and n else n for at, n in enumerate(sizes))
         if halved != sizes:
             yield resized(case, *halved)
+    for name in case.options:
+        yield replace(case, options={n: x for n, x in case.options.items() if n != name})
+    for name in set(case.inputs) - set("qkv"):
+        yield replace(case, inputs={n: x for n, x in case.inputs.items() if n != name})
+
+
+def _steps_by_axes(case: Case) -> Iterator[Case]:
+    """Yield the same for a case whose inputs have axes: tokens, widths, batch and heads, then what may be left out."""
+    sizes = sizes_of(case)
+    for letters in ("n", "de", "b", "hfg", "h", "d", "e"):
+        smaller = {a: max(1, n // 2) if a in letters and n else n for a, n in sizes.items()}
+        if smaller != sizes:
+            yield resized_by(case, smaller)
     for name in case.options:
         yield replace(case, options={n: x for n, x in case.options.items() if n != name})
     for name in set(case.inputs) - set("qkv"):
@@ -121,4 +137,5 @@ def lines(
 
 def _input(given: Input) -> str:
     extra = f', "{given.design}", {dict(given.numbers)!r}' if given.design != "normal" or given.numbers else ""
-    return f"Input({given.shape}{extra})"
+    axes = f', axes="{given.axes}"' if given.axes else ""
+    return f"Input({given.shape}{extra}{axes})"

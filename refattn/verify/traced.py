@@ -217,7 +217,9 @@ def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Ru
     shape = (1, BLOCK["tokens"], BLOCK["width"])
     x, d_out = (_normal(f"{mechanism.name}.trace.{name}", shape, dtype) for name in ("x", "d_out"))
     template = {"params": block.init(config, seed=0, like=_placed(backend, x, dtype))}
-    names, context = tuple(tree.flatten(template)), Context()
+    # A recurrence is causal, and its core has no option for that.
+    context = Context(causal="causal" in mechanism.reads and "causal" not in mechanism.defaults)
+    names = tuple(tree.flatten(template))
 
     def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
         given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}

@@ -99,6 +99,8 @@ FORMS = [
     Stated("koopman.shared", 8, ("15", 3), ("22", 3), 2, 2, "n*n"),
     Stated("growing.dense", 32, ("4*d", 2), ("8*d", 2), 2, 2, "n*n"),
     Stated("growing.tiled", 512, ("4*d+2", 2), ("10*d+4", 2), 2, 1, "512*128"),
+    Stated("delta.recurrent", 16, ("2*d^2", 1), ("8*d^2", 1), 1, 1, "n*d"),
+    Stated("delta.chunked", 64, ("4*d^2+192*d", 1), ("8*d^2+320*d", 1), 1, 1, "32*n"),
 ]
 
 STREAMS = {
@@ -108,6 +110,7 @@ STREAMS = {
     "graph_energy": ("n", "n"),
     "koopman": ("n^3", "n^2"),
     "growing": ("n", "n"),
+    "delta": ("constant", "constant"),
 }
 """Operations of one more token after n others, and the memory that it takes beside the cache."""
 

@@ -16,17 +16,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import refattn as ra
 from refattn import files
 from refattn.golden import place, vectors
 from refattn.golden.inputs import DESIGNS
 from refattn.golden.tensors import decode, encode
 from refattn.verify import freeze
+from refattn.verify.itself.samples import shrunk
 from tests.test_files import STRANGE
 from tests.verify.test_freeze import FEW, SOFTMAX_CASES, written
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 READ = ("tiny", "mask-full", "softcap", "ties", "long-tail", "exact", "exact-pairs")
+DRAWN = ("tiny", "burst", "reset", "one-key")
 NUMBERS: dict[str, dict[str, float]] = {
     "normal": {"scale": 1.0},
     "shifted": {"scale": 1.0, "shift": 0.0, "every": 1},
@@ -34,6 +37,10 @@ NUMBERS: dict[str, dict[str, float]] = {
     "integers": {"low": 0, "high": 0},
     "powers": {"low": 0, "high": 0},
     "ranks": {"step": 0.0, "ties": 1},
+    "uniform": {"low": 0.0, "high": 0.0},
+    "burst": {"low": 0.0, "value": 0.0, "at": 0},
+    "resets": {"low": 0.0, "every": 1},
+    "units": {"step": 0, "period": 1},
     "mask": {"keep": 0.0},
 }
 
@@ -197,16 +204,20 @@ def test_nothing_is_written_over(whole: Path) -> None:
 def test_other_languages_make_the_same_inputs(source: str, compiler: list[str], whole: Path, tmp_path: Path) -> None:
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"{compiler[0]} is not installed")
-    assert len((EXAMPLES / source).read_text().splitlines()) <= 100
+    assert len((EXAMPLES / source).read_text().splitlines()) <= 110
     program = tmp_path / "read_vectors"
     library = ["-lm"] if compiler[0] == "cc" else []
     subprocess.run([*compiler, "-o", program, EXAMPLES / source, *library], check=True)
-    found = vectors.read(vectors.SHIPPED)
+    drawn = ra.mechanism("delta")
+    frozen = [freeze.freeze(drawn, shrunk(drawn.case(name))) for name in DRAWN]
+    vectors.write(tmp_path / "drawn", freeze.about([drawn], "small", "0"), frozen)
+    chosen = ((vectors.SHIPPED, "softmax", READ), (tmp_path / "drawn", "delta", DRAWN))
     tried = set()
     for name, given, file in (
-        (name, given, vectors.SHIPPED / entry["file"])
-        for entry in found.cases
-        if entry["mechanism"] == "softmax" and entry["case"] in READ
+        (name, given, folder / entry["file"])
+        for folder, mechanism, cases in chosen
+        for entry in vectors.read(folder).cases
+        if entry["mechanism"] == mechanism and entry["case"] in cases
         for name, given in entry["inputs"].items()
     ):
         numbers = NUMBERS[given["design"]] | given["numbers"]
@@ -215,7 +226,7 @@ def test_other_languages_make_the_same_inputs(source: str, compiler: list[str], 
         right = subprocess.run([*call, given["stream"]], capture_output=True, text=True)
         assert right.returncode == 0 and "every bit the same" in right.stdout, right
         wrong = subprocess.run([*call, given["stream"] + "x"], capture_output=True, text=True)
-        assert wrong.returncode == (0 if given["design"] == "ranks" else 1)  # these are drawn from no stream
+        assert wrong.returncode == (0 if given["design"] in ("ranks", "units") else 1)  # these are drawn from no stream
         tried.add(given["design"])
     assert tried == set(NUMBERS) == set(DESIGNS)
     call = [program, whole / "softmax" / "tiny.safetensors", "nothing", "normal", "1", "softmax.tiny.q"]

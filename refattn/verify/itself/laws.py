@@ -51,12 +51,16 @@ def token_permutation(core: Core, s: Sample) -> float:
 
 
 def linear_in_v(core: Core, s: Sample) -> float:
-    """For v + v' out is out + out', and so are the gradients for one d_out, but for d_v, which does not change."""
+    """For v + v' out is out + out', and so are the gradients for one d_out, but for those that do not change.
+
+    These are d_v, and the gradient of a first state, which v is added to.
+    """
     upstream = {"d_out": s.upstream["d_out"]}
     parts = [s.inputs, {**s.inputs, "v": np.flip(s.inputs["v"], axis=2)}]
     a, b = (core(x, s.options, upstream) for x in parts)
     whole = core({**s.inputs, "v": parts[0]["v"] + parts[1]["v"]}, s.options, upstream)
-    added = {name for name in a if name == "out" or name.startswith("d_")} - {"d_v"}
+    still, further = {"d_v", *(f"d_{n}" for n in core.mechanism.tokenless)}, core.mechanism.tokenless
+    added = {n for n in a if n == "out" or n in further or n.startswith("d_")} - still
     noises = [core.noise(x, s.options, s.upstream) for x in parts]
     return used_share(whole, {name: a[name] + b[name] if name in added else a[name] for name in a}, *noises)
 
@@ -128,6 +132,21 @@ def padding(core: Core, s: Sample) -> float:
     return max(share, *(_zero(got[name][hidden]) for name in ("d_k", "d_v") if name in got), 0.0)
 
 
+def sequence_padding(core: Core, s: Sample) -> float:
+    """A masked token of a sequence is as good as deleted, whatever it holds; the gradients of what it holds are 0."""
+    keep = counter.uniform((s.inputs["k"].shape[2],), seed=0, purpose="laws.padding") < 0.7
+    masked = s.inputs.get("key_mask", np.ones((len(s.inputs["k"]), 1), dtype=np.bool_)) & keep
+    upstream = {n: x.copy() for n, x in s.upstream.items()}
+    for x in _with_tokens(core, upstream).values():
+        x[:, :, ~keep] = 0.0  # its query may read
+    hidden = np.s_[:, :, ~keep]
+    got = core({**_raised(core, s.inputs, k=hidden, v=hidden), "key_mask": masked}, s.options, upstream)
+    short, short_upstream = (_tokens(core, x, keep) for x in (s.inputs, upstream))
+    noise = core.noise(short, s.options, short_upstream)
+    share = used_share(_tokens(core, got, keep), core(short, s.options, short_upstream), noise)
+    return max(share, *(_zero(x[hidden]) for n, x in _with_tokens(core, got).items() if n.startswith("d_")))
+
+
 def token_padding(core: Core, s: Sample) -> float:
     """Tokens that are masked as queries and as keys are as good as deleted, and so are the gradients of both: 0."""
     queries, keys = s.inputs["q"].shape[2], s.inputs["k"].shape[2]
@@ -159,15 +178,15 @@ def empty(core: Core, s: Sample) -> float:
 
 def causal(core: Core, s: Sample) -> float:
     """Later tokens change neither the past nor the gradients of what only it reaches: to the bit."""
-    queries, keys = s.inputs["q"].shape[2], s.inputs["k"].shape[2]
+    queries = s.inputs["q"].shape[2]
     worst = 0.0
-    for alignment in _ALIGNMENTS:
+    for options, offset in _causalities(core, s):
         for now in sorted({1, queries // 2, queries - 1}):
-            seen = now + (causal_offset(alignment, queries, keys) or 0)
+            seen = now + offset
             unseen = np.s_[:, :, seen:]
             changed = _raised(core, s.inputs, q=np.s_[:, :, now:], k=unseen, v=unseen)
-            options, upstream = {**s.options, "causal": alignment}, _silent_from(now, s.upstream)
-            results = [core(x, options, upstream) for x in (s.inputs, changed)]
+            upstream = _silent_from(now, _with_tokens(core, s.upstream))
+            results = [_with_tokens(core, core(x, options, upstream)) for x in (s.inputs, changed)]
             worst = max(worst, same_bits(*(_keys(_queries(x, slice(now)), slice(seen)) for x in results)))
             worst = max(worst, *(_zero(x[name][unseen]) for x in results for name in ("d_k", "d_v")))
     return worst
@@ -179,12 +198,13 @@ def truncation(core: Core, s: Sample) -> float:
     cut = queries // 3
     rows, columns = slice(queries - cut), slice(keys - cut)
     worst = 0.0
-    for alignment in _ALIGNMENTS:
-        options = {**s.options, "causal": alignment}
-        long = core(s.inputs, options, _silent_from(queries - cut, s.upstream))
-        short = core(_keys(_queries(s.inputs, rows), columns), options, _queries(s.upstream, rows))
+    upstream = _with_tokens(core, s.upstream)
+    for options, _ in _causalities(core, s):
+        long = core(s.inputs, options, _silent_from(queries - cut, upstream))
+        short = core(_keys(_queries(s.inputs, rows), columns), options, _queries(upstream, rows))
         noise = core.noise(s.inputs, options, s.upstream)
-        worst = max(worst, used_share(short, _keys(_queries(long, rows), columns), noise))
+        expected = _with_tokens(core, _keys(_queries(long, rows), columns))
+        worst = max(worst, used_share(short, expected, noise))
     return worst
 
 
@@ -208,7 +228,7 @@ def independent(core: Core, s: Sample) -> float:
     tensors = {name: x for name, x in results.items() if x.ndim > 2}
     batch = core(_raised(core, s.inputs, **dict.fromkeys("qkv", np.s_[:1])), s.options, s.upstream)
     heads = core(_raised(core, s.inputs, q=np.s_[:, :shared], k=np.s_[:, :1], v=np.s_[:, :1]), s.options, s.upstream)
-    first = {name: 1 if name in ("d_k", "d_v") else shared for name in tensors}
+    first = {name: 1 if x.shape[1] == s.inputs["k"].shape[1] else shared for name, x in tensors.items()}
     return max(
         same_bits({name: x[1:] for name, x in tensors.items()}, {name: batch[name][1:] for name in tensors}),
         same_bits(
@@ -237,7 +257,17 @@ def repeatable(core: Core, s: Sample) -> float:
 LAWS: dict[str, Callable[[Core, Sample], float]] = {
     law.__name__: law
     for law in (permutation, query_permutation, linear_in_v, constant_value, key_shift, split_and_merge, padding, empty)
-    + (token_permutation, token_padding, causal, truncation, causal_mask, independent, workers, repeatable)
+    + (
+        token_permutation,
+        token_padding,
+        sequence_padding,
+        causal,
+        truncation,
+        causal_mask,
+        independent,
+        workers,
+        repeatable,
+    )
 } | OPTION_LAWS
 """The laws by the names that records list."""
 
@@ -258,6 +288,25 @@ def _queries(arrays: Values, at: Any) -> Values:
     """Index the queries of inputs, upstream gradients or results."""
     others = ("k", "v", "d_k", "d_v")
     return {name: x if name in others or x.ndim < 3 else x[:, :, at] for name, x in arrays.items()}
+
+
+def _with_tokens(core: Core, arrays: Values) -> Values:
+    """Leave out what has no axis of tokens, and the gradients of that."""
+    named = core.mechanism.tokenless
+    return {name: x for name, x in arrays.items() if x.ndim > 1 and name.removeprefix("d_") not in named}
+
+
+def _tokens(core: Core, arrays: Values, at: Any) -> Values:
+    """Index the tokens of a sequence, of all that has them."""
+    return {**arrays, **_keys(_queries(_with_tokens(core, arrays), at), at)}
+
+
+def _causalities(core: Core, s: Sample) -> list[tuple[Any, int]]:
+    """Return the options that make a core causal, with what token 0 sees beside itself; one may be nothing else."""
+    if "causal" not in core.mechanism.defaults:
+        return [(s.options, 0)]
+    queries, keys = s.inputs["q"].shape[2], s.inputs["k"].shape[2]
+    return [({**s.options, "causal": at}, causal_offset(at, queries, keys) or 0) for at in _ALIGNMENTS]
 
 
 def _per_query_head(x: NDArray[Any], inputs: Values) -> NDArray[Any]:

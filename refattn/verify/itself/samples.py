@@ -54,16 +54,21 @@ def _law_case(
     if all(case.inputs["v"].shape[3] == case.inputs["q"].shape[3] for case in mechanism.cases):
         e = d
     inputs = {"q": Input((b, h, queries, d)), "k": Input((b, g, keys, d)), "v": Input((b, g, keys, e))}
+    letters = {"b": b, "h": h, "g": g, "n": keys, "d": d, "e": e}
+    arrays = {n: x for n, x in mechanism.sampled.items() if isinstance(x, Input)}
+    inputs |= {n: replace(x, shape=tuple(letters[a] for a in x.axes)) for n, x in arrays.items()}
     if keep is not None and "mask" in mechanism.defaults:
         inputs["mask"] = Input((b, h, queries, keys), "mask", {"keep": keep})
     elif keep is not None and "key_mask" in mechanism.defaults:
         inputs["key_mask"] = Input((b, keys), "mask", {"keep": keep})
     known = {n: x for n, x in numbers.items() if n in mechanism.defaults}
-    return Case(name, "law", inputs, {**mechanism.sampled, **known})
+    return Case(name, "law", inputs, {n: x for n, x in mechanism.sampled.items() if n not in arrays} | known)
 
 
 def shrunk(case: Case) -> Case:
     """Return the case with at most 2 x 2 heads, 5 tokens and width 5; what was equal, less or more stays so."""
+    if case.inputs["q"].axes:
+        return _shrunk_by_axes(case)
     (b, h, queries, d), (_, g, keys, _) = case.inputs["q"].shape, case.inputs["k"].shape
     e = case.inputs["v"].shape[3]
     rows, columns = _smaller(queries, keys, 3)
@@ -79,6 +84,36 @@ def _nearer(case: Case) -> Case:
     if "offset" in options:
         options["offset"] = max(-2, min(options["offset"], 2))
     return replace(case, options=options)
+
+
+def sizes_of(case: Case) -> dict[str, int]:
+    """Return the size of each axis of a case whose inputs have axes, by letter."""
+    return {a: n for x in case.inputs.values() for a, n in zip(x.axes, x.shape, strict=True) if a != "."}
+
+
+def _shrunk_by_axes(case: Case) -> Case:
+    sizes = sizes_of(case)
+    heads = min(sizes[a] for a in "hfg" if a in sizes)  # neighbours share: all are multiples of the fewest
+    both = {a: min(heads, 2) * min(sizes[a] // max(heads, 1), 2) for a in "hfg" if a in sizes}
+    d, e = _smaller(sizes["d"], sizes["e"], 3)
+    return resized_by(case, {**both, "b": min(sizes["b"], 1), "n": min(sizes["n"], 5), "d": d, "e": e})
+
+
+def resized_by(case: Case, sizes: Mapping[str, int]) -> Case:
+    """Return a case whose inputs have axes with other sizes by letter; sequences are packed in the same proportions."""
+    tokens, options = sizes_of(case)["n"], dict(case.options)
+    inputs = {
+        name: replace(
+            x,
+            shape=tuple(sizes.get(a, n) for a, n in zip(x.axes, x.shape, strict=True)),
+            numbers=_denser(x, sizes["n"]),
+        )
+        for name, x in case.inputs.items()
+    }
+    if "lengths" in options and tokens:
+        ends = [sum(options["lengths"][:n]) * sizes["n"] // tokens for n in range(len(options["lengths"]) + 1)]
+        options["lengths"] = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    return replace(case, inputs=inputs, options=options)
 
 
 def resized(case: Case, b: int, groups: int, shared: int, rows: int, columns: int, d: int, e: int) -> Case:

@@ -223,7 +223,9 @@ def _ids(scope: Scope) -> Found:
     with equations.trace() as traced:
         for what in ("core", "block") if mechanism.core is not None else ("block",):
             for subject in scope.subjects(what):
-                gradients.by_hand(subject, scope.owner, subject.forms[0])
+                for form in subject.forms:  # some have equations of their own
+                    with suppress(Unsupported):
+                        gradients.by_hand(subject, scope.owner, form)
     computed, named = set(traced.variables), set(mechanism.equations)
     odd = computed - named if scope.compiles else computed ^ named
     problems = [f"{id} is not both declared and computed" for id in odd]

@@ -8,10 +8,10 @@ noise that any implementation with such roundings has to be granted. A last roun
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -41,15 +41,16 @@ def evaluate(
     inputs: Mapping[str, Any],
     options: Mapping[str, Any],
     upstream: Any,
-    form: str = "dense",
+    form: str = "",
     further: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run a core; return its outputs and, where an upstream gradient is given, its gradients, by name.
 
-    `further` are gradients of outputs beside `out`, by the names that the backward gives them.
+    Without a form it is the definition. `further` are gradients of outputs beside `out`, by the names that the backward
+    gives them.
     """
     assert mechanism.core is not None
-    out, saved = mechanism.core.forward(**inputs, **options, form=form)
+    out, saved = mechanism.core.forward(**inputs, **options, form=form or mechanism.forms[0])
     values = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
     if upstream is not None:
         values |= {f"d_{name}": g for name, g in mechanism.core.backward(saved, upstream, **(further or {})).items()}
@@ -213,9 +214,10 @@ def kernel_sizes(
     flushed = 2.0 ** TYPES["float64" if dtype == "float64" else "float32"].lowest
     sizes = {key: np.hypot(size, np.where(size == 0.0, 0.0, flushed)) for key, size in sizes.items()}
     low = {*mechanism.stored, *roundings} if dtype in ("float16", "bfloat16") else set()
+    counts = passes_of(traced)
     for key in [key for key in sizes if key.partition("[")[0] in low]:
         id = key.partition("[")[0]
-        size = np.abs(mechanism.stored[id](given, Pass(traced, key)) if id in mechanism.stored else traced[key])
+        size = np.abs(mechanism.stored[id](given, Pass(traced, key, counts)) if id in mechanism.stored else traced[key])
         # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
         subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
         sizes[key] = np.hypot(sizes[key], np.maximum(TYPES[dtype].unit * finite(size), subnormal))
@@ -229,11 +231,11 @@ def rounding_sizes(
 
     `given` holds the arguments of the call and upstream gradients, `traced` the value of every equation.
     """
-    sizes = {}
+    sizes, counts = {}, passes_of(traced)
     for key, value in traced.items():
         id = key.partition("[")[0]
         known = mechanism.magnitudes.get(id)
-        terms = np.abs(value) if known is None else known(given, Pass(traced, key))
+        terms = np.abs(value) if known is None else known(given, Pass(traced, key, counts))
         sizes[key] = unit * finite(terms)
     return sizes
 
@@ -245,16 +247,15 @@ class Pass(Mapping[str, Any]):
     of the backward from the first, which is the last of the forward.
     """
 
-    def __init__(self, traced: Mapping[str, Any], key: str) -> None:
+    def __init__(self, traced: Mapping[str, Any], key: str, counts: Mapping[str, int] | None = None) -> None:
         self.traced = traced
+        self.counts = passes_of(traced) if counts is None else counts
         id, _, number = key.partition("[")
         at = int(number.rstrip("]") or 0)
         self.from_last = at if id.startswith("d") else self._count(id) - 1 - at
 
     def _count(self, id: str) -> int:
-        if id not in self.traced:
-            return 0
-        return next(n for n in count(1) if f"{id}[{n}]" not in self.traced)
+        return self.counts.get(id, 0)
 
     def __getitem__(self, id: str) -> Any:
         number = self.from_last if id.startswith("d") else self._count(id) - 1 - self.from_last
@@ -270,6 +271,11 @@ class Pass(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.traced)
+
+
+def passes_of(traced: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return how many passes each equation has."""
+    return Counter(key.partition("[")[0] for key in traced)
 
 
 def disturbance(sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0) -> equations.Hook:

@@ -1,0 +1,438 @@
+"""Plausible wrong readings of the recurrences: functions of the core's arguments that return (out, state).
+
+Those that change a step are written token by token; those that change an argument call the core. What stages of kernels
+get wrong, `stages` has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from refattn.mechanisms.delta import core
+from refattn.mechanisms.delta.judge.stages import STAGES, usual_eps
+from refattn.ops.heads import group_heads, repeat_heads, ungroup_heads
+from refattn.ops.unit_norm import unit
+from refattn.xp import Array, namespace, zeros
+
+Outputs = tuple[Array, Array]
+Reading = Callable[..., Outputs]
+
+
+def _core(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+    out, saved = core.forward(q, k, v, **options)
+    return out, saved.state
+
+
+# --- readings that change a step
+
+
+@dataclass(frozen=True)
+class _Token:
+    """What a token brings: k (b, g, d, 1), v (b, g, 1, e), and gates that broadcast to the state; 1 where absent."""
+
+    k: Array
+    v: Array
+    predicts: bool
+    beta: Any
+    a: Any
+    log_a: Any
+    mu: Any  # None without momentum
+    step: Any
+
+    def held(self, state: Array) -> Any:
+        """Return what a state holds for the key, 0 where nothing is predicted."""
+        return namespace(self.k).matrix_transpose(self.k) @ state if self.predicts else 0.0
+
+    def written(self, decayed: Array, momentum: Any, error: Any) -> tuple[Array, Any]:
+        """Return the state and the momentum after an error was written."""
+        if self.mu is None:
+            return decayed + self.k * (self.beta * error), momentum
+        momentum = self.mu * momentum + self.k * (self.step * error)
+        return decayed + self.beta * momentum, momentum
+
+
+Step = Callable[[_Token, Array, Any], tuple[Array, Any, Array]]
+"""Of a token, a state and a momentum: the next ones, and the state that is read."""
+
+
+def _along(x: Array | None, n: int) -> Any:
+    if x is None:
+        return 1.0
+    return x[:, :, n, None, None] if len(x.shape) == 3 else x[:, :, n, :, None]
+
+
+def _stepwise(step: Step) -> Reading:
+    """Return the recurrence with another step."""
+
+    def reading(
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        qk_norm: bool = False,
+        norm_eps: float | None = None,
+        state: Array | None = None,
+        scale: Any = None,
+        key_mask: Array | None = None,
+        lengths: Any = None,
+        chunk: Any = None,
+        **gates: Array | None,
+    ) -> Outputs:
+        xp, (b, g, tokens, e) = namespace(q, k, v), v.shape
+        d, heads = q.shape[3], max(q.shape[1], g)
+        if key_mask is not None:
+            rows = key_mask[:, None, :]
+            k, v = (xp.where(rows[..., None], x, 0.0) for x in (k, v))
+            gates = {
+                name: None if x is None else xp.where(rows if len(x.shape) == 3 else rows[..., None], x, 0.0)
+                for name, x in gates.items()
+            }
+        if qk_norm:
+            eps = usual_eps() if norm_eps is None else norm_eps
+            q, k = unit(q, eps)[0], unit(k, eps)[0]
+        queries, keys = group_heads(repeat_heads(q, heads), g), repeat_heads(k, g)
+        factor = 1.0 / math.sqrt(d) if scale is None else scale
+        beta, log_a, log_mu = (gates.get(name) for name in ("beta", "log_decay", "log_momentum"))
+        moving = log_mu is not None
+        first, outs, ends = 0, [zeros((b, g, heads // g, 0, e), v)], []
+        for m, length in enumerate([tokens] if lengths is None else lengths):
+            start = None if state is None else state if lengths is None else state[m : m + 1, ...]
+            zero = zeros((b, g, d, e), v)
+            at = zero if start is None else start[:, :, 0, ...] if moving else start
+            momentum = None if not moving else zero if start is None else start[:, :, 1, ...]
+            for n in range(first, first + length):
+                log = _along(log_a, n)
+                token = _Token(
+                    xp.matrix_transpose(keys[:, :, n : n + 1, :]),
+                    v[:, :, n : n + 1, :],
+                    beta is not None,
+                    _along(beta, n),
+                    1.0 if log_a is None else xp.exp(log),
+                    None if log_a is None else log,
+                    None if log_mu is None else xp.exp(_along(log_mu, n)),
+                    _along(gates.get("step"), n),
+                )
+                at, momentum, read = step(token, at, momentum)
+                outs.append((factor * (queries[:, :, :, n, :] @ read))[:, :, :, None, :])
+            first += length
+            ends.append(at if momentum is None else xp.stack([at, momentum], axis=2))
+        return ungroup_heads(xp.concat(outs, axis=3)), xp.concat(ends, axis=0)
+
+    return reading
+
+
+def write_then_decay(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Predict, write, and let all of it decay."""
+    state, momentum = t.written(state, momentum, t.v - t.held(state))
+    return t.a * state, momentum, t.a * state
+
+
+def predict_before_decay(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Ask the state that has not decayed yet."""
+    state, momentum = t.written(t.a * state, momentum, t.v - t.held(state))
+    return state, momentum, state
+
+
+def beta_on_prediction(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Write v - beta p."""
+    decayed = t.a * state
+    error = (t.v - t.beta * t.held(decayed)) / t.beta if t.predicts else t.v
+    state, momentum = t.written(decayed, momentum, error)
+    return state, momentum, state
+
+
+def beta_on_value(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Write beta v - p."""
+    decayed = t.a * state
+    error = (t.beta * t.v - t.held(decayed)) / t.beta if t.predicts else t.v
+    state, momentum = t.written(decayed, momentum, error)
+    return state, momentum, state
+
+
+def beta_in_the_keys(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Predict with beta k, and write with beta k."""
+    decayed = t.a * state
+    state, momentum = t.written(decayed, momentum, t.v - t.beta * t.held(decayed))
+    return state, momentum, state
+
+
+def read_before(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Read the state of the token before."""
+    following, momentum = t.written(t.a * state, momentum, t.v - t.held(t.a * state))
+    return following, momentum, state
+
+
+def read_decayed(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Read after the decay, before the write."""
+    following, momentum = t.written(t.a * state, momentum, t.v - t.held(t.a * state))
+    return following, momentum, t.a * state
+
+
+def gate_as_it_is(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Multiply by the logarithm of the decay."""
+    decayed = state if t.log_a is None else namespace(t.k).where(t.log_a == -math.inf, 0.0, t.log_a) * state
+    state, momentum = t.written(decayed, momentum, t.v - t.held(decayed))
+    return state, momentum, state
+
+
+def decay_of_values(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Let columns of the state decay, where it has as many as rows."""
+    xp = namespace(t.k)
+    turns = state.shape[-2] == state.shape[-1] and not isinstance(t.a, float)
+    decayed = (xp.matrix_transpose(t.a) if turns else t.a) * state
+    state, momentum = t.written(decayed, momentum, t.v - t.held(decayed))
+    return state, momentum, state
+
+
+def other_sign(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Write p - v."""
+    decayed = t.a * state
+    error = t.held(decayed) - t.v if t.predicts else t.v
+    state, momentum = t.written(decayed, momentum, error)
+    return state, momentum, state
+
+
+def nesterov(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Write mu M_n + k u^T."""
+    decayed = t.a * state
+    error = t.v - t.held(decayed)
+    state, momentum = t.written(decayed, momentum, error)
+    if t.mu is not None:
+        state = decayed + t.beta * (t.mu * momentum + t.k * (t.step * error))
+    return state, momentum, state
+
+
+def momentum_of_the_sum(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Let the write of the token itself be damped, too: M = mu (M + k u^T)."""
+    decayed = t.a * state
+    error = t.v - t.held(decayed)
+    if t.mu is None:
+        state, momentum = t.written(decayed, momentum, error)
+    else:
+        momentum = t.mu * (momentum + t.k * (t.step * error))
+        state = decayed + t.beta * momentum
+    return state, momentum, state
+
+
+def momentum_before(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Write the momentum of the token before."""
+    decayed = t.a * state
+    following, after = t.written(decayed, momentum, t.v - t.held(decayed))
+    following = following if t.mu is None else decayed + t.beta * momentum
+    return following, after, following
+
+
+def averaged_momentum(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Weigh what is new by 1 - mu."""
+    decayed = t.a * state
+    factor = 1.0 if t.mu is None else 1.0 - t.mu
+    state, momentum = t.written(decayed, momentum, factor * (t.v - t.held(decayed)))
+    return state, momentum, state
+
+
+def step_of_the_state(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Let the step scale the write to the state, not the error that enters the momentum."""
+    decayed = t.a * state
+    error = t.v - t.held(decayed)
+    if t.mu is None:
+        state, momentum = t.written(decayed, momentum, error)
+    else:
+        momentum = t.mu * momentum + t.k * error
+        state = decayed + t.beta * t.step * momentum
+    return state, momentum, state
+
+
+def momentum_of_other_sign(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
+    """Take the momentum that comes in for that of the gradient, and give that: -M."""
+    decayed = t.a * state
+    state, after = t.written(decayed, None if momentum is None else -momentum, t.v - t.held(decayed))
+    return state, None if after is None else -after, state
+
+
+# --- readings that change an argument
+
+
+def _scale(q: Array, scale: Any) -> Any:
+    return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+
+
+def no_scale(q: Array, k: Array, v: Array, *, scale: Any = None, **options: Any) -> Outputs:
+    """Leave the scale out."""
+    return _core(q, k, v, scale=1.0, **options)
+
+
+def scale_twice(q: Array, k: Array, v: Array, *, scale: Any = None, **options: Any) -> Outputs:
+    """Scale the query and what is read."""
+    return _core(q, k, v, scale=_scale(q, scale) ** 2, **options)
+
+
+def scale_on_keys(q: Array, k: Array, v: Array, *, scale: Any = None, qk_norm: bool = False, **options: Any) -> Outputs:
+    """Scale keys as well, those that are normalised too."""
+    eps = options.pop("norm_eps", usual_eps())
+    q, k = (unit(q, eps)[0], unit(k, eps)[0]) if qk_norm else (q, k)
+    return _core(q, k * _scale(q, scale), v, scale=scale, **options)
+
+
+def scale_of_values(q: Array, k: Array, v: Array, *, scale: Any = None, **options: Any) -> Outputs:
+    """Take 1 / sqrt(width of v) where no scale is given."""
+    return _core(q, k, v, scale=1.0 / math.sqrt(v.shape[3]) if scale is None else scale, **options)
+
+
+def _normalised(which: str, by: Callable[[Array, float], Array]) -> Reading:
+    """Return the core with queries, keys or both normalised in another way, where they are."""
+
+    def reading(q: Array, k: Array, v: Array, *, qk_norm: bool = False, **options: Any) -> Outputs:
+        if not qk_norm:
+            return _core(q, k, v, **options)
+        eps = options.pop("norm_eps", usual_eps())
+        return _core(by(q, eps) if "q" in which else q, by(k, eps) if "k" in which else k, v, **options)
+
+    return reading
+
+
+def _at_least(x: Array, eps: float) -> Array:
+    """Divide by max(norm, eps)."""
+    xp = namespace(x)
+    norm = xp.sqrt(xp.vecdot(x, x))[..., None]
+    return x / xp.where(norm > eps, norm, eps)
+
+
+def _of_the_mean(x: Array, eps: float) -> Array:
+    """Add eps to the mean of the squares."""
+    xp = namespace(x)
+    return x / xp.sqrt(xp.vecdot(x, x)[..., None] + eps * x.shape[-1])
+
+
+def _gates(change: Callable[[str, Array], Array], *, head: int = 0) -> Reading:
+    def reading(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+        names = ("beta", "log_decay", "log_momentum", "step")
+        changed = {n: change(n, options[n]) for n in names if options.get(n) is not None}
+        return _core(q, k, v, **{**options, **changed})
+
+    return reading
+
+
+def _base_two(name: str, x: Array) -> Array:
+    return x * math.log(2.0) if name == "log_decay" else x
+
+
+def _one_late(name: str, x: Array) -> Array:
+    if name != "log_decay":
+        return x
+    return namespace(x).concat([0.0 * x[:, :, :1], x[:, :, :-1]], axis=2)
+
+
+def _first_without(name: str, x: Array) -> Array:
+    if name != "log_decay":
+        return x
+    xp = namespace(x)
+    return xp.concat([xp.zeros_like(x[:, :, :1]), x[:, :, 1:]], axis=2)
+
+
+def _sigmoid_again(name: str, x: Array) -> Array:
+    return 1.0 / (1.0 + namespace(x).exp(-x)) if name == "beta" else x
+
+
+def _half(name: str, x: Array) -> Array:
+    return 0.5 * x if name == "beta" else x
+
+
+def state_ignored(q: Array, k: Array, v: Array, *, state: Array | None = None, **options: Any) -> Outputs:
+    """Begin with 0."""
+    return _core(q, k, v, **options)
+
+
+def state_turned_in(q: Array, k: Array, v: Array, *, state: Array | None = None, **options: Any) -> Outputs:
+    """Take the state that comes in as (value, key), where that fits."""
+    if state is not None and state.shape[-1] == state.shape[-2]:
+        state = namespace(state).matrix_transpose(state)
+    return _core(q, k, v, state=state, **options)
+
+
+def state_turned_out(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+    """Give the state as (value, key), where that fits."""
+    out, last = _core(q, k, v, **options)
+    return out, namespace(last).matrix_transpose(last) if last.shape[-1] == last.shape[-2] else last
+
+
+def _tiled(x: Array, heads: int) -> Array:
+    """Return heads 0, 1, ..., 0, 1, ... in place of 0, 0, ..., 1, 1, ..."""
+    return x if x.shape[1] == 0 else namespace(x).concat([x] * (heads // x.shape[1]), axis=1)
+
+
+def queries_tiled(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+    """Let output head o read state head o mod g, or with query head o mod h."""
+    heads, groups = max(q.shape[1], v.shape[1]), v.shape[1]
+    if q.shape[1] < groups:
+        return _core(_tiled(q, heads), k, v, **options)
+    shared = heads // groups
+    xp = namespace(q)
+    order = [a + r * groups for a in range(groups) for r in range(shared)]
+    moved = xp.concat([q[:, a : a + 1, ...] for a in order], axis=1)
+    out, last = _core(moved, k, v, **options)
+    back = [order.index(o) for o in range(heads)]
+    return xp.concat([out[:, a : a + 1, ...] for a in back], axis=1), last
+
+
+def keys_tiled(q: Array, k: Array, v: Array, **options: Any) -> Outputs:
+    """Give state head x key head x mod f."""
+    return _core(q, _tiled(k, v.shape[1]), v, **options)
+
+
+def mask_of_values(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **options: Any) -> Outputs:
+    """Let padding have values of 0, and do all else."""
+    if key_mask is not None:
+        v = namespace(v).where(key_mask[:, None, :, None], v, 0.0)
+    return _core(q, k, v, **options)
+
+
+def mask_that_decays(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **options: Any) -> Outputs:
+    """Write nothing for padding, and let the state decay there."""
+    if key_mask is not None:
+        xp = namespace(v)
+        v, k = (xp.where(key_mask[:, None, :, None], x, 0.0) for x in (v, k))
+    return _core(q, k, v, **options)
+
+
+CONVENTIONS: dict[str, Reading] = {
+    "write, then decay": _stepwise(write_then_decay),
+    "prediction before the decay": _stepwise(predict_before_decay),
+    "beta on the prediction alone": _stepwise(beta_on_prediction),
+    "beta on the value alone": _stepwise(beta_on_value),
+    "beta in the keys, read and written": _stepwise(beta_in_the_keys),
+    "read before the token": _stepwise(read_before),
+    "read before the write": _stepwise(read_decayed),
+    "error of the other sign": _stepwise(other_sign),
+    "gate not exponentiated": _stepwise(gate_as_it_is),
+    "decay on the axis of values": _stepwise(decay_of_values),
+    "momentum of Nesterov": _stepwise(nesterov),
+    "momentum damps the new write": _stepwise(momentum_of_the_sum),
+    "momentum of the token before": _stepwise(momentum_before),
+    "momentum as an average": _stepwise(averaged_momentum),
+    "step on the state": _stepwise(step_of_the_state),
+    "momentum of the other sign": _stepwise(momentum_of_other_sign),
+    "scale left out": no_scale,
+    "scale applied twice": scale_twice,
+    "scale on keys too": scale_on_keys,
+    "scale of the values' width": scale_of_values,
+    "norm_eps as the least norm": _normalised("qk", _at_least),
+    "norm_eps on the mean": _normalised("qk", _of_the_mean),
+    "queries alone normalised": _normalised("q", lambda x, eps: unit(x, eps)[0]),
+    "keys alone normalised": _normalised("k", lambda x, eps: unit(x, eps)[0]),
+    "gate to base 2": _gates(_base_two),
+    "gate one token late": _gates(_one_late),
+    "first token does not decay": _gates(_first_without),
+    "beta through a sigmoid again": _gates(_sigmoid_again),
+    "half of beta": _gates(_half),
+    "state in ignored": state_ignored,
+    "state in transposed": state_turned_in,
+    "state out transposed": state_turned_out,
+    "queries tiled": queries_tiled,
+    "keys tiled": keys_tiled,
+    "mask of values alone": mask_of_values,
+    "masked tokens decay": mask_that_decays,
+    **STAGES,
+}

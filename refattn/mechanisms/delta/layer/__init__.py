@@ -1,0 +1,1 @@
+"""The mechanism as a layer, and the same token by token."""

@@ -1,0 +1,86 @@
+"""Runs of the linear recurrences that together reach every line with a tag, for tests/test_equation_ids.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refattn import Context, counter, equations, mechanism
+
+Make = Callable[[Any], Any]
+Run = tuple[Mapping[str, int], Callable[[], None]]
+
+
+def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
+    """Return (size by axis letter, call) for calls of the core in `form` and of the block, forward and backward.
+
+    `sizes` are all different; `make` turns a NumPy array into one of the library that the calls shall use. Key heads
+    divide state heads, and chunks of i tokens, which are j too, are l times as long as n.
+    """
+    heads = {**sizes, "h": 12, "g": 6, "r": 2, "f": 3}
+    chunks = {**heads, "i": 3, "j": 3, "l": 5, "n": 15}
+    core = partial(_core, make=make)
+    found: list[Run] = [(heads, partial(core, heads, form, rule=rule)) for rule in GATES]
+    found += [(chunks, partial(core, chunks, "chunked", rule=rule)) for rule in GATES]
+    single = {**heads, "b": 1}
+    found.append((single, partial(core, single, form, rule="momentum", lengths=[4, 0, single["n"] - 4])))
+    found.append((chunks, partial(_traced, partial(core, chunks, "chunked", rule="gated_delta"))))
+    block, own = partial(_block, make=make), {**sizes, "f": sizes["g"]}
+    found += [(own, partial(block, own, options=options)) for options in BLOCKS]
+    return found
+
+
+def _traced(call: Callable[[], None]) -> None:
+    """Run under a hook that changes nothing: an inverse is computed for hooks alone."""
+    with equations.apply(lambda id, name, value: value):
+        call()
+
+
+GATES: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "gated_delta": ("beta", "log_decay"),
+    "kda": ("beta", "channels"),
+    "momentum": ("beta", "log_decay", "log_momentum", "step"),
+    "momentum alone": ("beta", "log_momentum"),
+}
+
+BLOCKS: tuple[dict[str, Any], ...] = (
+    {"rule": "linear", "activation": "none", "out_norm": False, "residual": False},
+    {"rule": "gated_delta", "decay": "channel", "decay_map": "bounded", "conv": 3, "bias": True, "gate": "sigmoid"},
+    {"rule": "momentum", "gate": "silu"},
+)
+
+
+def _draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=7, purpose=name)
+
+
+def _core(sizes: Mapping[str, int], form: str, *, make: Make, rule: str, lengths: list[int] | None = None) -> None:
+    b, h, f, g, n, d, e = (sizes[letter] for letter in "bhfgnde")
+    record = mechanism("delta")
+    assert record.core is not None
+    q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, f, n, d)), make(_draw("v", b, g, n, e))
+    given = {gate: make(-0.5 * counter.uniform((b, g, n), seed=7, purpose=gate)) for gate in GATES[rule]}
+    if "channels" in given:
+        given["log_decay"] = make(-0.5 * counter.uniform((b, g, n, d), seed=7, purpose="channels"))
+        del given["channels"]
+    options: dict[str, Any] = {"qk_norm": rule in ("kda", "momentum"), "lengths": lengths, "form": form}
+    options["chunk"] = sizes["i"]
+    options["key_mask"] = make(counter.uniform((b, n), seed=7, purpose="mask") < 0.8)
+    _, saved = record.core.forward(q, k, v, **given, **options)
+    record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
+
+
+def _block(sizes: Mapping[str, int], *, make: Make, options: dict[str, Any]) -> None:
+    b, h, g, n, d, e, m = (sizes[letter] for letter in "bhgndem")
+    block = mechanism("delta").block
+    config = block.Config(width=m, heads=h, kv_heads=g, head_width=d, value_width=e, **options)
+    x = make(np.asarray(_draw("x", b, n, m)))
+    context = Context(causal=True, key_mask=make(counter.uniform((b, n), seed=7, purpose="padding") < 0.8))
+    params = block.init(config, seed=7, like=x)
+    state, saved = block.forward(params, block.start(params, x, context), context)
+    d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, n, m)))
+    block.backward(params, saved, d_state)

@@ -1,0 +1,292 @@
+"""What holds of the recurrences whatever the numbers are, to the bit where it does; both forms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refattn as ra
+from refattn import backends, counter
+from refattn.mechanisms.delta import options
+from refattn.mechanisms.delta.judge.cases import RULES
+from refattn.verify.itself.laws import LAWS
+from refattn.verify.itself.probe import Core
+from refattn.verify.itself.samples import law_samples
+
+FORMS = ("recurrent", "chunked")
+Arrays = dict[str, Any]
+
+
+def draw(name: str, *shape: int) -> Any:
+    return counter.normal(shape, seed=29, purpose=f"delta.{name}")
+
+
+def uniform(name: str, low: float, high: float, *shape: int) -> Any:
+    return low + (high - low) * counter.uniform(shape, seed=29, purpose=f"delta.{name}")
+
+
+def call(rule: str, n: int = 13, *, b: int = 2, h: int = 2, f: int = 2, g: int = 2, d: int = 4, e: int = 3) -> Arrays:
+    """Arguments of a rule, keys of length 1 and a first state."""
+    k = draw("k", b, f, n, d)
+    x: Arrays = {"q": draw("q", b, h, n, d), "k": k / np.linalg.norm(k, axis=-1, keepdims=True)}
+    x["v"] = draw("v", b, g, n, e)
+    low_high = {"beta": (0.05, 0.95), "log_decay": (-0.5, 0.0), "log_momentum": (-1.5, 0.0), "step": (0.3, 1.5)}
+    for gate, axes in RULES[rule].items():
+        x[gate] = uniform(gate, *low_high[gate], *((b, g, n, d) if axes == "bgnd" else (b, g, n)))
+    x["state"] = draw("state", b, g, 2, d, e) if rule == "momentum" else draw("state", b, g, d, e)
+    return x
+
+
+def run(x: Arrays, form: str = "recurrent", **more: Any) -> tuple[Any, Any]:
+    return ra.delta.forward(**x, form=form, **more)
+
+
+def tokens(x: Arrays, at: slice) -> Arrays:
+    return {n: a if n == "state" else a[:, :, at] for n, a in x.items()}
+
+
+def close(a: Any, b: Any, error: float = 1e-12) -> None:
+    np.testing.assert_allclose(a, b, rtol=error, atol=error)
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(list(RULES)), st.sampled_from(FORMS), st.integers(0, 13), st.integers(1, 6))
+def test_a_sequence_in_two_parts_is_the_whole(rule: str, form: str, cut: int, chunk: int) -> None:
+    x, d_out = call(rule), draw("d_out", 2, 2, 13, 3)
+    whole, saved = run(x, form, chunk=chunk)
+    left, right = tokens(x, slice(cut)), tokens(x, slice(cut, None))
+    first, saved_left = run(left, form, chunk=chunk)
+    second, saved_right = run({**right, "state": saved_left.state}, form, chunk=chunk)
+    close(np.concatenate([first, second], axis=2), whole)
+    close(saved_right.state, saved.state)
+    d_last = draw("d_state", *saved.state.shape)
+    wanted = ra.delta.backward(saved, d_out, d_last)
+    later = ra.delta.backward(saved_right, d_out[:, :, cut:], d_last)
+    earlier = ra.delta.backward(saved_left, d_out[:, :, :cut], later["state"])
+    close(earlier["state"], wanted["state"])
+    close(earlier["scale"] + later["scale"], wanted["scale"])
+    for name in set(x) - {"state"}:
+        close(np.concatenate([earlier[name], later[name]], axis=2), wanted[name], 1e-11)
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from(list(RULES)),
+    st.sampled_from([(2, 2, 2), (4, 2, 2), (4, 1, 1), (2, 2, 4), (2, 1, 4), (1, 1, 2)]),
+    st.sampled_from([1, 2, 5, 16, 17, 37, 100]),
+    st.booleans(),
+)
+def test_any_chunk_gives_the_recurrence(rule: str, heads: tuple[int, int, int], chunk: int, norm: bool) -> None:
+    h, f, g = heads
+    x = call(rule, 37, b=1, h=h, f=f, g=g)
+    a, b = (run(x, form, qk_norm=norm, chunk=chunk) for form in FORMS)
+    close(b[0], a[0])
+    close(b[1].state, a[1].state)
+    d_out, d_state = draw("d_out", *a[0].shape), draw("d_state", *a[1].state.shape)
+    wanted, found = (ra.delta.backward(saved, d_out, d_state) for _, saved in (a, b))
+    assert set(wanted) == set(found) == {*x, "scale"}
+    for name, gradient in wanted.items():
+        assert name == "scale" or gradient.shape == x[name].shape
+        close(found[name], gradient, 1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", RULES)
+def test_packed_sequences_are_separate_ones_to_the_bit(rule: str, form: str) -> None:
+    x, lengths = call(rule, 14, b=1), (5, 0, 9)
+    x["state"] = draw("states", 3, *x["state"].shape[1:])
+    out, saved = run(x, form, lengths=lengths, chunk=4)
+    d_out, d_state = draw("d_out", *out.shape), draw("d_state", *saved.state.shape)
+    gradients = ra.delta.backward(saved, d_out, d_state)
+    for m, (first, stop) in enumerate([(0, 5), (5, 5), (5, 14)]):
+        part = tokens(x, slice(first, stop)) | {"state": x["state"][m : m + 1]}
+        alone, kept = run(part, form, chunk=4)
+        assert np.array_equal(alone, out[:, :, first:stop])
+        assert np.array_equal(kept.state, saved.state[m : m + 1])
+        wanted = ra.delta.backward(kept, d_out[:, :, first:stop], d_state[m : m + 1])
+        assert np.array_equal(wanted["state"], gradients["state"][m : m + 1])
+        if form == "recurrent":
+            assert all(np.array_equal(wanted[name], gradients[name][:, :, first:stop]) for name in set(x) - {"state"})
+    assert np.array_equal(saved.state[1], x["state"][1]) and np.array_equal(gradients["state"][1], d_state[1])
+
+
+def test_no_token_passes_the_state() -> None:
+    x = call("kda", 0)
+    out, saved = run(x)
+    d_state = draw("d_state", *saved.state.shape)
+    gradients = ra.delta.backward(saved, out, d_state)
+    assert out.shape == (2, 2, 0, 3)
+    assert np.array_equal(saved.state, x["state"]) and np.array_equal(gradients["state"], d_state)
+    assert gradients["log_decay"].shape == (2, 2, 0, 4) and gradients["scale"] == 0.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_neutral_gates_are_absent_ones(form: str) -> None:
+    x = call("delta")
+    out, saved = run(x, form)
+    same, also = run({**x, "log_decay": np.zeros((2, 2, 13))}, form)
+    assert np.array_equal(out, same) and np.array_equal(saved.state, also.state)
+    kept = run({**x, "beta": 0.0 * x["beta"], "log_decay": np.zeros((2, 2, 13))}, form)[1]
+    assert np.array_equal(kept.state, x["state"])
+    y = call("gated-delta")
+    channels = np.repeat(y["log_decay"][..., None], 4, axis=-1)
+    close(run({**y, "log_decay": channels}, form)[0], run(y, form)[0])
+    both = np.stack([y["state"], draw("M", *y["state"].shape)], axis=2)
+    forgotten = {**y, "state": both, "log_momentum": np.full((2, 2, 13), -np.inf)}
+    close(run(forgotten, form)[0], run(y, form)[0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_masked_tokens_are_removed_ones(form: str) -> None:
+    x, keep = call("kda", b=1), np.arange(13) % 3 != 1
+    dirty = {n: a.copy() for n, a in x.items()}
+    for name in ("k", "v", "beta", "log_decay"):
+        dirty[name][:, :, ~keep] = np.nan
+    out, saved = run(dirty, form, key_mask=keep[None], chunk=4)
+    short, kept = run({n: a if n == "state" else a[:, :, keep] for n, a in x.items()}, form, chunk=4)
+    d_out = draw("d_out", *out.shape)
+    gradients = ra.delta.backward(saved, d_out)
+    if form == "recurrent":
+        assert np.array_equal(out[:, :, keep], short) and np.array_equal(saved.state, kept.state)
+    close(out[:, :, keep], short)
+    close(saved.state, kept.state)
+    for name in ("k", "v", "beta", "log_decay"):
+        assert not np.any(gradients[name][:, :, ~keep]) and np.all(np.isfinite(gradients[name]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_decay_to_0_begins_a_sequence(form: str) -> None:
+    x = call("kda", 12)
+    x["log_decay"][:, :, 5] = -np.inf
+    out, saved = run(x, form, chunk=8)
+    fresh = tokens(x, slice(5, None))
+    fresh["state"] = 0.0 * x["state"]
+    fresh["log_decay"] = np.where(np.isinf(fresh["log_decay"]), 0.0, fresh["log_decay"])
+    close(run(fresh, form)[0], out[:, :, 5:])
+    gradients = ra.delta.backward(saved, draw("d_out", *out.shape))
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients.values())
+    assert not np.any(gradients["log_decay"][:, :, 5])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_an_associative_memory(form: str) -> None:
+    k, v = np.eye(6)[None, None], draw("v", 1, 1, 6, 3)
+    ones = np.ones((1, 1, 6))
+    assert np.array_equal(run({"q": k, "k": k, "v": v, "beta": ones}, form)[1].state[0, 0], v[0, 0])
+    one = np.broadcast_to(k[:, :, :1], (1, 1, 6, 6))
+    for beta, last in ((1.0, v[0, 0, -1]), (0.0, 0.0 * v[0, 0, 0])):
+        assert np.array_equal(run({"q": k, "k": one, "v": v, "beta": beta * ones}, form)[1].state[0, 0, 0], last)
+    signs = (-1.0) ** np.arange(5, -1, -1)
+    close(run({"q": k, "k": one, "v": v, "beta": 2.0 * ones}, form)[1].state[0, 0, 0], 2.0 * signs @ v[0, 0])
+    same = np.broadcast_to(v[:, :, :1], v.shape)
+    missing = same[0, 0, 0] - run({"q": k, "k": one, "v": same, "beta": 0.25 * ones}, form)[1].state[0, 0, 0]
+    close(missing, 0.75**6 * same[0, 0, 0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_signs_and_sizes_of_keys_and_values(form: str) -> None:
+    x = call("kda")
+    out, _ = run(x, form)
+    signs = np.where(counter.uniform((13,), seed=1, purpose="signs") < 0.5, -1.0, 1.0)[:, None]
+    assert np.array_equal(run({**x, "k": signs * x["k"], "v": signs * x["v"]}, form)[0], out)
+    scaled = {**x, "k": 4.0 * x["k"], "v": 4.0 * x["v"], "beta": x["beta"] / 16.0}
+    assert np.array_equal(run(scaled, form)[0], out)
+
+
+def test_a_rotation_of_keys_and_queries() -> None:
+    x, turn = call("gated-delta"), np.linalg.qr(draw("turn", 4, 4))[0]
+    out, saved = run(x)
+    turned = {**x, "q": x["q"] @ turn, "k": x["k"] @ turn, "state": turn.T @ x["state"]}
+    again, also = run(turned)
+    close(again, out)
+    close(also.state, turn.T @ saved.state)
+
+
+def test_reflections_keep_the_size_of_the_state() -> None:
+    x = call("delta", 64, b=1)
+    x |= {"beta": np.full((1, 2, 64), 2.0), "v": 0.0 * x["v"]}
+    close(np.linalg.norm(run(x)[1].state), np.linalg.norm(x["state"]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_gradient_of_the_decay_from_those_of_queries_and_keys(form: str) -> None:
+    """Sums from the end on of q dq - k dk, and the last state with its gradient."""
+    x = call("gated-channel")
+    out, saved = run(x, form)
+    d_out, d_last = draw("d_out", *out.shape), draw("d_last", *saved.state.shape)
+    d = ra.delta.backward(saved, d_out, d_last)
+    terms = x["q"] * d["q"] - x["k"] * d["k"]  # without beta nothing is predicted
+    sums = np.cumsum(terms[:, :, ::-1], axis=2)[:, :, ::-1]
+    close(d["log_decay"], sums + np.sum(d_last * saved.state, axis=-1)[:, :, None], 1e-11)
+
+
+def test_linear_is_higher_order_attention_of_order_1_without_its_normaliser() -> None:
+    x = call("linear")
+    del x["state"]
+    out, _ = run(x, scale=1.0)
+    other, saved = ra.higher_order.forward(
+        **x, order=1, alpha=1.0 / math.sqrt(4), layer_norm=False, normaliser="add(eps=1e-300)", causal=True
+    )
+    close(other * saved.normaliser[..., None] - np.cumsum(x["v"], axis=2), out, 1e-11)
+
+
+def test_steps_and_beta_of_a_momentum() -> None:
+    x = call("momentum")
+    out, saved = run(x)
+    state = np.stack([x["state"][:, :, 0], 8.0 * x["state"][:, :, 1]], axis=2)
+    same, also = run({**x, "step": 8.0 * x["step"], "beta": x["beta"] / 8.0, "state": state})
+    close(same, out)
+    close(also.state[:, :, 0], saved.state[:, :, 0])
+
+
+def test_strong_decays_lose_no_digits_in_float32() -> None:
+    x = {n: a.astype(np.float32) for n, a in call("kda", 64, b=1, d=8).items()}
+    x["log_decay"] = (-0.05 * np.ones_like(x["log_decay"])).astype(np.float32)
+    x["log_decay"][:, :, 20] = -3000.0
+    wide = {n: a.astype(np.float64) for n, a in x.items()}
+    d_out = draw("d_out", 1, 2, 64, 3)
+    exact, kept = run(wide)
+    wanted = ra.delta.backward(kept, d_out)
+    for form in FORMS:
+        out, saved = run(x, form)
+        found = ra.delta.backward(saved, d_out.astype(np.float32)) | {"out": out}
+        for name, truth in {**wanted, "out": exact}.items():
+            assert np.max(np.abs(found[name] - truth)) <= 2e-6 * np.max(np.abs(truth)), (form, name)
+
+
+def test_equal_keys_and_momenta_lose_no_digits_in_float32() -> None:
+    ones = np.ones((1, 1, 64))
+    k, v = np.broadcast_to(np.eye(8)[0], (1, 1, 64, 8)), np.rint(4.0 * draw("v", 1, 1, 64, 3))
+    x = {n: a.astype(np.float32) for n, a in {"q": k, "k": k, "v": v, "beta": ones}.items()}
+    assert np.array_equal(run(x, "chunked", chunk=64)[0], run(x)[0])
+    y = call("momentum", 64, b=1, d=8)
+    y["log_momentum"] = -np.ones((1, 2, 64))
+    exact = run(y)[0]
+    found = run({n: a.astype(np.float32) for n, a in y.items()}, "chunked", chunk=64)[0]
+    assert np.max(np.abs(found - exact)) <= 1e-5 * np.max(np.abs(exact))
+
+
+def test_a_state_in_bfloat16_does_not_converge() -> None:
+    """What a kernel loses that stores its state so; one that keeps it wide is as near as it should be."""
+    from refattn.golden.storage import round_to
+
+    v = draw("v", 8, 1)
+    narrow = wide = np.zeros((8, 1))
+    for _ in range(256):
+        wide = wide + (v - wide) / 16.0
+        narrow = round_to(narrow + (v - narrow) / 16.0, "bfloat16")
+    assert np.max(np.abs(v - wide)) < 1e-6 and np.max(np.abs(v - narrow)) > 5e-3
+
+
+def test_padding_that_decays_breaks_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, samples = ra.mechanism("delta"), law_samples(ra.mechanism("delta"), None)
+    core = Core(record, "recurrent", backends.get("numpy"), "float64")
+    assert max(LAWS["sequence_padding"](core, s) for s in samples) <= 1.0
+    right = options.hidden
+    monkeypatch.setattr(options, "hidden", lambda x, mask: right(x, mask) if len(x.shape) == 4 else x)  # gates stay
+    assert LAWS["sequence_padding"](core, samples[0]) > 1.0
