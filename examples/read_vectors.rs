@@ -14,9 +14,9 @@ fn fail(why: &str) -> ! {
     process::exit(2)
 }
 
-/// The CRC-32 of zlib.
-fn crc32(text: &str) -> u32 {
-    !text.bytes().fold(!0, |crc, byte| {
+/// The CRC-32 of zlib, of a text after another one.
+fn crc32(text: &str, before: u32) -> u32 {
+    !text.bytes().fold(!before, |crc, byte| {
         (0..8).fold(crc ^ byte as u32, |crc, _| (crc >> 1) ^ if crc & 1 == 1 { 0xEDB88320 } else { 0 })
     })
 }
@@ -32,6 +32,10 @@ fn word(i: u64, purpose: u32) -> u32 {
     c[(i % 4) as usize]
 }
 
+fn uniform(e: u64, purpose: u32) -> f64 {
+    (word(e, purpose) >> 8) as f64 / 16777216.0
+}
+
 /// The nearest number with 8 significant bits, ties to even.
 fn to_bfloat16(x: f64) -> f64 {
     let exponent = ((x.to_bits() >> 52 & 0x7FF) as i32 - 1023).max(-126);
@@ -39,12 +43,20 @@ fn to_bfloat16(x: f64) -> f64 {
     (x / step).round_ties_even() * step
 }
 
-/// Element e of a designed array whose last two axes are rows of this width.
-fn made(e: u64, design: &str, n: &[f64], (rows, width): (u64, u64), purpose: u32) -> f64 {
-    let (row, w) = (e / width % rows, word(e, purpose) as u64);
-    let below = |count: f64| (count as u64 * w >> 32) as f64;
+/// Element e of a designed array whose last axes are heads, rows and the width of these.
+fn made(e: u64, design: &str, n: &[f64], [heads, rows, width]: [u64; 3], purpose: u32) -> f64 {
+    let (row, head) = (e / width % rows, e / width / rows % heads);
+    let below = |count: f64| (count as u64 * word(e, purpose) as u64 >> 32) as f64;
     let of = match design {
-        "mask" => return f64::from((w >> 8) as f64 / 16777216.0 < n[0]),
+        "mask" => return f64::from(uniform(e, purpose) < n[0]),
+        "counts" => return n[e as usize % n.len()],
+        "list" => return to_bfloat16(n[e as usize % n.len()]),
+        "dropout" => return if uniform(e, purpose) < n[0] { 0.0 } else { to_bfloat16(1.0 / (1.0 - n[0])) },
+        "biased" if uniform(e, crc32(".hidden", purpose)) < n[1] => return f64::NEG_INFINITY,
+        "alibi" => {
+            let slope = if n[1] == 0.0 { 2f64.powf(-8.0 * (head + 1) as f64 / heads as f64) } else { n[1] };
+            return to_bfloat16(-slope * (row as f64 + n[0] - (e % width) as f64).abs());
+        }
         "ranks" => return if e % width == 0 { n[0] * (1 + row / n[1] as u64) as f64 } else { 0.0 },
         "integers" => return n[0] + below(n[1] - n[0] + 1.0),
         "powers" => {
@@ -56,7 +68,7 @@ fn made(e: u64, design: &str, n: &[f64], (rows, width): (u64, u64), purpose: u32
         "resets" if row % n[1] as u64 == n[1] as u64 - 1 => return f64::NEG_INFINITY,
         "uniform" | "burst" | "resets" => {
             let high = if design == "uniform" { n[1] } else { 0.0 };
-            return to_bfloat16((n[0] + (high - n[0]) * ((w >> 8) as f64 / 16777216.0)) as f32 as f64);
+            return to_bfloat16((n[0] + (high - n[0]) * uniform(e, purpose)) as f32 as f64);
         }
         "repeated" => e - (row - row % n[1] as u64) * width,
         _ => e,
@@ -83,18 +95,19 @@ fn main() {
         fail("FILE: its header is longer than the file")
     };
     let Ok(text) = std::str::from_utf8(header) else { fail("FILE: its header is no text") };
-    let kind = if design == "mask" { "bool" } else { "float64" };
+    let kind = match design.as_str() { "mask" => "bool", "counts" => "int64", _ => "float64" };
     let Some((_, entry)) = text.split_once(&format!("\"{kind}/{name}\":{{")) else { fail("NAME: is not in the file") };
     let (shape, offsets) = (list(entry, "\"shape\":["), list(entry, "\"data_offsets\":["));
     let [first, last] = offsets[..] else { fail("FILE: an array is nowhere") };
     let Some(data) = file[8 + header.len()..].get(first..last) else { fail("FILE: an array reaches beyond its end") };
     let values: Vec<f64> = match kind {
         "bool" => data.iter().map(|&x| x as f64).collect(),
+        "int64" => data.chunks_exact(8).map(|x| i64::from_le_bytes(x.try_into().unwrap()) as f64).collect(),
         _ => data.chunks_exact(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect(),
     };
     let axis = |from_last: usize| shape.iter().rev().nth(from_last).map_or(1, |&n| n as u64);
     for (e, &x) in values.iter().enumerate() {
-        let expected = made(e as u64, design, &numbers, (axis(1), axis(0)), crc32(stream));
+        let expected = made(e as u64, design, &numbers, [axis(2), axis(1), axis(0)], crc32(stream, 0));
         if x != expected {
             println!("{name}: element {e} is {x:e}, made {expected:e}");
             process::exit(1)

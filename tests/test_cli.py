@@ -109,8 +109,8 @@ def objects(q, k, v, **options):
     return [object()]
 
 
-def three(q, k, v, **options):
-    return q, k, v
+def four(q, k, v, **options):
+    return q, k, v, v
 
 
 def raises(q, k, v, **options):
@@ -392,7 +392,7 @@ def test_a_wrong_implementation_disagrees(few: tuple[str, ...], kernels: Callabl
         ("none", "out"),
         ("text", "got str, needs an array"),
         ("objects", "got list, needs an array"),
-        ("three", "returned a tuple of 3, needs out or (out, lse)"),
+        ("four", "returned a tuple of 4, needs out, (out, lse, max), or a dict"),
         ("raises", "raised RuntimeError: no kernel for this"),
         ("mutates", "changed its inputs: q"),
     ],
@@ -487,7 +487,7 @@ def test_trace_shows_every_equation(tmp_path: Path) -> None:
         "Softmax attention: the core, case tiny, float64 on numpy"
     )
     data = facts((tmp_path / "trace.json").read_text())
-    assert [one["id"] for one in data["forward"]][:2] == ["SM.1", "SM.4"]
+    assert [one["id"] for one in data["forward"]][:2] == ["SM.1", "SM.18"]
     for one in (*data["forward"], *data["backward"]):
         assert f"\n{one['id']}  {re.sub(' {2,}', '   ', one['formula'])}\n" in result.stdout
         assert f"    {one['file']}:{one['line']}: {one['variable']} = " in result.stdout
@@ -506,7 +506,7 @@ def test_trace_of_one_equation() -> None:
     assert result.exit_code == 0
     assert re.findall(r"^(\S+)  ", result.stdout, re.MULTILINE) == ["GE.9", "GE.9[1]", "dGE.q"]
     refused = run("trace", "softmax", "--only", "SM.99")
-    assert refused.exit_code == 2 and "--only: got 'SM.99', needs one of those that ran: SM.1, SM.4" in refused.stderr
+    assert refused.exit_code == 2 and "--only: got 'SM.99', needs one of those that ran: SM.1, SM.18" in refused.stderr
 
 
 def test_trace_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,7 +616,7 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "my_kernels.py").write_text(KERNELS)
     result = process("verify", "softmax", "--impl", "my_kernels:attend", "--dtype", "float32", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1].startswith("softmax: agrees: 32 cases run")
+    assert result.stdout.splitlines()[-1].startswith("softmax: agrees: 37 cases run, 51 declined")
 
 
 @pytest.mark.parametrize("place", ["missing/found.json", "."])
@@ -775,7 +775,7 @@ def test_on_a_terminal(plain: bool, monkeypatch: pytest.MonkeyPatch, kernels: Ca
     assert child.returncode == 0
     text = seen.decode().replace("\r\n", "\n")
     assert ("\x1b" in text) is not plain
-    assert ("verify softmax: 32 of 32 cases" in text) is plain
+    assert bool(re.search(r"verify softmax: (\d+) of \1 cases", text)) is plain
     report = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text[text.rindex("against") :])
     assert max(map(len, report.splitlines())) <= 100
 

@@ -31,7 +31,8 @@ SHAPES = {"q": (2, 4, 9, 3), "k": (2, 2, 14, 3), "v": (2, 2, 14, 5), "d_out": (2
 OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "masks": {"mask": np.arange(14) % 5 != 2, "causal": True},
-    "all": {"mask": np.arange(14) % 5 != 2, "causal": True, "scale": 0.7, "softcap": 1.5},
+    "all": {"mask": np.arange(14) % 5 != 2, "causal": True, "scale": 0.7, "softcap": 1.5}
+    | {"bias": np.sin(np.arange(14.0)), "sink": np.arange(4.0)[:, None], "keep": 1.0 + np.arange(14.0) % 2.0},
 }
 
 LARGE = 3000.0  # with queries of this size no bound is small enough to do without the maximum
@@ -44,7 +45,9 @@ def draw(name: str, dtype: str = "float64", scale: float = 1.0) -> Any:
 def attend(form: str, options: str = "all", dtype: str = "float64", scale: float = 1.0) -> dict[str, Any]:
     """One forward and backward; results by name."""
     inputs = draw("q", dtype, scale), draw("k", dtype), draw("v", dtype)
-    given = {n: x.reshape(1, 1, 1, 14) if n == "mask" else x for n, x in OPTIONS[options].items()}
+    given = dict(OPTIONS[options])
+    given |= {n: x.reshape(1, 1, 1, 14) for n, x in given.items() if n in ("mask", "bias", "keep")}
+    given |= {n: x.astype(dtype) for n, x in given.items() if n in ("bias", "sink", "keep")}
     out, saved = ra.softmax.forward(*inputs, **given, form=form)
     return {
         "out": out,
@@ -191,7 +194,7 @@ def test_tracebacks_show_the_line_that_failed(form: ModuleType) -> None:
 
 def test_an_error_in_the_code_itself_is_at_its_line() -> None:
     line = next(tag.line for tag in equations.tags(dense) if tag.id == "SM.8")
-    with pytest.raises(ValueError, match="matmul") as caught, equations.mutate("SM.7", lambda w: w[..., :-1]):
+    with pytest.raises(ValueError, match="matmul") as caught, equations.mutate("SM.17", lambda w: w[..., :-1]):
         attend("dense")
     assert [frame.lineno for frame in traceback.extract_tb(caught.tb) if frame.filename == dense.__file__] == [line]
 
@@ -246,7 +249,7 @@ def test_only_claims_are_hooked(small: Callable[[str], ModuleType]) -> None:
 
 def test_the_declared_equations() -> None:
     found = equations.declared(dense)
-    assert list(found)[:3] == ["SM.1", "SM.2", "SM.3"]
+    assert list(found)[:3] == ["SM.1", "SM.2", "SM.15"]
     assert found["SM.1"] == "s_ij = scale q_i . k_j"
     assert found["dSM.q"] == "dq_i = scale sum_j ds_ij k_j"
     assert equations.declared(ModuleType("empty")) == {}
@@ -267,7 +270,7 @@ def test_the_inner_hook_acts_first() -> None:
 
     with equations.apply(named("outer")), equations.apply(named("middle")), equations.apply(named("inner")):
         attend("dense", "none")
-    assert order[:4] == [("inner", "SM.1"), ("middle", "SM.1"), ("outer", "SM.1"), ("inner", "SM.4")]
+    assert order[:4] == [("inner", "SM.1"), ("middle", "SM.1"), ("outer", "SM.1"), ("inner", "SM.18")]
 
 
 def test_an_outer_trace_sees_what_an_inner_hook_made() -> None:
@@ -417,14 +420,14 @@ def test_a_trace_is_told_as_a_table() -> None:
 def test_a_trace_is_a_mapping() -> None:
     with ra.trace() as t:
         out, _ = ra.softmax.forward(draw("q"), draw("k"), draw("v"))
-    assert list(t) == ["SM.1", "SM.4", "SM.5", "SM.6", "SM.7", "SM.8", "SM.9"]
-    assert len(t) == 7
+    assert list(t) == ["SM.1", "SM.18", "SM.4", "SM.5", "SM.6", "SM.7", "SM.8", "SM.9"]
+    assert len(t) == 8
     assert "SM.8" in t and "SM.8[0]" in t and "SM.8[1]" not in t and "SM.2" not in t
     assert dict(t)["SM.8"] is t["SM.8"]
     assert t.get("SM.2") is None
     with pytest.raises(KeyError) as caught:
         t["SM.2"]
-    assert "SM.2: no such equation ran; these did: SM.1, SM.4, SM.5, SM.6, SM.7, SM.8, SM.9" in str(caught.value)
+    assert "SM.2: no such equation ran; these did: SM.1, SM.18, SM.4, SM.5, SM.6, SM.7, SM.8, SM.9" in str(caught.value)
     with ra.trace() as empty:
         pass
     with pytest.raises(KeyError, match="SM.1: no such equation ran; these did: none"):
@@ -490,7 +493,7 @@ def test_every_equation_can_be_mutated(id: str) -> None:
     np.testing.assert_array_equal(t[id], before[id] * 1.02)
     changed = [name for name in plain if not np.allclose(found[name], plain[name], rtol=1e-6, atol=1e-9)]
     # The maximum cancels in exact arithmetic; everything else shows.
-    assert bool(changed) == (id != "SM.4")
+    assert bool(changed) == (id not in ("SM.4", "SM.18"))
     if id.startswith("d"):
         assert not {"out", "lse"} & set(changed)
 
@@ -527,7 +530,7 @@ def nothing(*given: Any) -> Any:
 )
 @pytest.mark.parametrize("id", ["SM.99", "sm.1", "SM.1 ", "", "scores"])
 def test_an_equation_that_there_is_not_is_told(hook: Any, id: str) -> None:
-    told = rf"^{re.escape(id)}: got no such equation, needs one that there is; these ran: SM.1, SM.4, SM.5, "
+    told = rf"^{re.escape(id)}: got no such equation, needs one that there is; these ran: SM.1, SM.18, SM.4, SM.5, "
     with pytest.raises(ValueError, match=told), hook(id):
         attend("dense", "none")
     with hook("SM.2"), pytest.raises(ZeroDivisionError), hook(id):  # an error of the block's own comes first

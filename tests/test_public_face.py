@@ -91,10 +91,11 @@ def test_an_unknown_case() -> None:
 
 def test_softmax_takes_the_arguments_of_the_design() -> None:
     parameters = inspect.signature(ra.softmax.forward).parameters
-    assert list(parameters) == ["q", "k", "v", "mask", "causal", "scale", "softcap", "form"]
+    tokens = ["mask", "causal", "window", "offset", "bias", "sink", "q_lengths", "k_lengths", "keep"]
+    assert list(parameters) == ["q", "k", "v", *tokens, "scale", "softcap", "form"]
     assert [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY] == list(parameters)[3:]
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
-    assert defaults == {"mask": None, "causal": False, "scale": None, "softcap": None, "form": "auto"}
+    assert defaults == dict.fromkeys([*tokens, "scale", "softcap"]) | {"causal": False, "form": "auto"}
     assert defaults == ra.mechanism("softmax").defaults
     parameters = inspect.signature(ra.softmax.backward).parameters
     assert list(parameters) == ["saved", "d_out", "d_lse"]

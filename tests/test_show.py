@@ -440,6 +440,7 @@ def test_stand_ins_give_the_bits_of_the_originals(x: NDArray[Any], dtype: str) -
         "eye_like": (3, x),
         "arange": (2, 7, x),
         "product": (x, np.matrix_transpose(x)),
+        "sum_wide_to": (x, (*x.shape[:-1], 1)),
         "concrete": (np.all(x > 0.0),),
         "run": (x, lambda n: x[:n, ...], (0, 1, 2)),
         "by_rows": (lambda x: (x + 1.0, x * x), x),

@@ -73,8 +73,8 @@ def usable(name: str) -> backends.Backend:
 
 
 def array(owner: backends.Backend, x: Any, dtype: str) -> Any:
-    """Return a host array as one of the backend, in the dtype of this name; masks as they are."""
-    if x.dtype.kind == "b" or dtype != "bfloat16":
+    """Return a host array as one of the backend, in the dtype of this name; masks and integers as they are."""
+    if x.dtype.kind != "f" or dtype != "bfloat16":
         return owner.from_numpy(x)
     if not hasattr(owner.namespace(), dtype):
         raise NotImplementedError(f"{owner.name} has no {dtype}")

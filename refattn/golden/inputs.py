@@ -70,11 +70,11 @@ def _biased(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, pur
 def _alibi(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """-slope |i + `offset` - j| (b, h, i, j), with the slopes 2^(-8 n / h) of heads n = 1, 2, ..., h; h a power of two.
 
-    With a `step` all slopes are that number.
+    With a `step` (0 if absent) other than 0 all slopes are that number.
     """
     heads, queries, keys = shape[-3:]
     slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
-    slopes = np.full(heads, numbers["step"]) if "step" in numbers else slopes
+    slopes = np.full(heads, numbers["step"]) if numbers.get("step", 0.0) else slopes
     distance = np.abs(np.arange(queries)[:, None] + int(numbers["offset"]) - np.arange(keys))
     return np.broadcast_to(-slopes[:, None, None] * distance, shape).copy()
 

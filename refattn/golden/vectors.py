@@ -168,8 +168,16 @@ def _write(folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[st
         entries.append({**entry, "file": name, "bytes": len(data), "sha256": sha256(data).hexdigest()})
     manifest = {"format": FORMAT, **about, "count": len(entries), "sha256": _of_all(entries), "cases": entries}
     manifest["manifest_sha256"] = _of_manifest(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(_text(manifest), encoding="utf-8")
     return manifest
+
+
+def _text(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as JSON with a line for each case: indented, a quarter of it would be blanks."""
+    lines = ",\n".join(f"  {json.dumps(entry, allow_nan=False)}" for entry in manifest["cases"])
+    around = json.dumps({**manifest, "cases": []}, indent=1, allow_nan=False)
+    before, here, after = around.partition('\n "cases": [')
+    return f"{before}{here}\n{lines}\n {after}\n"
 
 
 def _vouched_for(folder: Path) -> list[str]:

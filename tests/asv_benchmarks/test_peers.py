@@ -313,6 +313,17 @@ def test_every_mechanism_is_compared_with_something() -> None:
         assert any(name.startswith(mechanism) for name in declarations.names()), mechanism
 
 
+@pytest.mark.parametrize("function", ["recurrent", "chunked"])
+def test_sides_of_the_delta_rule_compute_the_same(function: str) -> None:
+    pytest.importorskip("torch")
+    delta = importlib.import_module("asv_benchmarks.comparisons.delta")
+    out, gradients = getattr(delta, function)(n=2 * delta.CHUNK, run="both")()
+    expected, known = delta.ours(n=2 * delta.CHUNK, run="both")()
+    assert np.max(np.abs(out.detach().numpy() - expected)) < 1e-5 * np.max(np.abs(expected))
+    for name, found in gradients.items():
+        assert np.max(np.abs(found.numpy() - known[name])) < 1e-5 * np.max(np.abs(known[name])), name
+
+
 @pytest.mark.parametrize("function", ["compiled", "jitted"])
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -220,7 +220,7 @@ def test_a_run_is_not_made_longer() -> None:
         (["--set", "mechanism=softmax"], "setting: got 'mechanism', needs one of context"),
         (["--set", "steps"], "--set: got 'steps', needs NAME=VALUE"),
         (["--set", "block=3"], "block: got 3, needs block.NAME=VALUE"),
-        (["--set", "block.window=3"], "options: got 'window', softmax has kv_heads"),
+        (["--set", "block.windows=3"], "options: got 'windows'"),
         (["--set", "width=wide"], "width: got 'wide', needs a whole number of at least 1"),
         (["--set", "warmup=long"], "warmup: got 'long' of type str, needs a whole number"),
         (["--steps", "0"], "steps: got 0, needs a whole number of at least 1"),

@@ -45,7 +45,7 @@ def test_the_maximum_is_made_of_the_largest_score_alone(softmax: dict[str, Any])
     scores = next(step.value for step in found.steps if step.id == "SM.1").reshape(-1, 4)
     for row, largest in enumerate(np.argmax(scores, axis=-1)):
         for j in range(4):
-            assert ("SM.4" in softmax["SM.1"][4 * row + j]) == (j == largest)
+            assert ("SM.18" in softmax["SM.1"][4 * row + j]) == (j == largest)
 
 
 def test_what_is_hidden_feeds_nothing() -> None:
@@ -62,7 +62,7 @@ def test_every_number_is_used(name: str) -> None:
     measured = links(run, found)
     results = [np.asarray(x) for x in found.results.values()]
     for step in found.steps:
-        is_result = any(x.shape == step.value.shape and np.array_equal(x, step.value) for x in results)
+        is_result = any(np.all(np.isin(step.value, x)) for x in results)  # or a part of one, of one token
         is_gradient = not step.id.rpartition(".")[2][0].isdigit()  # of a number that was not given, say
         assert is_result or is_gradient or any(measured[step.id]), step.id
     forward = [step.id for step in found.forward]

@@ -12,7 +12,7 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.golden import inputs
-from refattn.golden.storage import round_to
+from refattn.golden.storage import has_gradient, largest, round_to
 from refattn.mechanisms.record import Case, Input
 
 
@@ -24,27 +24,48 @@ def bits(arrays: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_every_case_of_every_mechanism(mechanism: str, dtype: str) -> None:
     for case in ra.mechanism(mechanism).cases:
-        made = inputs.make(mechanism, case, dtype)
+        made = inputs.make(mechanism, dataclasses.replace(case, slack=""), dtype)
         shapes = {name: given.shape for name, given in case.inputs.items()}
         assert {name: x.shape for name, x in made.items()} == shapes, case.name
         for name, x in made.items():
-            if case.inputs[name].design == "mask":
-                assert x.dtype == bool, case.name
+            given = case.inputs[name]
+            if not has_gradient(x):
+                assert x.dtype == {"mask": bool, "counts": "int64"}[given.design], case.name
                 continue
+            assert given.design not in ("mask", "counts"), case.name
             assert x.dtype == ("float32" if dtype == "bfloat16" else dtype), case.name
-            finite = np.isfinite(x) | ((case.inputs[name].design == "resets") & (x == -np.inf))
+            finite = np.isfinite(x) | ((given.design == "resets" or "hidden" in given.numbers) & (x == -np.inf))
             assert np.all(finite) and np.array_equal(round_to(x.astype("float64"), dtype), x), case.name
-        assert bits(inputs.make(mechanism, case, dtype)) == bits(made), case.name
+        whole = inputs.make(mechanism, case, dtype)
+        assert bits(inputs.make(mechanism, case, dtype)) == bits(whole), case.name
+        assert bool(case.slack) == (bits(whole) != bits(made)), case.name
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("lengths-causal", {"k": "k", "v": "k"}), ("lengths-both", dict(zip("qkv", "qkk", strict=True)))]
+)
+def test_what_lengths_leave_out(name: str, kept: dict[str, str], dtype: str) -> None:
+    """Rows from a length on hold NaN or the largest number, and all else is what it was."""
+    case = ra.mechanism("softmax").case(name)
+    made, bare = (inputs.make("softmax", c, dtype) for c in (case, dataclasses.replace(case, slack="")))
+    for array, x in made.items():
+        expected = bare[array].copy()
+        for b, length in enumerate(made[f"{kept[array]}_lengths"] if array in kept else ()):
+            expected[b, :, length:] = np.nan if case.slack == "nan" else largest(dtype)
+        assert np.array_equal(x, expected, equal_nan=has_gradient(x)), array
 
 
 @pytest.mark.parametrize("mechanism", ra.list_mechanisms())
 def test_the_core_runs_on_them(mechanism: str) -> None:
-    """And they are exact in float32, so that float32 and float64 are given the same numbers."""
+    """And what exists is exact in float32, so that float32 and float64 are given the same numbers."""
     core = ra.mechanism(mechanism).core
     assert core is not None
     for case in ra.mechanism(mechanism).cases:
-        wide, narrow = inputs.make(mechanism, case, "float64"), inputs.make(mechanism, case, "float32")
+        bare = dataclasses.replace(case, slack="")
+        wide, narrow = inputs.make(mechanism, bare, "float64"), inputs.make(mechanism, bare, "float32")
         assert all(np.array_equal(wide[name], narrow[name]) for name in wide), case.name
+        narrow = inputs.make(mechanism, case, "float32")
         out, saved = core.forward(**narrow, **case.options)
         d_out = inputs.make_upstream(mechanism, case, "out", out.shape, "float32")
         gradients = core.backward(saved, d_out)

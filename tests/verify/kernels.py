@@ -126,10 +126,12 @@ def run(
     upstream: np.ndarray,
     *,
     causal: Any = False,
+    window: tuple[int | None, int | None] = (None, None),
+    offset: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return out, lse and the gradients of q, k, v as the kernel stores them (bfloat16 held in float32)."""
+    """Return out, lse and the gradients of the floating inputs as the kernel stores them (bfloat16 held in float32)."""
 
     def store(x: np.ndarray) -> np.ndarray:
         return round_to(x.astype(np.float64), dtype).astype(F)
@@ -137,35 +139,56 @@ def run(
     def inner(x: np.ndarray) -> np.ndarray:
         return store(x) if kernel.rounded_weights else x
 
-    q, k, v = (inputs[name].astype(F) for name in "qkv")
-    d_out = upstream.astype(F)
-    times = q.shape[1] // k.shape[1]
+    (n_b, heads, queries, _), keys = inputs["q"].shape, inputs["k"].shape[2]
+    counts = {
+        name: inputs.get(name, np.full(n_b, n))[:, None, None, None]
+        for name, n in (("q_lengths", queries), ("k_lengths", keys))
+    }
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
+    rows, columns = i < counts["q_lengths"], j < counts["k_lengths"]  # what exists
+    q, d_out = (np.where(rows, x.astype(F), F(0)) for x in (inputs["q"], upstream))
+    k, v = (np.where(np.swapaxes(columns, -1, -2), inputs[name].astype(F), F(0)) for name in "kv")
+    times = heads // k.shape[1]
     k, v = np.repeat(k, times, axis=1), np.repeat(v, times, axis=1)
-    queries, keys = q.shape[2], k.shape[2]
-    allowed = np.ones((queries, keys), bool)
-    if causal is not False:
-        offset = 0 if causal == "top_left" else keys - queries
-        allowed = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + offset
-    allowed = np.broadcast_to(allowed & inputs.get("mask", True), (*q.shape[:2], queries, keys))
+    if "offset" in inputs:
+        at_key = i + inputs["offset"][:, None, None, None]
+    elif offset is not None:
+        at_key = i + offset
+    else:
+        at_key = i + (0 if causal == "top_left" else counts["k_lengths"] - counts["q_lengths"])
+    left, right = window[0], window[1] if causal is False else 0
+    allowed = rows & columns & inputs.get("mask", True)
+    allowed = allowed if left is None else allowed & (j >= at_key - left)
+    allowed = allowed if right is None else allowed & (j <= at_key + right)
+    plane = (n_b, heads, queries, keys)
+    allowed = np.broadcast_to(allowed, plane)
+    bias = np.broadcast_to(inputs.get("bias", np.zeros((), F)).astype(F), plane)
+    keep = np.broadcast_to(inputs.get("keep", np.ones((), F)).astype(F), plane)
+    sink = inputs.get("sink", np.zeros((heads, 0), F)).astype(F).reshape(heads, -1)[None, :, None, :]
+    sinks = np.where(rows, sink, F(-np.inf))  # of each query that exists
     factor = F(1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
     product, seq = PRODUCTS[kernel.product], kernel.product == "sequential"
     if kernel.reversed_keys:
-        k, v, allowed = k[:, :, ::-1], v[:, :, ::-1], allowed[..., ::-1]
+        k, v = k[:, :, ::-1], v[:, :, ::-1]
+        allowed, bias, keep = allowed[..., ::-1], bias[..., ::-1], keep[..., ::-1]
 
     def scores(at: slice) -> tuple[np.ndarray, np.ndarray]:
         kt = np.swapaxes(k[:, :, at], -1, -2)
         s = product(q * factor, kt) if kernel.fused_scale else product(q, kt) * factor
         tanh = np.tanh(s / F(softcap)) if softcap is not None else np.zeros((), F)
         capped = F(softcap) * tanh if softcap is not None else s
-        return np.where(allowed[..., at], capped, F(-np.inf)), tanh
+        return np.where(allowed[..., at], capped + bias[..., at], F(-np.inf)), tanh
 
     log2e, exp = (F(math.log2(math.e)), np.exp2) if kernel.base_2 else (F(1.0), np.exp)
 
-    def attend(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Output and lse over the keys from `first` to before `last`."""
+    def attend(first: int, last: int, sinks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Output and lse over sinks and the keys from `first` to before `last`."""
         starts = range(first, last, kernel.chunk)
         top = np.full((*q.shape[:3], 1), -np.inf, F)
         total, out = np.zeros((*q.shape[:3], 1), F), np.zeros((*q.shape[:3], v.shape[-1]), F)
+        if sinks.shape[3]:
+            top = np.broadcast_to(np.max(sinks, axis=-1, keepdims=True), top.shape)
+            total = _sum_last(exp((sinks - np.where(np.isinf(top), F(0), top)) * log2e), seq)
         for start in reversed(starts) if kernel.backwards else starts:
             at = slice(start, min(start + kernel.chunk, last))
             s = scores(at)[0]
@@ -173,7 +196,7 @@ def run(
             shift = np.where(np.isinf(new), F(0), new)
             decay, p = exp((top - shift) * log2e), exp((s - shift) * log2e)
             total = total * decay + _sum_last(p, seq)
-            out = out * decay + product(inner(p), v[:, :, at])
+            out = out * decay + product(inner(p * keep[..., at]), v[:, :, at])
             top = new
         alive = total > 0
         divisor = np.where(alive, total, F(1))
@@ -183,16 +206,16 @@ def run(
 
     starts = range(0, keys, kernel.chunk)
     cuts = [keys * n // kernel.parts for n in range(kernel.parts + 1)]
-    out, lse = attend(*cuts[:2])
+    out, lse = attend(cuts[0], cuts[1], sinks)
     for first, last in pairwise(cuts[1:]):
-        other, its_lse = attend(first, last)
+        other, its_lse = attend(first, last, sinks[..., :0])
         both = np.logaddexp(lse, its_lse)
         known = np.where(np.isinf(both), F(0), both)
         out = out * np.exp(lse - known) + other * np.exp(its_lse - known)
         lse = both
     alive, out = ~np.isinf(lse), store(out)
 
-    def d_weights(at: slice) -> np.ndarray:
+    def d_kept(at: slice) -> np.ndarray:
         return product(d_out, np.swapaxes(v[:, :, at], -1, -2))
 
     def weights(at: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -200,16 +223,19 @@ def run(
         return exp((s - np.where(alive, lse, F(0))) * log2e), tanh
 
     if kernel.delta_of_weights:
-        delta = _sum_last(weights(slice(None))[0] * d_weights(slice(None)), seq)
+        delta = _sum_last(weights(slice(None))[0] * keep * d_kept(slice(None)), seq)
     else:
         delta = np.sum(d_out * out, axis=-1, keepdims=True)
     d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    d_bias, d_keep = np.zeros(plane, F), np.zeros(plane, F)
     for start in starts:
         at = slice(start, min(start + kernel.chunk, keys))
         p, tanh = weights(at)
-        d_v[:, :, at] = product(np.swapaxes(inner(p), -1, -2), d_out)
-        d_s = p * (d_weights(at) - delta)
-        d_s = inner(d_s * (F(1) - tanh * tanh))
+        d_v[:, :, at] = product(np.swapaxes(inner(p * keep[..., at]), -1, -2), d_out)
+        d_y = d_kept(at)
+        d_keep[..., at] = p * d_y
+        d_bias[..., at] = p * (keep[..., at] * d_y - delta)
+        d_s = inner(d_bias[..., at] * (F(1) - tanh * tanh))
         d_q += product(d_s, k[:, :, at]) * factor
         d_k[:, :, at] = product(np.swapaxes(d_s, -1, -2), q) * factor
 
@@ -218,5 +244,17 @@ def run(
         one = x.reshape(b, h // times, times, n, width).sum(axis=2)
         return one[:, :, ::-1] if kernel.reversed_keys else one
 
+    def of_scores(name: str, x: np.ndarray) -> np.ndarray:
+        """The sum over the axes that an input was broadcast along."""
+        shape = inputs[name].shape
+        full = (1,) * (4 - len(shape)) + shape
+        axes = tuple(n for n in range(4) if full[n] != plane[n])
+        x = x[..., ::-1] if kernel.reversed_keys else x
+        return np.sum(x, axis=axes, keepdims=True).reshape(shape)
+
     gradients = {"d_q": store(d_q), "d_k": store(per_group(d_k)), "d_v": store(per_group(d_v))}
+    gradients |= {f"d_{n}": store(of_scores(n, x)) for n, x in (("bias", d_bias), ("keep", d_keep)) if n in inputs}
+    if "sink" in inputs:
+        of_sinks = exp((sinks - np.where(alive, lse, F(0))) * log2e)
+        gradients["d_sink"] = store(-np.sum(of_sinks * delta, axis=(0, 2)).reshape(inputs["sink"].shape))
     return {"out": out, "lse": lse[..., 0], **gradients}

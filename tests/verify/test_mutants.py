@@ -133,13 +133,14 @@ def test_a_scale_that_is_2_percent_too_large_shows_in_bfloat16_in_the_output_alo
         if all(verdict.agrees for verdict in judge(result, known) if verdict.tensor == "out"):
             hidden.add(case.name)
     # Where one key has all the weight, or all have the same, or there is none, the scale does not matter.
-    assert hidden == {
+    exact = {case.name for case in RECORD.cases if case.exact}
+    assert hidden == exact | {
         "one-key",
         "no-key",
+        "no-key-sink",
         "no-query",
+        "no-length",
         "huge-scores",
-        "exact",
-        "exact-pairs",
-        "exact-mean",
         "empty-rows",
+        "window-mask",  # of three keys most rows keep one or none
     }

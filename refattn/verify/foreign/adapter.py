@@ -156,6 +156,8 @@ def _call(
         return Decline("it takes no dtype=, and so cannot be told that its float32 arrays stand for bfloat16")
     extra = dict(options) | ({"dtype": dtype} if _takes_dtype(forward) else {})
     arguments = {name: _given(x, framework, dtype) for name, x in inputs.items()}
+    if lacking := _lacking(forward, (*arguments, *extra)):
+        return Decline(f"it takes no {', '.join(lacking)}")
     before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
     returned = forward(**arguments, **extra)
     if isinstance(returned, Decline):
@@ -395,6 +397,17 @@ def _takes(function: Any, name: str) -> bool:
         return function is not None and name in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
+
+
+def _lacking(function: Any, names: Iterable[str]) -> list[str]:
+    """Return the arguments of a case that a function has no parameter for; none where its parameters are not known."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return []
+    return [name for name in names if name not in parameters]
 
 
 def _words(error: BaseException) -> str:

@@ -214,7 +214,8 @@ def core_subjects(mechanism: Mechanism, cases: Iterable[Case], *, full: bool = T
 
     Without `full` after the first case one or the other, in turn.
     """
-    numbers = {n: x for case in mechanism.cases for n, x in mechanism.numbers(case.options).items()}
+    # 0 would take away what is to be seen: no score depends on q and k where the scale is 0.
+    numbers = {n: x for case in mechanism.cases for n, x in mechanism.numbers(case.options).items() if np.any(x)}
     for n, case in enumerate(map(shrunk, cases)):
         given = mechanism.numbers(case.options)
         complete = set(numbers) <= set(given)

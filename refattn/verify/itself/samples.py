@@ -125,8 +125,8 @@ def resized(case: Case, b: int, groups: int, shared: int, rows: int, columns: in
     most = {"q_lengths": (rows, case.inputs["q"].shape[2]), "k_lengths": (columns, case.inputs["k"].shape[2])}
     inputs = {}
     for name, given in case.inputs.items():
-        if name == "sink":
-            own: tuple[int, ...] = (plane[1], *given.shape[1:])
+        if name == "sink":  # as many as keys stay as many
+            own: tuple[int, ...] = (plane[1], *(columns if n == most["k_lengths"][1] else n for n in given.shape[1:]))
         else:
             # What has no shape of its own belongs to the scores, and is broadcast to their shape from the right.
             sizes = plane[max(0, 4 - len(given.shape)) :]

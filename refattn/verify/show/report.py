@@ -162,7 +162,8 @@ def _worst(report: Report, mechanism: Mechanism, width: int) -> tuple[tuple[str,
             word = "raises" if any(outcome.status == "raises" for outcome in outcomes) else "declined"
             rows.append((dtype, "", "0", *[""] * 6, word))
             continue
-        given = [pair for case in mechanism.cases for pair in case.inputs.items()]
+        run = {outcome.case for outcome in outcomes if outcome.status != "declined"}
+        given = [pair for case in mechanism.cases if case.name in run for pair in case.inputs.items()]
         inputs = [name for name, x in given if x.design not in ("mask", "counts")]
         asked = ("out", *mechanism.pulled, *(f"d_{name}" for name in dict.fromkeys(inputs) if report.grad))
         for tensor in dict.fromkeys((*asked, *found)):

@@ -11,8 +11,9 @@ SURVIVORS = {
         "SM.4 rounded one type lower": "softmax does not depend on what is subtracted from all scores of a row",
         **{
             f"{id} rounded one type lower": "the result is stored in bfloat16 right after"
-            for id in ("SM.8", "dSM.q", "dSM.k", "dSM.v", "dSM.scale", "dSM.softcap")
+            for id in ("SM.8", *(f"dSM.{name}" for name in (*"qkv", "scale", "softcap", "bias", "sink", "keep")))
         },
+        "dSM.17 rounded one type lower": "its products with the weights are rounded to bfloat16 in any case",
         **{
             f"{id} rounded one type lower": "its product with the weights is rounded to bfloat16 in any case"
             for id in ("dSM.7", "dSM.5")

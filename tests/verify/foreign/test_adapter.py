@@ -205,9 +205,15 @@ def test_what_it_raises_becomes_one_line() -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_an_option_that_it_does_not_take_is_its_error() -> None:
+def test_what_it_has_no_parameter_for_is_declined_by_name() -> None:
+    found = call(lambda q, k, v, scale=None: OUT, INPUTS, {"causal": True, "scale": 1.0, "window": (1, 0)}, "float32")
+    assert isinstance(found, ra.Decline) and found.reason == "it takes no causal, window"
+
+    def hidden(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return (lambda scale=None: OUT)(**options)
+
     with pytest.raises(CallError, match="raised TypeError: .*causal"):
-        call(lambda q, k, v: OUT, INPUTS, {"causal": True}, "float32")
+        call(hidden, INPUTS, {"causal": True}, "float32")
 
 
 def test_changing_inputs_is_refused() -> None:

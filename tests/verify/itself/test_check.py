@@ -32,6 +32,7 @@ from tests.conftest import Library
 RECORD = ra.mechanism("softmax")
 NUMPY = backends.get("numpy")
 FEW = replace(RECORD, cases=tuple(RECORD.case(name) for name in ("tiny", "causal", "softcap")))
+WITH_ALL = replace(FEW, cases=(*FEW.cases, RECORD.case("all")))  # which computes every equation
 
 SAMPLED = (Library.STRICTEST, Library.TORCH)
 
@@ -39,7 +40,7 @@ SAMPLED = (Library.STRICTEST, Library.TORCH)
 @pytest.fixture(scope="module")
 def report() -> CheckReport:
     """A sample of few cases: `refattn check` and, as a step of .ci/run, `refattn check --full` run all."""
-    return check(FEW)
+    return check(WITH_ALL)
 
 
 def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "numpy", *, full: bool = True) -> Row:
@@ -67,9 +68,9 @@ def test_rows_say_where_most_of_the_allowed_error_was_used(report: CheckReport) 
     rows = {(r.section, r.name): r for r in report.rows}
     tiled_row = rows["forms", "tiled, float32"]
     assert tiled_row.share is not None and 0.0 < tiled_row.share < 1.0
-    assert tiled_row.detail.partition(":")[0] in {case.name for case in FEW.cases}
+    assert tiled_row.detail.partition(":")[0] in {case.name for case in WITH_ALL.cases}
     assert not report.full
-    assert rows["equations", "hooked copies"].detail == f"{len(FEW.cases) * len(FEW.forms)} times"
+    assert rows["equations", "hooked copies"].detail == f"{len(WITH_ALL.cases) * len(WITH_ALL.forms)} times"
     assert rows["equations", "docstrings, tags and trace"].detail == f"{len(RECORD.equations)} equations"
 
 
@@ -345,7 +346,7 @@ def test_progress_sees_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def progress(given: Any) -> Iterator[Task]:
-        assert len(given) == 3
+        assert len(given) == 5  # of equations, gradients and tangents
         for task in given[:1]:
             seen.append(task.section)
             yield task

@@ -37,28 +37,39 @@ SOFTMAX = ra.mechanism("softmax")
 
 def by_fractions(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """out and d_v of softmax attention in exact arithmetic, where the largest score takes all the weight."""
-    inputs = {name: x.astype(np.float64) for name, x in make("softmax", case, "float64").items()}
+    inputs = make("softmax", case, "float64")
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    (_, h, n_q, d), (_, g, n_k, e) = q.shape, v.shape
-    allowed = np.broadcast_to(inputs.get("mask", np.ones(())) != 0.0, (1, h, n_q, n_k))
-    d_out = make_upstream("softmax", case, "out", (1, h, n_q, e), "float64")
-    out = np.full((1, h, n_q, e), Fraction(0))
+    (n_b, h, n_q, d), (_, g, n_k, e) = q.shape, v.shape
+    plane = (n_b, h, n_q, n_k)
+    allowed, bias, keep = (
+        np.broadcast_to(inputs.get(name, usual), plane)
+        for name, usual in (("mask", True), ("bias", 0.0), ("keep", 1.0))
+    )
+    sink = inputs.get("sink", np.zeros((h, 0)))
+    scale = Fraction(case.options.get("scale", 1.0 / math.sqrt(d)))
+    left, right = case.options.get("window", (None, None))
+    right = 0 if case.options.get("causal") else right
+    d_out = make_upstream("softmax", case, "out", (n_b, h, n_q, e), "float64")
+    out = np.full((n_b, h, n_q, e), Fraction(0))
     d_v = np.full(v.shape, Fraction(0))
-    for head in range(h):
-        of = head * g // h
-        for i in range(n_q):
-            last = i + n_k - n_q if case.options.get("causal") else n_k - 1
-            seen = [j for j in range(n_k) if allowed[0, head, i, j] and j <= last]
-            scores = {
-                j: sum(Fraction(a) * Fraction(b) for a, b in zip(q[0, head, i], k[0, of, j], strict=True)) for j in seen
-            }
-            top = [j for j in seen if scores[j] == max(scores.values())]
-            # All others are e^-128 or less beside the largest.
-            assert all((scores[top[0]] - scores[j]) / Fraction(int(math.sqrt(d))) >= 128 for j in set(seen) - set(top))
-            for j in top:
-                weight = Fraction(1, len(top))
-                out[0, head, i] += [weight * Fraction(x) for x in v[0, of, j]]
-                d_v[0, of, j] += [weight * Fraction(x) for x in d_out[0, head, i]]
+    for b, head, i in np.ndindex(n_b, h, n_q):
+        of, exist = head * g // h, int(inputs["k_lengths"][b]) if "k_lengths" in inputs else n_k
+        place = i + case.options.get("offset", exist - n_q)
+        scores: dict[int, Fraction] = {}
+        for j in range(exist):
+            if not allowed[b, head, i, j] or (left is not None and j < place - left):
+                continue
+            if right is None or j <= place + right:
+                product = sum(Fraction(x) * Fraction(y) for x, y in zip(q[b, head, i], k[b, of, j], strict=True))
+                scores[j] = scale * product + Fraction(bias[b, head, i, j])
+        every = [*scores.values(), *map(Fraction, sink[head])]
+        largest = max(every, default=Fraction(0))
+        # All others are e^-128 or less beside the largest.
+        assert all(score == largest or largest - score >= 128 for score in every)
+        for j in (j for j, score in scores.items() if score == largest):
+            weight = Fraction(keep[b, head, i, j]) / every.count(largest)
+            out[b, head, i] += [weight * Fraction(x) for x in v[b, of, j]]
+            d_v[b, of, j] += [weight * Fraction(x) for x in d_out[b, head, i]]
     return out, d_v
 
 

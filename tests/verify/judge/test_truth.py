@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import refattn as ra
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.record import Case
 from refattn.mechanisms.softmax import dense
-from refattn.ops.masks import causal_offset
 from refattn.verify.judge.budget import SMALLEST, bias_of, rounded, truth
 
 RECORD = ra.mechanism("softmax")
@@ -20,24 +20,31 @@ CASES = [case for case in RECORD.cases if "long" not in case.name]
 pytestmark = pytest.mark.skipif(float(np.finfo(np.longdouble).eps) > 1e-18, reason="longdouble is float64 here")
 
 
+def longdouble(value: Any) -> Any:
+    """Return floating arrays in longdouble, all else as it is."""
+    return value.astype(np.longdouble) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_longdouble_agrees_with_the_truth_within_the_float64_budget(case: Case) -> None:
     known = truth(RECORD, case, "float64", grad=True)
     assert known.upstream is not None
-    inputs = {n: x if x.dtype == np.bool_ else x.astype(np.longdouble) for n, x in known.inputs.items()}
-    mask = inputs.pop("mask", None)
-    queries, keys, width = known.inputs["q"].shape[2], known.inputs["k"].shape[2], known.inputs["q"].shape[3]
-    mask = None if mask is None else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    # Checked in float64: what does not exist is 0 there, and the options are as the form takes them.
+    _, checked = ra.softmax.forward(**known.inputs, **case.options, form="dense")
+    given, rows = checked.given, checked.given.rows
+    upstream = known.upstream if rows is None else np.where(rows, known.upstream, 0.0)
     out, lse, saved = dense.forward(
-        **inputs,
-        mask=mask,
-        offset=causal_offset(case.options.get("causal", False), queries, keys),
-        scale=case.options.get("scale", 1.0 / math.sqrt(width)),
-        softcap=case.options.get("softcap"),
+        *(longdouble(getattr(checked.inner, name)) for name in "qkv"),
+        **{name: longdouble(value) for name, value in given.forms.items()},
+        scale=checked.inner.scale,
+        softcap=checked.inner.softcap,
     )
     assert out.dtype == np.longdouble
-    gradients = dense.backward(saved, known.upstream.astype(np.longdouble), None)
-    exact = {"out": out, "lse": lse, **{f"d_{name}": gradients[name] for name in "qkv"}}
+    gradients = dense.backward(saved, longdouble(upstream), None)
+    learned = {f"d_{name}": gradients[name] for name in "qkv"}
+    learned |= {f"d_{name}": gradients[name].reshape(shape) for name, shape in given.shapes.items()}
+    exact = {"out": out, "lse": lse, "max": saved.largest, **learned}
+    assert set(exact) == set(known.values) - {"d_scale", "d_softcap"}
     for name, value in exact.items():
         finite = np.isfinite(known.values[name])
         assert (np.isfinite(value) == finite).all()

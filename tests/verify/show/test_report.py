@@ -91,6 +91,12 @@ def test_gradients_that_were_asked_for_have_their_rows() -> None:
     lines = shown(outcome("agrees", *(verdict(0.5, tensor) for tensor in tensors)), grad=True)
     assert lines[0].endswith("outputs and gradients")
     assert [line.split()[1] for line in lines if line.startswith("float32")] == ["out", "lse", *tensors[1:]]
+    # Arrays beside q, k, v are asked for where a case that was run has them.
+    given = [verdict(0.5, tensor) for tensor in tensors]
+    lines = shown(outcome("agrees", *given), outcome("agrees", *given, case="bias"), grad=True)
+    assert [line.split()[2:5] for line in lines if "d_bias" in line] == [["0", "not", "given"]]
+    lines = shown(outcome("agrees", *given), outcome("declined", case="bias", detail="no bias"), grad=True)
+    assert not any("d_bias" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from refattn.mechanisms.calls import equal_scores, long_tail, one_hot, qkv, repeated
+from refattn.mechanisms.calls import bias, dropout, equal_scores, long_tail, one_hot, qkv, repeated
 from refattn.mechanisms.calls import mask as _mask
+from refattn.mechanisms.record import Input
 
 _case = partial(qkv, h=3)
 
@@ -35,6 +36,17 @@ CASES = (
     _case("no-key", "size", "nothing to attend", n_q=11, n_k=0),
     _case("softcap", "softcap", "soft-cap bends the scores", logits=4.0, softcap=5.0),
     _case("softcap-mask", "softcap", "soft-cap before the mask", mask=_mask(37, 37), softcap=2.0),
+    _case(
+        "grown-all",
+        "all",
+        "a bias, a sink and dropout, with a scale of another width",
+        d=6,
+        e=8,
+        scale=0.5**0.5,
+        bias=bias(3, 37, 37),
+        sink=Input((3,)),
+        keep=dropout(2, 3, 37, 37, p=0.5),
+    ),
     repeated(_case("ties", "ties", "every score three times, the largest too", b=1, n_q=11, n_k=21), 7),
     long_tail(_case("long-tail", "tail", "3 keys of much weight, 300 of little", b=1, h=1, n_q=19, n_k=303), 101),
     one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True),

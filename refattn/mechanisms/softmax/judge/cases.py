@@ -120,7 +120,7 @@ CASES = (
     _case("selected", "masked", "keys that were selected for all heads", g=1, mask=_mask(2, 1, 37, 37, keep=0.2)),
     _case(
         "all",
-        "all",
+        "combined",
         "every option at once",
         b=3,
         h=6,
