@@ -92,7 +92,7 @@ def test_what_is_unknown_gets_the_whole_list() -> None:
         ({"heads": 3}, ValueError, "heads: got 3, needs a divisor of the width 128"),
         ({"mlp": 1}, TypeError, "mlp: got int, needs a bool"),
         ({"gelu": "relu"}, ValueError, "gelu: got 'relu', needs one of"),
-        ({"block": {"window": 3}}, ValueError, "options: got 'window', softmax has kv_heads"),
+        ({"block": {"windows": 3}}, ValueError, "options: got 'windows', softmax has kv_heads"),
         ({"block": 3}, TypeError, "options: got int, needs a"),
         ({"block": {"softcap": -1.0}}, ValueError, "block.softcap: got -1.0, needs a finite number above 0"),
         ({"block": {"width": 3}}, ValueError, "options: got 'width', softmax has kv_heads"),

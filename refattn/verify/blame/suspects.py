@@ -99,8 +99,14 @@ def suspects(
         found = _equations(mechanism, seen, failing, progress, left)
         agree = [one for one in found if one.share <= 1.0]
         whole = [one for one in ranked if not left]
-        ranked = [*whole, *agree, *(one for one in ranked if one not in whole), *(one for one in found if left)]
-        ranked = list(dict.fromkeys(ranked))[:SHOWN]
+        rest = [*agree, *(one for one in ranked if one not in whole)]
+        if left and named:  # an equation's error may explain all, where those with names leave something
+            known_cases = {one.bank.case.name for one in failing}
+            both = chosen([(one.bank, True) for one in failing])
+            all_of_them = [at_hand[bank.case.name] for bank in both if bank.case.name in known_cases]
+            rest += [one for one in _equations(mechanism, all_of_them, failing, iter, failing) if one.share <= 1.0]
+            rest.sort(key=lambda one: -len(one.cases) / max(one.failing, 1))
+        ranked = list(dict.fromkeys([*whole, *rest, *(one for one in found if left)]))[:SHOWN]
     ranked = ranked[:SHOWN] + _remaining(mechanism, known, ranked, failing)
     wrong = dict.fromkeys(name for one in failing for name in one.wrong)
     right = dict.fromkeys(name for one in failing for name in one.errors if name not in wrong)

@@ -38,7 +38,7 @@ CASES = (
     _case("softcap-mask", "softcap", "soft-cap before the mask", mask=_mask(37, 37), softcap=2.0),
     _case(
         "grown-all",
-        "all",
+        "combined",
         "a bias, a sink and dropout, with a scale of another width",
         d=6,
         e=8,
