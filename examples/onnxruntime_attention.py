@@ -143,5 +143,5 @@ def decline(reason: str) -> refattn.Decline:
     return refattn.Decline(reason)
 
 
-# What the float16 kernel rounds to float16 beside the weights: the scores, and what the soft-cap makes of them.
-attend.roundings = ("SM.1", "SM.2")  # type: ignore[attr-defined]
+# What the float16 kernel rounds to float16 beside the weights: the scores, and what soft-cap and bias make of them.
+attend.roundings = ("SM.1", "SM.2", "SM.15")  # type: ignore[attr-defined]

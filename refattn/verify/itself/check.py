@@ -120,8 +120,10 @@ def check_all(
                 first = waiting.pop(0)
                 ordered = tuple(rows[first][n] for n in range(len(listed[first])))
                 yield CheckReport(first, owner.name, require_all, ordered, full)
-    finally:
+    except BaseException:  # nobody waits for work that is not wanted any more
         pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 ALONE = ("jax", "cupy")

@@ -125,7 +125,9 @@ def by_differences(subject: Subject, step: float = STEP, directions: Arrays | No
     found = {}
     for name, leaf in subject.leaves.items():
         slopes = np.zeros(len(rows[name]))
-        small = leaf.size > 1 and float(np.mean(leaf * leaf)) < 1.0  # how large a single number is says nothing
+        small = leaf.size > 1 and math.hypot(*leaf.reshape(-1)) < math.sqrt(
+            leaf.size
+        )  # how large a single number is says nothing
         width = 0.5 * step if small else step
         for at, direction in enumerate(rows[name]):
             for n, weight in enumerate(STENCIL, start=1):
