@@ -189,8 +189,9 @@ def beside(
 
     With a number of `directions` differences are taken along so many of each leaf, in place of every element.
 
-    Differences that disagree are taken again with a longer step, which rounds less and truncates more, and with a
-    shorter one, which does not reach a kink that is near, such as a threshold. A wrong gradient is wrong beside all.
+    Differences that disagree are taken again with a longer step, which rounds less and truncates more, and with shorter
+    ones, which do not reach a kink that is near, such as a threshold, and truncate less where a number multiplies large
+    ones, as a scale does. A wrong gradient is wrong beside all.
     """
     rows = None if directions is None else directions_of(subject, directions)
     differences = functools.cache(lambda step: by_differences(subject, step, rows))
@@ -203,7 +204,7 @@ def beside(
 
     def judge(found: Mapping[str, Floats]) -> tuple[float, str]:
         error = error_of(found, expected)
-        for step in () if way == "autograd" else (4.0 * STEP, STEP / 4.0):
+        for step in () if way == "autograd" else (4.0 * STEP, STEP / 4.0, STEP / 16.0):
             if error[0] > TOLERANCES[way]:
                 error = min(error, error_of(found, differences(step)))
         return error
