@@ -21,7 +21,7 @@ What differs (measured with torch 2.13):
 - The flash kernel rounds the unnormalised weights to bfloat16 or float16; the math kernel works in float32 and rounds
   the output alone. A 1-D mask is an error in the flash kernel and a 3-D mask is not taken by it: all become 4-D here.
 - The math kernel has forward-mode and second derivatives, which agree; the flash kernel has neither.
-- The flash kernel demands d_v = d > 0: `attend_flash` declines the rest.
+- The flash kernel demands d_v = d > 0, and has no gradient of a bias: `attend_flash` declines these.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def attend_flash(
     """`attend` through the blockwise kernel."""
     if not q.shape[-1] == v.shape[-1] > 0:
         return decline(f"the flash kernel needs d_v = d > 0, not d = {q.shape[-1]} and d_v = {v.shape[-1]}")
+    if getattr(options.get("bias"), "requires_grad", False):
+        return decline("the flash kernel has no gradient of a bias")
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return attend(q, k, v, dtype=dtype, **options)
 

@@ -174,4 +174,4 @@ def test_a_browser_steps_through_it(softmax: str, tmp_path: Path) -> None:
     assert "made of: SM.1, SM.4" in seen["told"] and "feeds: SM.6, SM.7, dSM.3" in seen["told"]
     assert (seen["from"], seen["to"]) == (2, 3)
     assert seen["before"] != "0" and seen["after"] == "0"
-    assert seen["bold"] == 2 * 4 and seen["hash"] == "#SM.5" and seen["math"] == 15
+    assert seen["bold"] == 2 * 4 and seen["hash"] == "#SM.5" and seen["math"] == 16

@@ -128,7 +128,7 @@ def test_wrong_use() -> None:
         verify(RECORD, Plain(), dtypes=["float16"], derivatives=["tangent"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(sampled=False)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_unfused_kernel_of_torch_agrees(dtype: str, tmp_path: Any) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
@@ -136,4 +136,5 @@ def test_the_unfused_kernel_of_torch_agrees(dtype: str, tmp_path: Any) -> None:
     result = CliRunner().invoke(cli, ["verify", "softmax", *asked, "--json", str(tmp_path / "found.json")])
     assert result.exit_code == 0, result.output
     counts = json.loads((tmp_path / "found.json").read_text())["counts"]["all"]
-    assert counts == {"run": 30, "agreed": 30, "failed": 0, "declined": 2}
+    assert counts["failed"] == 0 and counts["run"] == counts["agreed"] >= 30
+    assert counts["run"] + counts["declined"] == len(ra.mechanism("softmax").cases)

@@ -28,6 +28,7 @@ from refattn.mechanisms.delta.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.delta.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
 from refattn.mechanisms.delta.layer import block as _block
 from refattn.mechanisms.delta.layer import stream as _stream
+from refattn.mechanisms.delta.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.record import Input as _Input
 from refattn.mechanisms.record import Mechanism
@@ -78,4 +79,5 @@ record = Mechanism(
     tokenless=("state",),
     tiled=False,
     stream=ModuleStream(_stream, _BLOCK),
+    pictures=_PICTURES,
 )

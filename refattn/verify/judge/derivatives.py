@@ -62,7 +62,9 @@ def with_derivatives(
     types = {name: dtype for name in values}
     variance, bias = granted(values, {name: np.stack(draws) for name, draws in errors.items()}, types, dtype)
     # What is below the smallest normal number may be flushed to 0, and then meets arrays of the size of these.
-    flushed = 2.0 ** TYPES[dtype].lowest * max(1.0, *(np.max(np.abs(x), initial=0.0) for x in (*inputs.values(),))) ** 2
+    # The largest numbers there are stand in rows that do not exist.
+    sizes = [np.abs(np.asarray(x, dtype=np.float64)) for x in inputs.values()]
+    flushed = 2.0 ** TYPES[dtype].lowest * max(1.0, *(np.max(x, initial=0.0, where=x < 1e30) for x in sizes)) ** 2
     variance = {name: x + flushed**2 for name, x in variance.items()}
     return replace(
         truth,
