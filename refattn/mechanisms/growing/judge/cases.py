@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from refattn.mechanisms.calls import bias, dropout, equal_scores, long_tail, one_hot, qkv, repeated
+from refattn.mechanisms.calls import bias, counts, dropout, equal_scores, listed, long_tail, one_hot, qkv, repeated
 from refattn.mechanisms.calls import mask as _mask
 from refattn.mechanisms.record import Input
 
@@ -47,8 +47,41 @@ CASES = (
         sink=Input((3,)),
         keep=dropout(2, 3, 37, 37, p=0.5),
     ),
+    _case(
+        "grown-window",
+        "combined",
+        "windows, some of them empty, hidden keys and a sink of each query head",
+        h=6,
+        g=3,
+        n_q=19,
+        n_k=13,
+        logits=2.0,
+        softcap=3.0,
+        causal=True,
+        window=(4, None),
+        offset=counts(-5, 6),
+        bias=bias(2, 1, 19, 13, hidden=0.3),
+        sink=Input((6,)),
+    ),
+    _case(
+        "grown-lengths",
+        "combined",
+        "sequences of their own lengths, windows on both sides, two sinks a head",
+        b=4,
+        n_q=19,
+        n_k=37,
+        causal=True,
+        window=(9, None),
+        q_lengths=counts(19, 7, 0, 1),
+        k_lengths=counts(20, 37, 9, 0),
+        sink=Input((3, 2)),
+    ),
+    _case("window-head", "window", "more queries than keys: half of the rows are empty", n_q=37, n_k=13, window=(2, 5)),
     repeated(_case("ties", "ties", "every score three times, the largest too", b=1, n_q=11, n_k=21), 7),
     long_tail(_case("long-tail", "tail", "3 keys of much weight, 300 of little", b=1, h=1, n_q=19, n_k=303), 101),
     one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True),
     equal_scores("exact-pairs", "exact", "two keys share the weight, or one has it", ties=2, mask=_mask(16, 16)),
+    equal_scores(
+        "exact-sink", "exact", "a sink equal to 16 scores", ties=16, scale=0.0, sink=listed(0.0, shape=(4, 16))
+    ),
 )
