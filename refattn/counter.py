@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import operator
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -81,17 +81,22 @@ def words(count: int, *, seed: int, purpose: str, step: int = 0, layer: int = 0)
         The name of the stream: whole numbers from 0, `seed` below 2**64, `step` and `layer` below 2**32, and a text.
         Streams of different names are independent.
     """
+    return words_of_steps(count, [step], seed=seed, purpose=purpose, layer=layer)[0]
+
+
+def words_of_steps(count: int, steps: Sequence[int], *, seed: int, purpose: str, layer: int = 0) -> NDArray[np.uint32]:
+    """Return the first `count` words of the streams of several steps at once, uint32 (steps, count): see `words`."""
     count = _integer("count", count, 0, 2**34)
     seed = _integer("seed", seed, 0, 2**64 - 1)
     if not isinstance(purpose, str):
         raise TypeError(f"purpose: got {type(purpose).__name__}, needs a text")
-    counter = np.empty((-(-count // 4), 4), dtype=np.uint32)
-    counter[:, 0] = np.arange(counter.shape[0], dtype=np.uint32)
-    counter[:, 1] = zlib.crc32(purpose.encode("utf-8"))
-    counter[:, 2] = _integer("step", step, 0, 2**32 - 1)
-    counter[:, 3] = _integer("layer", layer, 0, 2**32 - 1)
+    counter = np.empty((len(steps), -(-count // 4), 4), dtype=np.uint32)
+    counter[..., 0] = np.arange(counter.shape[1], dtype=np.uint32)
+    counter[..., 1] = zlib.crc32(purpose.encode("utf-8"))
+    counter[..., 2] = [[_integer("step", step, 0, 2**32 - 1)] for step in steps]
+    counter[..., 3] = _integer("layer", layer, 0, 2**32 - 1)
     key = np.asarray([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
-    return philox4x32(counter, key).reshape(-1)[:count]
+    return philox4x32(counter, key).reshape(len(steps), 4 * counter.shape[1])[:, :count]
 
 
 def uniform(shape: Shape, *, seed: int, purpose: str, step: int = 0, layer: int = 0) -> NDArray[np.float64]:
