@@ -60,7 +60,9 @@ def check_out(version: str, folder: Path) -> Path:
     file = folder / "version.tar"
     file.write_bytes(out)
     with tarfile.open(file) as tar:
-        tar.extractall(folder, filter="data")
+        # Python has it since 3.11.4; before, an archive of git is taken as it is.
+        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        tar.extractall(folder)
     file.unlink()
     return folder
 

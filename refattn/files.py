@@ -48,7 +48,7 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     handle = _open_regular(path, os.O_RDONLY)
     with open(handle, "rb") as file:
         size = os.fstat(handle).st_size
-        data = file.read(min(size, limit) + 1)
+        data = file.read(size + 1) if size <= limit else b""  # one more: a file may have grown since
     if len(data) > limit or size > limit:
         raise OSError(errno.EFBIG, f"got {max(size, len(data))} bytes, needs at most {limit}", os.fspath(path))
     return data

@@ -68,9 +68,13 @@ def record(request: pytest.FixtureRequest) -> Mechanism:
     return ra.mechanism(request.param)
 
 
-@functools.cache
 def shown(name: str, *, everything: bool = False) -> str:
-    """The page of a mechanism."""
+    """The page of a mechanism, made once."""
+    return _page(name, everything)
+
+
+@functools.cache
+def _page(name: str, everything: bool) -> str:
     return page(ra.mechanism(name), ra.__version__, everything=everything)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from refattn.show.layout import WIDTH, broken, call
+from refattn.show.nodes import walk
 
 BODIES = ("body", "orelse", "finalbody")
 
@@ -54,7 +55,7 @@ def read(text: str) -> ast.Module:
 
 def statements(tree: ast.AST) -> Iterator[ast.stmt]:
     """Yield all statements of a tree."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    return (node for node in walk(tree) if isinstance(node, ast.stmt))
 
 
 def kept_of(node: ast.stmt) -> Kept:

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from refattn.show.nodes import walk
+
 
 class Page:
     """The functions, classes and constants of a page.
@@ -72,4 +74,4 @@ def is_none(node: ast.expr) -> bool:
 
 def jumps(node: ast.AST) -> bool:
     """Tell whether a loop is left, or a round of it, before its end."""
-    return any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node))
+    return any(isinstance(each, ast.Break | ast.Continue) for each in walk(node))

@@ -14,6 +14,7 @@ from typing import Any, cast
 from refattn.show.commented import kept_of, like, set_kept
 from refattn.show.known import Reader
 from refattn.show.layout import WIDTH
+from refattn.show.nodes import walk
 from refattn.show.values import ANY, Constant, Function, Row, Value, is_something, truth
 
 SIMPLE = (ast.Name, ast.Attribute, ast.Constant)
@@ -46,7 +47,7 @@ class Folded(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> Any:
         row = self.fact(node.iter)
         value = literal(row.parts[0]) if isinstance(row, Row) and len(row.parts) == 1 else None
-        jumps = any(isinstance(each, ast.Break | ast.Continue) for each in ast.walk(node))
+        jumps = any(isinstance(each, ast.Break | ast.Continue) for each in walk(node))
         if value is None or jumps or node.orelse:
             return self.generic_visit(node)
         first = like(ast.Assign([node.target], value), node)
@@ -96,7 +97,7 @@ class Folded(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(fact, Function) and isinstance(fact.node, ast.Lambda) and not isinstance(node.func, ast.Lambda):
             own = {each.arg for each in fact.node.args.args}
-            free = {each.id for each in ast.walk(fact.node.body) if isinstance(each, ast.Name)} - own
+            free = {each.id for each in walk(fact.node.body) if isinstance(each, ast.Name)} - own
             if not free & {*fact.around}:
                 return applied(fact.node, node) or node
         elif isinstance(fact, Function) and isinstance(fact.node, ast.FunctionDef) and fact.bound is None:
@@ -134,7 +135,7 @@ class Folded(ast.NodeTransformer):
             found = found.body if is_something(value) is not is_none else found.orelse
         if found is body or found is None:
             return None
-        free = {each.id for each in ast.walk(found) if isinstance(each, ast.Name)} - {*given, "np", "math"}
+        free = {each.id for each in walk(found) if isinstance(each, ast.Name)} - {*given, "np", "math"}
         return None if free else applied(ast.Lambda(function.args, found), call)
 
     def _truth(self, node: ast.expr) -> bool | None:
@@ -190,9 +191,9 @@ def applied(function: ast.Lambda | ast.FunctionDef, call: ast.Call) -> ast.expr 
     given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     if any(keyword.arg is None for keyword in call.keywords) or not {*names} <= {*given} or body is None:
         return None
-    read = [node.id for node in ast.walk(body) if isinstance(node, ast.Name)]
-    inner = {node.arg for node in ast.walk(body) if isinstance(node, ast.arg)}
-    if inner or any(isinstance(node, ast.comprehension | ast.NamedExpr) for node in ast.walk(body)):
+    read = [node.id for node in walk(body) if isinstance(node, ast.Name)]
+    inner = {node.arg for node in walk(body) if isinstance(node, ast.arg)}
+    if inner or any(isinstance(node, ast.comprehension | ast.NamedExpr) for node in walk(body)):
         return None
     if any(read.count(name) > 1 and not _is_cheap(given[name]) for name in names):
         return None
@@ -234,12 +235,12 @@ class Named(ast.NodeTransformer):
 
 def write_out(tree: ast.Module, roots: Sequence[str]) -> None:
     """Write functions that return one expression where they are called, if that is short or there is one such place."""
-    loads = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    loads = [node.id for node in walk(tree) if isinstance(node, ast.Name)]
     known: dict[str, ast.FunctionDef] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name not in roots and is_one(node):
             short = len(ast.unparse(cast(ast.Return, node.body[-1]))) <= SHORT
-            own = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            own = {each.id for each in walk(node) if isinstance(each, ast.Name)}
             if (short or loads.count(node.name) == 1) and node.name not in own:
                 known[node.name] = node
     for top in tree.body:
@@ -281,12 +282,12 @@ class _Written(ast.NodeTransformer):
         if not isinstance(node.func, ast.Name) or node.func.id not in self.known or node.func.id in self.local:
             return node
         function = self.known[node.func.id]
-        own = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
-        free = {each.id for each in ast.walk(function.body[-1]) if isinstance(each, ast.Name)} - own
+        own = {each.arg for each in walk(function) if isinstance(each, ast.arg)}
+        free = {each.id for each in walk(function.body[-1]) if isinstance(each, ast.Name)} - own
         return node if free & self.local else applied(function, node) or node
 
 
 def local_names(node: ast.FunctionDef) -> set[str]:
     """Return the names that a function, or one in it, gives to something."""
-    stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    return stored | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+    stored = {each.id for each in walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return stored | {each.arg for each in walk(node) if isinstance(each, ast.arg)}

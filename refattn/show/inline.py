@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from refattn.show.layout import WIDTH
+from refattn.show.nodes import walk
 
 SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.Tuple)
 
@@ -17,13 +18,13 @@ def written_out(text: str, functions: Mapping[str, str]) -> str:
     passed: set[tuple[int, int]] = set()
     while True:
         tree, lines = ast.parse(text), text.splitlines()
-        whole = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Return | ast.keyword)}
-        own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        whole |= {id(each) for node in ast.walk(tree) if isinstance(node, ast.Call) for each in node.args}
-        for node in ast.walk(tree):
+        whole = {id(node.value) for node in walk(tree) if isinstance(node, ast.Assign | ast.Return | ast.keyword)}
+        own = {node.id for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        own |= {node.name for node in walk(tree) if isinstance(node, ast.FunctionDef)}
+        own = {node.id for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        own |= {node.name for node in walk(tree) if isinstance(node, ast.FunctionDef)}
+        whole |= {id(each) for node in walk(tree) if isinstance(node, ast.Call) for each in node.args}
+        for node in walk(tree):
             if (
                 not isinstance(node, ast.Call)
                 or not isinstance(node.func, ast.Name)
@@ -57,11 +58,11 @@ def _expression(function: ast.FunctionDef, own: str, call: ast.Call, text: str) 
     if len(call.args) != len(function.args.args) or any(isinstance(each, ast.Starred) for each in call.args):
         return None
     given = dict(zip([each.arg for each in function.args.args], call.args, strict=True))
-    names = [node for node in ast.walk(result.value) if isinstance(node, ast.Name) and node.id in given]
+    names = [node for node in walk(result.value) if isinstance(node, ast.Name) and node.id in given]
     for name, value in given.items():
         if not isinstance(value, ast.Name | ast.Attribute) and sum(node.id == name for node in names) > 1:
             return None
-    calls = [node for node in ast.walk(result.value) if isinstance(node, ast.Call)]
+    calls = [node for node in walk(result.value) if isinstance(node, ast.Call)]
     alone = {id(each) for node in calls for each in (*node.args, *(keyword.value for keyword in node.keywords))}
     line, start = own.splitlines()[result.lineno - 1], result.value.col_offset
     for node in sorted(names, key=lambda node: -node.col_offset):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from refattn.show.defined import Page, entries, is_none, jumps, pairs_of
+from refattn.show.nodes import walk
 from refattn.show.values import (
     ANY,
     ROUNDS,
@@ -232,7 +233,7 @@ class Reader(Page):
 
     def _anything(self, node: ast.stmt, names: Names, results: list[Value]) -> None:
         """Follow a statement of another kind, of which any part may run, or none."""
-        for stored in ast.walk(node):
+        for stored in walk(node):
             if isinstance(stored, ast.Name) and isinstance(stored.ctx, ast.Store):
                 names[stored.id] = ANY
         for _, value in ast.iter_fields(node):

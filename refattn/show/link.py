@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from refattn.show.defined import pairs_of
+from refattn.show.nodes import walk
 
 ROOT = Path(__file__).parents[1]
 
@@ -98,7 +99,7 @@ class Source:
                 after = body[at + 1 : at + 2]
                 nodes = (node, *(text for text in after if _is_text(text)))
                 for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
-                    for name in ast.walk(target):
+                    for name in walk(target):
                         if isinstance(name, ast.Name):
                             self.items[name.id] = nodes
 
@@ -237,7 +238,7 @@ class Linked:
                 edits.append((start, start + len(node.name), self.names[item.ref]))
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
-                    for name in ast.walk(target):
+                    for name in walk(target):
                         if isinstance(name, ast.Name):
                             new = self.names.get(Ref(item.ref.module, name.id), name.id)
                             edits.append((*known.span(name), new))
@@ -272,7 +273,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 def _short_docstrings(known: Source, nodes: tuple[ast.stmt, ...]) -> Iterator[tuple[int, int, str]]:
     for top in nodes:
-        for node in ast.walk(top):
+        for node in walk(top):
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and _is_text(node.body[0]):
                 first, *more = ast.get_docstring(node, clean=False).splitlines()  # type: ignore[union-attr]
                 if more:
@@ -330,7 +331,7 @@ class _Reader(ast.NodeVisitor):
     def visit_ListComp(self, node: Comprehension) -> None:
         first, *more = node.generators
         self.visit(first.iter)
-        targets = [name for each in node.generators for name in ast.walk(each.target) if isinstance(name, ast.Name)]
+        targets = [name for each in node.generators for name in walk(each.target) if isinstance(name, ast.Name)]
         self.scopes.append(({name.id for name in targets}, set()))
         values = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
         inner = [part for each in node.generators for part in each.ifs]

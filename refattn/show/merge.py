@@ -13,6 +13,7 @@ from typing import cast
 from refattn.show.commented import Kept, kept_of, like, set_kept, statements
 from refattn.show.fold import Named, local_names
 from refattn.show.link import XP
+from refattn.show.nodes import walk
 
 LONGEST, INNER = 90, 16
 """Statements of a function into which another is written, at most; and of one that is written into a loop or branch."""
@@ -21,8 +22,8 @@ LONGEST, INNER = 90, 16
 def merge(tree: ast.Module, roots: Sequence[str]) -> bool:
     """Write one function that is called once, by a statement of another, into that; tell whether there was one."""
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    loads = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    places = [(caller, node) for caller in functions.values() for node in ast.walk(caller)]
+    loads = [node.id for node in walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    places = [(caller, node) for caller in functions.values() for node in walk(caller)]
     blocks = [(caller, node) for caller, node in places if isinstance(node, ast.FunctionDef | ast.For | ast.If)]
     for caller, block in blocks:
         for at, node in enumerate(block.body):
@@ -65,15 +66,15 @@ def _merged(
         copy.deepcopy(returns[0].value),
     )
     whole = ast.Module([*body, ast.Expr(result)], [])
-    stored = {each.id for each in ast.walk(whole) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    stored = {each.id for each in walk(whole) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     simple = {name: x for name, x in given.items() if name not in stored and is_place(x)}
     first = [ast.Assign([ast.Name(name, ast.Store())], x) for name, x in given.items() if name not in simple]
     own = stored | {*given} - {*simple}
     new = dict[str, str]()
-    others = {each.id for x in given.values() for each in ast.walk(x) if isinstance(each, ast.Name)}
-    around = {each.id for each in ast.walk(caller) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    others = {each.id for x in given.values() for each in walk(x) if isinstance(each, ast.Name)}
+    around = {each.id for each in walk(caller) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
     later = _read_later(caller, at) | _outer(caller) if block is caller else around
-    mine = {each.arg for each in ast.walk(caller.args) if isinstance(each, ast.arg)}
+    mine = {each.arg for each in walk(caller.args) if isinstance(each, ast.arg)}
     targets = _parts(node.targets[0]) if isinstance(node, ast.Assign) else []
     several = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
     results = _parts(result) if several else [result]
@@ -84,7 +85,7 @@ def _merged(
             if (target.id == part.id or target.id not in own) and target.id not in others:
                 new[part.id] = target.id
     taken = local_names(caller) | own
-    others_of = [each.id for x in given.values() for each in ast.walk(x) if isinstance(each, ast.Name)]
+    others_of = [each.id for x in given.values() for each in walk(x) if isinstance(each, ast.Name)]
     for begun in [*first]:
         name, value = cast(ast.Name, begun.targets[0]).id, begun.value
         if isinstance(value, ast.Name) and value.id not in later | mine and others_of.count(value.id) == 1:
@@ -98,7 +99,7 @@ def _merged(
             new[name] = longer
     if {new[name] for name in new if not isinstance(given.get(name), ast.Name)} & others:
         return None
-    for each in ast.walk(whole):
+    for each in walk(whole):
         if isinstance(each, ast.Name):
             if each.id in simple and isinstance(each.ctx, ast.Load):
                 continue
@@ -143,7 +144,7 @@ def _places(body: Sequence[ast.stmt]) -> set[str]:
 
 def _outer(function: ast.FunctionDef) -> set[str]:
     """Return the names that a function reads and does not give."""
-    names = {each.id for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    names = {each.id for each in walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
     return names - local_names(function)
 
 
@@ -184,7 +185,7 @@ def _read_later(function: ast.FunctionDef, at: int) -> set[str]:
     found, given = set[str](), set[str]()
     for node in function.body[at + 1 :]:
         found |= {
-            each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+            each.id for each in walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
         } - given
         if isinstance(node, ast.Assign):
             given |= {each.id for part in node.targets for each in _parts(part) if isinstance(each, ast.Name)}
@@ -212,13 +213,13 @@ def assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 def drop_arguments(tree: ast.Module, roots: Sequence[str]) -> None:
     """Drop arguments that are not read, of functions that are only called by name."""
-    loads = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    loads = [node.id for node in walk(tree) if isinstance(node, ast.Name)]
+    calls = [node for node in walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef) or node.name in roots or node.args.vararg or node.args.kwarg:
             continue
         mine = [call for call in calls if is_name(call.func, node.name)]
-        read = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        read = {each.id for each in walk(node) if isinstance(each, ast.Name)}
         if len(mine) != loads.count(node.name) or any(_given(node, call) is None for call in mine):
             continue
         lost = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)} - read
@@ -241,7 +242,7 @@ def without(arguments: ast.arguments, lost: set[str], calls: Sequence[ast.Call])
 def drop_items(tree: ast.Module, roots: Sequence[str]) -> None:
     """Drop the functions, classes and constants that the roots do not need."""
     defined = [_defined(node) for node in tree.body]
-    reads = [{each.id for each in ast.walk(node) if isinstance(each, ast.Name)} for node in tree.body]
+    reads = [{each.id for each in walk(node) if isinstance(each, ast.Name)} for node in tree.body]
     needed, todo = set[int](), {at for at, own in enumerate(defined) if own & {*roots}}
     while todo:
         needed |= todo
@@ -258,4 +259,4 @@ def _defined(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return {name.id for target in targets for name in walk(target) if isinstance(name, ast.Name)}

@@ -24,6 +24,7 @@ from refattn.show.inline import written_out
 from refattn.show.layout import WIDTH, call, signed
 from refattn.show.link import PLAIN, XP, Linked, Ref, resolve, source
 from refattn.show.merge import drop_items
+from refattn.show.nodes import walk
 from refattn.show.prune import Sample, Split, prune
 from refattn.show.short import IMPORTS, untyped
 from refattn.show.told import told
@@ -120,8 +121,8 @@ class Shown:
         else:
             tree = prune([*zip(homes, texts, strict=True)], self.samples(), roots, self.splits())
         missing = {name: why for item in items for name, why in item.missing.items()}
-        defined = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-        for node in ast.walk(tree):
+        defined = {each.id for each in walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        for node in walk(tree):
             if isinstance(node, ast.Name) and node.id in missing.keys() - defined:
                 raise ValueError(missing[node.id])
         found = self.whole(tree, main, version)
@@ -323,7 +324,7 @@ def _file(module: str) -> str:
 
 def _imports(imports: Mapping[str, tuple[str, str | None]], body: str | None) -> str:
     """Return the lines that import what the body uses, or all, in the order of isort; and what an array is."""
-    nodes = ast.walk(ast.parse(body or ""))
+    nodes = walk(ast.parse(body or ""))
     used = {node.id for node in nodes if isinstance(node, ast.Name)} if body is not None else {*imports, "math"}
     whole = {home for home, inner in imports.values() if inner is None and home in used} | ({"math"} & used)
     parts: dict[str, set[str]] = {}

@@ -16,6 +16,7 @@ from typing import Any, cast
 from refattn.show import fold, merge, records, unread
 from refattn.show.commented import Kept, read, set_kept
 from refattn.show.known import Reader
+from refattn.show.nodes import walk
 from refattn.show.short import shorten, spell_out
 from refattn.show.values import SOME, Constant, Entries, Function, Made, Row, Value
 
@@ -98,7 +99,7 @@ def _drop(tree: ast.Module, reader: Reader, roots: Sequence[str]) -> None:
 
 def _drop_unread(root: ast.FunctionDef) -> None:
     """Drop the keyword arguments of a root that it does not read."""
-    read_names = {each.id for each in ast.walk(root) if isinstance(each, ast.Name)}
+    read_names = {each.id for each in walk(root) if isinstance(each, ast.Name)}
     lost = {each.arg for each in (*root.args.args[2:], *root.args.kwonlyargs)} - read_names - {"q", "k", "v"}
     merge.without(root.args, lost, ())
     if root.args.kwarg is not None and root.args.kwarg.arg not in read_names:
@@ -110,7 +111,7 @@ def _split(tree: ast.Module, forward: ast.FunctionDef, split: Split) -> None:
     value = ast.parse(split.made, mode="eval").body
     kinds: dict[str, ast.expr] = {}
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    for call in ast.walk(value):
+    for call in walk(value):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in classes:
             fields = _annotations(classes[call.func.id], classes)
             for each in call.keywords:

@@ -13,13 +13,14 @@ from refattn.show.commented import kept_of, statements
 from refattn.show.fold import Named
 from refattn.show.known import Reader
 from refattn.show.merge import assigned, is_name, is_place
+from refattn.show.nodes import walk
 from refattn.show.values import Made
 
 
 def flatten(tree: ast.Module, reader: Reader) -> bool:
     """Put the fields of an object that is a field of another in its place; tell whether there was one."""
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    for call in ast.walk(tree):
+    for call in walk(tree):
         outer = classes.get(ast.unparse(call.func)) if isinstance(call, ast.Call) else None
         if outer is None or not isinstance(call, ast.Call) or not _is_plain(outer):
             continue
@@ -43,7 +44,7 @@ def unwrap(tree: ast.Module, reader: Reader) -> None:
     names = [name for kind in classes for name in reader.fields_of(kind)]
     for kind in classes:
         (field, *others), plain = reader.fields_of(kind), _is_plain(kind)
-        uses = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr == field]
+        uses = [each for each in walk(tree) if isinstance(each, ast.Attribute) and each.attr == field]
         facts = {id(each): reader.fact(each.value) for each in uses}
         alone = names.count(field) == 1 and not any(hasattr(each, field) for each in (np.ndarray, tuple, dict, str))
         if plain and not others and (alone or all(isinstance(fact, Made) for fact in facts.values())):
@@ -57,7 +58,7 @@ def join_bases(tree: ast.Module, _: Reader) -> bool:
     kinds = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     for base in kinds.values():
         heirs = [kind for kind in kinds.values() if base.name in map(ast.unparse, kind.bases)]
-        made = any(isinstance(each, ast.Call) and is_name(each.func, base.name) for each in ast.walk(tree))
+        made = any(isinstance(each, ast.Call) and is_name(each.func, base.name) for each in walk(tree))
         if len(heirs) != 1 or made or base.bases or len(heirs[0].bases) != 1:
             continue
         (heir,) = heirs
@@ -65,7 +66,7 @@ def join_bases(tree: ast.Module, _: Reader) -> bool:
         heir.body += [node for node in base.body if _named(node) not in own | {""}]
         heir.bases = []
         tree.body.remove(base)
-        for each in ast.walk(tree):
+        for each in walk(tree):
             if isinstance(each, ast.Name) and each.id == base.name:
                 each.id = heir.name
         return True
@@ -102,7 +103,7 @@ class _Unwrapped(ast.NodeTransformer):
 def drop_twins(tree: ast.Module, reader: Reader) -> bool:
     """Drop a field that always has the value of another; tell whether there was one."""
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and _is_plain(node)}
-    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and ast.unparse(each.func) in classes]
+    calls = [each for each in walk(tree) if isinstance(each, ast.Call) and ast.unparse(each.func) in classes]
     for call in calls:
         kind = classes[ast.unparse(call.func)]
         if len([each for each in calls if is_name(each.func, kind.name)]) > 1:
@@ -111,7 +112,7 @@ def drop_twins(tree: ast.Module, reader: Reader) -> bool:
         first: dict[str, str] = {}
         for name, value in values.items():
             twin = first.setdefault(ast.unparse(value), name) if isinstance(value, ast.Name) else name
-            uses = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr == name]
+            uses = [each for each in walk(tree) if isinstance(each, ast.Attribute) and each.attr == name]
             facts = [reader.fact(each.value) for each in uses]
             if twin == name or not all(isinstance(fact, Made) for fact in facts):
                 continue
@@ -129,9 +130,9 @@ def _is_plain(kind: ast.ClassDef) -> bool:
 
 
 def _flattened(tree: ast.Module, reader: Reader, outer: ast.ClassDef, name: str, inner: ast.ClassDef) -> bool:
-    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and is_name(each.func, outer.name)]
-    uses = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and each.attr == name]
-    around = {id(each.value): each for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
+    calls = [each for each in walk(tree) if isinstance(each, ast.Call) and is_name(each.func, outer.name)]
+    uses = [each for each in walk(tree) if isinstance(each, ast.Attribute) and each.attr == name]
+    around = {id(each.value): each for each in walk(tree) if isinstance(each, ast.Attribute)}
     found = [(each, reader.fact(each.value)) for each in uses]
     if len(calls) != 1 or not all(isinstance(value, Made) for _, value in found):
         return False
@@ -174,11 +175,11 @@ def take_apart(function: ast.FunctionDef, reader: Reader) -> None:
     """Read what an object was made of in place of its fields, and an object of two names by its first."""
     stored: dict[str, list[ast.stmt]] = {}
     for node in statements(function):
-        for part in ast.walk(node) if node is not function and not getattr(node, "body", None) else _targets_of(node):
+        for part in walk(node) if node is not function and not getattr(node, "body", None) else _targets_of(node):
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
                 stored.setdefault(part.id, []).append(node)
-    arguments = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
-    places = {id(each): at for at, top in enumerate(function.body) for each in ast.walk(top)}
+    arguments = {each.arg for each in walk(function.args) if isinstance(each, ast.arg)}
+    places = {id(each): at for at, top in enumerate(function.body) for each in walk(top)}
 
     def settled(node: ast.expr, before: ast.stmt) -> bool:
         """Tell whether a name or a field means the same wherever it is read after a statement."""
@@ -216,7 +217,7 @@ def take_apart(function: ast.FunctionDef, reader: Reader) -> None:
 
 def _targets_of(node: ast.stmt) -> Iterator[ast.AST]:
     if isinstance(node, ast.For):
-        yield from ast.walk(node.target)
+        yield from walk(node.target)
 
 
 class _Apart(ast.NodeTransformer):
@@ -238,7 +239,7 @@ class _Apart(ast.NodeTransformer):
 def drop_fields(tree: ast.Module, reader: Reader) -> None:
     """Drop fields that nobody reads, and methods that nobody calls, of the classes of the page."""
     reads: dict[str | None, set[str]] = {}  # by class; None: of what is not known
-    for each in ast.walk(tree):
+    for each in walk(tree):
         if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
             value = reader.fact(each.value)
             line = [*reader.line_of(value.kind)] if isinstance(value, Made) else []
@@ -251,7 +252,7 @@ def drop_fields(tree: ast.Module, reader: Reader) -> None:
         return set[str]().union(*(reads.get(name, set()) for name in (None, *family)))
 
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    calls = [node for node in walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     for call in calls:
         kind = reader.top.get(cast(ast.Name, call.func).id)
         if isinstance(kind, ast.ClassDef) and not any(isinstance(each, ast.Starred) for each in call.args):
@@ -276,5 +277,5 @@ def _is_read(node: ast.stmt, read: set[str]) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name.startswith("__") or node.name in read
     if isinstance(node, ast.Assign):
-        return any(each.id in read for part in node.targets for each in ast.walk(part) if isinstance(each, ast.Name))
+        return any(each.id in read for part in node.targets for each in walk(part) if isinstance(each, ast.Name))
     return True

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard, cast
 from refattn.show.commented import kept_of, like, read, text_of
 from refattn.show.fold import Named
 from refattn.show.layout import WIDTH
+from refattn.show.nodes import walk
 
 FEWEST, LONG = 12, 250
 """Classes with fewer fields stay as they are, on a page of so many lines: a line for each tells more than it costs."""
@@ -35,7 +36,7 @@ def _give_numbers(tree: ast.Module) -> None:
     """Read a number itself in place of a field that always is this number."""
     kinds = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and _fields(node)}
     for function in tree.body:
-        for call in ast.walk(function):
+        for call in walk(function):
             kind = kinds.get(ast.unparse(call.func)) if isinstance(call, ast.Call) else None
             if isinstance(call, ast.Call) and kind is not None and _is_made_once(tree, kind, len(_fields(kind))):
                 fields = _fields(kind)
@@ -52,8 +53,8 @@ def _number(function: ast.stmt, value: ast.expr) -> ast.Constant | None:
     """Return the number that a name is given, where that is all that it is given."""
     if not isinstance(value, ast.Name):
         return None
-    given = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
-    found = [node for node in given if value.id in {each.id for each in ast.walk(node) if _is_stored(each)}]
+    given = [node for node in walk(function) if isinstance(node, ast.Assign)]
+    found = [node for node in given if value.id in {each.id for each in walk(node) if _is_stored(each)}]
     number = found[0].value if len(found) == 1 else None
     return number if isinstance(number, ast.Constant) and isinstance(number.value, float) else None
 
@@ -78,7 +79,7 @@ class _Numbered(ast.NodeTransformer):
 
 def _counts(function: ast.FunctionDef) -> Counter[tuple[str, bool]]:
     """Return how often names are given (True) and read (False)."""
-    names = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
+    names = [each for each in walk(function) if isinstance(each, ast.Name)]
     return Counter((each.id, isinstance(each.ctx, ast.Store)) for each in names)
 
 
@@ -92,7 +93,7 @@ def _once(node: ast.stmt, counts: Counter[tuple[str, bool]]) -> str:
 
 def _choose(function: ast.FunctionDef) -> None:
     """Write one of two values that a name gets as one expression, where a line has room for it."""
-    for node in [*ast.walk(function)]:
+    for node in [*walk(function)]:
         body: list[ast.stmt] = getattr(node, "body", None) or []
         for at, each in enumerate(body if isinstance(body, list) else []):
             if isinstance(each, ast.If) and len(each.body) == 1 == len(each.orelse) and not kept_of(each).above:
@@ -130,8 +131,8 @@ def _name_at_once(function: ast.FunctionDef) -> None:
 
 def _rename(function: ast.FunctionDef, at: int, old: str, new: str) -> None:
     """Give what was added up the name that an equation gives it at the end, from the start."""
-    before = [each for node in function.body[:at] for each in ast.walk(node)]
-    after = {each.id for node in function.body[at + 1 :] for each in ast.walk(node) if isinstance(each, ast.Name)}
+    before = [each for node in function.body[:at] for each in walk(node)]
+    after = {each.id for node in function.body[at + 1 :] for each in walk(node) if isinstance(each, ast.Name)}
     names = [each for each in before if isinstance(each, ast.Name) and each.id == old]
     stores = [each for each in before if isinstance(each, ast.Assign) and old in {*map(ast.unparse, each.targets)}]
     taken = new in {each.id for each in before if isinstance(each, ast.Name)} or old in after
@@ -149,7 +150,7 @@ def _is_name(node: ast.Assign) -> bool:
 def _write_on(function: ast.FunctionDef) -> None:
     """Write a value of which nothing is said where it is read, if that is once, soon after."""
     counts = _counts(function)
-    for block in [each.body for each in ast.walk(function) if isinstance(each, ast.FunctionDef | ast.For)]:
+    for block in [each.body for each in walk(function) if isinstance(each, ast.FunctionDef | ast.For)]:
         for node in reversed([*block]):
             name, known = _once(node, counts), kept_of(node)
             after = _reader(block[block.index(node) + 1 :], name, cast(ast.Assign, node)) if name else None
@@ -163,9 +164,9 @@ def _write_on(function: ast.FunctionDef) -> None:
 
 def _reader(after: Sequence[ast.stmt], name: str, made: ast.Assign) -> ast.stmt | None:
     """Return the statement of a block that reads a name, where all that it was made of is still the same."""
-    parts = {each.id for each in ast.walk(made.value) if isinstance(each, ast.Name)}
+    parts = {each.id for each in walk(made.value) if isinstance(each, ast.Name)}
     for node in after:
-        names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+        names = [each for each in walk(node) if isinstance(each, ast.Name)]
         if not isinstance(node, ast.Assign | ast.Return):
             return None
         if any(each.id == name for each in names):
@@ -191,7 +192,7 @@ def _spread(function: ast.FunctionDef) -> None:
     """Write the entries of a dictionary into the one that takes them all."""
     counts = _counts(function)
     made = {name: node for node in function.body if (name := _once(node, counts))}
-    for each in ast.walk(function):
+    for each in walk(function):
         if isinstance(each, ast.Dict):
             pairs: list[tuple[ast.expr | None, ast.expr]] = []
             for key, value in zip(each.keys, each.values, strict=True):
@@ -238,7 +239,7 @@ def _fields(node: ast.ClassDef, fewest: int = FEWEST) -> list[str]:
 
 
 def _is_made_once(tree: ast.Module, kind: ast.ClassDef, fields: int) -> bool:
-    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and ast.unparse(each.func) == kind.name]
+    calls = [each for each in walk(tree) if isinstance(each, ast.Call) and ast.unparse(each.func) == kind.name]
     if len(calls) != 1:
         return False
     given = [*calls[0].args, *(each.value for each in calls[0].keywords)]
@@ -250,31 +251,28 @@ def spell_out(tree: ast.Module) -> None:
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if isinstance(target, ast.Name) and isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
-            kinds = [each for each in ast.walk(tree) if isinstance(each, ast.arg | ast.AnnAssign) and each.annotation]
-            inside = [each for kind in kinds for each in ast.walk(cast(ast.expr, kind.annotation))]
+            kinds = [each for each in walk(tree) if isinstance(each, ast.arg | ast.AnnAssign) and each.annotation]
+            inside = [each for kind in kinds for each in walk(cast(ast.expr, kind.annotation))]
             inside += [
-                each
-                for f in ast.walk(tree)
-                if isinstance(f, ast.FunctionDef) and f.returns
-                for each in ast.walk(f.returns)
+                each for f in walk(tree) if isinstance(f, ast.FunctionDef) and f.returns for each in walk(f.returns)
             ]
             reads = [
                 each
-                for each in ast.walk(tree)
+                for each in walk(tree)
                 if isinstance(each, ast.Name) and each.id == target.id and each is not target
             ]
             if {id(each) for each in reads} <= {id(each) for each in inside}:
                 given = Named({target.id: node.value})
                 for kind in kinds:
                     kind.annotation = given.visit(cast(ast.expr, kind.annotation))
-                for function in ast.walk(tree):
+                for function in walk(tree):
                     if isinstance(function, ast.FunctionDef) and function.returns:
                         function.returns = given.visit(function.returns)
 
 
 def untyped(tree: ast.stmt) -> ast.stmt:
     """Return a statement whose functions say nothing of types: what stands behind each value says more."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None
         elif isinstance(node, ast.arg):

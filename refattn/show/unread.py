@@ -9,6 +9,7 @@ from typing import Any, cast
 from refattn.show.commented import BODIES, kept_of, like, statements
 from refattn.show.defined import pairs_of
 from refattn.show.fold import Named
+from refattn.show.nodes import walk
 
 
 def drop_stores(function: ast.FunctionDef) -> None:
@@ -24,12 +25,12 @@ def drop_stores(function: ast.FunctionDef) -> None:
 def _is_lost(name: str, later: Sequence[ast.stmt]) -> bool:
     for node in later:
         if any(
-            isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in ast.walk(node)
+            isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load) for each in walk(node)
         ):
             return False
         if name in (_targets(node) or ()):
             return True
-        if any(isinstance(each, ast.Return | ast.Break | ast.Continue | ast.FunctionDef) for each in ast.walk(node)):
+        if any(isinstance(each, ast.Return | ast.Break | ast.Continue | ast.FunctionDef) for each in walk(node)):
             return False
     return False
 
@@ -37,7 +38,7 @@ def _is_lost(name: str, later: Sequence[ast.stmt]) -> bool:
 def drop_aliases(function: ast.FunctionDef) -> None:
     """Read a name in place of another that is given to it, where no equation has the name."""
     stores: dict[str, int] = {}
-    for each in ast.walk(function):
+    for each in walk(function):
         name = each.id if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) else None
         name = each.arg if isinstance(each, ast.arg) else name
         if name is not None:
@@ -45,8 +46,8 @@ def drop_aliases(function: ast.FunctionDef) -> None:
     for block in _blocks(function):
         for at, node in enumerate(block):
             for target, value in _aliases(node):
-                inside = [each for later in block[at + 1 :] for each in ast.walk(later) if isinstance(each, ast.Name)]
-                whole = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
+                inside = [each for later in block[at + 1 :] for each in walk(later) if isinstance(each, ast.Name)]
+                whole = [each for each in walk(function) if isinstance(each, ast.Name)]
                 reads = [each for each in inside if each.id == target and isinstance(each.ctx, ast.Load)]
                 everywhere = [each for each in whole if each.id == target and isinstance(each.ctx, ast.Load)]
                 moved = any(each.id == value and isinstance(each.ctx, ast.Store) for each in inside)
@@ -58,7 +59,7 @@ def drop_aliases(function: ast.FunctionDef) -> None:
 
 def _drop_places(function: ast.FunctionDef, stores: Mapping[str, int]) -> None:
     """Read a field where it is read once under another name, and under one name where it has two."""
-    arguments = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    arguments = {each.arg for each in walk(function.args) if isinstance(each, ast.arg)}
     first: dict[str, str] = {}
     given: dict[str, ast.expr] = {}
     for node in function.body:
@@ -69,7 +70,7 @@ def _drop_places(function: ast.FunctionDef, stores: Mapping[str, int]) -> None:
             root = cast(ast.Name, cast(ast.Attribute, value).value).id
             if root not in arguments or stores.get(root) != 1 or "[" in kept_of(node).beside:
                 continue
-            reads = [each.id for each in ast.walk(function) if isinstance(each, ast.Name)].count(target.id) - 1
+            reads = [each.id for each in walk(function) if isinstance(each, ast.Name)].count(target.id) - 1
             twin = first.setdefault(ast.unparse(value), target.id)
             if twin != target.id:
                 given[target.id] = ast.Name(twin, ast.Load())
@@ -115,7 +116,7 @@ def drop_values(function: ast.FunctionDef) -> None:
             if node is function or (targets is not None and not targets & found):
                 continue
             inside = [node] if targets is not None else _heads(node)
-            nodes = [each for part in inside for each in ast.walk(part)]
+            nodes = [each for part in inside for each in walk(part)]
             found |= {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
         if found == needed:
             break

@@ -196,7 +196,12 @@ def census(
 ) -> tuple[Fate, ...]:
     """Return the fate of every mutant in one storage type."""
     truths = [(case, make_truth(mechanism, case, dtype, grad=True, seed=seed)) for case in mechanism.cases]
-    return tuple(_fate(mechanism, truths, dtype, mutant) for mutant in suspects or mutants(mechanism))
+    fates = []
+    for mutant in suspects or mutants(mechanism):
+        fates.append(_fate(mechanism, truths, dtype, mutant))
+        # Mutants of one equation follow each other, and the case that caught the last one will catch the next.
+        truths.sort(key=lambda known: known[0].name != fates[-1].case)
+    return tuple(fates)
 
 
 def kill_rate(fates: Iterable[Fate]) -> float:

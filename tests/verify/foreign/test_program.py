@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
@@ -19,6 +20,7 @@ from refattn.cli import cli
 from refattn.golden import vectors
 from refattn.golden.storage import round_to
 from refattn.golden.tensors import decode, encode
+from refattn.mechanisms.record import Mechanism
 from refattn.verify import run
 from refattn.verify.foreign import dumped
 from refattn.verify.foreign.adapter import LoadError
@@ -26,6 +28,8 @@ from refattn.verify.foreign.program import Program
 from refattn.verify.freeze import thaw
 from refattn.verify.outcome import Report
 from tests.verify.test_freeze import FEW, written
+
+ONE = dataclasses.replace(FEW, cases=FEW.cases[:1])
 
 # Reads and writes the format by itself, and computes in its own way, as a program of another language does.
 SOFTMAX = """
@@ -76,9 +80,9 @@ def command(code: str, folder: Path) -> str:
     return f"{shlex.quote(sys.executable)} {shlex.quote(str(file))}"
 
 
-def verified(code: str, folder: Path, *, grad: bool = False, seconds: float = 60.0) -> Report:
+def verified(code: str, folder: Path, *, grad: bool = False, seconds: float = 60.0, record: Mechanism = FEW) -> Report:
     program = Program(command(code, folder), ("out", "lse"), seconds)
-    return run.verify(FEW, program, dtypes=["float32"], grad=grad)
+    return run.verify(record, program, dtypes=["float32"], grad=grad)
 
 
 def test_a_program_agrees_with_gradients(tmp_path: Path) -> None:
@@ -108,9 +112,15 @@ def test_a_program_that_is_wrong_disagrees(tmp_path: Path) -> None:
         ("import os, sys; os.mkdir(sys.argv[2])", "raises", "OUT: is no regular file"),
     ],
 )
-def test_every_way_to_fail_is_a_line(code: str, status: str, detail: str, tmp_path: Path) -> None:
-    found = verified(code, tmp_path, seconds=0.5 if "0.5" in detail else 60.0)
-    assert [outcome.status for outcome in found.outcomes] == [status] * 3
+def test_every_way_to_fail_is_a_line(
+    code: str, status: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = "0.5" in detail
+    asked = []
+    monkeypatch.setattr(run, "differing", lambda *_, **__: asked.append("conventions"))
+    found = verified(code, tmp_path, seconds=0.5 if waits else 60.0, record=ONE if waits else FEW)
+    assert [outcome.status for outcome in found.outcomes] == [status] * len(found.outcomes) != []
+    assert not asked  # each question would wait once more for a program that hangs
     assert all(detail in outcome.detail for outcome in found.outcomes)
 
 

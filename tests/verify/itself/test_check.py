@@ -404,7 +404,7 @@ def test_processes_find_what_one_process_finds(monkeypatch: pytest.MonkeyPatch) 
     """Over two mechanisms, in the order that was asked for; what wraps the tasks sees each as it ends, and a mechanism
     comes once its own have ended."""
     monkeypatch.setattr(check_module, "tasks", lambda scope: list(tasks(scope))[:8])  # the processes still know all
-    names, ended = ("softmax", "growing"), []
+    names, ended = ("sympformer", "growing"), []
 
     def progress(items: Any) -> Any:
         assert len(items) >= 6
