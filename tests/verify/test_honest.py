@@ -66,7 +66,12 @@ def _shares(case: Case, dtype: str, seed: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow(sampled=False)), "bfloat16"]
+    "dtype",
+    [
+        "float32",
+        pytest.param("float16", marks=pytest.mark.slow(sampled=False)),
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+    ],
 )
 def test_no_false_alarm(dtype: str, record_property: Callable[[str, object], None]) -> None:
     # Each seed meets another pair of logits and options; 24 pairs come round twice.
