@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @backend_option
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
-@click.option("--full", is_flag=True, help="Run every case, dtype, sample and direction in place of a sample.")
+@click.option("--full", is_flag=True, help="Run every case, dtype and sample of a law, and more directions.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; one for each CPU by default.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only those of a mechanism that disagrees.")
 @click.pass_context
