@@ -214,7 +214,7 @@ def name_fields(tree: ast.Module) -> None:
         if isinstance(node, ast.ClassDef) and fields and _is_made_once(tree, node, len(fields)):
             told = (ast.get_docstring(node) or "").partition("\n")[0]
             new = read((f"# {told}\n" if told else "") + _written(node.name, " ".join(fields))).body[0]
-            cast(Any, new).home = cast(Any, node).home
+            cast(Any, new).home = getattr(node, "home", None)
             tree.body[at] = new
 
 

@@ -7,7 +7,7 @@ convention shows in the weights whatever else is wrong. docs/conventions.md says
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,9 +72,10 @@ def probe_conventions(
         out, saved = record.core.forward(q, k, v, **options)
         return (out, *(getattr(saved, name) for name in record.outputs))
 
-    own = _ask(reference, record, ("float64",))
-    found = _ask(implementation, record, tuple(dtypes))
-    return {question: answer for question, answer in found.items() if own[question] == EXPECTED[question]}
+    own = _ask(reference, record, ("float64",), EXPECTED)
+    makes_sense = {question for question, answer in own.items() if answer == EXPECTED[question]}
+    found = _ask(implementation, record, tuple(dtypes), makes_sense)
+    return {question: answer for question, answer in found.items() if question in makes_sense}
 
 
 def differing(implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)) -> Answers:
@@ -87,12 +88,13 @@ def differing(implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterab
     }
 
 
-def _ask(implementation: Any, record: Mechanism, dtypes: tuple[str, ...]) -> Answers:
-    """Ask every question, in the first type that is not declined."""
+def _ask(implementation: Any, record: Mechanism, dtypes: tuple[str, ...], asked: Container[str]) -> Answers:
+    """Ask the probes of these questions, in the first type that is not declined."""
     answers: Answers = {}
+    probes = [(questions, probe) for questions, probe in PROBES if any(question in asked for question in questions)]
     for dtype in dtypes:
         run = _runner(implementation, record, dtype)
-        for questions, probe in PROBES:
+        for questions, probe in probes:
             if any(answers.get(question, "declined").startswith("declined") for question in questions):
                 answers |= _answered(probe, run, questions)
     return answers

@@ -8,6 +8,7 @@ noise that any implementation with such roundings has to be granted. A last roun
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -314,7 +315,8 @@ def _bits(words: int, purpose: str, block: int, seed: int) -> NDArray[np.uint8]:
 
 def rows(tensor: str, x: NDArray[Any]) -> NDArray[Any]:
     """Return x as (rows, elements): a tensor that has no rows is one of single elements."""
-    return x.reshape(-1, x.shape[-1] if has_rows(tensor, x) else 1)
+    shape = x.shape if has_rows(tensor, x) else (*x.shape, 1)
+    return x.reshape(math.prod(shape[:-1]), shape[-1])  # -1 would not do where there are rows of no elements
 
 
 def has_rows(tensor: str, x: NDArray[Any]) -> bool:

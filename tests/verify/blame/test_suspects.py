@@ -237,3 +237,17 @@ def test_rows_that_are_exactly_zero_are_marks_like_others() -> None:
     bank = Bank(RECORD, case, truth(RECORD, case, "float64", grad=True), changes(RECORD, "float64"))
     assert not bank.truth.values["out"][:, :, 0].any() and not bank.truth.variance["out"][:, :, 0].any()
     assert all(np.isfinite(marks).all() for id in ("SM.7", "dSM.q") for marks in bank.predicted(id).values())
+
+
+def test_rows_of_no_elements_are_no_trouble() -> None:
+    """A state that is wrong where there is no token: the gradients of the gates have no elements there."""
+    record = ra.mechanism("delta")
+    few = dataclasses.replace(record, cases=(record.case("no-token"),))
+
+    def low(**arguments: Any) -> Any:
+        out, saved = ra.delta.forward(**arguments)
+        return out, saved.state + 1.0
+
+    report = verify(few, low, dtypes=["float32"], grad=True)
+    assert report.exit_code == 1
+    assert locate(few, report).exit_code == 1

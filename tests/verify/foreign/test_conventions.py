@@ -91,6 +91,18 @@ def test_other_mechanisms_are_asked_what_makes_sense() -> None:
     assert found == {"causal mask": "top-left"}
 
 
+def test_nobody_is_called_with_what_the_mechanism_refuses() -> None:
+    calls: list[tuple[int, int]] = []
+
+    def counted(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        calls.append((q.shape[2], k.shape[2]))
+        out, saved = ra.delta.forward(q, k, v, **options)
+        return out, saved.state
+
+    probe_conventions(counted, "delta")  # whose tokens are one sequence
+    assert all(queries == keys for queries, keys in calls), calls
+
+
 def test_what_is_declined_or_unknown_is_said() -> None:
     def some(q: Any, k: Any, v: Any, *, causal: Any = False, mask: Any = None, **options: Any) -> Any:
         if causal:
