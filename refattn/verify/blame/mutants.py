@@ -196,11 +196,11 @@ def census(
 ) -> tuple[Fate, ...]:
     """Return the fate of every mutant in one storage type."""
     truths = [(case, make_truth(mechanism, case, dtype, grad=True, seed=seed)) for case in mechanism.cases]
-    fates = []
+    fates: list[Fate] = []
     for mutant in suspects or mutants(mechanism):
-        fates.append(_fate(mechanism, truths, dtype, mutant))
         # Mutants of one equation follow each other, and the case that caught the last one will catch the next.
-        truths.sort(key=lambda known: known[0].name != fates[-1].case)
+        first = fates[-1].case if fates and fates[-1].mutant.id == mutant.id != "" else ""
+        fates.append(_fate(mechanism, sorted(truths, key=lambda known: known[0].name != first), dtype, mutant))
     return tuple(fates)
 
 
