@@ -308,11 +308,12 @@ def subjects(name: str) -> list[gradients.Subject]:
     return [*cores, *gradients.block_subjects(record)]
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow(sampled=False))])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_forward_and_backward_agree(name: str, way: str, whole: bool) -> None:
-    """Each form, block and designed case; the quick test has the first and the last of them, a block."""
+    """Each form, block and designed case; the quick test has the first and the last of them, a block; `refattn
+    check --full` all."""
     found = subjects(name)
     for subject in found if whole else (found[0], found[-1]):
         for form in subject.forms:

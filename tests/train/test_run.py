@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,16 +119,14 @@ def test_portions_of_a_batch_train_alike(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-12)
 
 
-@pytest.mark.parametrize("library", ["strict", "torch", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("library", ["strict", "torch", pytest.param("jax", marks=pytest.mark.slow(sampled=False))])
 def test_every_library_trains_alike(tmp_path: Path, library: str) -> None:
     if reason := backends.get(library).why_unavailable():
         pytest.skip(reason)
     path = write_text(tmp_path)
-    few = library == "jax" and os.environ.get("REFATTN_SLOW_SAMPLE")
-    size = {"steps": 5, "layers": 1} if few else {"steps": 20, "layers": 2}
     kept = []
     for name in ("numpy", library):
-        result = train(small(path, **size, dtype="float64", backend=name), tmp_path / name)
+        result = train(small(path, steps=20, layers=2, dtype="float64", backend=name), tmp_path / name)
         rows = metrics.read(result.folder / "metrics.jsonl")
         kept.append([[row["loss"] for row in rows], [row["heldout_bits"] for row in rows if "heldout_bits" in row]])
         assert checkpoint.newest(result.folder / "checkpoints", no_warning) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -191,8 +192,11 @@ def test_faults_that_are_left_out_are_named_by_their_equation() -> None:
 
 @pytest.mark.slow
 def test_real_bugs_are_named(record_property: Any) -> None:
-    rows = [one for one in measured(RECORD, "float32", grad=False, step=6) if one.caught]
+    sampled = "REFATTN_SLOW_SAMPLE" in os.environ
+    rows = [one for one in measured(RECORD, "float32", grad=False, step=12 if sampled else 6) if one.caught]
     right = sum(1 <= one.place <= 2 for one in rows)
     record_property("rate", f"softmax, float32: {right} of {len(rows)} faults, left out, are named by the first two")
-    assert len(rows) > 10 and right >= 0.75 * len(rows), [one.fault.name for one in rows if not 1 <= one.place <= 2]
+    assert len(rows) > (5 if sampled else 10) and right >= 0.75 * len(rows), [
+        one.fault.name for one in rows if not 1 <= one.place <= 2
+    ]
     assert sum(one.count == 0 for one in rows) <= 0.05 * len(rows)
