@@ -42,7 +42,7 @@ def test_onnx_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
 DELTA = Path(__file__).parents[2] / "examples" / "torch_delta.py"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_plain_pytorch_agrees(dtype: str) -> None:
     """Every case, outputs and gradients, but for packed sequences; autograd has none where no token reads an input."""
     pytest.importorskip("torch", reason="torch is not installed")
