@@ -117,7 +117,10 @@ def checked(**needs: Any) -> Callable[[F], F]:
 
 
 def _alike(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[type | None, Any]:
-    """Return the class of all arrays of a call, and what else their check depends on; None where it is unknown."""
+    """Return the class of all arrays of a call, and what else their check depends on.
+
+    The class is that of None where there is no array, and None itself where it is unknown.
+    """
     kind: type | None = None
     like: list[Any] = [len(args), *given]
     for value in (*args, *given.values()):
@@ -138,7 +141,7 @@ def _alike(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[type | None, A
         hash(key)
     except TypeError:  # of what only looks like an array
         return None, None
-    return kind, key
+    return kind or type(None), key
 
 
 def read(name: str, value: Any, need: Any, sizes: dict[str, tuple[str, int]] | None = None) -> None:

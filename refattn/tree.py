@@ -21,7 +21,9 @@ T = TypeVar("T")
 _FIELDS: WeakKeyDictionary[type, tuple[str, ...] | None] = WeakKeyDictionary()
 """What `_fields` has found; it keeps no class alive."""
 
-_DECLARED: WeakKeyDictionary[type, tuple[tuple[str, tuple[Any, ...], bool], ...]] = WeakKeyDictionary()
+_DECLARED: WeakKeyDictionary[type, tuple[tuple[str, tuple[Any, ...], tuple[type, ...], bool], ...]] = (
+    WeakKeyDictionary()
+)
 """What `_declared` has found."""
 
 _STATIC = (str, int, float, Number)  # the usual ones first: asking an abstract class takes longer
@@ -97,21 +99,23 @@ def check_fields(name: str, node: Any) -> None:
     if isinstance(node, tuple | list):
         for n, entry in enumerate(node):
             check_fields(f"{name}.{n}", entry)
-    for field, kinds, many in _declared(type(node)):
+    for field, kinds, classes, many in _declared(type(node)):
         value = getattr(node, field)
         for entry in value if many and isinstance(value, tuple) else (value,):
-            if not (is_array(entry) and "Array" in kinds or isinstance(entry, tuple(set(kinds) - {"Array"}))):
+            array = entry is not None and is_array(entry)
+            if not (array and "Array" in kinds or isinstance(entry, classes)):
                 needs = " or ".join("an array" if kind == "Array" else kind.__name__ for kind in kinds)
                 raise TypeError(f"{name}.{field}: got {type(entry).__name__}, needs {needs}")
-            if is_array(entry) and dtype_name(entry).startswith(("object", "str", "<U", "bytes", "|S")):
+            if array and dtype_name(entry).startswith(("object", "str", "<U", "bytes", "|S")):
                 raise TypeError(f"{name}.{field}: got dtype {dtype_name(entry)}, needs numbers")
-        if not is_array(value):
+        if isinstance(value, tuple | list) or dataclasses.is_dataclass(value):
             check_fields(f"{name}.{field}", value)
 
 
-def _declared(kind: type) -> tuple[tuple[str, tuple[Any, ...], bool], ...]:
-    """Return the fields of a dataclass with what each may be, "Array" or classes, and whether it is a tuple of such."""
-    if kind not in _DECLARED:
+def _declared(kind: type) -> tuple[tuple[str, tuple[Any, ...], tuple[type, ...], bool], ...]:
+    """Return the fields of a dataclass: what each may be, "Array" or classes, the latter, and whether it is a tuple."""
+    known = _DECLARED.get(kind)
+    if known is None:
         found = []
         for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
             text = str(field.type)
@@ -119,9 +123,9 @@ def _declared(kind: type) -> tuple[tuple[str, tuple[Any, ...], bool], ...]:
             words = text.removeprefix("tuple[").removesuffix(", ...]") if many else text
             kinds = [_kind(word, kind.__module__) for word in words.split(" | ")]
             if None not in kinds:
-                found.append((field.name, tuple(kinds), many))
-        _DECLARED[kind] = tuple(found)
-    return _DECLARED[kind]
+                found.append((field.name, tuple(kinds), tuple(each for each in kinds if each != "Array"), many))
+        known = _DECLARED[kind] = tuple(found)
+    return known
 
 
 def _kind(word: str, module: str) -> Any:
