@@ -74,11 +74,10 @@ def band_pairs(
     Queries and keys from their lengths (b,) on do not exist: nothing attends them, and they attend nothing.
     """
     xp, allowed = namespace(like), mask
-    i, j = arange(0, queries, like)[:, None], arange(0, keys, like)[None, :]
     if last is not None and not (isinstance(last, int) and keys - 1 <= last):
-        allowed = both(allowed, j <= i + last)
+        allowed = both(allowed, arange(0, keys, like) <= arange(0, queries, like)[:, None] + last)
     if first is not None and not (isinstance(first, int) and first <= 1 - queries):
-        allowed = both(allowed, j >= i + first)
+        allowed = both(allowed, arange(0, keys, like) >= arange(0, queries, like)[:, None] + first)
     if q_lengths is not None:
         allowed = both(allowed, existing(q_lengths, queries, like))
     if k_lengths is not None:
