@@ -7,6 +7,7 @@ describes it. NumPy 2 implements the standard itself; the other libraries are re
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -32,12 +33,14 @@ class ByClass:
         self.others: WeakKeyDictionary[type, Any] = WeakKeyDictionary()
 
     def get(self, kind: type) -> Any:
-        """Return what is known of a class, or None."""
+        """Return what is known of a class that is held weakly, or None; for the lasting ones ask `lasting`, first."""
         return self.others.get(kind)
 
     def set(self, kind: type, value: Any) -> Any:
         """Keep what is known of a class, and return it."""
-        lasts = kind.__module__.partition(".")[0] in LIBRARIES
+        # A class that is made on the way may say that it is from anywhere.
+        own = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+        lasts = own and kind.__module__.partition(".")[0] in LIBRARIES
         (self.lasting if lasts else self.others)[kind] = value
         return value
 

@@ -231,3 +231,11 @@ def test_bad_blocks_are_named() -> None:
         counter.philox4x32(block, np.zeros(3, dtype=np.uint32))
     with pytest.raises(ValueError, match=r"counter: got the shape \(\), needs \(..., 4\)"):
         counter.philox4x32(np.zeros((), dtype=np.uint32), key)
+
+
+def test_words_of_several_steps_are_those_of_each() -> None:
+    found = counter.words_of_steps(7, range(3, 6), seed=2**40 + 1, purpose="steps", layer=4)
+    assert found.shape == (3, 7)
+    for row, step in zip(found, range(3, 6), strict=True):
+        assert row.tolist() == counter.words(7, seed=2**40 + 1, purpose="steps", step=step, layer=4).tolist()
+    assert counter.words_of_steps(0, [1, 2], seed=0, purpose="").shape == (2, 0)

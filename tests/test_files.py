@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,14 @@ def test_many_write_one_file_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert path.read_bytes() in contents and os.listdir(tmp_path) == ["facts.json"]
+
+
+def test_a_file_above_its_limit_is_refused_unread(tmp_path: Path) -> None:
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    with pytest.raises(OSError, match="got 67108864 bytes, needs at most 33554432"):
+        files.read_regular(tmp_path / "large", 32 << 20)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20

@@ -49,11 +49,13 @@ def test_what_is_an_array() -> None:
     assert not any(xp.is_array(thing) for thing in (1.0, 1, True, None, "x", np.ndarray, [1.0], (np.ones(1),)))
 
 
-def test_no_class_is_kept() -> None:
-    """What is remembered of classes does not grow with them."""
+@pytest.mark.parametrize("module", [__name__, "builtins", "numpy", "torch.made"])
+def test_no_class_is_kept(module: str) -> None:
+    """What is remembered of classes does not grow with them, though they say that they are a library's."""
 
     def asked() -> weakref.ref[type]:
         kind = dataclasses.make_dataclass("Kind", ["x"])
+        kind.__module__ = module
         assert not xp.is_array(kind(1.0)) and not tree.flatten({"a": kind(1.0)})
         return weakref.ref(kind)
 

@@ -125,9 +125,8 @@ def by_differences(subject: Subject, step: float = STEP, directions: Arrays | No
     found = {}
     for name, leaf in subject.leaves.items():
         slopes = np.zeros(len(rows[name]))
-        small = leaf.size > 1 and math.hypot(*leaf.reshape(-1)) < math.sqrt(
-            leaf.size
-        )  # how large a single number is says nothing
+        # How large a single number is says nothing.
+        small = leaf.size > 1 and math.hypot(*leaf.reshape(-1)) < math.sqrt(leaf.size)
         width = 0.5 * step if small else step
         for at, direction in enumerate(rows[name]):
             for n, weight in enumerate(STENCIL, start=1):

@@ -57,8 +57,7 @@ class Scope:
 
     Without `full` it is a sample: up to `MOST` cases, each kind among them, in one of the dtypes, in turn; of each law
     every sample in every form, in one of the dtypes, where it is long in float64 and not in the definition, which has
-    no tiles;
-    differences along one direction.
+    no tiles; differences along one direction.
     """
 
     mechanism: Mechanism
