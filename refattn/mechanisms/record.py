@@ -71,6 +71,8 @@ class Case:
     slack
         What rows of q, k, v and d_out hold that the lengths of the case leave out: "" for what is drawn, "nan", or
         "huge" for the largest number of the type.
+    given
+        Arrays that were captured, and stand in place of designed ones, by name; "d_out" may be one of them.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Case:
     purpose: str = ""
     exact: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     slack: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,9 @@ class Mechanism:
         heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
     pictures
         What a page that steps through a run shows on top.
+    parts
+        How a call is cut into parts that the definition can afford: a module with ``of_queries`` and ``of_keys``, as
+        softmax attention has it; None where only whole calls can be judged.
     """
 
     name: str
@@ -217,6 +223,7 @@ class Mechanism:
     grow: ModuleType | None = None
     diagnostics: Any = None
     pictures: tuple[Picture, ...] = ()
+    parts: ModuleType | None = None
 
     @property
     def equations(self) -> dict[str, str]:

@@ -115,7 +115,9 @@ class Outcome:
     verdicts
         One per tensor that was returned.
     seen
-        What was judged: the truth, and what was returned; None where nothing was.
+        What was judged: the truth, and what was returned; None where nothing was, or by samples alone.
+    note
+        What the verdicts stand on, where it is not the definition on the whole case.
     """
 
     case: str
@@ -125,6 +127,7 @@ class Outcome:
     detail: str = ""
     verdicts: tuple[Verdict, ...] = ()
     seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
+    note: str = ""
 
 
 @dataclass(frozen=True)

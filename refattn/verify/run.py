@@ -13,6 +13,7 @@ from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.adapter import CallError, attribute, call, learned, pulls, roundings
 from refattn.verify.foreign.conventions import differing
+from refattn.verify.judge import sampled
 from refattn.verify.judge.budget import rounded, truth, with_equations
 from refattn.verify.judge.compare import judge
 from refattn.verify.judge.derivatives import DTYPES as DERIVED
@@ -39,8 +40,14 @@ def verify_case(
     own = attribute(implementation, "keep")
     if own is not None and "keep" in case.inputs:
         more["replaced"] = {"keep": np.asarray(own(case.name, case.inputs["keep"].shape))}
-    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, **more)
     asked = tuple(derivatives)
+    long = sampled.is_long(mechanism, case)
+    if long:
+        case_truth = sampled.long_truth(mechanism, case, dtype, grad=grad, seed=seed, further=further)
+    else:
+        case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, **more)
+    if asked and long:
+        raise ValueError(f"{case.name}: its derivatives are judged where the definition can hold all scores alone")
     if asked:
         case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
     try:
@@ -57,16 +64,21 @@ def verify_case(
         )
         if isinstance(result, Decline):
             return Outcome(case.name, case.kind, dtype, "declined", result.reason)
-        if result.judged:
+        if result.judged and not long:
             types = {id: _type_of(id, result, dtype, mechanism) for id in result.judged}
             case_truth = with_equations(mechanism, case, dtype, case_truth, types, declared, seed)
         if attribute(implementation, "slack") == "unwritten":
             result = with_slack_of(result, case_truth)
-        verdicts = judge(result, case_truth)
+        note = ""
+        if long:
+            verdicts, note = sampled.judge_long(mechanism, case, dtype, case_truth, result, declared, seed)
+        else:
+            verdicts = judge(result, case_truth)
     except CallError as error:
         return Outcome(case.name, case.kind, dtype, "raises", str(error))
+    rest: dict[str, Any] = {"verdicts": verdicts, "seen": None if long else (case_truth, result), "note": note}
     if result.declined and all(verdict.agrees for verdict in verdicts):
-        return Outcome(case.name, case.kind, dtype, "declined", result.declined, verdicts, (case_truth, result))
+        return Outcome(case.name, case.kind, dtype, "declined", result.declined, **rest)
     # Other arrays have a gradient, and few kernels give it.
     given = [name for name in learned(case_truth.inputs) if name in "qkv"]
     needed = [f"d_{name}" for name in given] if grad and not result.declined else []
@@ -76,11 +88,9 @@ def verify_case(
         ]
     missing = [name for name in needed if name not in result.tensors]
     if missing:
-        return Outcome(
-            case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", verdicts, (case_truth, result)
-        )
+        return Outcome(case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", **rest)
     status = "agrees" if all(verdict.agrees for verdict in verdicts) else "disagrees"
-    return Outcome(case.name, case.kind, dtype, status, "", verdicts, (case_truth, result))
+    return Outcome(case.name, case.kind, dtype, status, "", **rest)
 
 
 def with_slack_of(result: Result, known: Truth) -> Result:

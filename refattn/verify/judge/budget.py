@@ -93,7 +93,7 @@ def truth(
     upstream = None if exact_upstream is None else stored(exact_upstream, dtype)
     with equations.trace() as traced:
         values = evaluate(mechanism, exact, case.options, exact_upstream, further=pulls)
-    errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, pulls, traced, values, roundings, seed)
+    errors = disturbances(mechanism, case, dtype, exact, exact_upstream, pulls, traced, values, roundings, seed)
     types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
     variance, bias = granted(values, errors, types, dtype)
     exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
@@ -166,7 +166,7 @@ def with_equations(
     return replace(known, values=values, variance=variance, bias=bias, stored={**known.stored, **types})
 
 
-def _disturbances(
+def disturbances(
     mechanism: Mechanism,
     case: Case,
     dtype: str,
@@ -177,12 +177,17 @@ def _disturbances(
     values: Mapping[str, Floats],
     roundings: tuple[str, ...],
     seed: int,
+    grown: Mapping[str, float] | None = None,
 ) -> dict[str, Floats]:
-    """Return what rounding errors in every equation do to each result: one more axis in front, for the draws."""
+    """Return what rounding errors in every equation do to each result: one more axis in front, for the draws.
+
+    `grown` says of some equations how many times larger their errors are than this call tells.
+    """
     if unknown := [id for id in roundings if id not in mechanism.equations]:
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
     given = {**inputs, **case.options, "d_out": upstream, **pulls}
     sizes, computed = kernel_sizes(mechanism, given, traced, dtype, roundings), unit_of(dtype)
+    sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
         with equations.apply(disturbance(sizes, computed, draw, seed)):
