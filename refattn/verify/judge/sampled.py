@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import has_gradient, stored
+from refattn.golden.storage import stored
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.judge.budget import disturbances, evaluate, finite, granted, ratio, wide
 from refattn.verify.judge.compare import compare, wrong_at_once
