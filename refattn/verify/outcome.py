@@ -290,6 +290,8 @@ class Report:
         Lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
     conventions
         Where something fails, those that are not the conventions of refattn: see `refattn.verify.foreign.conventions`.
+    seed
+        Of the random numbers of the inputs.
     """
 
     mechanism: str
@@ -299,6 +301,7 @@ class Report:
     suspects: Suspects | None = None
     smallest: tuple[str, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""

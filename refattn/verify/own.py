@@ -87,8 +87,10 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
         arrays["mask"] = mask(1, 1, queries, keys, keep=float(given["mask"]))
     options = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
     d = given.get("d", 64)
-    sizes = {"b": b, "h": h, "g": g, "n_q": queries, "n_k": keys, "d": d, "e": given.get("e", d)}
-    case = qkv(name, "own", "a shape of your own", **sizes, logits=float(given.get("logits", 1.0)), **options, **arrays)
+    sizes: dict[str, Any] = {"b": b, "h": h, "g": g, "n_q": queries, "n_k": keys, "d": d, "e": given.get("e", d)}
+    logits = float(given.get("logits", 1.0))
+    more: dict[str, Any] = {**options, **arrays}
+    case = qkv(name, "own", "a shape of your own", **sizes, logits=logits, **more)
     letters = {**sizes, "n": keys}
     sampled = {key: x for key, x in mechanism.sampled.items() if key not in options}
     further = {
@@ -123,7 +125,9 @@ def from_file(mechanism: Mechanism, path: Path) -> list[Case]:
         try:
             found = [parse_json(line) for line in data.splitlines() if line.strip()]
         except ValueError as error:
-            raise OwnError(f"{path}: got no JSON ({error}), needs a list of shapes, or an object in each line") from error
+            raise OwnError(
+                f"{path}: got no JSON ({error}), needs a list of shapes, or an object in each line"
+            ) from error
     if not isinstance(found, list) or not found:
         raise OwnError(f"{path}: got no list of shapes, needs one")
     cases: dict[str, Case] = {}
@@ -202,7 +206,10 @@ def captured(mechanism: Mechanism, path: Path) -> tuple[Case, str]:
             raise OwnError(f"{path}: {name}: got {arrays[name].shape}, needs {shape} beside q {(b, h, rows, d)}")
     if "d_out" in pulls and pulls["d_out"].shape != (b, h, rows, v[3]):
         raise OwnError(f"{path}: d_out: got {pulls['d_out'].shape}, needs {(b, h, rows, v[3])}")
-    inputs = {name: Input(x.shape, "normal" if has_gradient(x) else "captured") for name, x in arrays.items()}
+    designs = {
+        name: "normal" if has_gradient(x) else "mask" if x.dtype == np.bool_ else "counts" for name, x in arrays.items()
+    }
+    inputs = {name: Input(x.shape, designs[name]) for name, x in arrays.items()}
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}
     case = Case(path.stem, "own", inputs, options, "captured arrays", given={**arrays, **pulls})
     return case, types.get("q", "float32") if types.get("q") in DTYPES else "float32"

@@ -126,9 +126,10 @@ def verify(
     grad: bool = False,
     rounding: Iterable[str] = (),
     derivatives: Iterable[str] = (),
+    seed: int = 0,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Report:
-    """Verify an implementation on all designed cases of a mechanism.
+    """Verify an implementation on all cases of a mechanism, which are the designed ones unless the record has others.
 
     Parameters
     ----------
@@ -147,6 +148,8 @@ def verify(
     derivatives
         "tangent": the derivative of its outputs along a direction of all its arrays is judged too. "hessian": that of
         its gradients, which needs `grad`. Both in float64 and float32 alone.
+    seed
+        Of the random numbers of all inputs.
     progress
         Wraps the sequence of cases, for a progress bar.
 
@@ -162,9 +165,9 @@ def verify(
         raise ValueError(f"dtypes: got {', '.join(dtypes)}, needs {' or '.join(DERIVED)} where derivatives are asked")
     if "hessian" in asked and not grad:
         raise ValueError("grad: got False, needs True where the derivatives of gradients are asked")
-    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked}
+    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked, "seed": seed}
     outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
-    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes))
+    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes), seed=seed)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in outcomes):
         return report

@@ -142,7 +142,7 @@ class Isolated:
         declared = answer["roundings"]
         self.roundings = tuple(declared) if isinstance(declared, list) else declared
         self.pulls = tuple(answer["pulls"])
-        self.slack = answer["slack"]
+        self.slack, self.supports = answer["slack"], answer["supports"]
 
     def _ask(
         self, about: Mapping[str, Any], arrays: Arrays, seconds: float
@@ -338,7 +338,16 @@ def _loaded(spec: str) -> tuple[Any, dict[str, Any]]:
         "roundings": told,
         "pulls": _pulls(implementation),
         "slack": str(attribute(implementation, "slack") or ""),
+        "supports": _plain(attribute(implementation, "supports")),
     }
+
+
+def _plain(x: Any) -> Any:
+    """Return what an adapter states as JSON has it; its text where that cannot be."""
+    try:
+        return json.loads(json.dumps(x, default=list))
+    except (TypeError, ValueError):
+        return repr(x)[:300]
 
 
 def _pulls(implementation: Any) -> list[str]:

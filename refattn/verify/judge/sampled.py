@@ -176,7 +176,7 @@ class _Cut:
         assert self.mechanism.parts is not None
         part = self.mechanism.parts.of_queries(self.inputs, self.case.options, self.upstream, batch, group, at)
         shared = self.heads[2]
-        where = np.ix_([batch], np.arange(group * shared, (group + 1) * shared), at)
+        where = np.ix_(np.asarray([batch]), np.arange(group * shared, (group + 1) * shared), at)
         known = self._known(part)
         return {name: _Piece(where, *known[name]) for name in ("out", *self.mechanism.outputs, "d_q") if name in known}
 
@@ -185,10 +185,14 @@ class _Cut:
         assert self.mechanism.parts is not None
         given = self.inputs, self.case.options, self.upstream, self.known.values
         part = self.mechanism.parts.of_keys(*given, batch, group, at)
-        where, known = np.ix_([batch], [group], at), self._known(part)
+        where, known = np.ix_(np.asarray([batch]), np.asarray([group]), at), self._known(part)
         width = {"d_k": self.inputs["k"].shape[3], "d_v": self.inputs["v"].shape[3]}
-        chosen = {name: [x[:, :, : len(at), :columns] for x in known[name][:2]] for name, columns in width.items()}
-        return {name: _Piece(where, *chosen[name], known[name][2]) for name in width}
+        found = {}
+        for name, columns in width.items():
+            value, variance, bias = known[name]
+            part = np.s_[:, :, : len(at), :columns]
+            found[name] = _Piece(where, value[part], variance[part], bias)
+        return found
 
     def _known(self, part: Any) -> dict[str, tuple[Floats, Floats, float]]:
         """Return value, variance and bias of each result of a part."""
