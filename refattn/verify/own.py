@@ -82,7 +82,7 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
                 raise OwnError(f"{key}: got {listed}, needs {b} numbers up to {lengths}")
             arrays[key] = counts(*listed)
     if "mask" in given:
-        if "mask" not in mechanism.defaults or not isinstance(given["mask"], (int, float)):
+        if "mask" not in mechanism.defaults or type(given["mask"]) not in (int, float):
             raise OwnError(f"mask: got {given['mask']!r}, needs the part of the pairs that may attend")
         arrays["mask"] = mask(1, 1, queries, keys, keep=float(given["mask"]))
     options = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
