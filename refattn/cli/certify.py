@@ -195,6 +195,7 @@ def verify(
             else:
                 implementation, text = _implementation(stack, record, impl, program, timeout, in_process)
                 if not own and tokens is None:
+                    record = replace(record, cases=(*record.cases, *record.kernel_sizes), kernel_sizes=())
                     record, dtypes = supported(record, implementation, dtypes, given=bool(chosen))
                 asked: dict[str, Any] = {"label": program or impl or "", "grad": grad or hessian, "progress": wrap}
                 if tokens is not None:

@@ -132,6 +132,8 @@ class Mechanism:
         The mechanism as one step of a dynamical system.
     cases
         Designed calls of the core.
+    kernel_sizes
+        Further ones in the sizes that kernels have, of which there are no golden vectors; `refattn verify` runs both.
     laws
         Names of the laws of `refattn.verify.itself.laws` that hold.
     magnitudes
@@ -224,6 +226,7 @@ class Mechanism:
     diagnostics: Any = None
     pictures: tuple[Picture, ...] = ()
     parts: ModuleType | None = None
+    kernel_sizes: tuple[Case, ...] = ()
 
     @property
     def equations(self) -> dict[str, str]:
@@ -250,7 +253,7 @@ class Mechanism:
 
     def case(self, name: str) -> Case:
         """Return the case of this name; ValueError where there is none."""
-        for case in self.cases:
+        for case in (*self.cases, *self.kernel_sizes):
             if isinstance(name, str) and case.name == name:
                 return case
         raise ValueError(f"case: got {name!r}, needs one of {', '.join(case.name for case in self.cases)}")

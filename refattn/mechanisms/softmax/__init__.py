@@ -22,6 +22,7 @@ from refattn.mechanisms.softmax.judge import loops as _loops
 from refattn.mechanisms.softmax.judge import parts as _parts
 from refattn.mechanisms.softmax.judge.cases import CASES as _CASES
 from refattn.mechanisms.softmax.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.softmax.judge.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
 from refattn.mechanisms.softmax.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.softmax.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.softmax.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
@@ -80,4 +81,5 @@ record = Mechanism(
     stream=KeyValueStream(_BLOCK),
     pictures=_PICTURES,
     parts=_parts,
+    kernel_sizes=_KERNEL_SIZES,
 )
