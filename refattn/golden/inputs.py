@@ -90,12 +90,6 @@ def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpo
     return np.asarray(counter.uniform(shape, seed=seed, purpose=purpose) < numbers["keep"])
 
 
-def _padded(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
-    """False for the first keys, as many as are given under "0", "1", ... for each batch element; (b, ..., j)."""
-    first = np.asarray([int(numbers[str(n)]) for n in range(shape[0])]).reshape(-1, *(1,) * (len(shape) - 1))
-    return np.broadcast_to(np.arange(shape[-1]) >= first, shape).copy()
-
-
 def _uniform(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """Numbers from `low` to `high`, each rounded to float32."""
     low, high = numbers["low"], numbers["high"]
@@ -134,7 +128,6 @@ DESIGNS: dict[str, Callable[[tuple[int, ...], Mapping[str, float], int, str], ND
     "resets": _resets,
     "units": _units,
     "mask": _mask,
-    "padded": _padded,
     "counts": _counts,
     "dropout": _dropout,
     "biased": _biased,
@@ -159,7 +152,9 @@ def make(mechanism: str, case: Case, dtype: str, *, seed: int = 0) -> dict[str, 
     return {name: _with_slack(x, case, arrays.get(lengths.get(name, "")), dtype) for name, x in arrays.items()}
 
 
-def _captured(x: NDArray[Any], dtype: str) -> NDArray[Any]:
+def _captured(given: Any, dtype: str) -> NDArray[Any]:
+    """Return a captured array, or nested lists of numbers, as an implementation is given them."""
+    x = np.asarray(given)
     return stored(x.astype(np.float64), dtype) if has_gradient(x) else x
 
 

@@ -165,11 +165,6 @@ def dropout(*shape: int, p: float) -> Input:
     return Input(shape, "dropout", {"p": p})
 
 
-def padded(*first: int, shape: tuple[int, ...] = ()) -> Input:
-    """Return a mask of keys (b, 1, 1, j) that hides so many first ones of each sequence; of 200 keys by default."""
-    return Input(shape or (len(first), 1, 1, 200), "padded", {str(n): x for n, x in enumerate(first)})
-
-
 def mask(*shape: int, keep: float = 0.7) -> Input:
     """Return a mask of which about so many pairs may attend."""
     return Input(shape, "mask", {"keep": keep})

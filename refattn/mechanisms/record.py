@@ -72,7 +72,7 @@ class Case:
         What rows of q, k, v and d_out hold that the lengths of the case leave out: "" for what is drawn, "nan", or
         "huge" for the largest number of the type.
     given
-        Arrays that were captured, and stand in place of designed ones, by name; "d_out" may be one of them.
+        Arrays, or nested sequences, that stand in place of designed ones, by name; "d_out" may be one of them.
     """
 
     name: str

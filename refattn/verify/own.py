@@ -298,7 +298,7 @@ def _fit(case: Case, allowed: Mapping[str, Any]) -> Case | None:
         return None
     sizes = (new["b"], new["g"], new["h"] // new["g"], new["nq"], new["nk"], new["d"], new["e"])
     try:
-        return replace(resized(case, *sizes), exact={})
+        return replace(resized(case, *sizes), exact={}, given={})
     except (ValueError, ZeroDivisionError):
         return None
 

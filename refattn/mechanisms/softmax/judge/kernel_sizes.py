@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from refattn.mechanisms.calls import counts, padded
+from refattn.mechanisms.calls import counts, mask
 from refattn.mechanisms.calls import qkv as _case
 from refattn.mechanisms.record import Case, Input
 
@@ -19,6 +19,13 @@ def _low(case: Case) -> Case:
     low = {"scale": 0.03125, "shift": 90.0}
     moved = {"q": Input(q.shape, "shifted", low), "k": Input(k.shape, "shifted", {**low, "shift": -90.0})}
     return replace(case, inputs={**case.inputs, **moved})
+
+
+def _padded(case: Case, *first: int) -> Case:
+    """Return the case with so many hidden keys at the start of each sequence."""
+    keys = case.inputs["k"].shape[2]
+    seen = tuple((((*(j >= n for j in range(keys)),),),) for n in first)  # (b, 1, 1, j)
+    return replace(case, inputs={**case.inputs, "mask": mask(len(first), 1, 1, keys)}, given={"mask": seen})
 
 
 _KIND = "kernel"
@@ -49,19 +56,9 @@ KERNEL_SIZES = (
     _case("beyond-head", _KIND, "more queries by over a tile", b=1, h=2, n_q=200, n_k=65, d=64, causal=True),
     _case("beyond-top", _KIND, "the same, top-left", b=1, h=1, n_q=97, n_k=300, d=64, causal="top_left"),
     _case("beyond-window", _KIND, "no tile is whole", b=1, h=2, n_q=161, d=64, causal=True, window=(127, None)),
-    _case(
-        "padded-left", _KIND, "more than a tile is padding", b=3, h=2, n_q=9, n_k=200, d=64, mask=padded(150, 0, 199)
-    ),
-    _case(
-        "padded-causal",
-        _KIND,
-        "the same, causal: rows are empty",
-        b=3,
-        h=2,
-        n_q=140,
-        d=64,
-        mask=padded(130, 3, 64, shape=(3, 1, 1, 140)),
-        causal=True,
+    _padded(_case("padded-left", _KIND, "more than a tile is padding", b=3, h=2, n_q=9, n_k=200, d=64), 150, 0, 199),
+    _padded(
+        _case("padded-causal", _KIND, "the same: rows are empty", b=3, h=2, n_q=140, d=64, causal=True), 130, 3, 64
     ),
     _case(
         "padded-right",
