@@ -23,6 +23,11 @@ def seed_of(text: str) -> int:
     return int(text)
 
 
+def own_given(shapes: Sequence[str], file: str | None, arrays: str | None) -> bool:
+    """Tell whether there are cases of the user's own."""
+    return bool(shapes or file is not None or arrays is not None)
+
+
 def own_cases(
     record: Mechanism, shapes: Sequence[str], file: str | None, arrays: str | None
 ) -> tuple[Mechanism, tuple[str, ...]]:

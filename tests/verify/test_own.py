@@ -147,7 +147,7 @@ def test_captured_arrays_are_what_it_is_given(kind: str, tmp_path: Path) -> None
 def test_what_are_no_captured_arrays(tmp_path: Path) -> None:
     file, x = tmp_path / "mine.npz", np.ones((1, 2, 3, 4), np.float32)
     for arrays in ({"q": x}, {"q": x, "k": x, "v": x, "queue": x}, {"q": x, "k": x[..., 1:], "v": x}):
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
         with pytest.raises(own.OwnError):
             own.captured(RECORD, file)
     for name in ("none.npz", "none.safetensors"):

@@ -101,6 +101,7 @@ class Isolated:
         *,
         along: Arrays | None = None,
         asked: tuple[str, ...] = (),
+        manner: str = "",
     ) -> Result | Decline:
         """Do what `refattn.verify.foreign.adapter.call` does, over there."""
         if self._process is None:
@@ -117,6 +118,7 @@ class Isolated:
             "outputs": outputs,
             "further": list(further or {}),
             "asked": asked,
+            "manner": manner,
         }
         answer, found = self._ask(about, arrays, self.seconds)
         if "error" in answer:
@@ -372,7 +374,7 @@ def _answer(
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
     asked = options, about["dtype"], upstream, tuple(about["outputs"])
     inputs, along = split(arrays)
-    more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"])}
+    more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"]), "manner": about["manner"]}
     try:
         found = call(implementation, inputs, *asked, interrupts=False, further=further, **more)
     except CallError as error:
