@@ -208,7 +208,8 @@ def verify(
             else:
                 implementation, text = _implementation(stack, record, impl, program, timeout, in_process)
                 if not own and not others:
-                    record = replace(record, cases=(*record.cases, *record.kernel_sizes), kernel_sizes=())
+                    more = () if asked_for else record.kernel_sizes
+                    record = replace(record, cases=(*record.cases, *more), kernel_sizes=())
                     record, dtypes = supported(record, implementation, dtypes, given=bool(chosen))
                 asked: dict[str, Any] = {"label": program or impl or "", "grad": grad or hessian, "progress": wrap}
                 if memory or bitwise:

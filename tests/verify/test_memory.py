@@ -139,7 +139,7 @@ def test_a_backward_after_another_forward(monkeypatch: pytest.MonkeyPatch) -> No
     torch = pytest.importorskip("torch")
     held: dict[str, Any] = {}
 
-    class Function(torch.autograd.Function):  # type: ignore[name-defined,misc]
+    class Function(torch.autograd.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
             out, held["saved"] = ra.softmax.forward(q.detach(), k.detach(), v.detach())

@@ -121,7 +121,7 @@ def test_captured_arrays_are_what_it_is_given(kind: str, tmp_path: Path) -> None
     arrays["d_out"] = make_upstream("softmax", case, "out", (2, 4, 3, 8), "bfloat16", seed=7)
     options, file = {"causal": True, "scale": 0.25}, tmp_path / f"mine.{kind}"
     if kind == "npz":
-        np.savez(file, **arrays, options=json.dumps(options))
+        np.savez(file, allow_pickle=False, **{**arrays, "options": np.asarray(json.dumps(options))})
     else:
         typed = {name: ("bool" if x.dtype == bool else "bfloat16", x) for name, x in arrays.items()}
         file.write_bytes(encode(typed, {"options": json.dumps(options)}))
@@ -146,8 +146,9 @@ def test_captured_arrays_are_what_it_is_given(kind: str, tmp_path: Path) -> None
 
 def test_what_are_no_captured_arrays(tmp_path: Path) -> None:
     file, x = tmp_path / "mine.npz", np.ones((1, 2, 3, 4), np.float32)
-    for arrays in ({"q": x}, {"q": x, "k": x, "v": x, "queue": x}, {"q": x, "k": x[..., 1:], "v": x}):
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    wrong: list[dict[str, Any]] = [{"q": x}, {"q": x, "k": x, "v": x, "queue": x}, {"q": x, "k": x[..., 1:], "v": x}]
+    for arrays in wrong:
+        np.savez(file, **arrays)
         with pytest.raises(own.OwnError):
             own.captured(RECORD, file)
     for name in ("none.npz", "none.safetensors"):
