@@ -292,6 +292,8 @@ class Report:
         Where something fails, those that are not the conventions of refattn: see `refattn.verify.foreign.conventions`.
     seed
         Of the random numbers of the inputs.
+    reference
+        Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
     """
 
     mechanism: str
@@ -302,6 +304,7 @@ class Report:
     smallest: tuple[str, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
     seed: int = 0
+    reference: bool = False
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""

@@ -168,6 +168,7 @@ def verify(
     known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked, "seed": seed}
     outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
     report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes), seed=seed)
+    report = replace(report, reference=getattr(implementation, "reference", False) is True)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in outcomes):
         return report

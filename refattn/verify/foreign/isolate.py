@@ -71,6 +71,7 @@ class Isolated:
     def __init__(self, spec: str, seconds: float = 60.0, loading: float = 60.0) -> None:
         self.spec, self.seconds, self.loading = spec, seconds, loading
         self.roundings: Any = ()
+        self.reference = False  # whether its process has loaded a definition of refattn
         self._said, self._words = Tail(SAID), Tail(SAID)  # in all, and since the last question
         self._process: Process | None = None
         self._answer = _Answer(b"", 0)
@@ -124,6 +125,7 @@ class Isolated:
         if "error" in answer:
             self._said(answer["trace"].encode())
             raise CallError(answer["error"])
+        self.reference = self.reference or bool(answer["reference"])
         if "decline" in answer:
             return Decline(answer["decline"])
         return Result(found, answer["dtypes"], answer["declined"], tuple(answer["judged"]))
@@ -380,11 +382,21 @@ def _answer(
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
     if isinstance(found, Decline):
-        return {"decline": found.reason}, {}
+        return {"decline": found.reason, "reference": _reference()}, {}
     size = sum(x.nbytes for x in found.tensors.values())
     if size > about["limit"] - 4096 * len(found.tensors):
         return {"error": f"returned {size} bytes, needs at most {about['limit']}", "trace": ""}, {}
-    return {"dtypes": found.dtypes, "declined": found.declined, "judged": list(found.judged)}, found.tensors
+    return {
+        "dtypes": found.dtypes,
+        "declined": found.declined,
+        "judged": list(found.judged),
+        "reference": _reference(),
+    }, found.tensors
+
+
+def _reference() -> bool:
+    """Tell whether this process, which only calls others, has loaded a definition of refattn."""
+    return any(name.startswith("refattn.mechanisms.") and name.endswith(".dense") for name in sys.modules)
 
 
 def _trace(error: Exception) -> str:

@@ -119,6 +119,8 @@ def verified(
         parts += [_table(("cases", "reason", "where"), _decline_rows(declined), width), ""]
     if declined and not report.counts()["all"]["run"]:
         parts += ["The cases that come nearest", *(indented(2, line) for line in nearest(report, mechanism)), ""]
+    if report.reference:
+        parts += ["It has loaded a definition of refattn: where it calls that, its agreement says nothing.", ""]
     if report.seed:
         parts += [f"seed {report.seed}", ""]
     counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
