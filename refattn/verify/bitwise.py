@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from refattn.checked import checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import spacing
-from refattn.mechanisms.calls import qkv
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.foreign.adapter import CallError, call
 from refattn.verify.itself.sections import NotRun
 from refattn.verify.outcome import CheckReport, Decline, Row
+from refattn.verify.own import qkv
 
-SIZES: dict[str, Any] = {"b": 3, "h": 4, "g": 2, "n_q": 70, "n_k": 133, "d": 64}
+SIZES = {"b": 3, "h": 4, "g": 2, "n_q": 70, "n_k": 133, "d": 64}
 
 PADDING = 59
 """Keys that nothing attends."""
@@ -103,7 +103,7 @@ def verify_bitwise(
 ) -> CheckReport:
     """Compare the bits of an implementation's results; arguments as those of `refattn.verify.verify`."""
     sizes = {**SIZES, "n_q": SIZES["n_k"]} if mechanism.one_sequence else SIZES
-    case = qkv("bitwise", "bitwise", "", **sizes)
+    case = qkv("bitwise", "bitwise", "", sizes)
     given = make(mechanism.name, case, dtype, seed=seed)
     if grad:
         shape = (*given["q"].shape[:3], given["v"].shape[3])

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from refattn.checked import checked
-from refattn.mechanisms.calls import qkv
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.foreign.adapter import CallError, call
 from refattn.verify.foreign.manners import TIMES
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
 from refattn.verify.outcome import CheckReport, Decline, Result, Row, Truth
+from refattn.verify.own import qkv
 
 LARGE = 1e4
 """What stands in masked keys and values, where it must not matter."""
@@ -47,7 +47,7 @@ def memory_cases(mechanism: Mechanism) -> list[Case]:
     chosen = [case for case in plain if case.kind == "plain" and case.inputs["q"].shape[0] > 1][:1] or plain[:1]
     chosen += [case for case in plain if {*case.options} == {"causal"} and len(case.inputs) == 3][:1]
     if mechanism.parts is not None:
-        chosen.append(qkv("memory", "memory", "several tiles", b=2, h=4, g=2, n_q=65, n_k=97, d=24))
+        chosen.append(qkv("memory", "memory", "several tiles", {"b": 2, "h": 4, "g": 2, "n_q": 65, "n_k": 97, "d": 24}))
     return list({case.name: case for case in chosen}.values())
 
 
@@ -142,8 +142,8 @@ def _share(
 
 def _masked(mechanism: Mechanism, implementation: Any, dtype: str, grad: bool, seed: int) -> Iterator[Row]:
     """Put large numbers, and NaN, where nothing may attend."""
-    shape: dict[str, Any] = {"b": 2, "h": 4, "g": 2, "n_q": 19, "n_k": 70, "d": 16}
-    case = qkv("masked", "memory", "keys that nothing attends", **shape)
+    sizes = {"b": 2, "h": 4, "g": 2, "n_q": 19, "n_k": 70, "d": 16}
+    case = qkv("masked", "memory", "keys that nothing attends", sizes)
     seen = np.arange(70) < np.asarray([41, 3]).reshape(2, 1, 1, 1)
     name = "mask" if "mask" in mechanism.defaults else "k_lengths"
     array = seen if name == "mask" else np.asarray([41, 3])

@@ -20,7 +20,6 @@ import numpy as np
 from refattn.files import parse_json, read_regular
 from refattn.golden.storage import DTYPES, has_gradient
 from refattn.golden.tensors import decode
-from refattn.mechanisms.calls import counts, mask, qkv
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.itself.samples import resized
 
@@ -32,6 +31,18 @@ SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
 
 class OwnError(Exception):
     """A shape or a file is none; the message says what was given and what is needed."""
+
+
+def qkv(name: str, kind: str, purpose: str, sizes: Mapping[str, int], logits: float = 1.0, **more: Any) -> Case:
+    """Return a case of sizes b, h, g, n_q, n_k, d and e; of what is `more` designed arrays are inputs."""
+    b, h, g, n_q, n_k, d = (sizes[key] for key in ("b", "h", "g", "n_q", "n_k", "d"))
+    inputs = {
+        "q": Input((b, h, n_q, d), "normal", {"scale": logits}),
+        "k": Input((b, g, n_k, d)),
+        "v": Input((b, g, n_k, sizes.get("e", d))),
+    }
+    inputs |= {key: x for key, x in more.items() if isinstance(x, Input)}
+    return Case(name, kind, inputs, {key: x for key, x in more.items() if key not in inputs}, purpose)
 
 
 def from_text(mechanism: Mechanism, text: str) -> Case:
@@ -80,17 +91,17 @@ def of_sizes(mechanism: Mechanism, given: Mapping[str, Any], name: str) -> Case:
             listed = listed if isinstance(listed, list) else [listed]
             if len(listed) != b or not all(type(n) is int and 0 <= n <= lengths for n in listed):
                 raise OwnError(f"{key}: got {listed}, needs {b} numbers up to {lengths}")
-            arrays[key] = counts(*listed)
+            arrays[key] = Input((b,), "counts", {str(at): n for at, n in enumerate(listed)})
     if "mask" in given:
         if "mask" not in mechanism.defaults or type(given["mask"]) not in (int, float):
             raise OwnError(f"mask: got {given['mask']!r}, needs the part of the pairs that may attend")
-        arrays["mask"] = mask(1, 1, queries, keys, keep=float(given["mask"]))
+        arrays["mask"] = Input((1, 1, queries, keys), "mask", {"keep": float(given["mask"])})
     options = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
     d = given.get("d", 64)
-    sizes: dict[str, Any] = {"b": b, "h": h, "g": g, "n_q": queries, "n_k": keys, "d": d, "e": given.get("e", d)}
+    sizes = {"b": b, "h": h, "g": g, "n_q": queries, "n_k": keys, "d": d, "e": given.get("e", d)}
     logits = float(given.get("logits", 1.0))
     more: dict[str, Any] = {**options, **arrays}
-    case = qkv(name, "own", "a shape of your own", **sizes, logits=logits, **more)
+    case = qkv(name, "own", "a shape of your own", sizes, logits, **more)
     letters = {**sizes, "n": keys}
     sampled = {key: x for key, x in mechanism.sampled.items() if key not in options}
     further = {
