@@ -106,5 +106,5 @@ def test_what_a_core_has_read_is_not_read_again() -> None:
         exec("f('no array')", {"f": f, "__name__": module})
     assert len(seen) == 2
     for module in ("refattn.mechanisms.softmax.core", "refattn.mechanisms.softmax.layer.block", "dense", "__main__"):
-        with pytest.raises(TypeError, match="x: got str, needs an array"):
+        with pytest.raises(TypeError, match="x: got 'no array', needs an array"):
             exec("f('no array')", {"f": f, "__name__": module})
