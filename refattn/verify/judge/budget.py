@@ -151,8 +151,7 @@ def with_equations(
         while ran[id] not in traced:
             ran[id] = mechanism.before[ran[id]]
     held = held_in(mechanism, dtype, roundings)
-    left = [id for id in roundings if id not in held]
-    sizes = kernel_sizes(mechanism, {**exact, **case.options}, traced, dtype, left)
+    sizes = kernel_sizes(mechanism, {**exact, **case.options}, traced, dtype, roundings)
     errors: dict[str, list[Floats]] = {id: [] for id in types}
     for draw in range(DRAWS):
         disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held))
@@ -189,7 +188,7 @@ def disturbances(
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
     given = {**inputs, **case.options, "d_out": upstream, **pulls}
     held = held_in(mechanism, dtype, roundings)
-    sizes = kernel_sizes(mechanism, given, traced, dtype, [id for id in roundings if id not in held])
+    sizes = kernel_sizes(mechanism, given, traced, dtype, roundings)
     computed = unit_of(dtype)
     sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
     errors: dict[str, list[Floats]] = {name: [] for name in values}
@@ -301,7 +300,8 @@ def disturbance(
     """Return a hook for one run that adds to each equation a random error of its size: a draw of what rounding does.
 
     Some equations are `held` in a type: their values, errors included, are rounded to it, up or down by chance, so that
-    those which are near come to be equal, as they do in a kernel.
+    those which are near come to be equal, as they do in a kernel. The error before that is one more rounding, such as
+    that of a product which is scaled afterwards.
     """
     passes: dict[str, int] = {}
 
