@@ -7,8 +7,8 @@
 Wrong kernels are the faults of the museum (`refattn/verify/museum`), modelled on real bug reports; honest ones those of
 tests/verify/kernels.py. Each is run on the same designed cases with the same numbers, and a rule catches a kernel that
 it rejects on any of them. The rules are those that repositories publish; the truth is in float64 for all, and *eager*
-is the definition in float32, or with every value rounded to the shorter type. Cases that the others were not made for are left out:
-results that are exactly 0, extreme numbers, exact ones.
+is the definition in float32, or with every value rounded to the shorter type. Cases that the others were not made for
+are left out: results that are exactly 0, extreme numbers, exact ones.
 """
 
 from __future__ import annotations
