@@ -36,6 +36,8 @@ def lyapunov(mechanism: str, out: str | None, **given: Any) -> None:
     """
     from refattn.cli.analyse.stack import stack
 
+    if given["run"] is None and (size := given["tokens"] * given["width"]) > 4096:
+        raise Problem(f"--tokens, --width: got {given['tokens']} times {given['width']} = {size}, needs at most 4096")
     maps, state, title = stack(mechanism, **given)
     folder = folder_of(out, "lyapunov")
     from refattn.analysis import lyapunov as study
