@@ -151,12 +151,12 @@ def test_what_is_wrong_inside_of_an_argument_names_it() -> None:
     object.__setattr__(saved.inner, "v", x[..., :2])
     with pytest.raises(ValueError, match=r"^saved: "):
         ra.softmax.backward(saved, x)
-    block = ra.mechanism("softmax").block
-    params = block.init(block.Config(width=4, heads=2), like=np.ones(1))
-    object.__setattr__(params, "w_q", np.ones((1, 4, 4)))
-    state = block.start(params, x[0], ra.Context(causal=True))
-    with pytest.raises(ValueError, match="^params or state or context: "):
-        block.forward(params, state, ra.Context(causal=True))
+    record = ra.mechanism("softmax")
+    params = record.block.init(record.block.Config(width=4, heads=2), like=np.ones(1))
+    object.__setattr__(params, "w_v", np.ones((1, 4, 4)))
+    assert record.stream is not None
+    with pytest.raises(ValueError, match=r"^params: w: got shape \(1, 4, 4\)"):
+        record.stream.start(params, 1)
 
 
 def test_an_error_of_a_hook_stays_as_it_is() -> None:
