@@ -142,7 +142,7 @@ def naming(*trees: str) -> Callable[[F], F]:
         def entry(*args: Any, **given: Any) -> Any:
             try:
                 return function(*args, **given)
-            except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
                 if (named := _named(error, trees, names)) is None or error.__traceback__ is None:
                     raise
                 # With the lines below this one, so that a debugger stands where it failed.

@@ -196,8 +196,10 @@ class Stream:
 
     def _check_cache(self, params: Any, cache: Any) -> None:
         """Raise where an array of a cache is none that could have come from `start`, or is not finite."""
-        fresh = tree.flatten({"cache": self.start_cache(params, 1)})
-        for name, x in tree.flatten({"cache": cache}).items():
+        fresh, given = tree.flatten({"cache": self.start_cache(params, 1)}), tree.flatten({"cache": cache})
+        if missing := [name for name in fresh if name not in given]:
+            raise TypeError(f"{missing[0]}: got None, needs an array")
+        for name, x in given.items():
             like = fresh.get(name)
             if like is None:
                 continue
