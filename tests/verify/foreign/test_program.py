@@ -141,7 +141,12 @@ def test_what_is_no_command_is_told(tmp_path: Path) -> None:
     for text in ("", "'open"):
         with pytest.raises(LoadError, match="needs a command line"):
             Program(text, ("out",), 1.0)
-    found = run.verify(FEW, Program(str(tmp_path / "absent"), ("out",), 1.0), dtypes=["float32"])
+    program = tmp_path / "program"
+    with pytest.raises(LoadError, match="needs a program that is there and can be run"):
+        Program(str(program), ("out",), 1.0)
+    program.write_text("#!/nowhere/at/all\n")
+    program.chmod(0o755)
+    found = run.verify(FEW, Program(str(program), ("out",), 1.0), dtypes=["float32"])
     assert "cannot be run: No such file" in found.outcomes[0].detail
 
 
