@@ -212,7 +212,7 @@ def test_bad_usage(golden: vectors.GoldenSet, tmp_path: Path) -> None:
     assert "needs --outputs beside it" in cli_verify("--exec", "c", "--vectors", tmp_path).stderr
     assert "needs a folder" in cli_verify("--outputs", tmp_path / "x", "--vectors", golden.folder).stderr
     assert cli_verify("--outputs", tmp_path, "--vectors", tmp_path).exit_code == 3
-    assert cli_verify("--exec", "exit", "--dtype", "float32").exit_code == 1
+    assert cli_verify("--exec", "false", "--dtype", "float32").exit_code == 1
     copy = Path(shutil.copytree(golden.folder, tmp_path / "copy"))
     (copy / "softmax" / "tiny.safetensors").unlink()
     assert cli_verify("--outputs", tmp_path, "--vectors", copy).exit_code == 2
