@@ -306,6 +306,20 @@ def of_pieces(rng: np.random.Generator) -> list[Target]:
     return found
 
 
+def of_rooms(q: Any) -> list[Target]:
+    """Return what single mechanisms have beside their cores; q (1, 2, 3, 4)."""
+    ge, order, growing_, upstream = ra.graph_energy, ra.higher_order, growing, {"d_out": np.ones_like(q)}
+    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+        (ge.window_graph, {"n": 4, "width": 1, "like": q}),
+        (ge.nearest_graph, {"points": q[0, 0], "count": 1}),
+        (ge.sparse_graph, {"weights": np.ones((3, 3))}),
+        (order.empty_state, {"k": q, "v": q}),
+        (growing_.functional_gradient, {"saved": growing_.forward(q, q, q)[1], **upstream}),
+        (growing_.contract, {"saved": growing_.forward(q, q, q)[1], **upstream, "x": q[:, 0]}),
+    ]
+    return [Target(call.__name__, call, arguments) for call, arguments in calls]
+
+
 def of_delta(rng: np.random.Generator) -> list[Target]:
     """Return the core of the delta rule with all that it takes, and softmax attention with the rest of its options."""
     q, gate = rng.normal(size=(1, 2, 3, 4)), rng.uniform(size=(1, 2, 3))
@@ -316,7 +330,7 @@ def of_delta(rng: np.random.Generator) -> list[Target]:
     softmax = {"mask": np.ones((1, 2, 3, 3), bool), "bias": rng.normal(size=(1, 2, 3, 3)), "sink": rng.normal(size=2),
                "window": (1, 1), "offset": np.asarray([1]), "q_lengths": np.asarray([2]), "k_lengths": np.asarray([3]),
                "keep": rng.uniform(size=(1, 2, 3, 3)), "softcap": 2.0, "scale": np.asarray(0.5)}  # fmt: skip
-    found = []
+    found = of_rooms(q)
     calls: list[tuple[str, dict[str, Any]]] = [
         ("delta", {**gates, **state}),
         ("delta", {"beta": gate, "log_decay": rng.normal(size=(1, 2, 3, 4)), **packed, "form": "chunked"}),

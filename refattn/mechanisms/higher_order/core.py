@@ -243,7 +243,7 @@ def empty_state(
     """
     refuse_old(old)
     check_arrays(k=k, v=v)
-    check_qkv(k, k, v)
+    check_qkv(k, k, v, first="k")
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
     return empty(Kernel(options, k.shape[3]), (*k.shape[:2], v.shape[3]), raised(k))
 
