@@ -168,3 +168,19 @@ def test_an_error_of_a_hook_stays_as_it_is() -> None:
 
     with pytest.raises(KeyError, match="^'mine'$"), equations.apply(fail):
         ra.softmax.backward(saved, x)
+
+
+def test_what_a_core_has_read_is_not_read_again() -> None:
+    """Definitions and forms hand on their core's arguments; all others are read."""
+    seen: list[Any] = []
+
+    @checked(x="a")
+    def f(x: Any) -> None:
+        seen.append(x)
+
+    for module in ("refattn.mechanisms.softmax.dense", "refattn.mechanisms.softmax.forms.tiled"):
+        exec("f('no array')", {"f": f, "__name__": module})
+    assert len(seen) == 2
+    for module in ("refattn.mechanisms.softmax.core", "refattn.mechanisms.softmax.layer.block", "dense", "__main__"):
+        with pytest.raises(TypeError, match="x: got 'no array', needs an array"):
+            exec("f('no array')", {"f": f, "__name__": module})
