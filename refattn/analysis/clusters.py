@@ -32,9 +32,13 @@ from scipy.integrate import solve_ivp
 
 from refattn import counter
 from refattn.analysis.figure import new_figure, save
+from refattn.checked import Each, Having, Real, Whole, checked, naming, read
 
 Matrix = NDArray[Any]
 Velocity = Callable[[Matrix], Matrix]
+
+MOST = 1_000_000
+"""Steps in time, at most."""
 
 NEAR = 0.995
 """Tokens whose cosine is above this are neighbours; a cluster is what neighbours connect."""
@@ -132,8 +136,16 @@ class Course:
 
 def course(unit: str, times: Iterable[float], tokens: Iterable[Matrix], **facts: Any) -> Course:
     """Return what became of tokens (n, d), one array for each time."""
+    times, tokens = _listed("times", times), _listed("tokens", tokens)
+    read("unit", unit, str)
+    read("times", times, [Real()])
+    read("tokens", tokens, ["n d"], {})
+    if not tokens or len(times) != len(tokens):
+        raise ValueError(f"tokens: got {len(tokens)} arrays, needs one for each of {len(times)} times, at least 1")
     cosines, ranks, clusters = [], [], []
-    for x in tokens:
+    for n, x in enumerate(tokens):
+        if not np.all(np.isfinite(x)):
+            raise ValueError(f"tokens[{n}]: got an element that is not finite, needs finite numbers")
         length = np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
         unit_x = x / np.where(length > 0.0, length, 1.0)
         cosines.append(unit_x @ unit_x.T)
@@ -142,8 +154,14 @@ def course(unit: str, times: Iterable[float], tokens: Iterable[Matrix], **facts:
         ranks.append(float(np.exp(-np.sum(share * np.log(share)))))
         clusters.append(components(cosines[-1] > NEAR))
     return Course(
-        unit, np.asarray(list(times), float), np.stack(cosines), np.asarray(ranks), np.asarray(clusters), None, facts
+        unit, np.asarray(times, float), np.stack(cosines), np.asarray(ranks), np.asarray(clusters), None, facts
     )
+
+
+def _listed(name: str, given: Iterable[Any]) -> list[Any]:
+    if not isinstance(given, Iterable) or isinstance(given, np.ndarray) and not given.ndim:
+        raise TypeError(f"{name}: got {type(given).__name__}, needs a sequence")
+    return list(given)
 
 
 def components(near: Matrix) -> int:
@@ -204,6 +222,16 @@ def softmax(x: Matrix, beta: float) -> Matrix:
     return weights @ x / np.sum(weights, axis=-1, keepdims=True)
 
 
+@checked(
+    core=Having(("forward", "backward"), "a core, a pair of functions forward and backward"),
+    options=Each(None),
+    particles=Whole(1, 10_000),
+    dimensions=Whole(1, 10_000),
+    end=Real(0.0),
+    step=Real(0.0),
+    seed=Whole(),
+)
+@naming("core", "options")
 def study(
     core: Any,
     options: dict[str, Any],
@@ -217,7 +245,15 @@ def study(
     """Return what a core makes of random tokens on the sphere.
 
     Where the core with a scale is softmax attention, tokens at equal angles are looked at too, with a scale of 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where an argument is of a wrong type or out of its range, `step` is 0 or less than a millionth of `end`, or the
+        tokens do not stay finite.
     """
+    if not step > 0.0 or end > MOST * step:
+        raise ValueError(f"step: got {step:g}, needs a number above 0, and at least {end / MOST:g} for the end {end:g}")
 
     def moved_by(more: dict[str, Any]) -> Velocity:
         return lambda x: np.asarray(core.forward(*[x[None, None]] * 3, **{**options, **more})[0][0, 0])
@@ -225,7 +261,8 @@ def study(
     x = counter.normal((particles, dimensions), seed=seed, purpose="clusters")
     x = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
     times = np.linspace(0.0, end, 101)
-    found = course("time", times, on_sphere(moved_by({}), x, times, step))
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = course("time", times, on_sphere(moved_by({}), x, times, step))
     equal = None
     if "scale" in options and np.allclose(moved_by({"scale": 1.0})(x), softmax(x, 1.0), rtol=1e-12, atol=1e-12):
         when = np.linspace(0.0, 8.0, 81)

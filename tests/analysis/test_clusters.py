@@ -70,6 +70,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["hardmax"], "mechanism: got 'hardmax'"),
         (["softmax", "--beta", "0"], "--beta: got 0, needs a number above 0"),
         (["softmax", "--run", str(tmp_path)], "--run: got"),
+        (["softmax", "--step", "1e-300"], "step: got 1e-300, needs a number above 0, and at least 2e-05"),
+        (["softmax", "--end", "1e300", "--step", "1e300"], "tokens[1]: got an element that is not finite"),
     ):
-        result = CliRunner().invoke(cli, ["analyse", "clusters", *given])
+        result = CliRunner().invoke(cli, ["analyse", "clusters", *given, "--particles", "4"])
         assert result.exit_code == 2 and words in result.output, result.output

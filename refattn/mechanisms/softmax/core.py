@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.softmax import dense
 from refattn.mechanisms.softmax.forms import tiled
@@ -159,6 +160,7 @@ def forward(
     return call.back(out), Saved(chosen, lse, tuple(out.shape), q, numbers, given, inner)
 
 
+@naming("saved")
 def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
 

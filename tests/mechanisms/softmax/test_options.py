@@ -128,6 +128,19 @@ def test_a_window_reads_no_tile_far_away() -> None:
     np.testing.assert_allclose(found, out[:, :, 32:], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_bounds_beyond_all_numbers_are_none(form: str) -> None:
+    """Sums with lengths and offsets that differ stay in 64 bits."""
+    lengths: Arrays = {"q_lengths": np.asarray([3, 2]), "k_lengths": np.asarray([2, 3]), "form": form}
+    x = np.random.default_rng(3).normal(size=(2, 1, 3, 2))
+    out, _ = ra.softmax.forward(x, x, x, **lengths)
+    for far in (2**63 - 1, 2**70):
+        np.testing.assert_array_equal(ra.softmax.forward(x, x, x, window=(far, far), **lengths)[0], out)
+    plain, _ = ra.softmax.forward(x, x, x, form=form)
+    for far, found in ((2**70, plain), (-(2**70), 0.0 * plain)):
+        np.testing.assert_array_equal(ra.softmax.forward(x, x, x, offset=far, causal=True, form=form)[0], found)
+
+
 F, I = np.zeros, np.asarray
 BAD: tuple[tuple[Arrays, type[Exception], str], ...] = (
     ({"window": 3}, TypeError, "window: got int, needs a tuple"),
@@ -140,6 +153,9 @@ BAD: tuple[tuple[Arrays, type[Exception], str], ...] = (
     ({"offset": True}, TypeError, "offset: got bool"),
     ({"offset": I([1, 2, 3])}, ValueError, r"offset: got shape \(3,\)"),
     ({"offset": I([1.0, 2.0])}, TypeError, "offset: got dtype float64"),
+    ({"offset": I([2**63 - 1, 0])}, ValueError, "offset: got one outside of -268435456 to 268435456"),
+    ({"offset": I([-(2**63), 0])}, ValueError, "offset: got one outside of -268435456 to 268435456"),
+    ({"offset": np.asarray([2**64 - 1, 0], np.uint64)}, ValueError, "offset: got one outside of 0 to 268435456"),
     ({"offset": 1, "causal": "top_left"}, ValueError, "offset: got one beside causal"),
     ({"bias": F((5, 7), bool)}, TypeError, "bias: got dtype bool.*is a mask"),
     ({"bias": F((5, 7), "float32")}, TypeError, "got arrays of several dtypes"),
