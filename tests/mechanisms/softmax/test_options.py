@@ -108,6 +108,31 @@ def test_what_does_not_exist_may_hold_anything(form: str) -> None:
     assert not found["out"][1, :, 3:].any() and (found["lse"][1, :, 3:] == -math.inf).all()
 
 
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_lengths_of_others_change_no_bit(form: str) -> None:
+    """A sequence gives the bits that it gives alone, however long the others of its batch are."""
+    r = np.random.default_rng(2)
+    q, k, v, d_out = (r.normal(size=(3, h, n, 3)) for h, n in ((2, 9), (1, 23), (1, 23), (2, 9)))
+    options = {"causal": True, "q_lengths": np.asarray([9, 4, 7]), "k_lengths": np.asarray([23, 6, 15])}
+    with cut(4, 8):
+        whole = run({"q": q, "k": k, "v": v}, options, d_out, None, form)
+        for n in range(3):
+            at = slice(n, n + 1)
+            own = {name: x if name == "causal" else x[at] for name, x in options.items()}
+            alone = run({"q": q[at], "k": k[at], "v": v[at]}, own, d_out[at], None, form)
+            assert all(alone[name].tobytes() == whole[name][at].tobytes() for name in alone)
+
+
+def test_hidden_keys_leave_no_sign() -> None:
+    """What is outside of every window shows in no bit of the gradients of a bias and of dropout, either."""
+    r, shape = np.random.default_rng(3), (1, 1, 4, 9)
+    q, k, v, d_out = (r.normal(size=(1, 1, n, 2)) for n in (4, 9, 9, 4))
+    options = {"window": (1, 0), "bias": r.normal(size=shape), "keep": np.ones(shape)}
+    far = np.arange(9)[:, None] < 3
+    found = [run({"q": q, "k": k + far * x, "v": v - far * x}, options, d_out, None) for x in (0.0, 50.0)]
+    assert all(found[0][name].tobytes() == x.tobytes() for name, x in found[1].items())
+
+
 def test_a_row_of_sinks_alone() -> None:
     """It gives 0, an lse of the sinks, and a gradient of lse goes to them."""
     q, sink = np.ones((1, 2, 3, 4)), np.asarray([0.5, -1.0])
