@@ -16,7 +16,8 @@ What differs (measured with onnxruntime 1.32):
 - There are no boolean masks, offsets and dropout, one sink a head, and no lse: declined, or not returned.
 - `scale` and `softcap` are float32 attributes that have to be positive: 0 means their default.
 - Beside a past it takes several queries of one sequence alone: it is called once for each.
-- Keys and values are equally wide, a multiple of 8. Layouts are (b, n, heads d) for what is new and (b, heads, n, d) for the past.
+- Keys and values are equally wide, a multiple of 8. Layouts are (b, n, heads d) for what is new, (b, heads, n, d) for
+  the past.
 - float16 is computed in float32 but for its products, whose scores are rounded to float16; there are no other types.
 """
 
