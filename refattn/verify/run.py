@@ -98,6 +98,14 @@ def with_slack_of(result: Result, known: Truth) -> Result:
         beyond = np.arange(got.shape[2]) >= known.inputs[which][:, None]
         beyond = beyond.reshape(got.shape[0], 1, -1, *(1,) * (got.ndim - 3))
         tensors[name] = np.where(beyond, rounded(known, name).astype(got.dtype), got)
+    sizes = {"q_lengths": (2, known.inputs["q"].shape[2]), "k_lengths": (3, known.inputs["k"].shape[2])}
+    for id in result.judged:  # equations of pairs, or of queries
+        for which, (axis, size) in sizes.items():
+            got = tensors[id]
+            if which in known.inputs and got.shape == known.values[id].shape and got.shape[axis : axis + 1] == (size,):
+                beyond = np.arange(size) >= known.inputs[which][:, None]
+                beyond = beyond.reshape(got.shape[0], *(size if n == axis else 1 for n in range(1, got.ndim)))
+                tensors[id] = np.where(beyond, rounded(known, id).astype(got.dtype), got)
     return replace(result, tensors=tensors)
 
 

@@ -296,6 +296,18 @@ def test_rows_that_do_not_exist_are_left_out_where_an_adapter_says_so() -> None:
     (outcome,) = verify(one("lengths-both"), kernel, dtypes=["float32"], grad=True).outcomes
     assert outcome.status == "agrees" and len(outcome.verdicts) == 5
 
+    def scores(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        with ra.trace() as traced:
+            out, _ = ra.softmax.forward(q, k, v, **options)
+        missing = (np.arange(q.shape[2]) >= options["q_lengths"][:, None])[:, None, :, None]
+        missing = missing | (np.arange(k.shape[2]) >= options["k_lengths"][:, None])[:, None, None]
+        return {"out": out, "SM.1": np.where(missing, np.float32(5), traced["SM.1"])}
+
+    kernel = scores
+    for slack, status in (("", "disagrees"), ("unwritten", "agrees")):
+        kernel.slack = slack
+        assert verify(one("lengths-both"), kernel, dtypes=["float32"]).outcomes[0].status == status
+
 
 def test_a_kernel_brings_the_dropout_that_it_draws() -> None:
     """It is asked for the factors before the truth is computed; other answers are errors with a line each."""
