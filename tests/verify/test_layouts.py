@@ -94,6 +94,15 @@ def test_absorbed_latent_attention_is_the_plain_one() -> None:
     assert np.abs(wrong @ w_v - out).max() > 0.1
 
 
+def test_queries_of_values_are_wider_queries() -> None:
+    """Scores that have a part of the values, too, are those of [q, q of the values] with [k, v]."""
+    r = np.random.default_rng(7)
+    q, k, v, of_v = (r.normal(size=(1, 2, n, d)) for n, d in ((3, 4), (6, 4), (6, 5), (3, 5)))
+    found, _ = ra.softmax.forward(np.concatenate([q, of_v], axis=3), np.concatenate([k, v], axis=3), v)
+    expected, _ = ra.softmax.forward(q, k, v, scale=1 / 3, bias=of_v @ v.mT / 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
 def test_a_past_is_put_in_front() -> None:
     """With as many new keys as queries they stand behind the past; otherwise its length is their offset."""
     r = np.random.default_rng(5)
