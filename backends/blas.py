@@ -6,6 +6,8 @@ BLAS, the last one restores what was there.
 
 from __future__ import annotations
 
+# `signal` looks for each handler in an enumeration, which takes ten times as long as the rest.
+import _signal  # type: ignore[import-not-found]
 import functools
 import os
 import signal
@@ -96,17 +98,17 @@ class uninterrupted:  # noqa: N801 (it is called as a function)
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _signal.getsignal(signal.SIGINT)
             if callable(handler) and not isinstance(getattr(handler, "__self__", None), uninterrupted):
                 self.handler = handler
-                signal.signal(signal.SIGINT, self.note)
+                _signal.signal(signal.SIGINT, self.note)
 
     def note(self, *came: Any) -> None:
         self.came = came
 
     def __exit__(self, *error: object) -> None:
         if self.handler is not None:
-            signal.signal(signal.SIGINT, self.handler)
+            _signal.signal(signal.SIGINT, self.handler)
             if self.came is not None:
                 self.handler(*self.came)
 

@@ -137,7 +137,9 @@ def test_it_is_formatted(record: Mechanism, tmp_path: Path, shown: Callable[...,
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("everything", [False, True], ids=["usual", "all"])
+@pytest.mark.parametrize(
+    "everything", [pytest.param(False, id="usual"), pytest.param(True, id="all", marks=pytest.mark.slow)]
+)
 def test_it_gives_the_bits_of_the_library(
     record: Mechanism, everything: bool, tmp_path: Path, shown: Callable[..., str]
 ) -> None:
