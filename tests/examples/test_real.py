@@ -149,9 +149,9 @@ ORT, GQA, FLEX = "onnxruntime_attention.py", "onnxruntime_grouped.py", "torch_fl
     ("kernel", "cases"),
     [
         (f"{ORT}:attend", "window-head window-far bias-softcap lengths-causal causal-head"),
-        (f"{ORT}:attend_25", "window-mask bias-grouped"),
-        (f"{ORT}:attend_raw", "softcap bias"),
-        (f"{ORT}:attend_capped", "softcap bias"),
+        pytest.param(f"{ORT}:attend_25", "window-mask bias-grouped", marks=pytest.mark.slow),
+        pytest.param(f"{ORT}:attend_raw", "softcap bias", marks=pytest.mark.slow),
+        pytest.param(f"{ORT}:attend_capped", "softcap bias", marks=pytest.mark.slow),
         (f"{ORT}:attend_masked", "softcap-mask lengths-keys"),
         (f"{ORT}:attend_weights", "empty-rows window-tail"),
         (f"{GQA}:attend", "sink-window causal-tail one-query bias-heads"),
