@@ -98,7 +98,11 @@ def check(
 @click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
 @click.option("--hessian", is_flag=True, help="Judge the gradients and their derivative along a direction too.")
 @click.option(
-    "--dtype", "dtypes", multiple=True, metavar="NAME", help="float64, float32, float16 or bfloat16; all by default."
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="NAME",
+    help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2.",
 )
 @click.option(
     "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens, not the designed cases."
@@ -149,14 +153,16 @@ def verify(
     if asked_for and (outputs is not None or tokens is not None or program is not None):
         raise Problem(f"--{asked_for[0]}: needs --impl, whose derivatives it takes on the designed cases")
     rounded = _roundings(record, rounding, outputs is not None)
-    from refattn.golden.storage import DTYPES
+    from refattn.golden.storage import DTYPES, FLOAT8
     from refattn.verify import large, run, shrink
     from refattn.verify.foreign import adapter, dumped
     from refattn.verify.judge import derivatives
 
     for name in dtypes:
-        if name not in DTYPES:
-            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(DTYPES)}")
+        if name not in (*DTYPES, *FLOAT8):
+            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join((*DTYPES, *FLOAT8))}")
+        if name in FLOAT8 and impl is None:
+            raise Problem(f"--dtype: got {name}, whose numbers have factors, needs --impl")
     if tokens is not None and (len(dtypes) > 1 or {*dtypes} - {*large.DTYPES}):
         raise Problem(f"--large: got --dtype {', '.join(dtypes)}, needs one of {', '.join(large.DTYPES)}")
     if asked_for and (wrong := [name for name in dtypes if name not in derivatives.DTYPES]):
