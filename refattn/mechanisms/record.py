@@ -71,6 +71,8 @@ class Case:
     slack
         What rows of q, k, v and d_out hold that the lengths of the case leave out: "" for what is drawn, "nan", or
         "huge" for the largest number of the type.
+    given
+        Arrays, or nested sequences, that stand in place of designed ones, by name; "d_out" may be one of them.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Case:
     purpose: str = ""
     exact: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     slack: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,8 @@ class Mechanism:
         The mechanism as one step of a dynamical system.
     cases
         Designed calls of the core.
+    kernel_sizes
+        Further ones in the sizes that kernels have, of which there are no golden vectors; `refattn verify` runs both.
     laws
         Names of the laws of `refattn.verify.itself.laws` that hold.
     magnitudes
@@ -186,6 +191,9 @@ class Mechanism:
         heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
     pictures
         What a page that steps through a run shows on top.
+    parts
+        How a call is cut into parts that the definition can afford: a module with ``of_queries`` and ``of_keys``, as
+        softmax attention has it; None where only whole calls can be judged.
     """
 
     name: str
@@ -221,6 +229,8 @@ class Mechanism:
     grow: ModuleType | None = None
     diagnostics: Any = None
     pictures: tuple[Picture, ...] = ()
+    parts: ModuleType | None = None
+    kernel_sizes: tuple[Case, ...] = ()
 
     @property
     def equations(self) -> dict[str, str]:
@@ -247,7 +257,7 @@ class Mechanism:
 
     def case(self, name: str) -> Case:
         """Return the case of this name; ValueError where there is none."""
-        for case in self.cases:
+        for case in (*self.cases, *self.kernel_sizes):
             if isinstance(name, str) and case.name == name:
                 return case
         raise ValueError(f"case: got {name!r}, needs one of {', '.join(case.name for case in self.cases)}")

@@ -118,7 +118,9 @@ class Outcome:
     verdicts
         One per tensor that was returned.
     seen
-        What was judged: the truth, and what was returned; None where nothing was.
+        What was judged: the truth, and what was returned; None where nothing was, or by samples alone.
+    note
+        What the verdicts stand on, where it is not the definition on the whole case.
     """
 
     case: str
@@ -128,6 +130,7 @@ class Outcome:
     detail: str = ""
     verdicts: tuple[Verdict, ...] = ()
     seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -290,6 +293,10 @@ class Report:
         Lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
     conventions
         Where something fails, those that are not the conventions of refattn: see `refattn.verify.foreign.conventions`.
+    seed
+        Of the random numbers of the inputs.
+    reference
+        Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
     """
 
     mechanism: str
@@ -299,6 +306,8 @@ class Report:
     suspects: Suspects | None = None
     smallest: tuple[str, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+    reference: bool = False
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""

@@ -13,6 +13,7 @@ from refattn.golden.storage import DTYPES, FLOAT8
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.adapter import CallError, attribute, call, learned, of_float8, own_keep, pulls, roundings
 from refattn.verify.foreign.conventions import differing
+from refattn.verify.judge import sampled
 from refattn.verify.judge.budget import rounded, truth, with_equations
 from refattn.verify.judge.compare import judge
 from refattn.verify.judge.derivatives import DTYPES as DERIVED
@@ -39,10 +40,16 @@ def verify_case(
     more: dict[str, Any] = {"roundings": declared, "further": further}
     more |= of_float8(implementation) if small else {}
     asked = tuple(derivatives)
+    long = sampled.is_long(mechanism, case)
+    if asked and long:
+        raise ValueError(f"{case.name}: its derivatives are judged where the definition can hold all scores alone")
     try:
         if "keep" in case.inputs and attribute(implementation, "keep") is not None:
             more["replaced"] = {"keep": own_keep(implementation, case.name, case.inputs["keep"].shape)}
-        case_truth = truth(mechanism, case, dtype, grad=grad and not small, seed=seed, **more)
+        if long:
+            case_truth = sampled.long_truth(mechanism, case, dtype, grad=grad, seed=seed, further=further)
+        else:
+            case_truth = truth(mechanism, case, dtype, grad=grad and not small, seed=seed, **more)
         if asked:
             case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
         descale = {"descale": tuple(case_truth.factors[name].tolist() for name in "qkv")} if small else {}
@@ -59,18 +66,23 @@ def verify_case(
         )
         if isinstance(result, Decline):
             return Outcome(case.name, case.kind, dtype, "declined", result.reason)
-        if result.judged:
+        if result.judged and not long:
             types = {id: _type_of(id, result, dtype, mechanism) for id in result.judged}
             case_truth = with_equations(mechanism, case, dtype, case_truth, types, declared, seed)
         if small and grad:
             result = replace(result, declined="no gradients in float8")
         if attribute(implementation, "slack") == "unwritten":
             result = with_slack_of(result, case_truth)
-        verdicts = judge(result, case_truth)
+        note = ""
+        if long:
+            verdicts, note = sampled.judge_long(mechanism, case, dtype, case_truth, result, declared, seed)
+        else:
+            verdicts = judge(result, case_truth)
     except CallError as error:
         return Outcome(case.name, case.kind, dtype, "raises", str(error))
+    rest: dict[str, Any] = {"verdicts": verdicts, "seen": None if long else (case_truth, result), "note": note}
     if result.declined and all(verdict.agrees for verdict in verdicts):
-        return Outcome(case.name, case.kind, dtype, "declined", result.declined, verdicts, (case_truth, result))
+        return Outcome(case.name, case.kind, dtype, "declined", result.declined, **rest)
     # Other arrays have a gradient, and few kernels give it.
     given = [name for name in learned(case_truth.inputs) if name in "qkv"]
     needed = [f"d_{name}" for name in given] if grad and not result.declined else []
@@ -80,11 +92,9 @@ def verify_case(
         ]
     missing = [name for name in needed if name not in result.tensors]
     if missing:
-        return Outcome(
-            case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", verdicts, (case_truth, result)
-        )
+        return Outcome(case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", **rest)
     status = "agrees" if all(verdict.agrees for verdict in verdicts) else "disagrees"
-    return Outcome(case.name, case.kind, dtype, status, "", verdicts, (case_truth, result))
+    return Outcome(case.name, case.kind, dtype, status, "", **rest)
 
 
 def with_slack_of(result: Result, known: Truth) -> Result:
@@ -128,9 +138,10 @@ def verify(
     grad: bool = False,
     rounding: Iterable[str] = (),
     derivatives: Iterable[str] = (),
+    seed: int = 0,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Report:
-    """Verify an implementation on all designed cases of a mechanism.
+    """Verify an implementation on all cases of a mechanism, which are the designed ones unless the record has others.
 
     Parameters
     ----------
@@ -149,6 +160,8 @@ def verify(
     derivatives
         "tangent": the derivative of its outputs along a direction of all its arrays is judged too. "hessian": that of
         its gradients, which needs `grad`. Both in float64 and float32 alone.
+    seed
+        Of the random numbers of all inputs.
     progress
         Wraps the sequence of cases, for a progress bar.
 
@@ -164,9 +177,10 @@ def verify(
         raise ValueError(f"dtypes: got {', '.join(dtypes)}, needs {' or '.join(DERIVED)} where derivatives are asked")
     if "hessian" in asked and not grad:
         raise ValueError("grad: got False, needs True where the derivatives of gradients are asked")
-    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked}
+    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked, "seed": seed}
     outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
-    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes))
+    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes), seed=seed)
+    report = replace(report, reference=getattr(implementation, "reference", False) is True)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in outcomes):
         return report

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from refattn import backends
 from refattn.checked import checked
 from refattn.golden.storage import FLOAT8, TYPES, has_gradient
+from refattn.verify.foreign import manners
 from refattn.verify.foreign.pushed import derivatives
 from refattn.verify.outcome import Decline, Result
 
@@ -110,10 +111,13 @@ def call(
     asked: tuple[str, ...] = (),
     interrupts: bool = True,
     further: Mapping[str, NDArray[Any]] | None = None,
+    manner: str = "",
 ) -> Result | Decline:
     """Run an implementation on one case, with gradients where `upstream` is given, and `further` ones ("d_lse").
 
     Of "tangent" and "hessian" those that are `asked` are taken `along` a direction of its arrays.
+
+    In a `manner` of `refattn.verify.foreign.manners` arrays lie elsewhere, or other calls are around this one.
 
     `outputs` are the names of what it may return: the first alone, a tuple of as many as it has, or a dict. With
     ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
@@ -126,11 +130,12 @@ def call(
     elsewhere = getattr(implementation, "call_case", None)  # in another process: `refattn.verify.foreign.isolate`
     if elsewhere is not None:
         more: dict[str, Any] = {"along": along, "asked": asked} if asked else {}
+        more |= {"manner": manner} if manner else {}
         found: Result | Decline = elsewhere(inputs, options, dtype, upstream, outputs, further, **more)
         return found
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
-    with wide:
+    with wide, manners.using(manner):
         try:
             return _call(implementation, inputs, options, dtype, upstream, outputs, further or {}, along or {}, asked)
         except CallError:
@@ -154,6 +159,8 @@ def _call(
 ) -> Result | Decline:
     forward = getattr(implementation, "forward", implementation)
     framework = getattr(forward, "framework", None)
+    if manners.current() == "interleaved" and hasattr(implementation, "backward"):
+        return Decline("an object with a backward of its own has one forward at a time")
     told = _takes_dtype(forward)
     if not told and (dtype in FLOAT8 or (dtype == "bfloat16" and not framework)):
         return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
@@ -165,7 +172,7 @@ def _call(
     if lacking := _lacking(forward, (*arguments, *extra)):
         return Decline(f"it takes no {', '.join(lacking)}")
     before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
-    returned = forward(**arguments, **extra)
+    returned = manners.around(forward, arguments, extra)
     if isinstance(returned, Decline):
         return Decline(str(returned.reason))
     result = _named(returned, outputs)
@@ -275,7 +282,8 @@ def _given(x: NDArray[Any], framework: str | None, dtype: str) -> Any:
     if framework == "torch":
         import torch
 
-        return torch.tensor(x, dtype=getattr(torch, dtype)) if has_gradient(x) else torch.tensor(x)
+        given = torch.tensor(x, dtype=getattr(torch, dtype)) if has_gradient(x) else torch.tensor(x)
+        return manners.laid_out(given)
     if framework == "jax":
         import jax.numpy as jnp
 
@@ -330,11 +338,14 @@ def _torch_gradients(
     out = forward(**tensors, **extra)
     if isinstance(out, Decline):
         return out
+    manners.interleaved(forward, tensors, extra)
     results = _named(out, outputs)
     asked = [results[name.removeprefix("d_")] for name in pulls]
     if not asked[0].requires_grad:
         return Decline("no gradients: torch says that the output depends on no input")
-    upstream = [torch.tensor(pull, dtype=x.dtype) for pull, x in zip(pulls.values(), asked, strict=True)]
+    upstream = [
+        manners.laid_out(torch.tensor(pull, dtype=x.dtype)) for pull, x in zip(pulls.values(), asked, strict=True)
+    ]
     leaves = [tensors[name] for name in names]
     # What comes without a gradient of q, k or v is an error; of other arrays few kernels have one.
     found = torch.autograd.grad(asked, leaves, upstream, allow_unused=len(names) > 3)
@@ -432,7 +443,7 @@ def _dtype(name: str, x: Any) -> str:
 
 
 def _read_only(x: NDArray[Any]) -> NDArray[Any]:
-    fresh = x.copy()
+    fresh = manners.laid_out(x.copy())
     fresh.setflags(write=False)
     return fresh
 

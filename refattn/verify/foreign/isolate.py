@@ -71,6 +71,7 @@ class Isolated:
     def __init__(self, spec: str, seconds: float = 60.0, loading: float = 60.0) -> None:
         self.spec, self.seconds, self.loading = spec, seconds, loading
         self.roundings: Any = ()
+        self.reference = False  # whether its process has loaded a definition of refattn
         self._said, self._words = Tail(SAID), Tail(SAID)  # in all, and since the last question
         self._process: Process | None = None
         self._answer = _Answer(b"", 0)
@@ -101,6 +102,7 @@ class Isolated:
         *,
         along: Arrays | None = None,
         asked: tuple[str, ...] = (),
+        manner: str = "",
     ) -> Result | Decline:
         """Do what `refattn.verify.foreign.adapter.call` does, over there."""
         if self._process is None:
@@ -117,11 +119,13 @@ class Isolated:
             "outputs": outputs,
             "further": list(further or {}),
             "asked": asked,
+            "manner": manner,
         }
         answer, found = self._ask(about, arrays, self.seconds)
         if "error" in answer:
             self._said(answer["trace"].encode())
             raise CallError(answer["error"])
+        self.reference = self.reference or bool(answer["reference"])
         if "decline" in answer:
             return Decline(answer["decline"])
         return Result(found, answer["dtypes"], answer["declined"], tuple(answer["judged"]))
@@ -143,6 +147,7 @@ class Isolated:
         self.roundings = tuple(declared) if isinstance(declared, list) else declared
         self.pulls = tuple(answer["pulls"])
         self.slack, self.descale, self.result = answer["slack"], answer["descale"], answer["result"]
+        self.supports = answer["supports"]
         self.keep = self._keep if answer["keep"] else None
 
     def _keep(self, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -351,6 +356,7 @@ def _loaded(spec: str) -> tuple[Any, dict[str, Any]]:
         "roundings": told,
         "pulls": _pulls(implementation),
         "keep": callable(attribute(implementation, "keep")),
+        "supports": _plain(attribute(implementation, "supports")),
         **{name: str(attribute(implementation, name) or "") for name in ("slack", "descale", "result")},
     }
 
@@ -360,6 +366,14 @@ def _kept(implementation: Any, about: dict[str, Any]) -> tuple[dict[str, Any], A
         return {}, {"keep": own_keep(implementation, about["keep"], tuple(about["shape"]))}
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
+
+
+def _plain(x: Any) -> Any:
+    """Return what an adapter states as JSON has it; its text where that cannot be."""
+    try:
+        return json.loads(json.dumps(x, default=list))
+    except (TypeError, ValueError):
+        return repr(x)[:300]
 
 
 def _pulls(implementation: Any) -> list[str]:
@@ -384,17 +398,27 @@ def _answer(
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
     asked = options, about["dtype"], upstream, tuple(about["outputs"])
     inputs, along = split(arrays)
-    more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"])}
+    more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"]), "manner": about["manner"]}
     try:
         found = call(implementation, inputs, *asked, interrupts=False, further=further, **more)
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
     if isinstance(found, Decline):
-        return {"decline": found.reason}, {}
+        return {"decline": found.reason, "reference": _reference()}, {}
     size = sum(x.nbytes for x in found.tensors.values())
     if size > about["limit"] - 4096 * len(found.tensors):
         return {"error": f"returned {size} bytes, needs at most {about['limit']}", "trace": ""}, {}
-    return {"dtypes": found.dtypes, "declined": found.declined, "judged": list(found.judged)}, found.tensors
+    return {
+        "dtypes": found.dtypes,
+        "declined": found.declined,
+        "judged": list(found.judged),
+        "reference": _reference(),
+    }, found.tensors
+
+
+def _reference() -> bool:
+    """Tell whether this process, which only calls others, has loaded a definition of refattn."""
+    return any(name.startswith("refattn.mechanisms.") and name.endswith(".dense") for name in sys.modules)
 
 
 def _trace(error: Exception) -> str:

@@ -110,7 +110,7 @@ def truth(
     upstream = None if exact_upstream is None else stored(exact_upstream, dtype)
     with equations.trace() as traced:
         values = evaluate(mechanism, exact, case.options, exact_upstream, further=pulls)
-    errors = _disturbances(mechanism, case, dtype, exact, exact_upstream, pulls, traced, values, roundings, seed)
+    errors = disturbances(mechanism, case, dtype, exact, exact_upstream, pulls, traced, values, roundings, seed)
     types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
     variance, bias = granted(values, errors, types, dtype)
     exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes and not factors)
@@ -168,10 +168,11 @@ def with_equations(
         ran[id] = id
         while ran[id] not in traced:
             ran[id] = mechanism.before[ran[id]]
+    held = held_in(mechanism, dtype, roundings)
     sizes = kernel_sizes(mechanism, {**exact, **case.options}, traced, dtype, roundings)
     errors: dict[str, list[Floats]] = {id: [] for id in types}
     for draw in range(DRAWS):
-        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed))
+        disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held))
         with equations.trace() as disturbed, disturbing:
             evaluate(mechanism, exact, case.options, None)
         for id in types:
@@ -184,7 +185,7 @@ def with_equations(
     return replace(known, values=values, variance=variance, bias=bias, stored={**known.stored, **types})
 
 
-def _disturbances(
+def disturbances(
     mechanism: Mechanism,
     case: Case,
     dtype: str,
@@ -195,20 +196,35 @@ def _disturbances(
     values: Mapping[str, Floats],
     roundings: Roundings,
     seed: int,
+    grown: Mapping[str, float] | None = None,
 ) -> dict[str, Floats]:
-    """Return what rounding errors in every equation do to each result: one more axis in front, for the draws."""
+    """Return what rounding errors in every equation do to each result: one more axis in front, for the draws.
+
+    `grown` says of some equations how many times larger their errors are than this call tells.
+    """
     if unknown := [id for id in roundings if id not in mechanism.equations]:
         raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
     given = {**inputs, **case.options, "d_out": upstream, **pulls}
-    sizes, computed = kernel_sizes(mechanism, given, traced, dtype, roundings), unit_of(dtype)
+    held = held_in(mechanism, dtype, roundings)
+    sizes = kernel_sizes(mechanism, given, traced, dtype, roundings)
+    computed = unit_of(dtype)
+    sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
-        with equations.apply(disturbance(sizes, computed, draw, seed)):
+        with equations.apply(disturbance(sizes, computed, draw, seed, held)):
             disturbed = evaluate(mechanism, inputs, case.options, upstream, further=pulls)
         for name, value in values.items():
             # An output that is not finite has no noise.
             errors[name].append(np.where(np.isfinite(value), finite(disturbed[name]) - finite(value), 0.0))
     return {name: np.stack(draws) for name, draws in errors.items()}
+
+
+def held_in(mechanism: Mechanism, dtype: str, roundings: Roundings) -> dict[str, str]:
+    """Return the type by equation that a kernel declares to hold values in, beside those that every kernel rounds."""
+    if dtype not in ("float16", "bfloat16"):
+        return {}
+    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
+    return {id: dtype for id, type_ in named.items() if id not in mechanism.stored and type_ in ("", dtype)}
 
 
 def unit_of(dtype: str) -> float:
@@ -310,8 +326,15 @@ def passes_of(traced: Mapping[str, Any]) -> Mapping[str, int]:
     return Counter(key.partition("[")[0] for key in traced)
 
 
-def disturbance(sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0) -> equations.Hook:
-    """Return a hook for one run that adds to each equation a random error of its size: a draw of what rounding does."""
+def disturbance(
+    sizes: Mapping[str, Floats], unit: float, draw: int, seed: int = 0, held: Mapping[str, str] | None = None
+) -> equations.Hook:
+    """Return a hook for one run that adds to each equation a random error of its size: a draw of what rounding does.
+
+    Some equations are `held` in a type: their values, errors included, are rounded to it, up or down by chance, so that
+    those which are near come to be equal, as they do in a kernel. The error before that is one more rounding, such as
+    that of a product which is scaled afterwards.
+    """
     passes: dict[str, int] = {}
 
     def hook(id: str, name: str, value: Floats) -> Floats:
@@ -320,7 +343,13 @@ def disturbance(sizes: Mapping[str, Floats], unit: float, draw: int, seed: int =
         key = f"{id}[{number}]" if number else id
         signs = SIGMA * _signs(value.size + 1, f"budget.{key}", draw, seed)
         shared = 1.0 + unit * signs[-1]  # a constant of the equation, rounded once
-        return value * shared + signs[:-1].reshape(value.shape) * sizes[key]
+        disturbed = value * shared + signs[:-1].reshape(value.shape) * sizes[key]
+        if held and id in held:
+            chance = counter.uniform(value.shape, seed=seed, purpose=f"budget.{key}.{draw}") - 0.5
+            return round_to(
+                disturbed + np.where(np.isfinite(value), chance * spacing(disturbed, held[id]), 0.0), held[id]
+            )
+        return disturbed
 
     return hook
 

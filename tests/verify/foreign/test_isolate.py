@@ -84,7 +84,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     record = ra.mechanism("softmax")
-    small = dataclasses.replace(record, cases=tuple(record.case(name) for name in CASES))
+    small = dataclasses.replace(record, cases=tuple(record.case(name) for name in CASES), kernel_sizes=())
     monkeypatch.setattr("refattn.mechanisms.softmax.record", small)
 
 
