@@ -188,9 +188,9 @@ class Recall:
 class Overwriting:
     """Associative recall of keys that are assigned again: what is asked for is the last value of each.
 
-    A sequence is ``rounds`` times every key of it with a value drawn anew, all in a random order, and then the keys once
-    more, shuffled; after each of these the value is asked for that it was given last, and nothing before. A memory that
-    only adds holds the sum of all values of a key.
+    A sequence is ``rounds`` times every key of it with a value drawn anew, all in a random order, and then the keys
+    once more, shuffled; after each of these the value is asked for that it was given last, and nothing before. A memory
+    that only adds holds the sum of all values of a key.
 
     Attributes
     ----------
