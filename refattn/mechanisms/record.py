@@ -162,6 +162,9 @@ class Mechanism:
         that this rounding is relative to; all others they compute in float32.
     conventions
         Plausible wrong readings by name: functions with the core's signature that return (out, *outputs).
+    variants
+        Of conventions that depend on a size, such as one of a chunk's stages, those of other sizes: by the name of the
+        convention, each with words that are added to it. They are looked for in a wrong implementation, and no mutants.
     questions
         What implementations are asked beside what any attention is, see `refattn.verify.foreign.conventions`.
     wrong_gradients
@@ -242,6 +245,7 @@ class Mechanism:
     grow: ModuleType | None = None
     diagnostics: Any = None
     pictures: tuple[Picture, ...] = ()
+    variants: Mapping[str, Mapping[str, Callable[..., tuple[Array, ...]]]] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
 
     @property

@@ -27,6 +27,7 @@ from refattn.mechanisms.delta.judge.conventions import CONVENTIONS as _CONVENTIO
 from refattn.mechanisms.delta.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.delta.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.delta.judge.questions import QUESTIONS as _QUESTIONS
+from refattn.mechanisms.delta.judge.stages import STAGES_IN_CHUNKS as _STAGES_IN_CHUNKS
 from refattn.mechanisms.delta.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
 from refattn.mechanisms.delta.layer import block as _block
 from refattn.mechanisms.delta.layer import stream as _stream
@@ -82,5 +83,6 @@ record = Mechanism(
     tiled=False,
     stream=ModuleStream(_stream, _BLOCK),
     pictures=_PICTURES,
+    variants=_STAGES_IN_CHUNKS,
     questions=_QUESTIONS,
 )

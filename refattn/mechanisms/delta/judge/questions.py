@@ -13,16 +13,17 @@ from refattn.mechanisms.record import Case, Input, Question
 SIZES = {"b": 1, "h": 1, "f": 1, "g": 1, "n": 3, "d": 8, "e": 8}
 
 IDENTITY = Input((1, 1, 8, 8), "units", {"period": 8, "step": 1})
-DECAY = Input((1, 1, 3), "uniform", {"low": -1.0, "high": -0.5})
+SMALL = Input((1, 1, 1, 8), "list", {"0": 2.0**-12})  # of about the length sqrt(eps)
+DECAY = Input((1, 1, 3), "uniform", {"low": -1.5, "high": -0.25})
 BETA = Input((1, 1, 3), "uniform", {"low": 0.4, "high": 0.6})
 
 
-def _call(name: str, purpose: str, *, size: float = 1.0, **given: Any) -> Case:
-    """Return a call: sizes and arrays that are given, and queries and keys of about that length."""
+def _call(name: str, purpose: str, **given: Any) -> Case:
+    """Return a call of sizes and arrays that are given; keys have about length 1, and values are large."""
     sizes = SIZES | {letter: given.pop(letter) for letter in SIZES if letter in given}
     arrays = {
         name: Input(tuple(sizes[a] for a in axes), "normal", {"scale": scale})
-        for name, axes, scale in (("q", "bhnd", size), ("k", "bfnd", size * 8**-0.5), ("v", "bgne", 1.0))
+        for name, axes, scale in (("q", "bhnd", 1.0), ("k", "bfnd", 8**-0.5), ("v", "bgne", 4.0))
     }
     arrays |= {n: x for n, x in given.items() if isinstance(x, Input)}
     options = {n: x for n, x in given.items() if not isinstance(x, Input)}
@@ -57,7 +58,13 @@ QUESTIONS = (
     Question(
         "decay",
         "exp(log_decay)",
-        _call("decay", "gated by head", log_decay=DECAY, state=IDENTITY),
+        _call(
+            "decay",
+            "gated by head",
+            q=Input((1, 1, 3, 8), "normal", {"scale": 4.0}),
+            log_decay=DECAY,
+            state=IDENTITY,
+        ),
         {
             "2^log_decay": "gate to base 2",
             "log_decay itself": "gate not exponentiated",
@@ -95,13 +102,14 @@ QUESTIONS = (
     Question(
         "norm",
         "x / sqrt(sum x^2 + eps)",
-        _call("norm", "linear with normalised keys", n=1, size=2.0**-10, qk_norm=True, norm_eps=1e-6),
-        {
-            "x / max(norm, eps)": "norm_eps as the least norm",
-            "x / sqrt(sum x^2 + d eps)": "norm_eps on the mean",
-            "of queries alone": "queries alone normalised",
-            "of keys alone": "keys alone normalised",
-        },
+        _call("norm", "linear with normalised keys", n=1, q=SMALL, k=SMALL, qk_norm=True),
+        {"x / max(norm, eps)": "norm_eps as the least norm", "x / sqrt(sum x^2 + d eps)": "norm_eps on the mean"},
+    ),
+    Question(
+        "what is normalised",
+        "queries and keys",
+        _call("normalised", "linear with normalised keys", k=Input((1, 1, 3, 8)), qk_norm=True),
+        {"queries": "queries alone normalised", "keys": "keys alone normalised"},
     ),
     Question(
         "state in",
