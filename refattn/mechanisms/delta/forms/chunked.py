@@ -8,18 +8,20 @@ keys, queries and writes of `weights`, with B and P::
     [DELTA.16]  U0 = (I + L)^-1 (beta V)                  with momentum step V
     [DELTA.17]  W = (I + L)^-1 (beta K_read)              with momentum step K_read
     [DELTA.18]  U = U0 - W S                              the u_n of DELTA.7; without beta U = V
+    [DELTA.22]  S' = s_C S + K_write^T U                  the state of the next chunk; with momentum + c0_C M
 
-    O = scale (Q_read S + P U),   S' = s_C S + K_write^T U
+    O = scale (Q_read S + P U)
 
 Adjoints, for dO and the gradient dS' with respect to the state after the chunk::
 
+    [dDELTA.22]  dS' = scale Q_read^T dO + s_C dS'' - K_read^T (beta R)    all of the next chunk; after the last d_state
     [dDELTA.18]  dU = scale P^T dO + K_write dS'
     [dDELTA.14]  R = (I + L)^-T dU                        which is the du_n of dDELTA.7
     [dDELTA.19]  dP = scale dO U^T                        for j <= i
     [dDELTA.13]  dB = -beta R U^T                         for j < i; with momentum -step R U^T
 
     dV = beta R,  dbeta_i = R_i . (V - K_read S - B U)_i,  dK_read = -beta R S^T,  dQ_read = scale dO S^T,
-    dK_write = U dS'^T,  dS = scale Q_read^T dO + s_C dS' - K_read^T (beta R)
+    dK_write = U dS'^T
 
 The system is solved twice, once forward and once, transposed, backward, and everything but the sweep over the states is
 computed for many chunks at once. R depends on dS', and so the backward solves for both parts of dU::
@@ -173,7 +175,7 @@ def of_piece(
         kept = by.kept[:, :, n, ...] * flat  # (b, g, d, e), or 2*d
         if by.crossing is not None:
             kept = kept + crossed(by.crossing[:, :, n, ...], flat)  # (b, g, 2*d, e)
-        flat = kept + xp.matrix_transpose(by.writes[:, :, n, ...]) @ writes  # (b, g, d, e), or 2*d
+        flat = kept + xp.matrix_transpose(by.writes[:, :, n, ...]) @ writes  # [DELTA.22]: (b, g, d, e), or 2*d
     states, u = xp.stack(before, axis=2), xp.stack(written, axis=2)  # (b, g, l, ..., e), (b, g, l, i, e)
     read = by.queries @ states[:, :, :, None, ...] + by.pairs @ u[:, :, :, None, ...]  # (b, g, l, r, i, e)
     part = Piece(tokens, queries, keys, values, gates, by, system, states, u)
@@ -247,7 +249,7 @@ def of_piece_backward(part: Piece, d_read: Array, d_state: Array) -> tuple[dict[
             d_errors = r if rate is None else rate[:, :, n, ...] * r  # (b, g, i, e)
             d_kept = d_kept - xp.matrix_transpose(by.keys[:, :, n, ...]) @ d_errors  # (b, g, d, e), or 2*d
         flat = d_kept  # of S of the chunk
-    ends = xp.stack(after[::-1], axis=2)  # (b, g, l, ..., e): dS' of each chunk
+    ends = xp.stack(after[::-1], axis=2)  # [dDELTA.22]: (b, g, l, d, e), or 2*d
     d_u = local + by.writes @ ends  # (b, g, l, i, e) [dDELTA.18]
     d_pairs = d_read @ xp.matrix_transpose(u)[:, :, :, None, ...]  # (b, g, l, r, i, j) [dDELTA.19]
     d_queries = d_read @ xp.matrix_transpose(states)[:, :, :, None, ...]  # (b, g, l, r, i, ...): of Q_read
