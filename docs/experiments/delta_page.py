@@ -18,7 +18,7 @@ from refattn import tree
 COLOURS = ("#555555", "#9b9b9b", "#6aa84f", "#2a9d55", "#3a7ca5", "#5b4b8a", "#d7191c", "#e6872b", "#111111")
 
 SCORES = {
-    "overwriting": ("accuracy", 2, "accuracy, more is better"),
+    "overwriting": ("accuracy", 3, "accuracy, more is better"),
     "parity": ("accuracy", 2, "accuracy, more is better"),
     "text": ("bits", 3, "bits per byte, less is better"),
 }
@@ -29,7 +29,7 @@ Models = Mapping[str, tuple[str, dict[str, Any]]]
 """As `delta.TASKS` and `delta.MODELS`."""
 
 Results = list[dict[str, Any]]
-"""Of the seeds of one model on one task; the last one is that of the longer training."""
+"""Of the seeds of one model on one task; in `grouped` followed by those of the longer trainings."""
 
 
 def grouped(lines: Sequence[Line], tasks: Tasks, models: Models) -> dict[tuple[str, str], Results]:
@@ -38,44 +38,47 @@ def grouped(lines: Sequence[Line], tasks: Tasks, models: Models) -> dict[tuple[s
     return {key: [line["result"] for line in lines[n :: len(names)]] for n, key in enumerate(names)}
 
 
-def tables(lines: Sequence[Line], tasks: Tasks, models: Models) -> dict[str, str]:
-    """Return the tables of the page by the names of their places."""
+def tables(lines: Sequence[Line], tasks: Tasks, models: Models, seeds: int) -> dict[str, str]:
+    """Return the tables of the page by the names of their places; the first so many results are the shorter ones."""
     groups = grouped(lines, tasks, models)
-    scores = [["", *(f"{task}: {SCORES[task][0]}" for task in tasks)]]
-    longer = [["", *(f"{task}: {SCORES[task][0]}, bits" if task != "text" else "text: bits" for task in tasks)]]
-    costs = [["", *(f"{task}: numbers, seconds" for task in tasks)]]
+    heads = ["", *(f"{task}: {SCORES[task][0]}" for task in tasks)]
+    scores, longer, costs = [heads], [heads], [["", *(f"{task}: numbers, seconds" for task in tasks)]]
     for name, (mechanism, options) in models.items():
         rows: list[list[str]] = [[name], [name], [name]]
         for task, (what, plan) in tasks.items():
-            *results, long = groups[task, name]
-            kind, digits, _ = SCORES[task]
-            stopped = sum(result["diverged"] is not None for result in results)
-            values = [result[kind] for result in results if result["diverged"] is None]
-            rows[0].append(", ".join([ranged(values, digits)] * bool(values) + [f"stopped: {stopped}"] * bool(stopped)))
-            told = f"{long[kind]:.3f}" + (f", {long['bits']:.2g}" if kind != "bits" else "")
-            rows[1].append("stopped" if long["diverged"] is not None else told)
+            results = groups[task, name]
+            rows[0].append(_told(results[:seeds], *SCORES[task][:2]))
+            rows[1].append(_told(results[seeds:], *SCORES[task][:2]))
             count = sum(x.size for x in tree.flatten(fresh(mechanism, options, what, plan, 0)).values())
-            rows[2].append(f"{count}, {np.mean([result['seconds'] for result in results]):.1f}")
+            rows[2].append(f"{count}, {np.mean([result['seconds'] for result in results[:seeds]]):.0f}")
         for whole, row in zip((scores, longer, costs), rows, strict=True):
             whole.append(row)
     return {"scores": table(scores), "longer": table(longer), "costs": table(costs)}
 
 
-def draw(lines: Sequence[Line], tasks: Tasks, models: Models, path: Path) -> None:
-    """Draw, for each task, the score of every seed and of the longer training, and the losses of the longer one."""
+def _told(results: Results, kind: str, digits: int) -> str:
+    values = [result[kind] for result in results if result["diverged"] is None]
+    stopped = len(results) - len(values)
+    return ", ".join([ranged(values, digits)] * bool(values) + [f"stopped: {stopped}"] * bool(stopped))
+
+
+def draw(lines: Sequence[Line], tasks: Tasks, models: Models, seeds: int, path: Path) -> None:
+    """Draw, for each task, the scores of all trainings, and the losses of the longer ones."""
     groups = grouped(lines, tasks, models)
     figure = Figure(figsize=(14.0, 8.0), dpi=100, facecolor="white")
     top, bottom = figure.subplots(2, len(tasks))
     for upper, lower, task in zip(top, bottom, tasks, strict=True):
         kind, _, words = SCORES[task]
         for n, (name, colour) in enumerate(zip(models, COLOURS, strict=True)):
-            *results, long = groups[task, name]
-            values = [result[kind] for result in results if result["diverged"] is None]
-            upper.plot(values, [n] * len(values), "o", color=colour)
-            if long["diverged"] is None:
-                upper.plot([long[kind]], [n], "D", color=colour, markerfacecolor="white", markersize=8)
-            parts = (np.arange(len(long["losses"])) + 0.5) / len(long["losses"])
-            lower.plot(parts, long["losses"], color=colour, linewidth=1.5, label=name)
+            for number, result in enumerate(groups[task, name]):
+                long = number >= seeds
+                if result["diverged"] is None:
+                    upper.plot(
+                        [result[kind]], [n], "D" if long else "o", color=colour, fillstyle="none" if long else None
+                    )
+                if long:
+                    parts = (np.arange(len(result["losses"])) + 0.5) / len(result["losses"])
+                    lower.plot(parts, result["losses"], color=colour, label=name if number == seeds else None)
         upper.set(xlabel=words, title=task, yticks=range(len(models)), ylim=(len(models) - 0.5, -0.5))
         upper.set_yticklabels(list(models) if task == next(iter(tasks)) else [])
         upper.grid(axis="y", color="#eeeeee")

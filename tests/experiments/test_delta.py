@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from docs.experiments import delta
-from docs.experiments.delta import LONGER, MODELS, PAGE, RESULTS, SEEDS, TASKS, grid, whole
+from docs.experiments.delta import LONGER, LONGER_SEEDS, MODELS, PAGE, RESULTS, SEEDS, TASKS, grid, whole
 from docs.experiments.page import put
 from docs.experiments.runs import found, read
 
@@ -16,7 +16,7 @@ from docs.experiments.runs import found, read
 def test_every_rule_learns_every_task_and_longer_once() -> None:
     runs = [run.to_json() for run in whole()]
     assert len({json.dumps(run, sort_keys=True) for run in runs}) == len(runs)
-    assert len(runs) == len(MODELS) * len(TASKS) * (len(SEEDS) + 1)
+    assert len(runs) == len(MODELS) * len(TASKS) * (len(SEEDS) + len(LONGER_SEEDS))
     assert all(run["plan"]["steps"] == LONGER * TASKS[_task(run)][1].steps for run in runs[-len(MODELS) * 3 :])
 
 
@@ -39,12 +39,12 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
 
     lines = found(whole(), RESULTS)
     for (task, name), results in delta_page.grouped(lines, TASKS, MODELS).items():
-        wanted = [*grid([name], [task], SEEDS), *grid([name], [task], SEEDS[:1], longer=LONGER)]
+        wanted = [*grid([name], [task], SEEDS), *grid([name], [task], LONGER_SEEDS, longer=LONGER)]
         assert [line["result"] for line in found(wanted, RESULTS)] == results
     text = PAGE.read_text(encoding="utf-8")
     copy = tmp_path / "page.md"
     copy.write_text(text, encoding="utf-8")
-    put(copy, delta_page.tables(lines, TASKS, MODELS))
+    put(copy, delta_page.tables(lines, TASKS, MODELS, len(SEEDS)))
     assert copy.read_text(encoding="utf-8") == text
-    delta_page.draw(lines, TASKS, MODELS, tmp_path / "figure.png")
+    delta_page.draw(lines, TASKS, MODELS, len(SEEDS), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
