@@ -256,7 +256,7 @@ def draw(found: Mapping[str, Spectrum], title: str, path: Path) -> None:
     right.set(ylim=(max(lowest - 1.0, -25.0), float(np.max(first.growth[np.isfinite(first.growth)])) + 1.0))
     right.set(xlabel="layer", ylabel="log of the growth", title="directions of the basis, from layer to layer")
     for axes in third:
-        for (name, each), colour in zip(reversed(found.items()), (FRESH, SHRINKS)[-len(found) :], strict=True):
+        for (name, each), colour in zip(reversed([*found.items()]), (FRESH, SHRINKS)[-len(found) :], strict=True):
             shown = each.exponents[::-1][: each.pairs.size] > 0.9 * lost
             axes.plot(1 + np.nonzero(shown)[0], each.pairs[shown], "o", color=colour, markersize=3.0, label=name)
         axes.set(
