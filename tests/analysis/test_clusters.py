@@ -140,6 +140,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["softmax", "--set", "colour=1"], "unexpected keyword argument 'colour'"),
         (["softmax", "--damping", "nan"], "--damping: got nan, needs a number above 0"),
     ):
-        result = CliRunner().invoke(cli, ["analyse", "clusters", *given])
+        result = CliRunner().invoke(cli, ["analyse", "clusters", *given, "--out", str(tmp_path)])
         assert result.exit_code == 2 and words in result.output, result.output
         assert len(result.output.strip().splitlines()) == 1, "one line"
