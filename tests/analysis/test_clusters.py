@@ -124,6 +124,8 @@ def test_a_trained_model_stands_beside_a_fresh_one(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "trained" in result.output and "fresh" in result.output, result.output
     facts = json.loads((tmp_path / "clusters.json").read_text())
     assert facts["model"] == "trained" and len(facts["clusters"]) == len(facts["fresh"]["clusters"]) == 3
+    result = CliRunner().invoke(cli, ["analyse", "clusters", "growing", *out])
+    assert result.exit_code == 2 and "a run of softmax, needs one of growing" in result.output
     looked_at = stacks("softmax", run, 1, 4, 1, 1, 0)
     trained, fresh = (spectrum(each.maps, each.state).exponents for each in looked_at.values())
     assert len(trained) == 16 and not np.array_equal(trained, fresh)
@@ -138,6 +140,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["softmax", "--run", str(tmp_path), "--set", "scale=1"], "--set: got one beside --run, needs one of them"),
         (["softmax", "--set", "form=fast"], "form: got"),
         (["softmax", "--set", "colour=1"], "unexpected keyword argument 'colour'"),
+        (["softmax", "--run", str(Path(__file__))], "(Not a directory), needs the folder of a run"),
+        (["softmax", "--step", "1e-9"], "--step: got 1e-09, with which 20 takes 2e+10 steps, needs at most 1,000,000"),
         (["softmax", "--damping", "nan"], "--damping: got nan, needs a number above 0"),
     ):
         result = CliRunner().invoke(cli, ["analyse", "clusters", *given, "--out", str(tmp_path)])

@@ -11,6 +11,7 @@ from refattn.cli.analyse.study import finish, folder_of, out_option
 from refattn.cli.arguments import Problem, record_of
 
 PICTURES = ("png", "svg")
+STEPS = 1_000_000
 
 
 @click.command("clusters", short_help="Show how tokens that move by attention gather in clusters.")
@@ -48,6 +49,8 @@ def clusters(
     for name, value in (("beta", beta), ("end", end), ("step", step), ("damping", damping)):
         if not 0.0 < value < float("inf"):
             raise Problem(f"--{name}: got {value:g}, needs a number above 0")
+    if end / step > STEPS:
+        raise Problem(f"--step: got {step:g}, with which {end:g} takes {end / step:.3g} steps, needs at most {STEPS:,}")
     from refattn.analysis import clusters as study
 
     found: dict[str, study.Course] = {}

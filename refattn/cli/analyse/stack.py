@@ -91,15 +91,17 @@ def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
     from refattn.train import checkpoint, folder
     from refattn.train.settings import from_json
 
-    path = Path(run)
+    path, needs = Path(run), "needs the folder of a run of refattn train with a checkpoint"
     try:
         stored = folder.stored_config(path, mechanism)
         found = checkpoint.newest(path / "checkpoints", lambda _: None)
     except OSError as error:
-        raise Problem(f"--run: {error}") from error
+        raise Problem(f"--run: got {run!r} ({error.strerror}), {needs}") from error
     if stored is None or found is None:
-        raise Problem(f"--run: got {run!r}, needs the folder of a run of refattn train with a checkpoint")
+        raise Problem(f"--run: got {run!r}, {needs}")
     settings = from_json(stored["settings"])
+    if (other := settings.model.mechanism) != mechanism:
+        raise Problem(f"--run: got {run!r}, a run of {other}, needs one of {mechanism}")
     template = model.init(settings.model, seed=0, like=np.zeros(1))
     own = {n.removeprefix("params."): x.astype(np.float64) for n, x in found.arrays.items() if n.startswith("params.")}
     return settings, tree.unflatten(template, own), found.step
