@@ -95,8 +95,8 @@ def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
     try:
         stored = folder.stored_config(path, mechanism)
         found = checkpoint.newest(path / "checkpoints", lambda _: None)
-    except OSError as error:
-        raise Problem(f"--run: got {run!r} ({error.strerror}), {needs}") from error
+    except (OSError, folder.RunError) as error:
+        raise Problem(f"--run: got {run!r}, {needs}: {getattr(error, 'strerror', None) or error}") from error
     if stored is None or found is None:
         raise Problem(f"--run: got {run!r}, {needs}")
     settings = from_json(stored["settings"])
