@@ -140,7 +140,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["softmax", "--run", str(tmp_path), "--set", "scale=1"], "--set: got one beside --run, needs one of them"),
         (["softmax", "--set", "form=fast"], "form: got"),
         (["softmax", "--set", "colour=1"], "unexpected keyword argument 'colour'"),
-        (["softmax", "--run", str(Path(__file__))], "needs the folder of a run of refattn train with a checkpoint: Not a dir"),
+        (
+            ["softmax", "--run", str(Path(__file__))],
+            "needs the folder of a run of refattn train with a checkpoint: Not a dir",
+        ),
         (["softmax", "--step", "1e-9"], "--step: got 1e-09, with which 20 takes 2e+10 steps, needs at most 1,000,000"),
         (["softmax", "--damping", "nan"], "--damping: got nan, needs a number above 0"),
     ):
