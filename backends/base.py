@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -74,6 +74,9 @@ class Backend(Protocol):
 
     def product(self, a: Array, b: Array) -> Array:
         """Return a @ b for arrays of at least two axes. Its bits do not depend on how many threads compute it."""
+
+    def products(self) -> AbstractContextManager[None]:
+        """Prepare once, for the ``with`` block, what each `product` in it would prepare for itself."""
 
     def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
         """Return W x (rows, k) for a sparse W by rows, and x (columns, k).
@@ -182,6 +185,9 @@ class BaseBackend:
 
     def product(self, a: Array, b: Array) -> Array:
         return a @ b
+
+    def products(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def sparse_product(self, indptr: Array, indices: Array, data: Array, x: Array) -> Array:
         # The standard has no sums by segment: rows are filled up to the longest one.

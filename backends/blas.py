@@ -6,6 +6,8 @@ BLAS, the last one restores what was there.
 
 from __future__ import annotations
 
+# `signal` looks for each handler in an enumeration, which takes ten times as long as the rest.
+import _signal  # type: ignore[import-not-found]
 import functools
 import os
 import signal
@@ -17,21 +19,21 @@ from typing import Any
 class _Hold:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # `one_thread.__del__` may come in the middle of what holds it
-        self.holders: set[int] = set()
+        self.threads: set[int] = set()  # that are in a block
         self.limiter: Any = None
 
-    def enter(self, holder: int, shared: Any) -> None:
+    def enter(self, thread: int, shared: Any) -> None:
         with self.lock:
-            self.holders.add(holder)
+            self.threads.add(thread)
             if self.limiter is None:
                 _take_control()
                 self.limiter = shared.limit(limits=1)
                 _take_control()
 
-    def leave(self, holder: int) -> None:
+    def leave(self, thread: int) -> None:
         with self.lock:
-            self.holders.discard(holder)
-            if not self.holders:
+            self.threads.discard(thread)
+            if not self.threads:
                 self.restore()
 
     def restore(self) -> None:
@@ -48,26 +50,32 @@ _hold = _Hold()
 class one_thread:  # noqa: N801 (it is called as a function)
     """Hold the BLAS libraries of NumPy and SciPy to one thread for each thread that is in such a ``with`` block.
 
-    An interrupt by the user, whenever it comes, leaves nothing held: what `__exit__` did not come to, `__del__` does.
+    A block within another one of its thread does nothing. An interrupt by the user, whenever it comes, leaves nothing
+    held: what `__exit__` did not come to, `__del__` does.
     """
 
     hold: _Hold | None = None
     limiter: Any = None
+    thread: int = 0
 
     def __enter__(self) -> None:
+        thread = threading.get_ident()
+        if thread in _hold.threads:
+            return
         with uninterrupted():
             shared, own = _controllers("scipy.linalg" in sys.modules)
-            self.hold = _hold
+            self.hold, self.thread = _hold, thread
             try:
-                self.hold.enter(id(self), shared)
+                self.hold.enter(thread, shared)
                 self.limiter = own.limit(limits=1)
             except BaseException:
                 self._leave()
                 raise
 
     def __exit__(self, *error: object) -> None:
-        with uninterrupted():
-            self._leave()
+        if self.hold is not None:
+            with uninterrupted():
+                self._leave()
 
     def __del__(self) -> None:
         self._leave()
@@ -78,7 +86,7 @@ class one_thread:  # noqa: N801 (it is called as a function)
         if limiter is not None:
             limiter.restore_original_limits()
         if hold is not None:
-            hold.leave(id(self))
+            hold.leave(self.thread)
 
 
 class uninterrupted:  # noqa: N801 (it is called as a function)
@@ -90,17 +98,17 @@ class uninterrupted:  # noqa: N801 (it is called as a function)
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _signal.getsignal(signal.SIGINT)
             if callable(handler) and not isinstance(getattr(handler, "__self__", None), uninterrupted):
                 self.handler = handler
-                signal.signal(signal.SIGINT, self.note)
+                _signal.signal(signal.SIGINT, self.note)
 
     def note(self, *came: Any) -> None:
         self.came = came
 
     def __exit__(self, *error: object) -> None:
         if self.handler is not None:
-            signal.signal(signal.SIGINT, self.handler)
+            _signal.signal(signal.SIGINT, self.handler)
             if self.came is not None:
                 self.handler(*self.came)
 

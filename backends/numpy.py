@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.backends import pool, products
+from refattn.backends import blas, pool, products
 from refattn.backends.base import BaseBackend, Result, Task, widened
 
 M_TRIM_THRESHOLD = -1
@@ -47,6 +48,9 @@ class NumpyBackend(BaseBackend):
 
     def product(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
         return products.product(a, b)
+
+    def products(self) -> AbstractContextManager[None]:
+        return blas.one_thread()
 
     def sparse_product(
         self, indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], x: NDArray[Any]

@@ -18,6 +18,7 @@ import inspect
 import numbers
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, cast
@@ -96,6 +97,8 @@ def checked(**needs: Any) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def entry(*args: Any, **given: Any) -> Any:
+            if _hands_on_what_was_read(sys._getframe(1).f_globals.get("__name__", "")):
+                return function(*args, **given)
             kind, like = _alike(args, given)
             if kind is not None and like in fits.get(kind, ()):
                 return function(*args, **given)
@@ -114,6 +117,13 @@ def checked(**needs: Any) -> Callable[[F], F]:
         return cast(F, entry)
 
     return around
+
+
+@functools.cache
+def _hands_on_what_was_read(module: str) -> bool:
+    """Tell whether a module is a definition or a form, whose core has read the arguments."""
+    parts = module.split(".")
+    return parts[:2] == ["refattn", "mechanisms"] and (parts[-1] == "dense" or "forms" in parts)
 
 
 def _alike(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[type | None, Any]:

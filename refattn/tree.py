@@ -102,13 +102,15 @@ def check_fields(name: str, node: Any) -> None:
     for field, kinds, classes, many in _declared(type(node)):
         value = getattr(node, field)
         for entry in value if many and isinstance(value, tuple) else (value,):
-            array = entry is not None and is_array(entry)
+            if entry is None and type(None) in classes:
+                continue
+            array = is_array(entry)
             if not (array and "Array" in kinds or isinstance(entry, classes)):
                 needs = " or ".join("an array" if kind == "Array" else kind.__name__ for kind in kinds)
                 raise TypeError(f"{name}.{field}: got {type(entry).__name__}, needs {needs}")
             if array and dtype_name(entry).startswith(("object", "str", "<U", "bytes", "|S")):
                 raise TypeError(f"{name}.{field}: got dtype {dtype_name(entry)}, needs numbers")
-        if isinstance(value, tuple | list) or dataclasses.is_dataclass(value):
+        if isinstance(value, tuple | list) or hasattr(type(value), "__dataclass_fields__"):
             check_fields(f"{name}.{field}", value)
 
 

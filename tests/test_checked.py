@@ -92,3 +92,19 @@ def test_torch_tensors_of_another_layout_are_refused() -> None:
     assert f(x, w) == "taken"
     with pytest.raises(TypeError, match="^w: got numpy, needs an array of the library of x"):
         f(x, RIGHT["w"])
+
+
+def test_what_a_core_has_read_is_not_read_again() -> None:
+    """Definitions and forms hand on their core's arguments; all others are read."""
+    seen: list[Any] = []
+
+    @checked(x="a")
+    def f(x: Any) -> None:
+        seen.append(x)
+
+    for module in ("refattn.mechanisms.softmax.dense", "refattn.mechanisms.softmax.forms.tiled"):
+        exec("f('no array')", {"f": f, "__name__": module})
+    assert len(seen) == 2
+    for module in ("refattn.mechanisms.softmax.core", "refattn.mechanisms.softmax.layer.block", "dense", "__main__"):
+        with pytest.raises(TypeError, match="x: got 'no array', needs an array"):
+            exec("f('no array')", {"f": f, "__name__": module})

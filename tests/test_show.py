@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,30 @@ def record(request: pytest.FixtureRequest) -> Mechanism:
     return ra.mechanism(request.param)
 
 
-def shown(name: str, *, everything: bool = False) -> str:
-    """The page of a mechanism, made once."""
-    return _page(name, everything)
-
-
 @functools.cache
-def _page(name: str, everything: bool) -> str:
-    return page(ra.mechanism(name), ra.__version__, everything=everything)
+def _source() -> str:
+    """What the pages depend on: the digest of the library's source."""
+    folder = Path(ra.__file__).parent
+    files = sorted({*folder.rglob("*.py"), *(folder / "backends").glob("*.py")})  # a link, which rglob does not follow
+    parts = (path.relative_to(folder).as_posix().encode() + path.read_bytes() for path in files)
+    return hashlib.sha256(b"".join(parts) + sys.version.encode()).hexdigest()
+
+
+@pytest.fixture
+def shown(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """The page of a mechanism, made once for each source, also where the tests run again."""
+    cache = request.config.cache
+    assert cache is not None
+
+    def made(name: str, *, everything: bool = False) -> str:
+        key = f"refattn/pages/{name}-{everything}"
+        source, text = cache.get(key, ("", ""))
+        if source != _source():
+            text = page(ra.mechanism(name), ra.__version__, everything=everything)
+            cache.set(key, (_source(), text))
+        return str(text)
+
+    return made
 
 
 def cases(record: Mechanism) -> Iterator[Case]:
@@ -98,7 +115,7 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_it_is_short_and_stands_alone(record: Mechanism) -> None:
+def test_it_is_short_and_stands_alone(record: Mechanism, shown: Callable[..., str]) -> None:
     text = shown(record.name)
     assert text.count("\n") <= LINES.get(record.name, MOST)
     assert "import refattn" not in text and "from refattn" not in text
@@ -108,7 +125,7 @@ def test_it_is_short_and_stands_alone(record: Mechanism) -> None:
         assert whole.count(f"[{id}]") >= 2, f"{id}: declared, and computed"
 
 
-def test_it_is_formatted(record: Mechanism, tmp_path: Path) -> None:
+def test_it_is_formatted(record: Mechanism, tmp_path: Path, shown: Callable[..., str]) -> None:
     ruff = shutil.which("ruff")
     if ruff is None:
         pytest.skip("ruff is not installed")
@@ -120,8 +137,12 @@ def test_it_is_formatted(record: Mechanism, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("everything", [False, True], ids=["usual", "all"])
-def test_it_gives_the_bits_of_the_library(record: Mechanism, everything: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "everything", [pytest.param(False, id="usual"), pytest.param(True, id="all", marks=pytest.mark.slow)]
+)
+def test_it_gives_the_bits_of_the_library(
+    record: Mechanism, everything: bool, tmp_path: Path, shown: Callable[..., str]
+) -> None:
     known = Shown(record, everything=everything)
     usual = calls.choices(known.calls[0].forward)
     wanted: dict[str, dict[str, NDArray[Any]]] = {}
@@ -151,7 +172,7 @@ def test_it_gives_the_bits_of_the_library(record: Mechanism, everything: bool, t
     compare(shown(record.name, everything=everything), texts, wanted, tmp_path)
 
 
-def test_its_defaults_are_those_of_the_library(record: Mechanism, tmp_path: Path) -> None:
+def test_its_defaults_are_those_of_the_library(record: Mechanism, tmp_path: Path, shown: Callable[..., str]) -> None:
     wanted: dict[str, dict[str, NDArray[Any]]] = {}
     texts: dict[str, dict[str, str]] = {}
     rng = np.random.default_rng(0)
@@ -183,7 +204,7 @@ def compare(
             assert found[key].tobytes() == x.tobytes(), (name, key)
 
 
-def test_as_a_program_it_shows_the_tiny_case(record: Mechanism, tmp_path: Path) -> None:
+def test_as_a_program_it_shows_the_tiny_case(record: Mechanism, tmp_path: Path, shown: Callable[..., str]) -> None:
     (tmp_path / "page.py").write_text(shown(record.name))
     case = record.case("tiny")
     options = case.options if Shown(record).is_usual else {}
@@ -198,7 +219,7 @@ def test_as_a_program_it_shows_the_tiny_case(record: Mechanism, tmp_path: Path) 
 # The command
 
 
-def test_the_command_prints_it_or_writes_it(tmp_path: Path) -> None:
+def test_the_command_prints_it_or_writes_it(tmp_path: Path, shown: Callable[..., str]) -> None:
     text = shown("softmax")
     result = CliRunner().invoke(cli, ["show", "softmax"])
     assert (result.exit_code, result.stdout, result.stderr) == (0, text, "")

@@ -6,7 +6,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from refattn import equations, tree
+from refattn import backends, equations, tree
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.context import Context
 from refattn.xp import FLOATING, Array, all_finite, dtype_name, is_bool
@@ -78,13 +78,15 @@ class Block:
             array that comes in has an element that is not finite.
         """
         self.check_step(context, params, state)
-        return equations.active(self.module).forward(params, state, context)
+        with backends.of(state.x).products():
+            return equations.active(self.module).forward(params, state, context)
 
     def backward(self, params: Any, saved: Any, d_state: Any) -> tuple[Any, Any, dict[str, Array]]:
         """Return the gradients (d_state, d_params, d_context); the last by field name of the context."""
         check_is("saved", saved, self.module.Saved)
         self._check(params, d_state=d_state)
-        return equations.active(self.module).backward(params, saved, d_state)
+        with backends.of(d_state.x).products():
+            return equations.active(self.module).backward(params, saved, d_state)
 
     def check_step(self, context: Context, params: Any, state: Any) -> None:
         """Raise where the context, the parameters or the state are none that `forward` takes."""

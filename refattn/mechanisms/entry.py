@@ -101,7 +101,7 @@ class Call:
 
     def back(self, x: Array) -> Array:
         """Return a result in the dtype of the inputs."""
-        return namespace(x).astype(x, self.like.dtype, copy=False)
+        return cast(x, self.like)
 
 
 def enter(q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: Causal = False) -> Call:
@@ -163,7 +163,7 @@ def upstream(like: Array, **given: tuple[Array | None, tuple[int, ...]]) -> list
     for name, (gradient, shape) in given.items():
         if gradient is not None or name == "d_out":
             check_gradient(name, gradient, shape, like)
-            gradient = namespace(gradient).astype(gradient, raised(like).dtype, copy=False)
+            gradient = cast(gradient, raised(like))
         found.append(gradient)
     return found
 
@@ -184,5 +184,9 @@ def defaults_of(forward: Callable[..., Any]) -> dict[str, Any]:
 
 def returned(gradients: Mapping[str, Array], names: Iterable[str], like: Array) -> dict[str, Array]:
     """Return the named gradients in the dtype of the inputs."""
-    xp = namespace(like)
-    return {name: xp.astype(gradients[name], like.dtype, copy=False) for name in names}
+    return {name: cast(gradients[name], like) for name in names}
+
+
+def cast(x: Array, like: Array) -> Array:
+    """Return x in the dtype of another array."""
+    return x if x.dtype == like.dtype else namespace(x).astype(x, like.dtype)

@@ -184,7 +184,11 @@ def test_in_mode_zero_the_old_columns_go_on_as_if_nothing_had_happened(text: str
     [
         ({}, (2, 4, 9)),  # before the first growth, between both and after the second
         ({"mode": "additive", "scale": "rescale"}, (4,)),
-        ({"metric": "exact", "method": "optimal_als", "moments": "reset", "sequences": 4}, (4,)),
+        pytest.param(
+            {"metric": "exact", "method": "optimal_als", "moments": "reset", "sequences": 4},
+            (4,),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=("default", "additive", "exact"),
 )
