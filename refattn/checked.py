@@ -18,9 +18,11 @@ import inspect
 import numbers
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -81,6 +83,13 @@ class Named:
     """The path of a file or a folder."""
 
 
+_PLAIN = ("builtins", "numpy.exceptions", "numpy._core._exceptions")
+"""Where errors are from that say nothing by their class alone."""
+
+_WORD = re.compile(r"\w*")
+
+_HOOKS = str(Path(__file__).with_name("equations.py"))
+
 _KNOWN = 256
 """How many calls that fit are remembered, of a function and a class of arrays."""
 
@@ -93,6 +102,8 @@ def checked(**needs: Any) -> Callable[[F], F]:
 
     def around(function: F) -> F:
         signature = inspect.signature(function)
+        held = [name for name, need in needs.items() if _holds_arrays(need)]
+        run = naming(*held)(function) if any(not isinstance(needs[name], str | Axes) for name in held) else function
         fits: WeakKeyDictionary[type, set[Any]] = WeakKeyDictionary()
 
         @functools.wraps(function)
@@ -101,7 +112,7 @@ def checked(**needs: Any) -> Callable[[F], F]:
                 return function(*args, **given)
             kind, like = _alike(args, given)
             if kind is not None and like in fits.get(kind, ()):
-                return function(*args, **given)
+                return run(*args, **given)
             found = signature.bind(*args, **given).arguments
             sizes: dict[str, tuple[str, int]] = {}
             for name, need in needs.items():
@@ -112,11 +123,60 @@ def checked(**needs: Any) -> Callable[[F], F]:
                 if len(known) >= _KNOWN:
                     known.clear()
                 known.add(like)
-            return function(*args, **given)
+            return run(*args, **given)
 
         return cast(F, entry)
 
     return around
+
+
+def naming(*trees: str) -> Callable[[F], F]:
+    """Have errors from inside of a function name these of its arguments, where they name none.
+
+    What a tree of arrays holds is read by the functions that it is given to in part, whose errors say what it is called
+    there: "w: got shape (8,), needs (i, o)" becomes "params: w: got shape ...". Errors of classes of their own, and
+    those of a hook, stay as they are.
+    """
+
+    def around(function: F) -> F:
+        names = tuple(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def entry(*args: Any, **given: Any) -> Any:
+            try:
+                return function(*args, **given)
+            except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
+                if (named := _named(error, trees, names)) is None or error.__traceback__ is None:
+                    raise
+                # With the lines below this one, so that a debugger stands where it failed.
+                raise named.with_traceback(error.__traceback__.tb_next) from None
+
+        return cast(F, entry)
+
+    return around
+
+
+def _named(error: Exception, trees: tuple[str, ...], names: tuple[str, ...]) -> Exception | None:
+    """Return an error that names trees, or None where it names an argument or is none of the library's own."""
+    words = str(error)
+    first = _WORD.match(words)
+    if type(error).__module__ not in _PLAIN or first and first.group() in names:
+        return None
+    place = error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code.co_filename == _HOOKS:
+            return None
+        place = place.tb_next
+    kind = TypeError if isinstance(error, TypeError | AttributeError) else ValueError
+    if not isinstance(error, TypeError | ValueError):
+        words = f"{type(error).__name__}: {words}"
+    return kind(f"{' or '.join(trees)}: {words}")
+
+
+def _holds_arrays(need: Any) -> bool:
+    if isinstance(need, Maybe):
+        return _holds_arrays(need.schema)
+    return need is Tree or isinstance(need, str | Axes) or isinstance(need, type) and is_dataclass(need)
 
 
 @functools.cache

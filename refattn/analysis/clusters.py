@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 from refattn import counter
 from refattn.analysis.figure import FRESH, GROWS, SHRINKS, new_figure, save
 from refattn.analysis.sphere import EqualAngles, Flow, equal_angles, walk
+from refattn.checked import Each, Having, Real, Whole, checked, naming, read
 
 Matrix = NDArray[Any]
+
+MOST = 1_000_000
+"""Steps in time, at most."""
 
 NEAR = 0.995
 """Tokens whose cosine is above this are neighbours; a cluster is what neighbours connect."""
@@ -104,8 +108,16 @@ class Course:
 
 def course(unit: str, times: Iterable[float], tokens: Iterable[Matrix], **facts: Any) -> Course:
     """Return what became of tokens (n, d), one array for each time."""
+    times, tokens = _listed("times", times), _listed("tokens", tokens)
+    read("unit", unit, str)
+    read("times", times, [Real()])
+    read("tokens", tokens, ["n d"], {})
+    if not tokens or len(times) != len(tokens):
+        raise ValueError(f"tokens: got {len(tokens)} arrays, needs one for each of {len(times)} times, at least 1")
     cosines, ranks, clusters, angles = [], [], [], []
-    for x in tokens:
+    for n, x in enumerate(tokens):
+        if not np.all(np.isfinite(x)):
+            raise ValueError(f"tokens[{n}]: got an element that is not finite, needs finite numbers")
         length = np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
         unit_x = x / np.where(length > 0.0, length, 1.0)
         cosines.append(unit_x @ unit_x.T)
@@ -116,7 +128,7 @@ def course(unit: str, times: Iterable[float], tokens: Iterable[Matrix], **facts:
         angles.append(np.atan2(x[:, 1], x[:, 0]) if x.shape[1] == 2 else x[:, 0])
     return Course(
         unit,
-        np.asarray(list(times), float),
+        np.asarray(times, float),
         np.stack(cosines),
         np.asarray(ranks),
         np.asarray(clusters),
@@ -124,6 +136,12 @@ def course(unit: str, times: Iterable[float], tokens: Iterable[Matrix], **facts:
         None,
         facts,
     )
+
+
+def _listed(name: str, given: Iterable[Any]) -> list[Any]:
+    if not isinstance(given, Iterable) or isinstance(given, np.ndarray) and not given.ndim:
+        raise TypeError(f"{name}: got {type(given).__name__}, needs a sequence")
+    return list(given)
 
 
 def components(near: Matrix) -> int:
@@ -139,6 +157,17 @@ def components(near: Matrix) -> int:
     return count
 
 
+@checked(
+    core=Having(("forward", "backward"), "a core, a pair of functions forward and backward"),
+    options=Each(None),
+    particles=Whole(1, 10_000),
+    dimensions=Whole(1, 10_000),
+    end=Real(0.0),
+    step=Real(0.0),
+    seed=Whole(),
+    damping=Real(0.0),
+)
+@naming("core", "options")
 def study(
     core: Any,
     options: dict[str, Any],
@@ -153,13 +182,22 @@ def study(
     """Return what a core makes of random tokens on the sphere, and of tokens at equal angles with a scale of 1.
 
     Where the core takes the kinetic terms of tokens, they have momenta with this damping.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where an argument is of a wrong type or out of its range, `step` is 0 or less than a millionth of `end`, or the
+        tokens do not stay finite.
     """
+    if not step > 0.0 or end > MOST * step:
+        raise ValueError(f"step: got {step:g}, needs a number above 0, and at least {end / MOST:g} for the end {end:g}")
     momenta = "kinetic" in inspect.signature(core.forward).parameters
     flow = Flow(core.forward, options, damping if momenta else None)
     x = counter.normal((particles, dimensions), seed=seed, purpose="clusters")
     x = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True))
     times = np.linspace(0.0, end, 101)
-    found = course("time", times, walk(flow, x, times, step))
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = course("time", times, walk(flow, x, times, step))
     slow = replace(flow, options={**options, "scale": 1.0} if "scale" in options else options)
     # Tokens that are far apart may repel each other.
     equal = next(filter(None, (equal_angles(slow, rho) for rho in (0.1, 0.5))), None)

@@ -29,10 +29,14 @@ from numpy.typing import NDArray
 from refattn import tree
 from refattn.analysis.figure import FRESH, GROWS, SHRINKS, new_figure, save
 from refattn.analysis.text import aligned
+from refattn.checked import Function, Tree, checked
 from refattn.instruments.dual import tangents
 
 Matrix = NDArray[Any]
 Map = Callable[[Any], Any]
+
+WIDEST = 4096
+"""Numbers of a state that move, at most: of each there is a column of the basis."""
 
 SWEEPS = 4
 """Pairs of factorisations of the product, after which the columns are in order of their lengths."""
@@ -112,6 +116,7 @@ def text(found: Mapping[str, Spectrum]) -> str:
     return aligned([["", *found], *([name, *(column[name] for column in columns)] for name in columns[0])])
 
 
+@checked(maps=[Function], state=Tree)
 def spectrum(maps: Sequence[Map], state: Any) -> Spectrum:
     """Return the exponents of maps, one after the other, at a state.
 
@@ -126,14 +131,17 @@ def spectrum(maps: Sequence[Map], state: Any) -> Spectrum:
     Raises
     ------
     ValueError
-        Where there is no map, or a state whose width changes along half of the maps or more.
+        Where there is no map, or a state without numbers that move, with more than 4,096, or whose width changes along
+        half of the maps or more.
     """
+    if not maps:
+        raise ValueError("maps: got none, needs at least one layer")
+    if not 1 <= (width := sum(x.size for x in _moving(state).values())) <= WIDEST:
+        raise ValueError(f"state: got {width} numbers that move, needs from 1 to {WIDEST:,}")
     states = [state]
     for each in maps:
         states.append(each(states[-1]))
     sizes = [{name: x.shape for name, x in _moving(s).items()} for s in states]
-    if not maps:
-        raise ValueError("maps: got none, needs at least one layer")
     # A first layer may begin a history, and a last one end a momentum: the longest stretch of one width is measured.
     runs = [(len(list(run)), n) for n, (_, run) in enumerate(itertools.groupby(map(repr, sizes)))]
     length, which = max(runs, key=lambda run: (run[0], -run[1]))

@@ -146,6 +146,9 @@ class Mechanism:
         Fields of the core's `saved` that are outputs beside `out`, each with the equation that computes it.
     before
         Equations that are not computed where an option is not given, each with the one whose value goes on then.
+    summed_first
+        Equations whose values a kernel sums before it rounds them to a type of few digits, each with the equations,
+        the first that ran, that such a rounding is felt in.
     differentiable
         Options of the core that are numbers with a gradient, and such numbers of its families, by their own names.
     families
@@ -203,6 +206,7 @@ class Mechanism:
     wrong_gradients: Mapping[str, Callable[..., dict[str, Array]]] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     before: Mapping[str, str] = field(default_factory=dict)
+    summed_first: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     families: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     around: tuple[ModuleType, ...] = ()

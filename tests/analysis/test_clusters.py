@@ -144,9 +144,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
             ["softmax", "--run", str(Path(__file__))],
             "needs the folder of a run of refattn train with a checkpoint: Not a dir",
         ),
-        (["softmax", "--step", "1e-9"], "--step: got 1e-09, with which 20 takes 2e+10 steps, needs at most 1,000,000"),
+        (["softmax", "--step", "1e-300"], "step: got 1e-300, needs a number above 0, and at least 2e-05"),
+        (["softmax", "--end", "1e300", "--step", "1e300"], "tokens[1]: got an element that is not finite"),
         (["softmax", "--damping", "nan"], "--damping: got nan, needs a number above 0"),
     ):
-        result = CliRunner().invoke(cli, ["analyse", "clusters", *given, "--out", str(tmp_path)])
+        result = CliRunner().invoke(cli, ["analyse", "clusters", *given, "--particles", "4", "--out", str(tmp_path)])
         assert result.exit_code == 2 and words in result.output, result.output
         assert len(result.output.strip().splitlines()) == 1, "one line"

@@ -105,6 +105,13 @@ def test_euler_on_the_flow_of_graph_energy_only_forgets_near_a_minimum() -> None
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="maps: got none, needs at least one layer"):
         spectrum([], np.ones(2))
+    with pytest.raises(TypeError, match=r"maps\[0\]: got 3, needs a function"):
+        spectrum([3], np.ones(2))  # type: ignore[list-item]
+    for state in (np.ones(1), np.ones(4097)):
+        with pytest.raises(ValueError, match="state: got [0-9]+ numbers that move, needs from 1 to 4,096"):
+            spectrum([lambda x: x], state)
+    result = CliRunner().invoke(cli, ["analyse", "lyapunov", "softmax", "--tokens", "4096", "--width", "4096"])
+    assert result.exit_code == 2 and "--tokens, --width: got 4096 times 4096" in result.output, result.output
     wider: Any = lambda x: namespace(x).concat([x, x])  # noqa: E731
     with pytest.raises(ValueError, match="state: its width goes 2, 4, 8, 16 from layer to layer, needs one"):
         spectrum([wider] * 3, np.ones(2))

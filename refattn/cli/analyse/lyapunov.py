@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from refattn.cli.analyse.study import Decorator, finish, folder_of, out_option
-from refattn.cli.arguments import Problem
+from refattn.cli.arguments import Place, Problem
 
 PICTURES = ("png", "svg")
 
@@ -16,7 +16,12 @@ PICTURES = ("png", "svg")
 def stack_options(tokens: int, width: int, layers: int) -> Decorator:
     """Return what gives a command the options of a stack, with these defaults."""
     options = [
-        click.option("--run", metavar="DIR", help="A folder that `refattn train` has made; a fresh model if absent."),
+        click.option(
+            "--run",
+            type=Place(),
+            metavar="DIR",
+            help="A folder that `refattn train` has made; a fresh model if absent.",
+        ),
         click.option("--layers", type=click.IntRange(1, 1000), default=layers, show_default=True, help="Fresh layers."),
         click.option("--tokens", type=click.IntRange(1, 4096), default=tokens, show_default=True, help="How many."),
         click.option("--width", type=click.IntRange(1, 4096), default=width, show_default=True, help="Of the tokens."),
@@ -39,6 +44,8 @@ def lyapunov(mechanism: str, out: str | None, **given: Any) -> None:
     """
     from refattn.cli.analyse.stack import stacks
 
+    if given["run"] is None and (size := given["tokens"] * given["width"]) > 4096:
+        raise Problem(f"--tokens, --width: got {given['tokens']} times {given['width']} = {size}, needs at most 4096")
     looked_at = stacks(mechanism, **given)
     folder = folder_of(out, "lyapunov", *PICTURES)
     from refattn.analysis import lyapunov as study

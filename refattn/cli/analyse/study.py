@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from refattn.cli.arguments import Problem
+from refattn.cli.arguments import Place, Problem
 from refattn.cli.output import deliver
 from refattn.files import check_output
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 out_option: Decorator = click.option(
-    "--out", metavar="DIR", help="The folder for the pictures and the data; analysis/STUDY by default."
+    "--out", type=Place(), metavar="DIR", help="The folder for the pictures and the data; analysis/STUDY by default."
 )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.delta import dense
 from refattn.mechanisms.delta.forms import chunked
@@ -159,6 +160,7 @@ def forward(
     return xp.astype(out, q.dtype, copy=False), Saved(chosen, last, shape, like, key_mask, inner)
 
 
+@naming("saved")
 def backward(saved: Saved, d_out: Array, d_state: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
 
