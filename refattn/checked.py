@@ -83,6 +83,9 @@ class Named:
     """The path of a file or a folder."""
 
 
+_SLIPS = (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, OverflowError, AssertionError)
+"""What goes wrong where something else is in an argument than its parts are read as."""
+
 _PLAIN = ("builtins", "numpy.exceptions", "numpy._core._exceptions")
 """Where errors are from that say nothing by their class alone."""
 
@@ -143,7 +146,7 @@ def naming(*trees: str) -> Callable[[F], F]:
         def entry(*args: Any, **given: Any) -> Any:
             try:
                 return function(*args, **given)
-            except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
+            except _SLIPS as error:
                 if named.search(str(error)) or not _is_plain(error) or error.__traceback__ is None:
                     raise
                 words = str(error) if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {error}"
