@@ -14,8 +14,27 @@ author = "The refattn developers"
 copyright = author
 version = release = refattn.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.extension"]
-exclude_patterns = ["_build"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+    "docs.extension",
+]
+exclude_patterns = ["_build", "tutorials"]  # the latter come to learn/
+
+sphinx_gallery_conf = {
+    "examples_dirs": "tutorials",
+    "gallery_dirs": "learn",
+    "filename_pattern": r"/\d_",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "image_scrapers": (),
+    "reset_modules": (),
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+}
 
 myst_heading_anchors = 3
 default_role = "code"  # `name` in a docstring is code

@@ -68,6 +68,8 @@ def test_relative_links_lead_somewhere() -> None:
     assert links
     # The pages of mechanisms are written where the documentation is built.
     written = {ROOT / "docs" / "mechanisms" / f"{name}.md" for name in ("index", *ra.list_mechanisms())}
+    scripts = (ROOT / "docs" / "tutorials").glob("*.py")
+    written |= {ROOT / "docs" / "learn" / f"{name}.rst" for name in ("index", *(path.stem for path in scripts))}
     leads = {found: (ROOT / found.page).parent.joinpath(found.text.partition("#")[0]).resolve() for found in links}
     assert [str(found) for found, path in leads.items() if not path.exists() and path not in written] == []
 

@@ -24,12 +24,13 @@ from refattn.cli.arguments import (
 )
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, say, write_text
+from refattn.cli.own import own_cases, own_given, seed_of, supported
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
     from refattn.verify.foreign.isolate import Isolated
-    from refattn.verify.outcome import CheckReport
+    from refattn.verify.outcome import CheckReport, Report
 
 
 @click.command("check", short_help="Let the reference certify itself.")
@@ -98,11 +99,23 @@ def check(
 @click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
 @click.option("--hessian", is_flag=True, help="Judge the gradients and their derivative along a direction too.")
 @click.option(
-    "--dtype", "dtypes", multiple=True, metavar="NAME", help="float64, float32, float16 or bfloat16; all by default."
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="NAME",
+    help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2.",
 )
 @click.option(
     "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens, not the designed cases."
 )
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
+)
+@click.option("--cases", "listed", metavar="FILE", help="Shapes of your own as JSON, a list or one in each line.")
+@click.option("--inputs", metavar="FILE", help="Captured q, k, v, ... of your own as .safetensors or .npz.")
+@click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
+@click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
+@click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
 @click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
@@ -122,6 +135,12 @@ def verify(
     hessian: bool,
     dtypes: tuple[str, ...],
     tokens: int | None,
+    shapes: tuple[str, ...],
+    listed: str | None,
+    inputs: str | None,
+    seed: str,
+    memory: bool,
+    bitwise: bool,
     html: str | None,
     verbose: bool,
     file: str | None,
@@ -130,6 +149,9 @@ def verify(
 
     The implementation is f(q, k, v, *, mask=None, causal=False, scale=None, **options) with NumPy arrays (batch, heads,
     tokens, dim); it returns an array of any library, or refattn.Decline("why") for what it does not do.
+
+    In place of the designed cases it is run on shapes and arrays of your own where these are given: --shape
+    b=2,h=32,g=8,nq=1024,nk=4096,d=128,causal (several times), --cases and --inputs.
     """
     record = record_of(mechanism)
     if record.core is None:
@@ -143,20 +165,38 @@ def verify(
         raise Problem(f"--timeout: got {timeout:g}, needs seconds above 0")
     if in_process and impl is None:
         raise Problem("--in-process: needs --impl beside it")
+    others = [
+        name for name, given in (("--large", tokens is not None), ("--memory", memory), ("--bitwise", bitwise)) if given
+    ]
+    if len(others) > 1 or (others and own_given(shapes, listed, inputs)):
+        raise Problem(f"got {' and '.join(others)}, needs one of them, and no cases beside it")
+    if (memory or bitwise) and (impl is None or html or rounding or tangent or hessian):
+        raise Problem(f"{others[0]}: needs --impl, and neither --html, --rounding, --tangent nor --hessian")
     if tokens is not None and (outputs or html or rounding):
         raise Problem("--large: needs --impl or --exec, and neither --html nor --rounding, which are of designed cases")
     asked_for = tuple(name for name, given in (("tangent", tangent), ("hessian", hessian)) if given)
     if asked_for and (outputs is not None or tokens is not None or program is not None):
         raise Problem(f"--{asked_for[0]}: needs --impl, whose derivatives it takes on the designed cases")
+    own = own_given(shapes, listed, inputs)
+    if (own or seed != "0") and (outputs is not None or tokens is not None):
+        raise Problem("--shape, --cases, --inputs and --seed: need --impl or --exec, and neither --outputs nor --large")
     rounded = _roundings(record, rounding, outputs is not None)
-    from refattn.golden.storage import DTYPES
-    from refattn.verify import large, run, shrink
+    number = seed_of(seed)
+    if own:
+        record, stored = own_cases(record, shapes, listed, inputs)
+        dtypes = dtypes or stored
+    from refattn.golden.storage import DTYPES, FLOAT8
+    from refattn.verify import large, run, shrink, verify_bitwise, verify_memory
     from refattn.verify.foreign import adapter, dumped
-    from refattn.verify.judge import derivatives
+    from refattn.verify.judge import derivatives, sampled
 
     for name in dtypes:
-        if name not in DTYPES:
-            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(DTYPES)}")
+        if name not in (*DTYPES, *FLOAT8):
+            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join((*DTYPES, *FLOAT8))}")
+        if name in FLOAT8 and (impl is None or own or memory or bitwise):
+            raise Problem(f"--dtype: got {name}, whose numbers have factors, needs --impl on the designed cases")
+    if (memory or bitwise) and len(dtypes) > 1:
+        raise Problem(f"{others[0]}: got --dtype {', '.join(dtypes)}, needs one")
     if tokens is not None and (len(dtypes) > 1 or {*dtypes} - {*large.DTYPES}):
         raise Problem(f"--large: got --dtype {', '.join(dtypes)}, needs one of {', '.join(large.DTYPES)}")
     if asked_for and (wrong := [name for name in dtypes if name not in derivatives.DTYPES]):
@@ -165,8 +205,9 @@ def verify(
     check_writable(html, "--html")
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
-    usual = derivatives.DTYPES if asked_for else DTYPES if tokens is None else large.DTYPES
-    dtypes = tuple(dict.fromkeys(dtypes)) or usual
+    usual = derivatives.DTYPES if asked_for else large.DTYPES if others else DTYPES
+    chosen, dtypes = dtypes, tuple(dict.fromkeys(dtypes)) or usual
+    stand_in: tuple[Mechanism, Report] | None = None
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
         wrap = stack.enter_context(progress(f"verify {record.name}", "cases"))
@@ -178,27 +219,37 @@ def verify(
                 found = dumped.verify_files(record, _folder(outputs), golden, dtypes=dtypes, grad=grad, progress=wrap)
             else:
                 implementation, text = _implementation(stack, record, impl, program, timeout, in_process)
+                if not own and not others:
+                    more = () if asked_for else record.kernel_sizes
+                    record = replace(record, cases=(*record.cases, *more), kernel_sizes=())
+                    record, dtypes = supported(record, implementation, dtypes, given=bool(chosen))
                 asked: dict[str, Any] = {"label": program or impl or "", "grad": grad or hessian, "progress": wrap}
-                if tokens is not None:
+                if memory or bitwise:
+                    kind = verify_memory if memory else verify_bitwise
+                    laws = kind(record, implementation, dtype=dtypes[0], seed=number, **asked)
+                elif tokens is not None:
                     laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
                 else:
-                    asked |= {"derivatives": asked_for, "rounding": rounded}
+                    asked |= {"derivatives": asked_for, "rounding": rounded, "seed": number}
                     found = run.verify(record, implementation, dtypes=dtypes, **asked)
                     if not asked_for:
                         six = shrink.smallest(record, implementation, found, text, rounding=rounded)
                         found = replace(found, smallest=six)
-        except adapter.LoadError as error:
+                        stand_in = shrink.in_place_of_long(record, implementation, found, rounding=rounded)
+        except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
     from refattn.verify.blame import suspects
     from refattn.verify.show import page, report
     from refattn.verify.show import suspects as suspects_text
 
-    if tokens is not None:
+    if others:
         deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
         ctx.exit(laws.exit_code)
     if not asked_for and any(outcome.status == "disagrees" for outcome in found.outcomes):
         with progress(f"suspects of {record.name}", "equations") as wrap:
             found = suspects.locate(record, found, progress=wrap)
+            if stand_in and not found.suspects:
+                found = replace(found, suspects=suspects.locate(*stand_in, progress=wrap).suspects)
     if html is not None:
         lines = suspects_text.lines(found.suspects) if found.suspects else ()
         write_text(html, page.page(found, record, refattn.__version__, lines), "--html")

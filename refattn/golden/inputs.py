@@ -143,10 +143,19 @@ def make(mechanism: str, case: Case, dtype: str, *, seed: int = 0) -> dict[str, 
     Where the case says so, what its lengths leave out of q, k and v holds NaN, or the largest number of the type.
     """
     arrays = {
-        name: _make_one(f"{mechanism}.{case.name}.{name}", given, dtype, seed) for name, given in case.inputs.items()
+        name: _captured(case.given[name], dtype)
+        if name in case.given
+        else _make_one(f"{mechanism}.{case.name}.{name}", given, dtype, seed)
+        for name, given in case.inputs.items()
     }
     lengths = {"q": "q_lengths", "k": "k_lengths", "v": "k_lengths"}
     return {name: _with_slack(x, case, arrays.get(lengths.get(name, "")), dtype) for name, x in arrays.items()}
+
+
+def _captured(given: Any, dtype: str) -> NDArray[Any]:
+    """Return a captured array, or nested lists of numbers, as an implementation is given them."""
+    x = np.asarray(given)
+    return stored(x.astype(np.float64), dtype) if has_gradient(x) else x
 
 
 def upstream_input(case: Case, shape: tuple[int, ...]) -> Input:
@@ -156,6 +165,8 @@ def upstream_input(case: Case, shape: tuple[int, ...]) -> Input:
 
 def make_upstream(mechanism: str, case: Case, name: str, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> Any:
     """Return an upstream gradient for the output `name` of a case."""
+    if f"d_{name}" in case.given:
+        return _captured(case.given[f"d_{name}"], dtype)
     made = _make_one(f"{mechanism}.{case.name}.d_{name}", upstream_input(case, shape), dtype, seed)
     given = case.inputs.get("q_lengths")
     lengths = None if given is None else _make_one(f"{mechanism}.{case.name}.q_lengths", given, dtype, seed)

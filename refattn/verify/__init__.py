@@ -3,7 +3,8 @@
 Host side. Everything here knows mechanisms through their records alone. What to read, in this order:
 
 1. `outcome.py`, the data: a truth, a result, the verdict on a tensor, outcomes and reports.
-2. `judge/`: `budget.py` measures what rounding may do to a result, `compare.py` judges a result by it.
+2. `judge/`: `budget.py` measures what rounding may do to a result, `compare.py` judges a result by it; `sampled.py`
+   does both for calls whose scores cannot be held at once.
 3. `run.py`: an implementation on the designed cases, judged one by one. `foreign/` loads it, calls it, in a process of
    its own or as a program, reads results from files, and asks which conventions it follows.
 4. `itself/`: `check.py` and its `sections.py`, with `laws.py`, `gradients.py`, and what they call a core by, `probe.py`
@@ -15,8 +16,9 @@ Host side. Everything here knows mechanisms through their records alone. What to
    says where; `suspects.py` joins them; `left_out.py` measures how often that is right.
 7. `show/`: the diagnosis, reports, suspects, golden vectors and traces as text (`texts.py` has what they share), a
    report as a page.
-8. Tools on top: `traced.py`, a run with every equation; `freeze.py`, golden vectors; `shrink.py`, the smallest case
-   that fails; `large.py`, laws where no truth can be afforded; `plugin.py`, for pytest.
+8. Tools on top: `own.py`, shapes and arrays of the user's; `traced.py`, a run with every equation; `freeze.py`, golden
+   vectors; `shrink.py`, the smallest case that fails; `large.py`, laws where no truth can be afforded; `memory.py`,
+   layouts and calls around a call; `bitwise.py`, the same bits; `plugin.py`, for pytest.
 
 What users call is imported from here; nothing is loaded before it is asked for.
 """
@@ -27,6 +29,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from refattn.verify.bitwise import verify_bitwise as verify_bitwise
     from refattn.verify.blame.suspects import locate as locate
     from refattn.verify.foreign.adapter import load as load
     from refattn.verify.foreign.conventions import probe_conventions as probe_conventions
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from refattn.verify.foreign.program import Program as Program
     from refattn.verify.itself.check import check as check
     from refattn.verify.large import verify_large as verify_large
+    from refattn.verify.memory import verify_memory as verify_memory
     from refattn.verify.run import verify as verify
     from refattn.verify.run import verify_case as verify_case
 
@@ -46,8 +50,10 @@ _HOMES = {
     "locate": "blame.suspects",
     "probe_conventions": "foreign.conventions",
     "verify": "run",
+    "verify_bitwise": "bitwise",
     "verify_case": "run",
     "verify_large": "large",
+    "verify_memory": "memory",
 }
 
 __all__ = sorted(_HOMES)

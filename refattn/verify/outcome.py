@@ -58,6 +58,8 @@ class Truth:
         The names of those that have to be equal to the rounded truth.
     further
         Gradients with respect to outputs beside `out`, by the names of the backward's arguments: "d_lse".
+    factors
+        In float8 what q, k and v are multiplied by, by name; {} in other types.
     along
         The direction of the derivatives "t_out" and "h_q", ..., by the names of the inputs; {} where none are asked.
     """
@@ -70,6 +72,7 @@ class Truth:
     stored: dict[str, str]
     exact: frozenset[str] = frozenset()
     further: dict[str, NDArray[Any]] = field(default_factory=dict)
+    factors: dict[str, NDArray[Any]] = field(default_factory=dict)
     along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
@@ -115,7 +118,9 @@ class Outcome:
     verdicts
         One per tensor that was returned.
     seen
-        What was judged: the truth, and what was returned; None where nothing was.
+        What was judged: the truth, and what was returned; None where nothing was, or by samples alone.
+    note
+        What the verdicts stand on, where it is not the definition on the whole case.
     """
 
     case: str
@@ -125,6 +130,7 @@ class Outcome:
     detail: str = ""
     verdicts: tuple[Verdict, ...] = ()
     seen: tuple[Truth, Result] | None = field(default=None, repr=False, compare=False)
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -287,6 +293,10 @@ class Report:
         Lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
     conventions
         Where something fails, those that are not the conventions of refattn: see `refattn.verify.foreign.conventions`.
+    seed
+        Of the random numbers of the inputs.
+    reference
+        Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
     """
 
     mechanism: str
@@ -296,6 +306,8 @@ class Report:
     suspects: Suspects | None = None
     smallest: tuple[str, ...] = ()
     conventions: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+    reference: bool = False
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from refattn.checked import One, Whole, checked
-from refattn.golden.storage import DTYPES
+from refattn.golden.storage import DTYPES, FLOAT8
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.adapter import CallError, attribute, call, learned, pulls, roundings
+from refattn.verify.foreign.adapter import CallError, attribute, call, learned, of_float8, own_keep, pulls, roundings
 from refattn.verify.foreign.conventions import differing
+from refattn.verify.judge import sampled
 from refattn.verify.judge.budget import rounded, truth, with_equations
 from refattn.verify.judge.compare import judge
 from refattn.verify.judge.derivatives import DTYPES as DERIVED
@@ -20,7 +21,7 @@ from refattn.verify.judge.derivatives import with_derivatives
 from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
 
 
-@checked(mechanism=Mechanism, case=Case, dtype=One(tuple(DTYPES)), grad=bool, seed=Whole())
+@checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *FLOAT8)), grad=bool, seed=Whole())
 def verify_case(
     mechanism: Mechanism,
     implementation: Any,
@@ -33,21 +34,29 @@ def verify_case(
     derivatives: Iterable[str] = (),
 ) -> Outcome:
     """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too."""
-    declared = (*roundings(implementation, mechanism.equations), *rounding)
-    further = pulls(implementation, mechanism.pulled) if grad else ()
+    declared = {**dict.fromkeys(rounding, ""), **roundings(implementation, mechanism.equations)}
+    small = dtype in FLOAT8
+    further = pulls(implementation, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
-    own = attribute(implementation, "keep")
-    if own is not None and "keep" in case.inputs:
-        more["replaced"] = {"keep": np.asarray(own(case.name, case.inputs["keep"].shape))}
-    case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, **more)
+    more |= of_float8(implementation) if small else {}
     asked = tuple(derivatives)
-    if asked:
-        case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
+    long = sampled.is_long(mechanism, case)
+    if asked and long:
+        raise ValueError(f"{case.name}: its derivatives are judged where the definition can hold all scores alone")
     try:
+        if "keep" in case.inputs and attribute(implementation, "keep") is not None:
+            more["replaced"] = {"keep": own_keep(implementation, case.name, case.inputs["keep"].shape)}
+        if long:
+            case_truth = sampled.long_truth(mechanism, case, dtype, grad=grad, seed=seed, further=further)
+        else:
+            case_truth = truth(mechanism, case, dtype, grad=grad and not small, seed=seed, **more)
+        if asked:
+            case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
+        descale = {"descale": tuple(case_truth.factors[name].tolist() for name in "qkv")} if small else {}
         result = call(
             implementation,
             case_truth.inputs,
-            case.options,
+            {**case.options, **descale},
             dtype,
             case_truth.upstream,
             ("out", *mechanism.outputs),
@@ -57,16 +66,23 @@ def verify_case(
         )
         if isinstance(result, Decline):
             return Outcome(case.name, case.kind, dtype, "declined", result.reason)
-        if result.judged:
+        if result.judged and not long:
             types = {id: _type_of(id, result, dtype, mechanism) for id in result.judged}
             case_truth = with_equations(mechanism, case, dtype, case_truth, types, declared, seed)
+        if small and grad:
+            result = replace(result, declined="no gradients in float8")
         if attribute(implementation, "slack") == "unwritten":
             result = with_slack_of(result, case_truth)
-        verdicts = judge(result, case_truth)
+        note = ""
+        if long:
+            verdicts, note = sampled.judge_long(mechanism, case, dtype, case_truth, result, declared, seed)
+        else:
+            verdicts = judge(result, case_truth)
     except CallError as error:
         return Outcome(case.name, case.kind, dtype, "raises", str(error))
+    rest: dict[str, Any] = {"verdicts": verdicts, "seen": None if long else (case_truth, result), "note": note}
     if result.declined and all(verdict.agrees for verdict in verdicts):
-        return Outcome(case.name, case.kind, dtype, "declined", result.declined, verdicts, (case_truth, result))
+        return Outcome(case.name, case.kind, dtype, "declined", result.declined, **rest)
     # Other arrays have a gradient, and few kernels give it.
     given = [name for name in learned(case_truth.inputs) if name in "qkv"]
     needed = [f"d_{name}" for name in given] if grad and not result.declined else []
@@ -76,11 +92,9 @@ def verify_case(
         ]
     missing = [name for name in needed if name not in result.tensors]
     if missing:
-        return Outcome(
-            case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", verdicts, (case_truth, result)
-        )
+        return Outcome(case.name, case.kind, dtype, "raises", f"returned no {', '.join(missing)}", **rest)
     status = "agrees" if all(verdict.agrees for verdict in verdicts) else "disagrees"
-    return Outcome(case.name, case.kind, dtype, status, "", verdicts, (case_truth, result))
+    return Outcome(case.name, case.kind, dtype, status, "", **rest)
 
 
 def with_slack_of(result: Result, known: Truth) -> Result:
@@ -94,6 +108,14 @@ def with_slack_of(result: Result, known: Truth) -> Result:
         beyond = np.arange(got.shape[2]) >= known.inputs[which][:, None]
         beyond = beyond.reshape(got.shape[0], 1, -1, *(1,) * (got.ndim - 3))
         tensors[name] = np.where(beyond, rounded(known, name).astype(got.dtype), got)
+    sizes = {"q_lengths": (2, known.inputs["q"].shape[2]), "k_lengths": (3, known.inputs["k"].shape[2])}
+    for id in result.judged:  # equations of pairs, or of queries
+        for which, (axis, size) in sizes.items():
+            got = tensors[id]
+            if which in known.inputs and got.shape == known.values[id].shape and got.shape[axis : axis + 1] == (size,):
+                beyond = np.arange(size) >= known.inputs[which][:, None]
+                beyond = beyond.reshape(got.shape[0], *(size if n == axis else 1 for n in range(1, got.ndim)))
+                tensors[id] = np.where(beyond, rounded(known, id).astype(got.dtype), got)
     return replace(result, tensors=tensors)
 
 
@@ -116,9 +138,10 @@ def verify(
     grad: bool = False,
     rounding: Iterable[str] = (),
     derivatives: Iterable[str] = (),
+    seed: int = 0,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Report:
-    """Verify an implementation on all designed cases of a mechanism.
+    """Verify an implementation on all cases of a mechanism, which are the designed ones unless the record has others.
 
     Parameters
     ----------
@@ -137,6 +160,8 @@ def verify(
     derivatives
         "tangent": the derivative of its outputs along a direction of all its arrays is judged too. "hessian": that of
         its gradients, which needs `grad`. Both in float64 and float32 alone.
+    seed
+        Of the random numbers of all inputs.
     progress
         Wraps the sequence of cases, for a progress bar.
 
@@ -152,10 +177,12 @@ def verify(
         raise ValueError(f"dtypes: got {', '.join(dtypes)}, needs {' or '.join(DERIVED)} where derivatives are asked")
     if "hessian" in asked and not grad:
         raise ValueError("grad: got False, needs True where the derivatives of gradients are asked")
-    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked}
+    known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked, "seed": seed}
     outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
-    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes))
+    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes), seed=seed)
+    report = replace(report, reference=getattr(implementation, "reference", False) is True)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in outcomes):
         return report
-    return replace(report, conventions=differing(implementation, mechanism, dtypes=dtypes))
+    plain = tuple(dtype for dtype in dtypes if dtype not in FLOAT8)  # nine calls without factors
+    return replace(report, conventions=differing(implementation, mechanism, dtypes=plain)) if plain else report

@@ -19,8 +19,10 @@ from refattn.mechanisms.softmax import core as _core
 from refattn.mechanisms.softmax import dense as _dense
 from refattn.mechanisms.softmax.core import Saved, backward, forward
 from refattn.mechanisms.softmax.judge import loops as _loops
+from refattn.mechanisms.softmax.judge import parts as _parts
 from refattn.mechanisms.softmax.judge.cases import CASES as _CASES
 from refattn.mechanisms.softmax.judge.conventions import CONVENTIONS as _CONVENTIONS
+from refattn.mechanisms.softmax.judge.kernel_sizes import KERNEL_SIZES as _KERNEL_SIZES
 from refattn.mechanisms.softmax.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.softmax.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.softmax.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
@@ -74,8 +76,11 @@ record = Mechanism(
     wrong_gradients=_WRONG_GRADIENTS,
     outputs={"lse": "SM.9", "max": "SM.18"},
     before={"SM.17": "SM.7", "SM.3": "SM.15", "SM.15": "SM.2", "SM.2": "SM.1"},
+    summed_first={"SM.5": ("SM.17", "SM.7")},
     differentiable=("scale", "softcap"),
     configs=({"window": (1, None), "sink": True},),
     stream=KeyValueStream(_BLOCK),
     pictures=_PICTURES,
+    parts=_parts,
+    kernel_sizes=_KERNEL_SIZES,
 )

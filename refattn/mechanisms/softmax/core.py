@@ -194,5 +194,6 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
     d_out = where_allowed(rows, d_out, 0.0)
     d_lse = d_lse if d_lse is None or rows is None else where_allowed(rows[..., 0], d_lse, 0.0)
     gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_lse)
-    shaped = {name: namespace(d_out).reshape(gradients[name], shape) for name, shape in given.shapes.items()}
+    # -0.0 + 0.0 is 0.0: of what is hidden not even a sign is left.
+    shaped = {name: namespace(d_out).reshape(gradients[name] + 0.0, shape) for name, shape in given.shapes.items()}
     return returned({**gradients, **shaped}, ("q", "k", "v", *saved.options, *given.shapes), saved.like)

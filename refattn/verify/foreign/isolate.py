@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import parse_json
-from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, load, pulls
+from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, load, own_keep, pulls
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
 from refattn.verify.foreign.pushed import joined, split
 from refattn.verify.outcome import Decline, Result
@@ -71,6 +71,7 @@ class Isolated:
     def __init__(self, spec: str, seconds: float = 60.0, loading: float = 60.0) -> None:
         self.spec, self.seconds, self.loading = spec, seconds, loading
         self.roundings: Any = ()
+        self.reference = False  # whether its process has loaded a definition of refattn
         self._said, self._words = Tail(SAID), Tail(SAID)  # in all, and since the last question
         self._process: Process | None = None
         self._answer = _Answer(b"", 0)
@@ -101,6 +102,7 @@ class Isolated:
         *,
         along: Arrays | None = None,
         asked: tuple[str, ...] = (),
+        manner: str = "",
     ) -> Result | Decline:
         """Do what `refattn.verify.foreign.adapter.call` does, over there."""
         if self._process is None:
@@ -117,11 +119,13 @@ class Isolated:
             "outputs": outputs,
             "further": list(further or {}),
             "asked": asked,
+            "manner": manner,
         }
         answer, found = self._ask(about, arrays, self.seconds)
         if "error" in answer:
             self._said(answer["trace"].encode())
             raise CallError(answer["error"])
+        self.reference = self.reference or bool(answer["reference"])
         if "decline" in answer:
             return Decline(answer["decline"])
         return Result(found, answer["dtypes"], answer["declined"], tuple(answer["judged"]))
@@ -142,7 +146,17 @@ class Isolated:
         declared = answer["roundings"]
         self.roundings = tuple(declared) if isinstance(declared, list) else declared
         self.pulls = tuple(answer["pulls"])
-        self.slack = answer["slack"]
+        self.slack, self.descale, self.result = answer["slack"], answer["descale"], answer["result"]
+        self.supports = answer["supports"]
+        self.keep = self._keep if answer["keep"] else None
+
+    def _keep(self, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the factors that it draws for a case."""
+        answer, found = self._ask({"keep": case, "shape": shape}, {}, self.seconds)
+        if "error" in answer:
+            self._said(answer["trace"].encode())
+            raise CallError(answer["error"])
+        return found["keep"]
 
     def _ask(
         self, about: Mapping[str, Any], arrays: Arrays, seconds: float
@@ -302,9 +316,11 @@ def serve() -> None:
         except (OSError, ValueError):
             _end("it read from a descriptor that was not its own")
         try:
+            found: Arrays = {}
             if "load" in about:
                 implementation, answer = _loaded(about["load"])
-                found: Arrays = {}
+            elif "keep" in about:
+                answer, found = _kept(implementation, about)
             else:
                 answer, found = _answer(implementation, about, arrays)
             message = memoryview(_message(about["number"], answer, found))
@@ -330,15 +346,34 @@ def _loaded(spec: str) -> tuple[Any, dict[str, Any]]:
         implementation = load(spec, interrupts=False)
     except LoadError as error:
         return None, {"error": str(error), "trace": _trace(error)}
-    owner = getattr(implementation, "forward", implementation)
-    declared = getattr(owner, "roundings", ())
-    plain = isinstance(declared, (tuple, list)) and all(isinstance(id, str) for id in declared)
-    told = list(declared) if plain else repr(declared)[:300]
+    declared = attribute(implementation, "roundings")
+    declared = () if declared is None else declared
+    plain = isinstance(declared, (tuple, list, dict)) and all(isinstance(id, str) for id in declared)
+    told: Any = repr(declared)[:300]
+    if plain:
+        told = {id: str(type_) for id, type_ in declared.items()} if isinstance(declared, dict) else list(declared)
     return implementation, {
         "roundings": told,
         "pulls": _pulls(implementation),
-        "slack": str(attribute(implementation, "slack") or ""),
+        "keep": callable(attribute(implementation, "keep")),
+        "supports": _plain(attribute(implementation, "supports")),
+        **{name: str(attribute(implementation, name) or "") for name in ("slack", "descale", "result")},
     }
+
+
+def _kept(implementation: Any, about: dict[str, Any]) -> tuple[dict[str, Any], Arrays]:
+    try:
+        return {}, {"keep": own_keep(implementation, about["keep"], tuple(about["shape"]))}
+    except CallError as error:
+        return {"error": str(error), "trace": _trace(error)}, {}
+
+
+def _plain(x: Any) -> Any:
+    """Return what an adapter states as JSON has it; its text where that cannot be."""
+    try:
+        return json.loads(json.dumps(x, default=list))
+    except (TypeError, ValueError):
+        return repr(x)[:300]
 
 
 def _pulls(implementation: Any) -> list[str]:
@@ -363,17 +398,27 @@ def _answer(
     options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
     asked = options, about["dtype"], upstream, tuple(about["outputs"])
     inputs, along = split(arrays)
-    more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"])}
+    more: dict[str, Any] = {"along": along, "asked": tuple(about["asked"]), "manner": about["manner"]}
     try:
         found = call(implementation, inputs, *asked, interrupts=False, further=further, **more)
     except CallError as error:
         return {"error": str(error), "trace": _trace(error)}, {}
     if isinstance(found, Decline):
-        return {"decline": found.reason}, {}
+        return {"decline": found.reason, "reference": _reference()}, {}
     size = sum(x.nbytes for x in found.tensors.values())
     if size > about["limit"] - 4096 * len(found.tensors):
         return {"error": f"returned {size} bytes, needs at most {about['limit']}", "trace": ""}, {}
-    return {"dtypes": found.dtypes, "declined": found.declined, "judged": list(found.judged)}, found.tensors
+    return {
+        "dtypes": found.dtypes,
+        "declined": found.declined,
+        "judged": list(found.judged),
+        "reference": _reference(),
+    }, found.tensors
+
+
+def _reference() -> bool:
+    """Tell whether this process, which only calls others, has loaded a definition of refattn."""
+    return any(name.startswith("refattn.mechanisms.") and name.endswith(".dense") for name in sys.modules)
 
 
 def _trace(error: Exception) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refattn.golden.storage import TYPES, round_to
 from refattn.verify.judge.budget import SMALLEST, bias_of, has_rows, ratio, rounded, rows
-from refattn.verify.outcome import Result, Truth, Verdict
+from refattn.verify.outcome import Floats, Result, Truth, Verdict
 
 ELEMENT = 8.0
 """Allowed error of one element, in units of its granted root mean square (or its row's, where that is larger)."""
@@ -36,8 +36,32 @@ BIAS = 0.25
 constants that are rounded once do."""
 
 
-def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict:
-    """Judge one tensor; `dtype` is the name of the dtype that the implementation returned it in."""
+def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth, *, extremes: bool = False) -> Verdict:
+    """Judge one tensor; `dtype` is the name of the dtype that the implementation returned it in.
+
+    With `extremes` its rows were chosen for their errors: elements and rows are judged alone.
+    """
+    found = wrong_at_once(tensor, got, dtype, truth)
+    if isinstance(found, Verdict):
+        return found
+    values, target = found
+    stored = truth.stored[tensor]
+    if values.size == 0:
+        return Verdict(tensor, 0.0, "element", (), "", "")
+    if tensor in truth.exact and np.any(values != target):
+        index = tuple(int(n) for n in np.argwhere(values != target)[0])
+        return Verdict(tensor, math.inf, "exact", index, _number(values[index], stored), _number(target[index], stored))
+    finite = np.isfinite(target)
+    error = np.where(finite, values, 0.0) - np.where(finite, target, 0.0)
+    # A number below the smallest subnormal has no budget of its own: the smallest step of the type is granted.
+    floor = max(2.0 ** (TYPES[stored].lowest - TYPES[stored].bits + 1), SMALLEST) ** 2
+    return _judge(tensor, error, np.maximum(truth.variance[tensor], floor), truth, values, target, extremes)
+
+
+def wrong_at_once(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict | tuple[Floats, Floats]:
+    """Return the verdict on a wrong shape, dtype, or pattern of numbers that are not finite; otherwise what the type
+    holds of the tensor and of the truth.
+    """
     expected = truth.values[tensor]
     if tuple(got.shape) != expected.shape:
         return Verdict(tensor, math.inf, "shape", (), str(tuple(got.shape)), str(expected.shape))
@@ -53,20 +77,11 @@ def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict
         return Verdict(
             tensor, math.inf, "non-finite", index, _number(values[index], stored), _number(target[index], stored)
         )
-    if values.size == 0:
-        return Verdict(tensor, 0.0, "element", (), "", "")
-    if tensor in truth.exact and np.any(values != target):
-        index = tuple(int(n) for n in np.argwhere(values != target)[0])
-        return Verdict(tensor, math.inf, "exact", index, _number(values[index], stored), _number(target[index], stored))
-    finite = np.isfinite(target)
-    error = np.where(finite, values, 0.0) - np.where(finite, target, 0.0)
-    # A number below the smallest subnormal has no budget of its own: the smallest step of the type is granted.
-    floor = max(2.0 ** (TYPES[stored].lowest - TYPES[stored].bits + 1), SMALLEST) ** 2
-    return _judge(tensor, error, np.maximum(truth.variance[tensor], floor), truth, values, target)
+    return values, target
 
 
 @np.errstate(over="ignore", invalid="ignore")  # squares of a very wrong result
-def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, target: Any) -> Verdict:
+def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, target: Any, extremes: bool) -> Verdict:
     errors, granted = rows(tensor, error), rows(tensor, variance)
     row_granted = np.mean(granted, axis=-1)
     # An error is allowed what its row is granted on average: single elements may have a small budget by chance.
@@ -82,6 +97,8 @@ def _judge(tensor: str, error: Any, variance: Any, truth: Truth, values: Any, ta
         "whole": whole / min(ROW, WHOLE * math.sqrt(1.0 + 8.0 / math.sqrt(count))),
         "bias": bias / max(BIAS, 5.0 / math.sqrt(count), 5.0 * truth.bias[tensor]),
     }
+    if extremes:
+        del shares["whole"], shares["bias"]
     if errors.size == 1:
         shares = {"element": float(elements[0, 0]) / row_limit(tensor, error)}
     shares = {name: math.inf if math.isnan(share) else share for name, share in shares.items()}

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.conventions import EXPECTED
+from refattn.verify.foreign.conventions import expected
 from refattn.verify.outcome import Outcome, Report, Verdict
 from refattn.verify.show import diagnosis
 from refattn.verify.show import suspects as suspects_text
@@ -100,7 +100,8 @@ def verified(
         parts += [_LEGEND, ""]
     if report.conventions and details:
         parts.append("Conventions that differ, whatever else does")
-        parts += [indented(2, f"{what}: {got}; needs {EXPECTED[what]}") for what, got in report.conventions.items()]
+        right = expected(mechanism)
+        parts += [indented(2, f"{what}: {got}; needs {right[what]}") for what, got in report.conventions.items()]
         parts.append("")
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     if failed:
@@ -111,13 +112,44 @@ def verified(
         parts += [*(indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
     if report.smallest:
         parts += ["The smallest case found that fails", *(Text(line, no_wrap=True) for line in report.smallest), ""]
+    if notes := _notes(report):
+        parts += ["What the verdicts on long cases stand on", *(indented(2, note) for note in notes), ""]
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     if declined:
         parts.append(f"Declined ({len(declined)} of {len(report.outcomes)} cases)")
         parts += [_table(("cases", "reason", "where"), _decline_rows(declined), width), ""]
+    if declined and not report.counts()["all"]["run"]:
+        parts += ["The cases that come nearest", *(indented(2, line) for line in nearest(report, mechanism)), ""]
+    if report.reference:
+        parts += ["It has loaded a definition of refattn: where it calls that, its agreement says nothing.", ""]
+    if report.seed:
+        parts += [f"seed {report.seed}", ""]
     counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
     parts += [_table(("class", "run", "agreed", "failed", "declined"), counts, width), "", closing(report)]
     return render(parts, width, colour)
+
+
+def _notes(report: Report) -> list[str]:
+    """Return what the verdicts on long cases stand on, a line for all that say the same."""
+    found: dict[str, list[str]] = {}
+    for outcome in report.outcomes:
+        if outcome.note:
+            found.setdefault(outcome.note, []).append(f"{outcome.dtype} {outcome.case}")
+    return [f"{', '.join(where)}: {note}" for note, where in found.items()]
+
+
+NEAREST = 3
+"""Cases that are named where nothing was run."""
+
+
+def nearest(report: Report, mechanism: Mechanism) -> list[str]:
+    """Return the declined cases that ask least, each with what was not done, and how to state what can be."""
+    reasons = {outcome.case: outcome.detail for outcome in reversed(report.outcomes)}
+    asked = [case for case in mechanism.cases if case.name in reasons]
+    asked.sort(key=lambda case: (len(case.options) + len(case.inputs), 0 in case.inputs["q"].shape))
+    lines = [f"{case.name}: {call_of(case)}: {reasons[case.name]}" for case in asked[:NEAREST]]
+    how = "an adapter states the sizes that it can run, attend.supports = {'d': [64, 128], 'n': {'multiple_of': 128}},"
+    return [*lines, f"{how} and --shape b=1,h=8,n=128,d=64 runs any"]
 
 
 def closing(report: Report) -> str:

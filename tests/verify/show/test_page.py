@@ -22,7 +22,8 @@ from refattn.verify.run import verify
 from refattn.verify.show.page import COLUMNS, page, row_shares
 
 RECORD = ra.mechanism("softmax")
-FEW = replace(RECORD, cases=tuple(RECORD.case(name) for name in ("tiny", "causal-tail", "mask-keys", "softcap")))
+FEW_NAMES = ("tiny", "causal-tail", "mask-keys", "softcap")
+FEW = replace(RECORD, cases=tuple(RECORD.case(name) for name in FEW_NAMES), kernel_sizes=())
 
 
 class Kernel:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from refattn.mechanisms import sizes
 from refattn.mechanisms.sizes import Given
+from refattn.ops.heads import sum_heads
 from refattn.ops.masks import existing, where_allowed
 from refattn.xp import Array, namespace
 
@@ -65,6 +66,28 @@ def _d_exponentials(inputs: Given, values: Given) -> Array:
     return xp.abs(values["dSM.7"]) / values["SM.6"] + xp.abs(values["dSM.6"])
 
 
+def _recomputed(inputs: Given, values: Given) -> Array:
+    """Return what is missing where weights stand in the backward as they came out of the forward, relative to them.
+
+    Kernels compute the scores once more, and exp(m - lse) from these is no longer of sum 1. An error e of a score and
+    another one of the forward change a weight w by w (e' - sum w e); the definition's, with e' = e, has 2 w e^2 less in
+    the square: nearly all where a key has nearly all of the weight.
+    """
+    return sizes.scores(inputs, values["SM.1"]) * namespace(inputs["q"]).sqrt(2.0 * values["SM.7"])
+
+
+def _d_masked(inputs: Given, values: Given) -> Array:
+    return namespace(inputs["q"]).abs(values["dSM.3"]) * (1.0 + _recomputed(inputs, values))
+
+
+def _d_v(inputs: Given, values: Given) -> Array:
+    xp = namespace(inputs["q"])
+    kept = _kept(values)
+    pairs, rows = xp.matrix_transpose(kept * _recomputed(inputs, values)), xp.matrix_transpose(inputs["d_out"])
+    squares = sum_heads(sizes.squares_of(pairs, rows), inputs["v"].shape[1])
+    return sizes.d_v(inputs, values["dSM.v"], kept) + xp.sqrt(squares)
+
+
 def _d_scores(values: Given) -> Array:
     return values["dSM.1"] if "dSM.1" in values else values["dSM.3"]
 
@@ -112,11 +135,12 @@ _SIZES: dict[str, Magnitude] = {
     "dSM.6": _d_total,
     "dSM.sink": lambda inputs, values: _summed(values["dSM.sink"], values["dSM.6"] * values["SM.16"]),
     "dSM.5": _d_exponentials,
+    "dSM.3": _d_masked,
     "dSM.bias": lambda inputs, values: _summed(values["dSM.bias"], values["dSM.3"]),
     "dSM.1": _d_capped_scores,
     "dSM.q": lambda inputs, values: sizes.d_q(inputs, values["dSM.q"], _d_scores(values)),
     "dSM.k": lambda inputs, values: sizes.d_k(inputs, values["dSM.k"], _d_scores(values)),
-    "dSM.v": lambda inputs, values: sizes.d_v(inputs, values["dSM.v"], _kept(values)),
+    "dSM.v": _d_v,
     "dSM.scale": _d_scale,
     "dSM.softcap": lambda inputs, values: sizes.of_all(values["dSM.softcap"], values["dSM.3"]),
 }

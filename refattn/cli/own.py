@@ -1,0 +1,76 @@
+"""What ``refattn verify`` runs in place of the designed cases, or beside them: shapes and arrays of the user's own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from refattn.cli.arguments import Problem
+
+if TYPE_CHECKING:
+    from refattn.mechanisms.record import Mechanism
+
+
+def seed_of(text: str) -> int:
+    """Return the seed that was asked for; of "random" one that nobody knows before."""
+    if text == "random":
+        return secrets.randbelow(1 << 32)
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise Problem(f"--seed: got {text!r}, needs a whole number, or random")
+    return int(text)
+
+
+def own_given(shapes: Sequence[str], file: str | None, arrays: str | None) -> bool:
+    """Tell whether there are cases of the user's own."""
+    return bool(shapes or file is not None or arrays is not None)
+
+
+def own_cases(
+    record: Mechanism, shapes: Sequence[str], file: str | None, arrays: str | None
+) -> tuple[Mechanism, tuple[str, ...]]:
+    """Return the record with the cases that were asked for in place of its own, and the type of captured arrays."""
+    from refattn.verify import own
+
+    dtypes: tuple[str, ...] = ()
+    cases, option = [], "--shape"
+    try:
+        cases += [own.from_text(record, text) for text in shapes]
+        option = "--cases"
+        cases += [] if file is None else own.from_file(record, Path(file))
+        option = "--inputs"
+        if arrays is not None:
+            case, dtype = own.captured(record, Path(arrays))
+            cases, dtypes = [*cases, case], (dtype,)
+    except own.OwnError as error:
+        raise Problem(f"{option}: {error}") from error
+    named = {case.name: case for case in cases}
+    return replace(record, cases=tuple(named.values())), dtypes
+
+
+def supported(
+    record: Mechanism, implementation: Any, dtypes: tuple[str, ...], *, given: bool
+) -> tuple[Mechanism, tuple[str, ...]]:
+    """Return the record with its cases in sizes that an adapter states it can run, and the types that it states."""
+    from refattn.golden.storage import DTYPES
+    from refattn.verify import own
+    from refattn.verify.foreign.adapter import attribute
+
+    stated = attribute(implementation, "supports")
+    if stated is None:
+        return record, dtypes
+    if not isinstance(stated, dict):
+        raise Problem(f"supports: got {stated!r}, needs a dict of sizes by their letters")
+    types = stated.get("dtypes", ())
+    types = (types,) if isinstance(types, str) else tuple(types)
+    if unknown := [name for name in types if name not in DTYPES]:
+        raise Problem(f"supports: got the dtype {unknown[0]!r}, needs some of {', '.join(DTYPES)}")
+    try:
+        cases = own.fitted(record.cases, stated)
+    except (own.OwnError, TypeError, ValueError) as error:
+        raise Problem(f"supports: {str(error).removeprefix('supports: ')}") from error
+    if not cases:
+        raise Problem(f"supports: got {stated!r}, which no case can be made to fit")
+    return replace(record, cases=tuple(cases)), dtypes if given else types or dtypes

@@ -1,0 +1,167 @@
+"""The same bits: whether an implementation gives them whatever else is in the batch, and however a call is cut.
+
+Both sides of each row are computed by it. No budget is asked: where bits differ the row tells the first element that
+does, by how many units in the last place, and how many do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refattn.checked import checked
+from refattn.golden.inputs import make, make_upstream
+from refattn.golden.storage import spacing
+from refattn.mechanisms.record import Mechanism
+from refattn.verify.foreign.adapter import CallError, call
+from refattn.verify.itself.sections import NotRun
+from refattn.verify.outcome import CheckReport, Decline, Row
+from refattn.verify.own import qkv
+
+SIZES = {"b": 3, "h": 4, "g": 2, "n_q": 70, "n_k": 133, "d": 64}
+
+PADDING = 59
+"""Keys that nothing attends."""
+
+Arrays = Mapping[str, NDArray[Any]]
+Pair = tuple[Arrays, Arrays]
+Run = Callable[[Arrays, Mapping[str, Any]], Arrays]
+
+
+def _cut(arrays: Arrays, batch: Any = np.s_[:], groups: Any = np.s_[:], rows: Any = np.s_[:]) -> dict[str, Any]:
+    """Return some sequences, key/value heads with their query heads, and queries."""
+    found = {}
+    for name, x in arrays.items():
+        shared = SIZES["h"] // SIZES["g"] if name not in ("k", "v", "d_k", "d_v") else 1
+        heads = np.arange(x.shape[1]).reshape(-1, shared)[groups].reshape(-1)
+        x = x[batch][:, heads]
+        found[name] = x[:, :, rows] if name in ("q", "d_out", "out", "lse", "d_q") else x
+    return found
+
+
+def _repetition(run: Run, given: Arrays) -> Iterator[Pair]:
+    yield run(given, {}), run(given, {})
+
+
+def _batch(run: Run, given: Arrays) -> Iterator[Pair]:
+    whole = run(given, {})
+    for n in range(SIZES["b"]):
+        yield run(_cut(given, np.s_[n : n + 1]), {}), _cut(whole, np.s_[n : n + 1])
+
+
+def _position(run: Run, given: Arrays) -> Iterator[Pair]:
+    yield run(_cut(given, np.s_[::-1]), {}), _cut(run(given, {}), np.s_[::-1])
+
+
+def _heads(run: Run, given: Arrays) -> Iterator[Pair]:
+    whole = run(given, {})
+    for n in range(SIZES["g"]):
+        yield run(_cut(given, groups=np.s_[n : n + 1]), {}), _cut(whole, groups=np.s_[n : n + 1])
+
+
+def _rows_of(found: Arrays) -> dict[str, Any]:
+    return {name: x for name, x in found.items() if name not in ("d_k", "d_v")}
+
+
+def _chunk(run: Run, given: Arrays) -> Iterator[Pair]:
+    whole = run(given, {})
+    for rows in (np.s_[:17], np.s_[17:]):
+        yield _rows_of(run(_cut(given, rows=rows), {})), _rows_of(_cut(whole, rows=rows))
+
+
+def _decode(run: Run, given: Arrays) -> Iterator[Pair]:
+    whole = run(given, {"causal": True})
+    for rows in (np.s_[-1:], np.s_[-5:]):
+        yield _rows_of(run(_cut(given, rows=rows), {"causal": True})), _rows_of(_cut(whole, rows=rows))
+
+
+def _padding(run: Run, given: Arrays, by: str) -> Iterator[Pair]:
+    keys = given["k"].shape[2]
+    more = np.arange(keys + PADDING) % keys
+    longer = {n: x[:, :, more] if n in ("k", "v") else x for n, x in given.items()}
+    seen = np.broadcast_to(np.arange(keys + PADDING) < keys, (SIZES["b"], 1, 1, keys + PADDING))
+    hidden = {"mask": seen.copy()} if by == "mask" else {"k_lengths": np.full(SIZES["b"], keys)}
+    found = run({**longer, **hidden}, {})
+    yield {n: x[:, :, :keys] if n in ("d_k", "d_v") else x for n, x in found.items()}, run(given, {})
+
+
+@checked(mechanism=Mechanism)
+def verify_bitwise(
+    mechanism: Mechanism,
+    implementation: Any,
+    *,
+    label: str = "",
+    dtype: str = "float32",
+    grad: bool = False,
+    seed: int = 0,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> CheckReport:
+    """Compare the bits of an implementation's results; arguments as those of `refattn.verify.verify`."""
+    sizes = {**SIZES, "n_q": SIZES["n_k"]} if mechanism.one_sequence else SIZES
+    case = qkv("bitwise", "bitwise", "", sizes)
+    given = make(mechanism.name, case, dtype, seed=seed)
+    if grad:
+        shape = (*given["q"].shape[:3], given["v"].shape[3])
+        given["d_out"] = make_upstream(mechanism.name, case, "out", shape, dtype, seed=seed)
+
+    def run(arrays: Arrays, options: Mapping[str, Any]) -> Arrays:
+        arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+        d_out = arrays.pop("d_out", None)
+        found = call(implementation, arrays, options, dtype, d_out, ("out", *mechanism.outputs))
+        if isinstance(found, Decline):
+            raise NotRun(f"declined: {found.reason}")
+        if found.declined:
+            raise NotRun(f"declined: {found.declined}")
+        return found.tensors
+
+    tasks: list[tuple[str, Callable[[Run, Arrays], Iterator[Pair]]]] = [
+        ("repetition", _repetition),
+        ("batch size", _batch),
+        ("position in the batch", _position),
+    ]
+    if "independent" in mechanism.laws:
+        tasks.append(("heads", _heads))
+    if "query_permutation" in mechanism.laws:
+        tasks.append(("chunk of queries", _chunk))
+        tasks += [("prefill and decode", _decode)] if "causal" in mechanism.defaults else []
+    tasks += [
+        (f"padding by {by}", partial(_padding, by=by)) for by in ("mask", "k_lengths") if by in mechanism.defaults
+    ]
+    rows = [_row(name, law(run, given), dtype) for name, law in progress(tasks)]
+    return CheckReport(mechanism.name, label or repr(implementation), False, tuple(rows), full=True)
+
+
+def _row(name: str, pairs: Iterator[Pair], dtype: str) -> Row:
+    try:
+        for one, other in pairs:
+            for tensor, a in one.items():
+                if tensor in other and (told := differing(tensor, a, other[tensor], dtype)):
+                    return Row("bitwise", name, "disagrees", math.inf, told)
+    except NotRun as reason:
+        return Row("bitwise", name, "not run", None, str(reason))
+    except (CallError, IndexError, ValueError) as error:
+        return Row("bitwise", name, "disagrees", math.inf, str(error))
+    return Row("bitwise", name, "agrees", 0.0, "the same bits")
+
+
+def differing(tensor: str, a: NDArray[Any], b: NDArray[Any], dtype: str) -> str:
+    """Return where two arrays differ first, by how many units in the last place, and how often; "" for the same."""
+    if a.shape != b.shape:
+        return f"{tensor} has shape {a.shape}, and {b.shape}"
+    if np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes():
+        return ""
+    other = ~((a == b) | ((a != a) & (b != b)))
+    if not other.any():
+        return f"{tensor}: zeros of other signs, or other NaN"
+    at = tuple(int(n) for n in np.argwhere(other)[0])
+    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    stored = dtype if tensor != "lse" or dtype == "float64" else "float32"
+    with np.errstate(invalid="ignore"):
+        apart = np.where(other, np.abs(x - y), 0.0) / spacing(np.maximum(np.abs(x), np.abs(y)), stored)
+    told = f"{tensor}{list(at)} is {a[at]:.9g} and {b[at]:.9g}, {apart[at]:.3g} units in the last place"
+    return f"{told}; {int(other.sum())} of {a.size} differ, by {np.max(apart):.3g} at most"
