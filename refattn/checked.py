@@ -83,10 +83,11 @@ class Named:
     """The path of a file or a folder."""
 
 
+_SLIPS = (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, OverflowError, AssertionError)
+"""What goes wrong where something else is in an argument than its parts are read as."""
+
 _PLAIN = ("builtins", "numpy.exceptions", "numpy._core._exceptions")
 """Where errors are from that say nothing by their class alone."""
-
-_WORD = re.compile(r"\w*")
 
 _HOOKS = str(Path(__file__).with_name("equations.py"))
 
@@ -139,38 +140,32 @@ def naming(*trees: str) -> Callable[[F], F]:
     """
 
     def around(function: F) -> F:
-        names = tuple(inspect.signature(function).parameters)
+        named = re.compile(rf"\b(?:{'|'.join(inspect.signature(function).parameters)})[:.\[]")
 
         @functools.wraps(function)
         def entry(*args: Any, **given: Any) -> Any:
             try:
                 return function(*args, **given)
-            except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError) as error:
-                if (named := _named(error, trees, names)) is None or error.__traceback__ is None:
+            except _SLIPS as error:
+                if named.search(str(error)) or not _is_plain(error) or error.__traceback__ is None:
                     raise
+                words = str(error) if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {error}"
+                kind = TypeError if isinstance(error, TypeError | AttributeError) else ValueError
                 # With the lines below this one, so that a debugger stands where it failed.
-                raise named.with_traceback(error.__traceback__.tb_next) from None
+                place = error.__traceback__.tb_next
+                raise kind(f"{' or '.join(trees)}: {words}").with_traceback(place) from None
 
         return cast(F, entry)
 
     return around
 
 
-def _named(error: Exception, trees: tuple[str, ...], names: tuple[str, ...]) -> Exception | None:
-    """Return an error that names trees, or None where it names an argument or is none of the library's own."""
-    words = str(error)
-    first = _WORD.match(words)
-    if type(error).__module__ not in _PLAIN or first and first.group() in names:
-        return None
+def _is_plain(error: Exception) -> bool:
+    """Tell whether an error says nothing by its class, and is none of a hook."""
     place = error.__traceback__
-    while place is not None:
-        if place.tb_frame.f_code.co_filename == _HOOKS:
-            return None
+    while place is not None and place.tb_frame.f_code.co_filename != _HOOKS:
         place = place.tb_next
-    kind = TypeError if isinstance(error, TypeError | AttributeError) else ValueError
-    if not isinstance(error, TypeError | ValueError):
-        words = f"{type(error).__name__}: {words}"
-    return kind(f"{' or '.join(trees)}: {words}")
+    return place is None and type(error).__module__ in _PLAIN
 
 
 def _holds_arrays(need: Any) -> bool:
