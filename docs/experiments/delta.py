@@ -1,9 +1,9 @@
 """Linear recurrences in small models: what gates, the delta rule, decays of channels and momentum buy.
 
-    python -m docs.experiments.delta run     # some 35 minutes of one core; goes on where it was stopped
+    python -m docs.experiments.delta run     # some 16 minutes of one core; goes on where it was stopped
     python -m docs.experiments.delta page    # the tables of delta.md and the figure, from the results
 
-Every model learns each task with three seeds, and with two of them again, four times as long.
+Every model learns each task with three seeds, and with the first of them again, four times as long.
 """
 
 from __future__ import annotations
