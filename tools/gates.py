@@ -250,6 +250,10 @@ same for every element and every case cannot: what is honest at one size of the 
 are the designed ones, plain, causal, masked, grouped, of unequal sizes, with a soft-cap and with ties; those with
 extreme or exact numbers, which these rules were not made for, are left out. They meet more than the usual random shapes
 do: elsewhere the others catch less. `python -m tools.gates` measures it.
+
+On all its cases, those that are left out here and the sizes of kernels among them, `refattn verify` catches 107 of 107 in
+float32, and 106 in float16 and bfloat16, where an accumulator in half precision passes: its error is below what rounding
+to these types may do.
 """
 
 
