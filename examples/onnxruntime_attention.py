@@ -1,6 +1,12 @@
 """ONNX Runtime's `Attention` operator on the CPU, as an implementation for `refattn verify`.
 
     refattn verify softmax --impl examples/onnxruntime_attention.py:attend
+    refattn verify softmax --impl examples/onnxruntime_attention.py:attend_25 --dtype float32
+    refattn verify softmax --impl examples/onnxruntime_attention.py:attend_weights --dtype float32
+
+`attend` takes the newest opset that has a kernel for what is asked, `attend_25` that of opset 25 in any case, which
+this runtime expands. `attend_raw`, `attend_capped`, `attend_masked` and `attend_weights` return the scores or weights
+beside the output, through `qk_matmul_output_mode`, as the equations that they are.
 
 The operator runs as a model of one node, and everything is asked for through its own attributes and inputs:
 nothing is emulated by an explicit mask, and the output is returned as it comes.
@@ -8,15 +14,17 @@ nothing is emulated by an explicit mask, and the output is returned as it comes.
 What agrees with refattn: the layout (batch, heads, tokens, dim), boolean masks (True = may attend), soft-cap before the
 mask, grouped heads (each key head serves consecutive query heads), and a row that may attend nothing gives 0.
 
-What differs (measured with onnxruntime 1.32; opset 23, which has kernels, and opset 25 for windows, which it expands
-into the operator's ONNX definition):
+What differs (measured with onnxruntime 1.32; opsets 23 and 24, which have kernels, and opset 25 for windows, which it
+expands into the operator's ONNX definition):
 - A bound of a window that is not given is -1, and a right bound beside `is_causal` is an error. There are no sinks,
-  offsets and dropout: declined. (Sinks, `head_sink`, and a window of W keys are those of GroupQueryAttention.)
+  offsets, lengths of queries and dropout: declined. (Sinks are those of GroupQueryAttention: onnxruntime_grouped.py.)
+- Lengths of keys are `nonpad_kv_seqlen`, from which `is_causal` and windows count, too: bottom right by sequence. The
+  expanded operator ignores them in float64: declined. NaN beyond the lengths comes through; so it is set to 0 here.
+- Masked scores of the kernels are the lowest finite number, those of opset 25 are -inf: both are given as -inf.
 - A bias is a floating mask; a boolean one beside it is written into it.
 - Causal alignment. `is_causal` lets query i see key j when j <= i + (length of the past), so without a past it aligns
   top-left. Bottom-right, refattn's default, is had by giving the first n_k - n_q keys and values as the past.
-  A past of negative length does not exist: bottom-right with n_q > n_k is declined. (`nonpad_kv_seqlen` of opset 24
-  reaches it in float32 and float16, but is ignored in float64; it is not used here.)
+  A past of negative length does not exist: bottom-right with n_q > n_k is had by `nonpad_kv_seqlen` = n_k.
 - Masks have to be full in their last two axes; only batch and heads broadcast. The others are expanded here.
 - `scale` and `softcap` are float32 attributes. A scale (absent: 1 / sqrt(d)) has to be positive; the kernels ignore a
   soft-cap that is not. Both are declined then.
@@ -43,12 +51,14 @@ from onnx import TensorProto, helper
 if TYPE_CHECKING:
     import refattn
 
-OPSETS = {False: (23, 10), True: (25, 12)}  # the first with Attention, and with its windows; their file formats
+FORMATS = {23: 10, 24: 11, 25: 12}  # the file formats of opsets: the first with Attention, with lengths, with windows
 TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 
 
 @functools.lru_cache(maxsize=64)
-def session(dtype: str, masked: str, past: bool, **attributes: float) -> onnxruntime.InferenceSession:
+def session(
+    dtype: str, masked: str, past: bool, lengths: bool, beside: bool, opset: int, **attributes: float
+) -> onnxruntime.InferenceSession:
     """One Attention node; the shapes stay open, so that one session serves all sizes."""
 
     def value(name: str) -> onnx.ValueInfoProto:
@@ -56,15 +66,20 @@ def session(dtype: str, masked: str, past: bool, **attributes: float) -> onnxrun
 
     # The operator takes its optional inputs by place, "" for one that is left out; a past demands the present outputs.
     inputs = ["q", "k", "v", "mask" if masked else "", *(["past_k", "past_v"] if past else [])]
+    if lengths:
+        inputs += [*([] if past else ["", ""]), "lengths"]
     outputs = ["out", *(["present_k", "present_v"] if past else [])]
+    if beside:
+        outputs += [*([] if past else ["", ""]), "scores"]
     node = helper.make_node("Attention", inputs, outputs, **attributes)
-    infos = [value(name) for name in inputs if name not in ("mask", "")]
+    infos = [value(name) for name in inputs if name not in ("mask", "lengths", "")]
     if masked:
         kind = TensorProto.BOOL if masked == "bool" else TYPES[masked]
         infos.append(helper.make_tensor_value_info("mask", kind, None))
-    opset, version = OPSETS[any("window" in name for name in attributes)]
-    graph = helper.make_graph([node], "attention", infos, [value(name) for name in outputs])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=version)
+    if lengths:
+        infos.append(helper.make_tensor_value_info("lengths", TensorProto.INT64, [None]))
+    graph = helper.make_graph([node], "attention", infos, [value(name) for name in outputs if name])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=FORMATS[opset])
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
@@ -77,15 +92,24 @@ def attend(
     causal: bool | str = False,
     window: tuple[int | None, int | None] | None = None,
     bias: np.ndarray | None = None,
+    k_lengths: np.ndarray | None = None,
     scale: float | None = None,
     dtype: str | None = None,
+    opset: int = 0,
+    mode: int | None = None,
     **options: Any,
-) -> np.ndarray | refattn.Decline:
-    """q (b, h, n_q, d), k (b, g, n_k, d), v (b, g, n_k, e), mask like (b, h, n_q, n_k) -> out (b, h, n_q, e)."""
+) -> np.ndarray | dict[str, np.ndarray] | refattn.Decline:
+    """q (b, h, n_q, d), k (b, g, n_k, d), v (b, g, n_k, e), mask like (b, h, n_q, n_k) -> out (b, h, n_q, e).
+
+    With a `mode` scores or weights come beside the output.
+    """
     softcap = options.pop("softcap", None)
     n_q, n_k, d = q.shape[2], k.shape[2], q.shape[3]
     # Query i may see key j when j <= i + shift; windows are counted from there.
-    shift = n_k - n_q if causal in (True, "bottom_right") or (causal is False and window is not None) else 0
+    placed = causal in (True, "bottom_right") or (causal is False and window is not None)
+    shift = n_k - n_q if placed else 0
+    if placed and shift < 0 and k_lengths is None:
+        k_lengths = np.full(q.shape[0], n_k)
     double = q.dtype == np.float64
     if options:
         return decline(f"the operator has no option {', '.join(sorted(options))}")
@@ -93,8 +117,14 @@ def attend(
         return decline(f"no CPU kernel for {dtype or q.dtype.name}")
     if 0 in q.shape + k.shape + v.shape:
         return decline("the operator does not take axes of size 0")
-    if shift < 0:
-        return decline("bottom-right with n_q > n_k would need a past of negative length")
+    if k_lengths is not None:
+        if double:
+            return decline("float64: the expanded operator ignores lengths, and so more queries than keys")
+        if causal == "top_left":
+            return decline("with lengths it is aligned bottom right by sequence")
+        beyond = (np.arange(n_k) >= k_lengths[:, None])[:, None, :, None]
+        k, v = (np.where(beyond, x.dtype.type(0), x) for x in (k, v))
+        shift = 0
     if bias is not None and not np.isfinite(bias).all():
         return decline("an infinite bias: the kernels add finite numbers")
     if double and (window is not None or bias is not None):
@@ -134,7 +164,29 @@ def attend(
     if given is not None:
         feed["mask"] = np.broadcast_to(given, given.shape[:-2] + (n_q, n_k))
     masked = "" if given is None else given.dtype.name
-    return session(q.dtype.name, masked, shift > 0, **attributes).run(["out"], feed)[0]
+    if k_lengths is not None:
+        feed["lengths"] = k_lengths.astype(np.int64)
+    opset = opset or (25 if window is not None else 24 if k_lengths is not None else 23)
+    wanted = ["out"]
+    if mode is not None:
+        wanted, attributes["qk_matmul_output_mode"] = ["out", "scores"], mode
+    key = (q.dtype.name, masked, shift > 0, k_lengths is not None, mode is not None, opset)
+    found = session(*key, **attributes).run(wanted, feed)
+    if mode is None:
+        return found[0]
+    out, scores = found
+    if mode == 2:  # the kernels' lowest number is what they have for -inf
+        scores = np.where(scores <= np.finfo(scores.dtype).min / 2, scores.dtype.type(-np.inf), scores)
+    return {"out": out, MODES[mode]: scores}
+
+
+MODES = ("SM.1", "SM.2", "SM.3", "SM.7")
+"""What `qk_matmul_output_mode` asks for."""
+
+attend_25 = functools.wraps(attend)(functools.partial(attend, opset=25))
+attend_raw, attend_capped, attend_masked, attend_weights = (
+    functools.wraps(attend)(functools.partial(attend, mode=mode)) for mode in range(4)
+)
 
 
 def decline(reason: str) -> refattn.Decline:
@@ -144,4 +196,5 @@ def decline(reason: str) -> refattn.Decline:
 
 
 # What the float16 kernel rounds to float16 beside the weights: the scores, and what soft-cap and bias make of them.
-attend.roundings = ("SM.1", "SM.2", "SM.15")  # type: ignore[attr-defined]
+for function in (attend, attend_25, attend_raw, attend_capped, attend_masked, attend_weights):
+    function.roundings = ("SM.1", "SM.2", "SM.15")  # type: ignore[attr-defined]

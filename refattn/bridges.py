@@ -64,6 +64,10 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
             first.gradients = kept.gradients
         return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
+    def apart(results: Any, given: Any) -> tuple[Any, ...]:
+        """Return results as tensors of their own: one that was given is not returned as it is."""
+        return tuple(x.view_as(x) if any(x is each for each in given) else x for x in results)
+
     class Last(torch.autograd.Function):
         """Returns what it is given after `count` others, which it depends on, and has no derivative."""
 
@@ -94,7 +98,7 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
         def forward(kept: Any, *tensors: Any) -> tuple[Any, ...]:
             with owner.full_precision():  # whatever torch.autocast says outside
                 out, kept.saved = core.forward(**_arguments(dict(zip(kept.names, tensors, strict=True)), kept.fixed))
-            return (out, *(getattr(kept.saved, each) for each in further))
+            return apart((out, *(getattr(kept.saved, each) for each in further)), tensors)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -134,7 +138,7 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
                     kept.saved = core.forward(**_arguments(dict(zip(names, tensors, strict=True)), kept.fixed))[1]
                 found = core.backward(kept.saved, d_out, **upstream)
             kept.gradients = tuple(each for each in names if each in found)
-            return tuple(found[each] for each in kept.gradients)
+            return apart([found[each] for each in kept.gradients], given)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -241,7 +245,8 @@ def jax(name: str, *, outputs: bool = False) -> Callable[..., Any]:
     The arguments are those of `torch`. The backward computes the forward again, and so nothing but the arguments is
     kept for it. Second derivatives are those that JAX finds of our backward, in both modes. There is no forward-mode
     derivative of the function itself: JAX lets a function have a backward of its own (``custom_vjp``) or a forward mode
-    of its own (``custom_jvp``), of which it then derives the backward. `refattn.tangent` has it.
+    of its own (``custom_jvp``), of which it then derives the backward; its ``linear_call``, which could have both, has
+    neither a second derivative nor ``vmap``. `refattn.tangent` has a forward mode.
     """
     core, further = _core(name)
     owner: Any = backends.get("jax")

@@ -18,9 +18,11 @@ import inspect
 import numbers
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -81,6 +83,14 @@ class Named:
     """The path of a file or a folder."""
 
 
+_SLIPS = (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, OverflowError, AssertionError)
+"""What goes wrong where something else is in an argument than its parts are read as."""
+
+_PLAIN = ("builtins", "numpy.exceptions", "numpy._core._exceptions")
+"""Where errors are from that say nothing by their class alone."""
+
+_HOOKS = str(Path(__file__).with_name("equations.py"))
+
 _KNOWN = 256
 """How many calls that fit are remembered, of a function and a class of arrays."""
 
@@ -93,6 +103,8 @@ def checked(**needs: Any) -> Callable[[F], F]:
 
     def around(function: F) -> F:
         signature = inspect.signature(function)
+        held = [name for name, need in needs.items() if _holds_arrays(need)]
+        run = naming(*held)(function) if any(not isinstance(needs[name], str | Axes) for name in held) else function
         fits: WeakKeyDictionary[type, set[Any]] = WeakKeyDictionary()
 
         @functools.wraps(function)
@@ -101,7 +113,7 @@ def checked(**needs: Any) -> Callable[[F], F]:
                 return function(*args, **given)
             kind, like = _alike(args, given)
             if kind is not None and like in fits.get(kind, ()):
-                return function(*args, **given)
+                return run(*args, **given)
             found = signature.bind(*args, **given).arguments
             sizes: dict[str, tuple[str, int]] = {}
             for name, need in needs.items():
@@ -112,11 +124,54 @@ def checked(**needs: Any) -> Callable[[F], F]:
                 if len(known) >= _KNOWN:
                     known.clear()
                 known.add(like)
-            return function(*args, **given)
+            return run(*args, **given)
 
         return cast(F, entry)
 
     return around
+
+
+def naming(*trees: str) -> Callable[[F], F]:
+    """Have errors from inside of a function name these of its arguments, where they name none.
+
+    What a tree of arrays holds is read by the functions that it is given to in part, whose errors say what it is called
+    there: "w: got shape (8,), needs (i, o)" becomes "params: w: got shape ...". Errors of classes of their own, and
+    those of a hook, stay as they are.
+    """
+
+    def around(function: F) -> F:
+        named = re.compile(rf"\b(?:{'|'.join(inspect.signature(function).parameters)})[:.\[]")
+
+        @functools.wraps(function)
+        def entry(*args: Any, **given: Any) -> Any:
+            try:
+                return function(*args, **given)
+            except _SLIPS as error:
+                if named.search(str(error)) or not _is_plain(error) or error.__traceback__ is None:
+                    raise
+                words = str(error) if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {error}"
+                kind = TypeError if isinstance(error, TypeError | AttributeError) else ValueError
+                # With the lines below this one, so that a debugger stands where it failed.
+                place = error.__traceback__.tb_next
+                raise kind(f"{' or '.join(trees)}: {words}").with_traceback(place) from None
+
+        return cast(F, entry)
+
+    return around
+
+
+def _is_plain(error: Exception) -> bool:
+    """Tell whether an error says nothing by its class, and is none of a hook."""
+    place = error.__traceback__
+    while place is not None and place.tb_frame.f_code.co_filename != _HOOKS:
+        place = place.tb_next
+    return place is None and type(error).__module__ in _PLAIN
+
+
+def _holds_arrays(need: Any) -> bool:
+    if isinstance(need, Maybe):
+        return _holds_arrays(need.schema)
+    return need is Tree or isinstance(need, str | Axes) or isinstance(need, type) and is_dataclass(need)
 
 
 @functools.cache

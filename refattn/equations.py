@@ -272,8 +272,11 @@ class _Active:
     def copy_of(self, module: ModuleType) -> SimpleNamespace:
         _HOOKED.add(module)
         if module not in self.copies:
-            self.copies[module] = hooked(module, self.hook)
+            self.copies[module] = hooked(module, self.call)
         return self.copies[module]
+
+    def call(self, id: str, name: str, value: Array) -> Array:
+        return self.hook(id, name, value)  # by this line an error is known to be a hook's: see `checked.naming`
 
 
 _in_force: ContextVar[_Active | None] = ContextVar("refattn_hook", default=None)

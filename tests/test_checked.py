@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from refattn.checked import Axes, Maybe, Real, Whole, checked
+import refattn as ra
+from refattn import equations
+from refattn.checked import Axes, Maybe, Real, Tree, Whole, checked, naming
+from refattn.ops import mlp
 
 
 @checked(x="... m", w="m o", mask=Maybe(Axes("m", "bool")), count=Whole(1), rate=Real(0.0))
@@ -92,6 +97,77 @@ def test_torch_tensors_of_another_layout_are_refused() -> None:
     assert f(x, w) == "taken"
     with pytest.raises(TypeError, match="^w: got numpy, needs an array of the library of x"):
         f(x, RIGHT["w"])
+
+
+@dataclass(frozen=True)
+class Weights:
+    w: Any
+
+
+class OwnError(ValueError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (ValueError("w: got 3"), ValueError, "weights: w: got 3"),
+        (TypeError("x: got 3"), TypeError, "x: got 3"),
+        (AttributeError("no shape"), TypeError, "weights: AttributeError: no shape"),
+        (KeyError("a"), ValueError, "weights: KeyError: 'a'"),
+        (ZeroDivisionError("by 0"), ValueError, "weights: ZeroDivisionError: by 0"),
+        (OwnError("of its own"), OwnError, "of its own"),
+        (np.linalg.LinAlgError("singular"), np.linalg.LinAlgError, "singular"),
+        (OSError("w: gone"), OSError, "w: gone"),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Exception) else "",
+)
+def test_errors_from_inside_of_a_tree_name_it(error: Exception, kind: type[Exception], words: str) -> None:
+    def inner() -> None:
+        raise error
+
+    @naming("weights")
+    def plain(weights: Any, x: Any) -> None:
+        inner()
+
+    @checked(weights=Weights, x=Tree)
+    def whole(weights: Any, x: Any) -> None:
+        inner()
+
+    for function, named in ((plain, words), (whole, words.replace("weights:", "weights or x:"))):
+        with pytest.raises(kind) as caught:
+            function(Weights(1.0), {})
+        assert type(caught.value) is kind and str(caught.value) == named
+        assert traceback.extract_tb(caught.tb)[-1].name == "inner"
+
+
+def test_what_is_wrong_inside_of_an_argument_names_it() -> None:
+    """Where the piece of a network that reads it calls it otherwise."""
+    x = np.ones((1, 1, 3, 4))
+    rows, flat = x[0, 0], np.ones(4)
+    with pytest.raises(ValueError, match=r"^params or x: w: got shape \(4,\)"):
+        mlp.mlp_forward(mlp.Params(flat, flat, np.ones((4, 4)), flat), rows)
+    _, saved = ra.softmax.forward(x, x, x)
+    object.__setattr__(saved.inner, "v", x[..., :2])
+    with pytest.raises(ValueError, match=r"^saved: "):
+        ra.softmax.backward(saved, x)
+    record = ra.mechanism("softmax")
+    params = record.block.init(record.block.Config(width=4, heads=2), like=np.ones(1))
+    object.__setattr__(params, "w_v", np.ones((1, 4, 4)))
+    assert record.stream is not None
+    with pytest.raises(ValueError, match=r"^params: w: got shape \(1, 4, 4\)"):
+        record.stream.start(params, 1)
+
+
+def test_an_error_of_a_hook_stays_as_it_is() -> None:
+    x = np.ones((1, 1, 3, 4))
+    _, saved = ra.softmax.forward(x, x, x)
+
+    def fail(id: str, name: str, value: Any) -> Any:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="^'mine'$"), equations.apply(fail):
+        ra.softmax.backward(saved, x)
 
 
 def test_what_a_core_has_read_is_not_read_again() -> None:

@@ -627,6 +627,35 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path,
     assert not (tmp_path / "was-run").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "show softmax --out",
+        "check --json",
+        "trace softmax --html",
+        "trace softmax --safetensors",
+        "train softmax --out",
+        "analyse flow --out",
+        "analyse lyapunov softmax --run",
+        "verify softmax --outputs",
+        "golden check",
+        "golden write",
+    ],
+)
+def test_an_empty_path_is_refused(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no name of the working directory: a variable that is not set gives it."""
+    monkeypatch.chdir(tmp_path)
+    option = words.split()[-1] if "--" in words else "DIR"
+    assert refused(*words.split(), "") == f"{option}: got an empty text, needs a path"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_too_long_is_no_place(tmp_path: Path) -> None:
+    place = tmp_path / ("x" * 300)
+    assert refused("golden", "write", place, "growing").endswith(f"cannot be written: File name too long ({place})")
+    assert "File name too long" in refused("golden", "check", place)
+
+
 def test_a_file_is_left_alone_until_there_is_something_to_write(tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     old.write_text("{}")

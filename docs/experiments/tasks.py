@@ -1,4 +1,4 @@
-"""What the small models of the experiments learn: the next byte or token of a text, and associative recall."""
+"""What the small models of the experiments learn: the next byte or token of a text, associative recall, and parity."""
 
 from __future__ import annotations
 
@@ -182,6 +182,105 @@ class Recall:
         asked, answers = (np.take_along_axis(x, order, axis=1) for x in (keys, values))
         weights = np.concatenate([np.zeros(pairs.shape), np.ones(shape)], axis=1).astype(np.float32)
         return Batch(np.concatenate([pairs, asked], 1), np.concatenate([np.zeros_like(pairs), answers], 1), weights)
+
+
+@dataclass(frozen=True)
+class Overwriting:
+    """Associative recall of keys that are assigned again: what is asked for is the last value of each.
+
+    A sequence is ``rounds`` times every key of it with a value drawn anew, all in a random order, and then the keys
+    once more, shuffled; after each of these the value is asked for that it was given last, and nothing before. A memory
+    that only adds holds the sum of all values of a key.
+
+    Attributes
+    ----------
+    pairs, rounds
+        Different keys of a sequence, and how often each is assigned; it has (2 rounds + 1) pairs tokens.
+    keys, values
+        How many different keys and values there are; tokens 0 to keys - 1 are keys, those after them values.
+    judged
+        Sequences that are held out.
+    """
+
+    pairs: int = 4
+    rounds: int = 3
+    keys: int = 16
+    values: int = 16
+    judged: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pairs <= self.keys:
+            raise ValueError(f"pairs: got {self.pairs}, needs 1 to the number of keys, {self.keys}")
+
+    @property
+    def vocabulary(self) -> int:
+        """Keys and values."""
+        return self.keys + self.values
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence."""
+        return (2 * self.rounds + 1) * self.pairs
+
+    def batch(self, size: int, *, seed: int, step: int) -> Batch:
+        """Return sequences drawn for this seed and step."""
+        return self._drawn(size, "learnt", seed, step)
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield sequences drawn for no seed of a training."""
+        yield self._drawn(self.judged, "judged", 0, 0)
+
+    def _drawn(self, size: int, part: str, seed: int, step: int) -> Batch:
+        name: dict[str, Any] = {"seed": seed, "step": step}
+        writes, rows = self.rounds * self.pairs, np.arange(size)[:, None]
+        chosen = _shuffled((size, self.keys), purpose=f"overwriting.{part}.keys", **name)[:, : self.pairs]
+        which = _shuffled((size, writes), purpose=f"overwriting.{part}.writes", **name) % self.pairs
+        shape = (size, writes)
+        values = self.keys + counter.integers(shape, 0, self.values, purpose=f"overwriting.{part}.values", **name)
+        last = np.zeros((size, self.pairs), np.int64)
+        for n in range(writes):
+            last[rows, which[:, n : n + 1]] = values[:, n : n + 1]
+        asked = _shuffled((size, self.pairs), purpose=f"overwriting.{part}.order", **name)
+        written = np.stack([chosen[rows, which], values], axis=-1).reshape(size, -1)
+        inputs = np.concatenate([written, chosen[rows, asked]], axis=1)
+        targets = np.concatenate([np.zeros_like(written), last[rows, asked]], axis=1)
+        weights = np.concatenate([np.zeros(written.shape), np.ones(asked.shape)], axis=1).astype(np.float32)
+        return Batch(inputs, targets, weights)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Whether the bits so far have an odd sum, asked for after every bit.
+
+    Attributes
+    ----------
+    context
+        Bits of a sequence.
+    judged
+        Sequences that are held out; they are judged by the bits of their second half.
+    """
+
+    context: int = 32
+    judged: int = 1024
+
+    @property
+    def vocabulary(self) -> int:
+        """Two bits."""
+        return 2
+
+    def batch(self, size: int, *, seed: int, step: int) -> Batch:
+        """Return sequences drawn for this seed and step."""
+        return _all(*self._drawn(size, "learnt", seed, step))
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield sequences drawn for no seed of a training."""
+        bits, sums = self._drawn(self.judged, "judged", 0, 0)
+        late = np.broadcast_to(np.arange(self.context) >= self.context // 2, bits.shape)
+        yield Batch(bits, sums, late.astype(np.float32))
+
+    def _drawn(self, size: int, part: str, seed: int, step: int) -> tuple[Tokens, Tokens]:
+        bits = counter.integers((size, self.context), 0, 2, purpose=f"parity.{part}", seed=seed, step=step)
+        return bits, np.cumsum(bits, axis=1) % 2
 
 
 def _all(inputs: Tokens, targets: Tokens) -> Batch:

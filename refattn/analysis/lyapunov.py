@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn import tree
-from refattn.analysis.figure import new_figure, save
+from refattn.analysis.figure import FRESH, GROWS, SHRINKS, new_figure, save
+from refattn.analysis.text import aligned
+from refattn.checked import Function, Tree, checked
 from refattn.instruments.dual import tangents
 
 Matrix = NDArray[Any]
 Map = Callable[[Any], Any]
+
+WIDEST = 4096
+"""Numbers of a state that move, at most: of each there is a column of the basis."""
 
 SWEEPS = 4
 """Pairs of factorisations of the product, after which the columns are in order of their lengths."""
@@ -55,11 +60,21 @@ class Spectrum:
     skipped
         Layers before the first one that is measured: those after which the state still got arrays of its own. A last
         layer that ends one is left out too.
+    momenta
+        Whether the state is made of two arrays of one shape, positions and momenta.
     """
 
     exponents: Matrix
     growth: Matrix
     skipped: int = 0
+    momenta: bool = False
+
+    @property
+    def pairs(self) -> Matrix:
+        """The sums of the largest and the smallest, the second of each, ...; of momenta that a damping alone shrinks,
+        e^-a a layer, and with positions that move by a Hamiltonian, they are all -a."""
+        half = self.exponents.size // 2
+        return self.exponents[:half] + self.exponents[::-1][:half]
 
     @property
     def dimension(self) -> float:
@@ -79,19 +94,29 @@ class Spectrum:
             return [plain(row) for row in x] if x.ndim > 1 else [float(v) if np.isfinite(v) else None for v in x]
 
         facts = {"layers": len(self.growth) - 1, "skipped": self.skipped, "dimension": self.dimension}
-        return {**facts, "exponents": plain(self.exponents), "growth": plain(self.growth)}
+        pairs = {"pairs": plain(self.pairs)} if self.momenta else {}
+        return {**facts, "exponents": plain(self.exponents), **pairs, "growth": plain(self.growth)}
 
-    def text(self) -> str:
-        """Return the table."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the numbers of the table, by name."""
         x = self.exponents
-        rows = [("largest", x[0]), ("median", float(np.median(x))), ("smallest", x[-1]), ("sum", float(np.sum(x)))]
-        lines = [f"{name:<12}{value:>12.6f}" for name, value in rows]
-        lines.append(f"{'above 0':<12}{int(np.sum(x > 0.0)):>12d}  of {x.size}")
-        lines.append(f"{'dimension':<12}{self.dimension:>12.2f}")
-        lines.append(f"{'layers':<12}{len(self.growth) - 1:>12d}" + (f"  after {self.skipped}" if self.skipped else ""))
-        return "\n".join(lines)
+        numbers = {"largest": x[0], "median": float(np.median(x)), "smallest": x[-1], "sum": float(np.sum(x))}
+        rows = [(name, f"{value:.6f}") for name, value in numbers.items()]
+        if self.momenta:
+            rows.append(("pairs, median", f"{float(np.median(self.pairs)):.6f}"))
+        rows.append(("above 0", f"{int(np.sum(x > 0.0))} of {x.size}"))
+        rows.append(("dimension", f"{self.dimension:.2f}"))
+        rows.append(("layers", f"{len(self.growth) - 1}" + (f" after {self.skipped}" if self.skipped else "")))
+        return rows
 
 
+def text(found: Mapping[str, Spectrum]) -> str:
+    """Return the table of spectra by name, a column each."""
+    columns = [dict(each.rows()) for each in found.values()]
+    return aligned([["", *found], *([name, *(column[name] for column in columns)] for name in columns[0])])
+
+
+@checked(maps=[Function], state=Tree)
 def spectrum(maps: Sequence[Map], state: Any) -> Spectrum:
     """Return the exponents of maps, one after the other, at a state.
 
@@ -106,14 +131,17 @@ def spectrum(maps: Sequence[Map], state: Any) -> Spectrum:
     Raises
     ------
     ValueError
-        Where there is no map, or a state whose width changes along half of the maps or more.
+        Where there is no map, or a state without numbers that move, with more than 4,096, or whose width changes along
+        half of the maps or more.
     """
+    if not maps:
+        raise ValueError("maps: got none, needs at least one layer")
+    if not 1 <= (width := sum(x.size for x in _moving(state).values())) <= WIDEST:
+        raise ValueError(f"state: got {width} numbers that move, needs from 1 to {WIDEST:,}")
     states = [state]
     for each in maps:
         states.append(each(states[-1]))
     sizes = [{name: x.shape for name, x in _moving(s).items()} for s in states]
-    if not maps:
-        raise ValueError("maps: got none, needs at least one layer")
     # A first layer may begin a history, and a last one end a momentum: the longest stretch of one width is measured.
     runs = [(len(list(run)), n) for n, (_, run) in enumerate(itertools.groupby(map(repr, sizes)))]
     length, which = max(runs, key=lambda run: (run[0], -run[1]))
@@ -130,7 +158,8 @@ def spectrum(maps: Sequence[Map], state: Any) -> Spectrum:
         triangles.append(triangle)
     steps = np.stack([_logs(r) for r in triangles])
     growth = np.concatenate([np.zeros((1, basis.shape[1])), np.cumsum(steps, axis=0)])
-    return Spectrum(_exponents(triangles), growth, skipped)
+    shapes = [x.shape for x in first.values()]
+    return Spectrum(_exponents(triangles), growth, skipped, len(shapes) == 2 and len(set(shapes)) == 1)
 
 
 def _moving(state: Any) -> dict[str, Matrix]:
@@ -206,32 +235,44 @@ def _lengths(columns: Matrix) -> Matrix:
     return np.sqrt(np.sum(rows * rows, axis=1))
 
 
-def draw(found: Spectrum, title: str, path: Path) -> None:
-    """Draw the exponents, and how the basis grows from layer to layer."""
-    figure = new_figure(11.0, 4.6)
-    left, right = figure.subplots(1, 2)
-    x, at = found.exponents, np.arange(1, found.exponents.size + 1)
-    finite = np.isfinite(x)
-    for chosen, colour, label in ((x > 0.0, "#d7191c", "grows"), (x <= 0.0, "#2c7bb6", "shrinks")):
-        left.plot(at[chosen & finite], x[chosen & finite], "o", color=colour, markersize=3.5, label=label)
-    left.axhline(0.0, color="#888888", linewidth=0.8)
-    left.set(xlabel="direction", ylabel="exponent, a layer", title="Lyapunov exponents of the stack")
+def draw(found: Mapping[str, Spectrum], title: str, path: Path) -> None:
+    """Draw the exponents, and those of a fresh model beside; how the basis grows; of momenta the sums of pairs."""
+    first, *rest = found.values()
+    figure = new_figure(15.0 if first.momenta else 10.5, 4.4)
+    left, right, *third = figure.subplots(1, 3 if first.momenta else 2)
+    x, at, finite = first.exponents, np.arange(1, first.exponents.size + 1), np.isfinite(first.exponents)
+    for each in rest:
+        shown = np.isfinite(each.exponents)
+        left.plot(at[shown], each.exponents[shown], color=FRESH, label="fresh")
+    for chosen, colour, label in ((x > 0.0, GROWS, "grows"), (x <= 0.0, SHRINKS, "shrinks")):
+        left.plot(at[chosen & finite], x[chosen & finite], "o", color=colour, markersize=3.0, label=label)
+    left.set(xlabel="direction", ylabel="exponent, a layer", title=f"Lyapunov exponents, {next(iter(found))}")
     left.legend(frameon=False)
     # What a layer forgets altogether is somewhere below, where rounding leaves it.
-    lost = math.log(np.finfo(np.float64).eps) / max(1, len(found.growth) - 1)
-    kept = x[finite & (x > 0.9 * lost)]
-    if kept.size < x.size and kept.size:
-        left.set(ylim=(min(0.0, float(kept[-1])) - 0.3, max(0.0, float(kept[0])) + 0.15))
-        left.text(0.97, 0.03, f"{x.size - kept.size} directions forgotten", transform=left.transAxes, ha="right")
-    depth = np.arange(len(found.growth)) + found.skipped
-    shown = np.unique(np.linspace(0, x.size - 1, 9).astype(int))
-    for n in shown:
+    lost = math.log(np.finfo(np.float64).eps) / max(1, len(first.growth) - 1)
+    kept = np.concatenate([each.exponents[np.isfinite(each.exponents)] for each in found.values()])
+    kept = kept[kept > 0.9 * lost]
+    if np.sum(finite & (x > 0.9 * lost)) < x.size and kept.size:
+        left.set(ylim=(min(0.0, float(np.min(kept))) - 0.3, max(0.0, float(np.max(kept))) + 0.15))
+        forgotten = x.size - int(np.sum(finite & (x > 0.9 * lost)))
+        left.text(0.03, 0.03, f"{forgotten} directions forgotten", transform=left.transAxes)
+    depth = np.arange(len(first.growth)) + first.skipped
+    for n in np.unique(np.linspace(0, x.size - 1, 9).astype(int)):
         shade = n / max(1, x.size - 1)
-        right.plot(depth, found.growth[:, n], color=(0.84 - 0.67 * shade, 0.1 + 0.38 * shade, 0.11 + 0.6 * shade))
-    right.axhline(0.0, color="#888888", linewidth=0.8)
-    right.set(ylim=(max(float(np.min(np.where(np.isfinite(found.growth), found.growth, 0.0))) - 1.0, -25.0), None))
+        right.plot(depth, first.growth[:, n], color=(0.85 - 0.62 * shade, 0.45 + 0.04 * shade, 0.09 + 0.76 * shade))
+    lowest = float(np.min(np.where(np.isfinite(first.growth), first.growth, 0.0)))
+    right.set(ylim=(max(lowest - 1.0, -25.0), float(np.max(first.growth[np.isfinite(first.growth)])) + 1.0))
     right.set(xlabel="layer", ylabel="log of the growth", title="directions of the basis, from layer to layer")
-    for axes in (left, right):
+    for axes in third:
+        for (name, each), colour in zip(reversed([*found.items()]), (FRESH, SHRINKS)[-len(found) :], strict=True):
+            shown = each.exponents[::-1][: each.pairs.size] > 0.9 * lost
+            axes.plot(1 + np.nonzero(shown)[0], each.pairs[shown], "o", color=colour, markersize=3.0, label=name)
+        axes.set(
+            xlabel="pair", ylabel="sum of two exponents", title="the largest and the smallest, the second of each, ..."
+        )
+        axes.legend(frameon=False)
+    for axes in (left, right, *third):
+        axes.axhline(0.0, color=FRESH, linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)
     save(figure, path)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refattn.checked import One, Real, Whole, checked
+from refattn.mechanisms.arguments import check_number
 from refattn.mechanisms.koopman.kernel import Kernel
 
 Numbers = Any
@@ -76,7 +77,7 @@ class Koopman:
         space: str = "keys",
         tau: float = 0.0,
     ) -> None:
-        _check_finite(starts=starts, ends=ends, keys=keys)
+        _check(kernel, starts=starts, ends=ends, keys=keys)
         self.kernel, self.tau, self.starts, self.keys = kernel, tau, starts, keys
         gram = kernel.values(keys, keys) + jitter * np.eye(len(keys))
         at_starts = kernel.values(starts, keys)
@@ -129,7 +130,7 @@ class EDMD:
 
     @checked(kernel=Kernel, starts="l d", ends="l d", keys="o d")
     def __init__(self, kernel: Kernel, starts: Numbers, ends: Numbers, keys: Numbers) -> None:
-        _check_finite(starts=starts, ends=ends, keys=keys)
+        _check(kernel, starts=starts, ends=ends, keys=keys)
         self.kernel, self.keys, self.width = kernel, keys, starts.shape[1]
         self.matrix = np.linalg.lstsq(self.features(starts), self.features(ends), rcond=None)[0]
 
@@ -161,7 +162,7 @@ class KernelEDMD:
 
     @checked(kernel=Kernel, starts="l d", ends="l d")
     def __init__(self, kernel: Kernel, starts: Numbers, ends: Numbers) -> None:
-        _check_finite(starts=starts, ends=ends)
+        _check(kernel, starts=starts, ends=ends)
         self.kernel, self.starts, self.ends = kernel, starts, ends
         values, vectors = np.linalg.eigh(kernel.values(starts, starts))
         kept = values > self.CUT * values[-1]
@@ -184,8 +185,12 @@ class KernelEDMD:
         return largest_first(np.linalg.eigvals(self.matrix))
 
 
-def _check_finite(**given: Numbers) -> None:
+def _check(kernel: Kernel, **given: Numbers) -> None:
+    for name in ("bandwidth", "weight"):
+        check_number(f"kernel.{name}", getattr(kernel, name), positive=name == "bandwidth")
     for name, x in given.items():
+        if x.dtype not in (np.float32, np.float64):
+            raise TypeError(f"{name}: got dtype {x.dtype}, needs float32 or float64")
         if not np.all(np.isfinite(x)):
             raise ValueError(f"{name}: got an element that is not finite, needs finite numbers")
 

@@ -18,17 +18,35 @@ if TYPE_CHECKING:
 
 BAD_INPUT, NOTHING_RUN, INTERRUPTED = 2, 3, 130
 
+
+class Problem(click.ClickException):
+    """Something that the user can put right; the message names what was given and what is needed."""
+
+
+class Place(click.ParamType):
+    """The path of a file or a folder; an empty text, such as that of a variable that is not set, is none."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path as it is."""
+        if not value:
+            named = "path" if param is None else next((x for x in param.opts if x[0] == "-"), param.metavar or "path")
+            raise Problem(f"{named.strip('[]')}: got an empty text, needs a path")
+        return str(value)
+
+
 json_option = click.option(
-    "--json", "file", metavar="FILE", help="Write the same facts as JSON; - is standard output, without the table."
+    "--json",
+    "file",
+    type=Place(),
+    metavar="FILE",
+    help="Write the same facts as JSON; - is standard output, without the table.",
 )
 
 backend_option = click.option(
     "--backend", "backend", default="numpy", metavar="NAME", help="The array library; numpy by default."
 )
-
-
-class Problem(click.ClickException):
-    """Something that the user can put right; the message names what was given and what is needed."""
 
 
 class Group(click.Group):

@@ -14,6 +14,7 @@ import click
 import refattn
 from refattn.cli.arguments import (
     NOTHING_RUN,
+    Place,
     Problem,
     backend_of,
     backend_option,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
 @click.option("--full", is_flag=True, help="Run every case, dtype and sample of a law, and more directions.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; one for each CPU by default.")
+@click.option("-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; one for each CPU by default.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only those of a mechanism that disagrees.")
 @click.pass_context
 def check(
@@ -80,9 +81,14 @@ def check(
 @click.argument("mechanism")
 @click.option("--impl", metavar="MODULE_OR_FILE:FUNCTION", help="The implementation, such as kernel.py:attend.")
 @click.option("--exec", "program", metavar="CMD", help="A program of any language, run as CMD IN OUT for each case.")
-@click.option("--outputs", metavar="DIR", help="A folder of results, CASE.DTYPE.safetensors, of golden vectors.")
 @click.option(
-    "--vectors", metavar="DIR", help="The golden vectors that --outputs is from; those of the package if absent."
+    "--outputs", type=Place(), metavar="DIR", help="A folder of results, CASE.DTYPE.safetensors, of golden vectors."
+)
+@click.option(
+    "--vectors",
+    type=Place(),
+    metavar="DIR",
+    help="The golden vectors that --outputs is from; those of the package if absent.",
 )
 @click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
@@ -93,7 +99,11 @@ def check(
 @click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
 @click.option("--hessian", is_flag=True, help="Judge the gradients and their derivative along a direction too.")
 @click.option(
-    "--dtype", "dtypes", multiple=True, metavar="NAME", help="float64, float32, float16 or bfloat16; all by default."
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="NAME",
+    help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2.",
 )
 @click.option(
     "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens, not the designed cases."
@@ -106,7 +116,7 @@ def check(
 @click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
 @click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
 @click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
-@click.option("--html", metavar="FILE", help="Write the report as one page for a browser, too.")
+@click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
 @click.pass_context
@@ -175,14 +185,16 @@ def verify(
     if own:
         record, stored = own_cases(record, shapes, listed, inputs)
         dtypes = dtypes or stored
-    from refattn.golden.storage import DTYPES
+    from refattn.golden.storage import DTYPES, FLOAT8
     from refattn.verify import large, run, shrink, verify_bitwise, verify_memory
     from refattn.verify.foreign import adapter, dumped
     from refattn.verify.judge import derivatives, sampled
 
     for name in dtypes:
-        if name not in DTYPES:
-            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join(DTYPES)}")
+        if name not in (*DTYPES, *FLOAT8):
+            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join((*DTYPES, *FLOAT8))}")
+        if name in FLOAT8 and (impl is None or own or memory or bitwise):
+            raise Problem(f"--dtype: got {name}, whose numbers have factors, needs --impl on the designed cases")
     if (memory or bitwise) and len(dtypes) > 1:
         raise Problem(f"{others[0]}: got --dtype {', '.join(dtypes)}, needs one")
     if tokens is not None and (len(dtypes) > 1 or {*dtypes} - {*large.DTYPES}):

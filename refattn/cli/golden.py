@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import refattn
-from refattn.cli.arguments import BAD_INPUT, NOTHING_RUN, Group, Problem, check_writable, json_option, record_of
+from refattn.cli.arguments import BAD_INPUT, NOTHING_RUN, Group, Place, Problem, check_writable, json_option, record_of
 from refattn.cli.output import deliver, progress
 from refattn.mechanisms import registry
 
@@ -28,7 +28,7 @@ def golden() -> None:
 
 
 @golden.command(short_help="Write a set.")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", type=Place(), metavar="DIR")
 @click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
 @click.option("--size", default="small", metavar="NAME", help="small (default), or full: the cases as designed.")
 @click.option("--replace", is_flag=True, help="Put it in the place of the whole set that is there.")
@@ -44,10 +44,10 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
     if size not in freeze.SIZES:
         raise Problem(f"--size: got {size!r}, needs one of {', '.join(freeze.SIZES)}")
     path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise Problem(f"DIR: got {folder!r}, a file, needs a folder")
     todo = list(freeze.frozen_cases(records, size))
     try:
+        if path.exists() and not path.is_dir():
+            raise Problem(f"DIR: got {folder!r}, a file, needs a folder")
         with progress("golden", "cases") as wrap:
             frozen = (freeze.freeze(record, case) for record, case in wrap(todo))
             manifest = vectors.write(path, freeze.about(records, size, refattn.__version__), frozen, replace=replace)
@@ -60,7 +60,7 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
 
 
 @golden.command(short_help="Check that a set is whole, and that the reference still computes it.")
-@click.argument("folder", metavar="[DIR]", required=False)
+@click.argument("folder", type=Place(), metavar="[DIR]", required=False)
 @json_option
 @click.pass_context
 def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
@@ -113,7 +113,7 @@ def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:
 
 
 @golden.command(short_help="Show what a set holds.")
-@click.argument("folder", metavar="[DIR]", required=False)
+@click.argument("folder", type=Place(), metavar="[DIR]", required=False)
 @click.option("--case", metavar="MECHANISM/CASE", help="Every array of this case.")
 @json_option
 @click.pass_context

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import refattn
-from refattn.cli.arguments import Problem, backend_of, backend_option, check_writable, json_option, record_of
+from refattn.cli.arguments import Place, Problem, backend_of, backend_option, check_writable, json_option, record_of
 from refattn.cli.output import deliver, write_data, write_text
 
 if TYPE_CHECKING:
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 @backend_option
 @json_option
 @click.option("--only", metavar="ID", multiple=True, help="Print this equation alone, all its passes; may be repeated.")
-@click.option("--html", metavar="FILE", help="Write a page that steps through the run, for a browser.")
-@click.option("--safetensors", metavar="FILE", help="Write every array, equations by id, in the safetensors format.")
+@click.option("--html", type=Place(), metavar="FILE", help="Write a page that steps through the run, for a browser.")
+@click.option(
+    "--safetensors", type=Place(), metavar="FILE", help="Write every array, equations by id, in the safetensors format."
+)
 def trace(
     mechanism: str,
     case: str | None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refattn.cli.arguments import INTERRUPTED, Problem, record_of
+from refattn.cli.arguments import INTERRUPTED, Place, Problem, record_of
 from refattn.cli.output import is_terminal
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     "--data", metavar="stdlib|PATH", help="The text: Python's own standard library (default), a file or folder."
 )
 @click.option("--steps", type=int, metavar="N", help="Number of updates.")
-@click.option("--out", metavar="DIR", help="The folder of the run; runs/MECHANISM by default, or the next free name.")
+@click.option(
+    "--out",
+    type=Place(),
+    metavar="DIR",
+    help="The folder of the run; runs/MECHANISM by default, or the next free name.",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder, to the bit.")
 @click.option("--exact", is_flag=True, help="With --resume: only where versions, code and machine are the same.")
 @click.option(

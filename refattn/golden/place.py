@@ -1,8 +1,10 @@
 """A folder comes to its place whole, and one that is replaced is not lost, whenever a process is killed. Host side.
 
-What is written stands beside its place in ``.refattn-RANDOM.part``, which its process holds locked. What it replaces
-stands for a moment in ``.refattn-RANDOM.old-NAME``, NAME being that of the place. Whoever then misses NAME takes the
-old one back (`recover`), and the next writer removes what nobody holds (`sweep`); both names are our mark.
+What is written stands beside its place in ``.refattn-RANDOM.part``, which its process holds locked; where the place is
+an empty folder, which may be a mount, it stands in there, and moves up when it is whole. What it replaces stands for a
+moment in ``.refattn-RANDOM.old-NAME``, NAME being that of the place. Whoever then misses NAME takes the old one back,
+or moves up the rest of a whole one (`recover`), and the next writer removes what nobody holds (`sweep`); both names are
+our mark.
 """
 
 from __future__ import annotations
@@ -20,9 +22,20 @@ from pathlib import Path
 from refattn.files import LEFT_BEHIND, fresh_name
 
 
-def recover(place: Path, whole: Callable[[Path], bool]) -> None:
-    """Where a folder is missing, put back the whole one that a process had set aside when it was killed."""
+def recover(place: Path, whole: Callable[[Path], bool], last: str) -> None:
+    """Where a folder is missing, put back the whole one that a process had set aside when it was killed.
+
+    Where a process was killed that moved a whole one up into its place, move the rest; `last` is what comes last.
+    """
     if os.path.lexists(place):
+        for part in _folders(place, LEFT_BEHIND):
+            with contextlib.suppress(OSError):
+                handle = _locked(part)
+                try:
+                    if (part / last).is_file() and not os.path.lexists(place / last):
+                        settle(part, place, last)
+                finally:
+                    os.close(handle)
         return
     for aside in _set_aside(place):
         if whole(aside):
@@ -32,8 +45,8 @@ def recover(place: Path, whole: Callable[[Path], bool]) -> None:
 
 
 def sweep(place: Path) -> None:
-    """Remove what writers of folders beside this one have left behind, where nobody holds it; their files alone."""
-    for part in _folders(place.parent, LEFT_BEHIND):
+    """Remove what writers have left behind in this folder and beside it, where nobody holds it; their files alone."""
+    for part in (*_folders(place.parent, LEFT_BEHIND), *_folders(place, LEFT_BEHIND)):
         with contextlib.suppress(OSError):
             handle = _locked(part)
             _remove(part)
@@ -45,10 +58,14 @@ def sweep(place: Path) -> None:
 
 @contextlib.contextmanager
 def fresh_folder(place: Path) -> Iterator[Path]:
-    """Give a new folder beside a place, which is removed where the block raises; nobody else removes it before."""
+    """Give a new folder, in a place that is an empty one, else beside it; it is removed where the block raises.
+
+    Nobody else removes it before.
+    """
+    home = place if is_empty(place) else place.parent
     handle = None
     while handle is None:
-        part = place.with_name(fresh_name())
+        part = home / fresh_name()
         part.mkdir()
         try:
             handle = _locked(part)
@@ -67,14 +84,18 @@ def fresh_folder(place: Path) -> Iterator[Path]:
 
 
 def settle(part: Path, place: Path, last: str) -> None:
-    """Bring a folder to a place that is new, or an empty folder; of this one the file `last` comes last."""
-    if not place.exists():
+    """Bring a folder to a place that is new, or what is in it to the empty folder around it; `last` comes last."""
+    if part.parent != place:
         os.rename(part, place)
         return
-    # The folder itself stays: it may be a mount, or where the user stands.
     for path in sorted(part.iterdir(), key=lambda path: path.name == last):
         os.rename(path, place / path.name)
     part.rmdir()
+
+
+def is_empty(folder: Path) -> bool:
+    """Tell whether a folder holds nothing, but for what writers may have left there, or write now."""
+    return folder.is_dir() and not any(path for path in folder.iterdir() if not LEFT_BEHIND.fullmatch(path.name))
 
 
 def exchange(part: Path, place: Path) -> Path:

@@ -16,11 +16,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Storage:
-    """A binary floating-point type: significant bits, and exponent of its smallest normal and its largest number."""
+    """A binary floating-point type: significant bits, and exponent of its smallest normal and its largest number.
+
+    `lost` is how many of the largest numbers are codes of something else. One that saturates has its largest number
+    where others have infinity.
+    """
 
     bits: int
     lowest: int
     highest: int
+    lost: int = 0
+    saturates: bool = False
 
     @property
     def unit(self) -> float:
@@ -34,10 +40,15 @@ TYPES = {
     "float16": Storage(11, -14, 15),
     "bfloat16": Storage(8, -126, 127),
     "float8": Storage(4, -6, 8),  # as coarse as E4M3, without its special codes: only to round worse than bfloat16
+    "float8_e4m3fn": Storage(4, -6, 8, lost=1, saturates=True),  # up to 448; 480 is NaN, and nothing is infinite
+    "float8_e5m2": Storage(3, -14, 15, saturates=True),  # up to 57344
 }
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-"""The types that implementations are verified in; what is between or below them is only rounded to."""
+"""The types that implementations are verified in unless they ask for others."""
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+"""Types whose numbers come with factors, by which they are multiplied: verified in where they are asked for."""
 
 LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8", "bfloat16": "float8"}
 """The type that is one step coarser."""
@@ -54,7 +65,7 @@ def has_gradient(x: NDArray[Any]) -> bool:
 def largest(dtype: str) -> float:
     """Return the largest number of the type."""
     kind = TYPES[dtype]
-    return (2.0 - 2.0 ** (1 - kind.bits)) * 2.0**kind.highest
+    return (2.0 - (1 + kind.lost) * 2.0 ** (1 - kind.bits)) * 2.0**kind.highest
 
 
 def spacing(x: Floats, dtype: str) -> Floats:
@@ -66,13 +77,14 @@ def spacing(x: Floats, dtype: str) -> Floats:
 
 
 def round_to(x: Floats, dtype: str) -> Floats:
-    """Round to the nearest number of the type, ties to even; beyond its largest number to infinity."""
+    """Round to the nearest number of the type, ties to even; beyond its largest number to infinity, or to that."""
     if dtype == "float64":
         return x
     finite = np.where(np.isfinite(x), x, 0.0)
     step = spacing(finite, dtype)
     rounded = np.rint(finite / step) * step
-    rounded = np.where(np.abs(rounded) > largest(dtype), np.copysign(np.inf, finite), rounded)
+    beyond = largest(dtype) if TYPES[dtype].saturates else np.inf
+    rounded = np.where(np.abs(rounded) > largest(dtype), np.copysign(beyond, finite), rounded)
     return np.where(np.isfinite(x), np.copysign(rounded, x), x)
 
 
@@ -83,5 +95,5 @@ def chop_to(x: Floats, dtype: str) -> Floats:
 
 
 def stored(x: Floats, dtype: str) -> NDArray[np.floating]:
-    """Return x rounded to the type, as the NumPy array that an implementation is given: bfloat16 as float32."""
-    return round_to(x, dtype).astype("float32" if dtype == "bfloat16" else dtype)
+    """Return x rounded to the type, as the NumPy array that is given: float32 where NumPy has no such type."""
+    return round_to(x, dtype).astype("float32" if dtype in ("bfloat16", *FLOAT8) else dtype)

@@ -124,26 +124,28 @@ def write(
     `about` is what the manifest says of all cases, `cases` gives of each its entry and the bytes of its file: the entry
     has at least ``mechanism`` and ``case``, and is given ``file``, ``bytes`` and ``sha256``.
 
-    The set is made in a folder of its own beside that one, and comes to its place when it is whole: a process that is
-    killed leaves the set that was there, or the new one, or has the old one found again by whoever misses it. Of a set
-    that is replaced only files that its manifest vouches for are removed.
+    The set is made in a folder of its own beside that one, or in it where it is empty, and comes to its place when it
+    is whole: a process that is killed leaves the set that was there, or the new one, or has either found by whoever
+    looks for it next. Of a set that is replaced only files that its manifest vouches for are removed.
 
     Raises
     ------
     SetError
-        Where the folder is a link or holds something; with `replace`, something else than a whole set.
+        Where the folder is a link or holds something; with `replace`, something else than a whole set, or is a mount.
     """
     if folder.is_symlink():
         raise SetError(f"{folder}: is a link, needs the folder itself")
     place = folder.resolve()
-    places.recover(place, _is_whole)
-    there = folder.is_dir() and any(folder.iterdir())
+    places.recover(place, _is_whole, MANIFEST)
+    places.sweep(place)
+    there = folder.is_dir() and not places.is_empty(folder)
     if there and not replace:
         raise SetError(f"{folder}: got a folder with something in it, needs a new or an empty one")
     if there:
         _vouched_for(folder)
+        if os.path.ismount(place):
+            raise SetError(f"{folder}: got a set at the root of a mount, needs another folder to replace it")
     place.parent.mkdir(parents=True, exist_ok=True)
-    places.sweep(place)
     with places.fresh_folder(place) as part:
         manifest = _write(part, about, cases)
         if not there:
@@ -168,7 +170,9 @@ def _write(folder: Path, about: Mapping[str, Any], cases: Iterable[tuple[dict[st
         entries.append({**entry, "file": name, "bytes": len(data), "sha256": sha256(data).hexdigest()})
     manifest = {"format": FORMAT, **about, "count": len(entries), "sha256": _of_all(entries), "cases": entries}
     manifest["manifest_sha256"] = _of_manifest(manifest)
-    (folder / MANIFEST).write_text(_text(manifest), encoding="utf-8")
+    unfinished = folder / "unfinished.json"
+    unfinished.write_text(_text(manifest), encoding="utf-8")
+    os.rename(unfinished, folder / MANIFEST)  # by which it is whole
     return manifest
 
 
@@ -226,13 +230,13 @@ def read(folder: Path) -> GoldenSet:
     SetError
         Where there is no set, or where it is not whole; the message names the first file or field that is wrong.
     """
-    places.recover(Path(os.path.abspath(folder)), _is_whole)
+    places.recover(Path(os.path.abspath(folder)), _is_whole, MANIFEST)
     return _read(folder)
 
 
 def _read(folder: Path) -> GoldenSet:
     try:
-        if not folder.is_dir() or not any(folder.iterdir()):
+        if not folder.is_dir() or places.is_empty(folder):
             raise SetError(f"{folder}: got no vectors, needs the folder of a set", empty=True)
     except OSError as error:
         raise SetError(f"{folder}: cannot be read: {error.strerror}") from error

@@ -6,10 +6,14 @@ in the space of the arguments. Every operation takes both along, by the rules of
 
 from __future__ import annotations
 
+import copy
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
+from numbers import Number
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,6 +76,11 @@ class Tangents(Instrument):
         made = self.call(name, _OUT_OF_PLACE[name], (target, *given), {})
         target.value[...], target.tangent[...] = made.value, made.tangent
 
+    def lose(self, x: Wrapped) -> None:
+        """Say that a tangent is dropped."""
+        if _moves(x):
+            warnings.warn("asarray: drops the tangent of an array, which is a constant from here on", stacklevel=3)
+
     def _dual(self, result: Any, tangent: Any) -> Any:
         if isinstance(result, tuple | list):
             parts = [self._dual(x, t) for x, t in zip(result, tangent, strict=True)]
@@ -110,21 +119,21 @@ def tangent(f: Callable[..., Any], x: Mapping[str, Any], t: Mapping[str, Any]) -
     Parameters
     ----------
     f
-        Any function of arrays that speaks the array API, such as a core's forward or backward, or one of a block or a
-        model. It is run once.
+        Any function of arrays, in the array API or NumPy's functions, such as a core's forward or backward, or one of a
+        block or a model. It is run once.
     x
-        Its arguments by name: NumPy's arrays and trees of them (dataclasses, tuples, lists, dicts), whatever their
-        dtype; everything else is given as it is.
+        Its arguments by name: NumPy's arrays and trees of them (tuples, lists, dicts, and objects such as dataclasses),
+        whatever their dtype; everything else is given as it is.
     t
         Tangents of some of these, by name: for an array an array of its shape, for a tree one of the same names, of
-        which some may be missing. What has none is a constant. A float may have one, too.
+        which some may be missing. What has none is a constant. A float may have one, too, but not one in an object.
 
     Returns
     -------
     y, dy : tree
         What f returned, as plain arrays, and its derivative in a tree like it: J t, where J is the Jacobian of f at x.
-        The derivative of whole numbers and truth values is 0. Where f returns plain arrays the tangent was dropped on
-        the way, the derivative is 0, and a warning says so.
+        The derivative of whole numbers and truth values is 0. Where f returns plain arrays or numbers alone the tangent
+        was dropped on the way, the derivative is 0, and a warning says so, as where ``np.asarray`` drops one.
 
     Raises
     ------
@@ -158,63 +167,101 @@ def tangent(f: Callable[..., Any], x: Mapping[str, Any], t: Mapping[str, Any]) -
     with tangents() as instrument:
         lifted = {name: _lift(instrument, name, value, t.get(name)) for name, value in x.items()}
         y = f(**lifted)
-    leaves = _result(y)
-    if leaves and not any(isinstance(leaf, Dual) for leaf in leaves.values()):
+    kinds: list[type] = []
+    mapped(lambda _, leaf: kinds.append(type(leaf)), y)
+    if not kinds and not _is_tree(y):
+        raise TypeError(f"f: returned {_kind(y)}, needs arrays or a tree of arrays")
+    if kinds and Dual not in kinds:
         warnings.warn("f: returned plain arrays, so that their tangent is 0", stacklevel=2)
-    return tree.map_leaves(plain, y), tree.map_leaves(_derivative, y)
+    return mapped(lambda _, leaf: plain(leaf), y), mapped(lambda _, leaf: _derivative(leaf), y)
 
 
-def _result(y: Any) -> dict[str, Any]:
-    try:
-        return tree.flatten(y)
-    except TypeError as error:
-        raise TypeError(f"f: returned no tree of arrays, {error}") from error
+def mapped(change: Callable[[str, Any], Any], tree: Any) -> Any:
+    """Return a tree with change(path, leaf) in place of each array, and of each number that no object holds.
+
+    Objects of any class are trees of what they hold; those without arrays stay, as does everything else.
+    """
+    above: list[int] = []
+
+    def walk(node: Any, path: str, numbers: bool) -> Any:
+        if is_array(node):
+            return change(path, node)
+        if isinstance(node, Number):
+            return change(path, node) if numbers else node
+        if isinstance(node, dict):
+            old = node
+        elif isinstance(node, tuple | list):
+            old = dict(zip(getattr(node, "_fields", range(len(node))), node, strict=True))
+        elif isinstance(node, type | ModuleType) or callable(node) and not is_dataclass(node) or id(node) in above:
+            return node
+        else:
+            old, numbers = getattr(node, "__dict__", {}), False
+        above.append(id(node))
+        new = {name: walk(x, f"{path}.{name}" if path else str(name), numbers) for name, x in old.items()}
+        above.pop()
+        if all(new[name] is x for name, x in old.items()):
+            return node
+        if isinstance(node, dict):
+            return new
+        if isinstance(node, tuple | list):
+            return type(node)(*new.values()) if hasattr(node, "_fields") else type(node)(new.values())
+        made = copy.copy(node)
+        vars(made).update(new)  # without its constructor, for a derivative need not be what that asks for
+        return made
+
+    return walk(tree, "", True)
 
 
 def _derivative(leaf: Any) -> Any:
+    if not is_array(leaf):
+        return type(leaf)(0)
     found = leaf.tangent if isinstance(leaf, Dual) else None
     return np.zeros_like(plain(leaf)) if found is None else found
 
 
 def _lift(instrument: Tangents, name: str, value: Any, given: Any) -> Any:
-    """Return an argument with dual arrays in place of NumPy's."""
-    if given is not None and isinstance(value, float):
-        value = np.asarray(value)
-    try:
-        leaves = tree.flatten(value)
-    except TypeError:
-        leaves = {}  # a function, or an object of a kind of its own
-    own = _tangents_of(name, given, leaves)
-    for path, leaf in leaves.items():
-        if not isinstance(leaf, np.ndarray | np.generic):
-            raise TypeError(f"x: {_place(name, path)} is {_kind(leaf)}, needs NumPy's arrays")
-    return (
-        tree.unflatten(value, {path: instrument.array(x, own.get(path)) for path, x in leaves.items()})
-        if leaves
-        else value
-    )
+    """Return an argument with dual arrays in place of NumPy's, and of a number that has a tangent."""
+    own, known = _flat(name, given), set()
 
+    def lifted(path: str, x: Any) -> Any:
+        t, place = own.get(path), _place(name, path)
+        known.add(path)
+        if not is_array(x):
+            if t is None:
+                return x
+            if not isinstance(x, float | complex):
+                raise ValueError(f"t: {place} is {x!r} in x, which has no tangent; needs a floating-point number")
+            x = np.asarray(x)
+        if not isinstance(x, np.ndarray | np.generic):
+            raise TypeError(f"x: {place} is {_kind(x)}, needs NumPy's arrays")
+        if t is not None:
+            _check_tangent(place, x, t)
+        return instrument.array(x, t)
 
-def _tangents_of(name: str, given: Any, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    if given is None:
-        return {}
-    try:
-        found = {"": np.asarray(given)} if isinstance(given, int | float | complex) else tree.flatten(given)
-    except TypeError as error:
-        raise TypeError(f"t: {name}: {error}") from error
-    for path, tangent in found.items():
-        place, x = _place(name, path), leaves.get(path)
-        if x is None:
-            raise ValueError(f"t: got {place!r}, which x has no array for")
-        if not isinstance(tangent, np.ndarray | np.generic):
-            raise TypeError(f"t: {place} is {_kind(tangent)}, needs NumPy's arrays")
-        if x.dtype.kind not in "fc":
-            raise ValueError(f"t: {place} is of {x.dtype} in x, which has no tangent; needs floating-point numbers")
-        if tangent.shape != x.shape:
-            raise ValueError(f"t: {place} has the shape {tangent.shape}, needs {x.shape} as in x")
-        if tangent.dtype.kind not in "biuf" + "c" * (x.dtype.kind == "c"):
-            raise TypeError(f"t: {place} is of {tangent.dtype}, needs numbers as in x, of {x.dtype}")
+    found = mapped(lifted, value)
+    if unknown := [path for path in own if path not in known]:
+        raise ValueError(f"t: got {_place(name, unknown[0])!r}, which x has no array for")
     return found
+
+
+def _flat(name: str, given: Any) -> dict[str, Any]:
+    """Return the tangents of an argument by their paths in it."""
+    found: dict[str, Any] = {}
+    mapped(lambda path, t: found.update({path: t if is_array(t) else np.asarray(t)}), given)
+    if not found and not _is_tree(given):
+        raise TypeError(f"t: {name} is {_kind(given)}, needs an array or a tree of arrays")
+    return found
+
+
+def _check_tangent(place: str, x: Any, t: Any) -> None:
+    if not isinstance(t, np.ndarray | np.generic):
+        raise TypeError(f"t: {place} is {_kind(t)}, needs NumPy's arrays")
+    if x.dtype.kind not in "fc":
+        raise ValueError(f"t: {place} is of {x.dtype} in x, which has no tangent; needs floating-point numbers")
+    if t.shape != x.shape:
+        raise ValueError(f"t: {place} has the shape {t.shape}, needs {x.shape} as in x")
+    if t.dtype.kind not in "biuf" + "c" * (x.dtype.kind == "c"):
+        raise TypeError(f"t: {place} is of {t.dtype}, needs numbers as in x, of {x.dtype}")
 
 
 def _place(name: str, path: str) -> str:
@@ -223,6 +270,14 @@ def _place(name: str, path: str) -> str:
 
 def _kind(x: Any) -> str:
     return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
+def _is_tree(y: Any) -> bool:
+    try:
+        tree.flatten(y)
+    except TypeError:
+        return False
+    return True
 
 
 def _differentiable(result: Any) -> bool:

@@ -18,9 +18,7 @@ from refattn.backends.numpy import NumpyBackend
 
 
 class Wrapped:
-    """An array of the array API whose operations pass through an instrument."""
-
-    __array_ufunc__ = None  # an operator of NumPy's array leaves it to this class, which refuses
+    """An array of the array API whose operations pass through an instrument, those of NumPy's functions too."""
 
     def __init__(self, value: Any, instrument: Instrument) -> None:
         self.value, self.instrument = value, instrument
@@ -31,9 +29,25 @@ class Wrapped:
     size = property(lambda self: self.value.size)
     device = property(lambda self: "cpu")
     mT = property(lambda self: self.instrument.call("matrix_transpose", np.matrix_transpose, (self,), {}))
+    T = property(lambda self: self.instrument.call("permute_dims", np.permute_dims, (self, range(self.ndim)[::-1]), {}))
 
     def __array_namespace__(self, api_version: str | None = None) -> Functions:
         return FUNCTIONS
+
+    def __array_function__(self, function: Any, types: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self.instrument.call(_standard(function), function, given, options)
+
+    def __array_ufunc__(self, function: Any, method: str, *given: Any, **options: Any) -> Any:
+        if method != "__call__" or "out" in options:
+            raise TypeError(f"{function.__name__}: got {type(self).__name__}, which has neither {method} nor out")
+        return self.instrument.call(_standard(function), function, given, options)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self.instrument.lose(self)
+        return np.array(self.value, dtype=dtype)
+
+    def __len__(self) -> int:
+        return len(self.value)
 
     def __getitem__(self, key: Any) -> Any:
         return self.instrument.call("getitem", operator.getitem, (self, key), {})
@@ -90,6 +104,9 @@ class Instrument:
         plain_given = tuple(map(plain, given))
         function(target.value, *plain_given)
         self.see(name, (target.value, *plain_given), target.value)
+
+    def lose(self, x: Wrapped) -> None:
+        """Take notice of an array whose value is read as a plain array."""
 
     def see(self, name: str, given: tuple[Any, ...], result: Any) -> None:
         """Take notice of an operation on NumPy's arrays, and its result."""
@@ -187,9 +204,22 @@ class WrappedBackend(NumpyBackend):
         return self.instrument.call("sparse_rows", _NUMPY.sparse_rows, (indptr, edges), {})
 
 
-# --- the operators, under the names of their functions
+# --- the operators and NumPy's functions, under the names of the standard
 
 NAMES = {"sub": "subtract", "mul": "multiply", "truediv": "divide", "mod": "remainder", "neg": "negative"}
+OF_NUMPY = {
+    "absolute": "abs",
+    "concatenate": "concat",
+    "conjugate": "conj",
+    "power": "pow",
+    "transpose": "permute_dims",
+}
+OF_NUMPY |= {f"arc{name}": f"a{name}" for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")}
+
+
+def _standard(function: Any) -> str:
+    name: str = function.__name__
+    return OF_NUMPY.get(name, name)
 
 
 def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:

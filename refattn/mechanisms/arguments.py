@@ -92,10 +92,10 @@ def check_is(name: str, value: Any, kind: type) -> None:
     check_fields(name, value)
 
 
-def check_qkv(q: Array, k: Array, v: Array) -> None:
-    """Raise where q (b, h, i, d), k (b, g, j, d) and v (b, g, j, e) do not fit together."""
-    check_floating(q=q, k=k, v=v)
-    for name, x in (("q", q), ("k", k), ("v", v)):
+def check_qkv(q: Array, k: Array, v: Array, first: str = "q") -> None:
+    """Raise where q (b, h, i, d), called `first`, k (b, g, j, d) and v (b, g, j, e) do not fit together."""
+    check_floating(**{first: q, "k": k, "v": v})
+    for name, x in ((first, q), ("k", k), ("v", v)):
         if len(x.shape) != 4:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, needs 4 axes (batch, heads, tokens, width)")
     b, h, _, d = q.shape
@@ -104,7 +104,7 @@ def check_qkv(q: Array, k: Array, v: Array) -> None:
     if tuple(v.shape[:3]) != tuple(k.shape[:3]):
         raise ValueError(f"v: got shape {tuple(v.shape)}, needs {tuple(k.shape[:3])} + (width,) to fit k")
     if d == 0:
-        raise ValueError(f"q: got width 0 in shape {tuple(q.shape)}, needs a width of at least 1")
+        raise ValueError(f"{first}: got width 0 in shape {tuple(q.shape)}, needs a width of at least 1")
     g = k.shape[1]
     if (h and not g) or (g and h % g):
         raise ValueError(f"k: got {g} heads, needs a number that divides the {h} heads of q")

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn import backends, equations, tree
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.context import Context
 from refattn.xp import FLOATING, Array, all_finite, dtype_name, is_bool
@@ -37,21 +38,25 @@ class Block:
         check_floating(like=like)
         return self.module.init(config, seed=seed, like=like, layer=layer)
 
+    @naming("params", "context")
     def start(self, params: Any, x: Array, context: Context) -> Any:
         """Return the state that the first block of a stack receives for tokens x (b, n, width)."""
         self._check_context(context, params, x=x)
         return equations.active(self.module).start(params, x, context)
 
+    @naming("params", "d_state")
     def start_backward(self, params: Any, d_state: Any) -> tuple[Array, Any]:
         """Return (d_x, d_params) of `start`."""
         self._check(params, d_state=d_state)
         return equations.active(self.module).start_backward(params, d_state)
 
+    @naming("params", "state")
     def read(self, params: Any, state: Any) -> Array:
         """Return the tokens (b, n, width) that a state stands for."""
         self._check(params, state=state)
         return equations.active(self.module).read(params, state)
 
+    @naming("params", "state")
     def read_backward(self, params: Any, state: Any, d_x: Array) -> tuple[Any, Any]:
         """Return (d_state, d_params) of `read`."""
         self._check(params, state=state, d_x=d_x)
@@ -59,6 +64,7 @@ class Block:
             raise ValueError(f"d_x: got shape {tuple(d_x.shape)}, needs {tuple(state.x.shape)}, that of the tokens")
         return equations.active(self.module).read_backward(params, state, d_x)
 
+    @naming("params", "state", "context")
     def forward(self, params: Any, state: Any, context: Context) -> tuple[Any, Any]:
         """Advance the state by one step.
 
@@ -81,6 +87,7 @@ class Block:
         with backends.of(state.x).products():
             return equations.active(self.module).forward(params, state, context)
 
+    @naming("params", "saved", "d_state")
     def backward(self, params: Any, saved: Any, d_state: Any) -> tuple[Any, Any, dict[str, Array]]:
         """Return the gradients (d_state, d_params, d_context); the last by field name of the context."""
         check_is("saved", saved, self.module.Saved)
@@ -147,6 +154,7 @@ class Stream:
         """Return the next state of new tokens (b, n, width), and the cache with them."""
         raise NotImplementedError
 
+    @naming("params")
     def start(self, params: Any, batch: int) -> Any:
         """Return the cache before the first token, for `batch` sequences."""
         check_is("params", params, self.block.module.Params)
@@ -155,6 +163,7 @@ class Stream:
             raise ValueError(f"batch: got {batch!r}, needs a whole number from 1 to 2^31")
         return self._remembered(self.start_cache(params, batch))
 
+    @naming("params", "cache", "state", "context")
     def prefill(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
         """Return the next state of some new tokens (b, n, width), and the cache with them.
 
@@ -164,6 +173,7 @@ class Stream:
         state, cache = self.advance(params, cache, state, context)
         return state, self._remembered(cache)
 
+    @naming("params", "cache", "state", "context")
     def step(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
         """Return the next state of one new token (b, 1, width), and the cache with it."""
         self._check(params, cache, state, context)
@@ -188,8 +198,10 @@ class Stream:
 
     def _check_cache(self, params: Any, cache: Any) -> None:
         """Raise where an array of a cache is none that could have come from `start`, or is not finite."""
-        fresh = tree.flatten({"cache": self.start_cache(params, 1)})
-        for name, x in tree.flatten({"cache": cache}).items():
+        fresh, given = tree.flatten({"cache": self.start_cache(params, 1)}), tree.flatten({"cache": cache})
+        if missing := [name for name in fresh if name not in given]:
+            raise TypeError(f"{missing[0]}: got None, needs an array")
+        for name, x in given.items():
             like = fresh.get(name)
             if like is None:
                 continue

@@ -86,6 +86,29 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What tells which of several conventions an implementation follows: one small call.
+
+    Attributes
+    ----------
+    name, answer
+        What is asked, and what this library answers.
+    case
+        The call.
+    readings
+        Other answers, each with the name of the wrong convention that gives it. On this call all results differ.
+    outputs
+        Where the answer is looked for: "out", and names of the mechanism's `outputs`.
+    """
+
+    name: str
+    answer: str
+    case: Case
+    readings: Mapping[str, str]
+    outputs: tuple[str, ...] = ("out",)
+
+
+@dataclass(frozen=True)
 class Picture:
     """What a page that steps through a run draws on top of it.
 
@@ -144,6 +167,11 @@ class Mechanism:
         that this rounding is relative to; all others they compute in float32.
     conventions
         Plausible wrong readings by name: functions with the core's signature that return (out, *outputs).
+    variants
+        Of conventions that depend on a size, such as one of a chunk's stages, those of other sizes: by the name of the
+        convention, each with words that are added to it. They are looked for in a wrong implementation, and no mutants.
+    questions
+        What implementations are asked beside what any attention is, see `refattn.verify.foreign.conventions`.
     wrong_gradients
         Plausible wrong backward passes by name, of a right forward: functions of the core's arguments and ``d_out``
         that return gradients by name.
@@ -151,6 +179,9 @@ class Mechanism:
         Fields of the core's `saved` that are outputs beside `out`, each with the equation that computes it.
     before
         Equations that are not computed where an option is not given, each with the one whose value goes on then.
+    summed_first
+        Equations whose values a kernel sums before it rounds them to a type of few digits, each with the equations,
+        the first that ran, that such a rounding is felt in.
     differentiable
         Options of the core that are numbers with a gradient, and such numbers of its families, by their own names.
     families
@@ -211,6 +242,7 @@ class Mechanism:
     wrong_gradients: Mapping[str, Callable[..., dict[str, Array]]] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     before: Mapping[str, str] = field(default_factory=dict)
+    summed_first: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     families: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     around: tuple[ModuleType, ...] = ()
@@ -227,6 +259,8 @@ class Mechanism:
     pictures: tuple[Picture, ...] = ()
     parts: ModuleType | None = None
     kernel_sizes: tuple[Case, ...] = ()
+    variants: Mapping[str, Mapping[str, Callable[..., tuple[Array, ...]]]] = field(default_factory=dict)
+    questions: tuple[Question, ...] = ()
 
     @property
     def equations(self) -> dict[str, str]:

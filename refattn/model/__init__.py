@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_gradient, check_is
 from refattn.model import network
 from refattn.model.network import Saved, Watch
@@ -12,6 +13,7 @@ from refattn.xp import Array
 __all__ = ["Config", "Params", "Saved", "backward", "forward", "init"]
 
 
+@naming("params")
 def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[Array, Saved]:
     """Logits of the token that follows each token.
 
@@ -46,6 +48,7 @@ def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[A
     return equations.active(network).forward(params, tokens, training)
 
 
+@naming("params", "saved")
 def backward(params: Params, saved: Saved, d_logits: Array, *, watch: Watch | None = None) -> Params:
     """Gradients of a loss with respect to all parameters, as a tree of their structure.
 

@@ -186,20 +186,20 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
     return Params(config, tokens, drawn("position_embedding", config.context, m, SPREAD), layers, norm())
 
 
-def check_tokens(params: Params, tokens: Array) -> None:
+def check_tokens(params: Params, tokens: Array, name: str = "tokens") -> None:
     """Raise where tokens are none that the model can read."""
     check_is("params", params, Params)
-    check_arrays(params=params.token_embedding, tokens=tokens)
+    check_arrays(params=params.token_embedding, **{name: tokens})
     if not dtype_name(tokens).startswith(("int", "uint")):
-        raise TypeError(f"tokens: got dtype {dtype_name(tokens)}, needs an integer type")
+        raise TypeError(f"{name}: got dtype {dtype_name(tokens)}, needs an integer type")
     config, width = params.config, params.config.width
-    for name, rows in (("token_embedding", config.vocabulary), ("position_embedding", config.context)):
-        table = getattr(params, name)
-        check_floating(**{f"params.{name}": table})
+    for table_name, rows in (("token_embedding", config.vocabulary), ("position_embedding", config.context)):
+        table = getattr(params, table_name)
+        check_floating(**{f"params.{table_name}": table})
         if tuple(table.shape) != (rows, width):
-            raise ValueError(f"params.{name}: got shape {tuple(table.shape)}, needs {(rows, width)}")
+            raise ValueError(f"params.{table_name}: got shape {tuple(table.shape)}, needs {(rows, width)}")
     vocabulary, context = config.vocabulary, config.context
     if len(tokens.shape) != 2 or not 1 <= tokens.shape[1] <= context:
-        raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, needs (batch, 1 to {context})")
+        raise ValueError(f"{name}: got shape {tuple(tokens.shape)}, needs (batch, 1 to {context})")
     if any_outside(tokens, vocabulary):
-        raise ValueError(f"tokens: got one outside of 0 to {vocabulary - 1}")
+        raise ValueError(f"{name}: got one outside of 0 to {vocabulary - 1}")

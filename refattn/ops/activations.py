@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from refattn.checked import Axes, Real, checked
+from refattn.checked import Axes, Real, checked, naming
 from refattn.xp import Array, backend, namespace
 
 _C = math.sqrt(2.0 / math.pi)
@@ -49,6 +49,7 @@ def gelu_tanh_backward(x: Array, gate: Array, d_y: Array) -> Array:
 
 
 @checked(x="...", least=(Real(), Axes("*")), signed=bool)
+@naming("least")
 def soft_threshold(x: Array, least: float | Array, *, signed: bool) -> Array:
     """Return x - least where x is larger, else 0; with `signed` that of its size, and its sign."""
     xp = namespace(x)

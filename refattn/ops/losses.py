@@ -67,6 +67,7 @@ def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:
 @checked(x="...", target="...")
 def mse_forward(x: Array, target: Array) -> tuple[Array, Array]:
     """Return the mean of the squares of ``x - target``, an array without axes, and the difference for the backward."""
+    _check_elements(x=x)
     difference = x - target
     return sum_wide(difference * difference) / math.prod(difference.shape), difference
 
@@ -74,5 +75,12 @@ def mse_forward(x: Array, target: Array) -> tuple[Array, Array]:
 @checked(difference="...", d_loss="")
 def mse_backward(difference: Array, d_loss: Array) -> Array:
     """Return the gradient with respect to x; that of the target is its negative."""
+    _check_elements(difference=difference)
     # forward: loss = mean((x - target)^2)
     return difference * (2.0 / math.prod(difference.shape)) * d_loss
+
+
+def _check_elements(**given: Array) -> None:
+    for name, x in given.items():
+        if 0 in x.shape:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, needs at least one element")

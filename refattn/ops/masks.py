@@ -129,6 +129,9 @@ class Band:
         most = keys if self._keys is None else min(self._keys, keys)
         stop = most if self._most is None else min(max(rows[1] + self._most, 0), most)
         start = 0 if self._least is None else max(rows[0] + self._least, 0) // width * width
+        if self._each:
+            # Whole blocks: where another sequence of the batch ends does not change how this one's sums are cut.
+            stop = min(-(-stop // width) * width, keys)
         for at in range(start, stop, width):
             yield at, min(at + width, stop)
 

@@ -121,8 +121,8 @@ class Source:
 
 
 def _is_check(node: ast.expr) -> bool:
-    """Tell whether a decorator reads arguments: what it checks was checked by the core."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "checked"
+    """Tell whether a decorator reads arguments, or names them in errors: the core has done so."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("checked", "naming")
 
 
 @functools.cache

@@ -49,6 +49,7 @@ _SCHEMA = {
     "text": {"fingerprint": SHA256},
     "versions": Each(str),
     "machine": Maybe(Each(str)),
+    "also": Maybe([Each(str)]),
 }
 
 
@@ -178,7 +179,8 @@ def begin(
     """Write ``config.json`` of a new run, or with `resume` compare it; return whether there was a run.
 
     `warn` is told where versions, the code or the machine are not those that the run began with: last bits may differ
-    from there on. With `exact` that is an error.
+    from there on, and the field "also" of the configuration says so. With `exact` that is an error, as it is where a
+    part of the run was made with others before.
 
     Raises
     ------
@@ -220,8 +222,14 @@ def begin(
         raise RunError(
             f"exact: {'; '.join(told)}, so that last bits may differ; needs what the run in {path} began with"
         )
+    also = stored.get("also") or []
+    if also and exact:
+        others = "; ".join(f"{name} {now}" for each in also for name, now in each.items())
+        raise RunError(f"exact: a part of the run in {path} was made with {others}, so that last bits may differ")
     for line in told:
         warn(f"{line}: from here on last bits may differ")
+    if changed and changed not in also:
+        folder.write_json("config.json", {**stored, "also": [*also, changed]})
     remove_left_behind(path)
     return True
 

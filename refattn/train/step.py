@@ -64,7 +64,7 @@ def measured(
     """
     check_is("params", params, Params)
     check_arrays(params=params.token_embedding, inputs=inputs, targets=targets)
-    check_tokens(params, inputs)
+    check_tokens(params, inputs, "inputs")
     check_targets(targets, tuple(inputs.shape), params.token_embedding.shape[0])
     size, accumulate = inputs.shape[0], check_whole("accumulate", accumulate, 1)
     if size % accumulate:

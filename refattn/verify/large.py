@@ -169,7 +169,7 @@ def verify_large(
     case = Case("large", "law", given, mechanism.sampled)
     inputs = make(mechanism.name, case, "float64")
     upstream = {"d_out": make_upstream(mechanism.name, case, "out", (1, heads, tokens, width), "float64")}
-    subject = Sample(case.name, inputs, case.options, upstream)
+    subject = Sample(case.name, inputs, case.options, upstream, long=True)
     tasks = [(name, partial(law, core, subject)) for name, law in laws_of(mechanism).items()]
     found = tuple(_row(name, run, tokens) for name, run in progress(tasks))
     return CheckReport(mechanism.name, label or repr(implementation), False, found)

@@ -1,9 +1,11 @@
-"""Layouts that kernels want, and arrays (b, h, n, d): packed sequences, pages of a cache, selected keys, slopes.
+"""Layouts that kernels want, and arrays (b, h, n, d): packed sequences, pages of a cache, selected keys, slopes, latent
+keys and values, and numbers in float8 with their factors.
 
 An adapter lays out what it is given, calls its kernel and brings the result back. None of this changes an equation:
 each is a permutation or a copy of rows, or another way to write a mask or a bias. NumPy alone.
 
-Letters: b batch, h head, n token, d width, i query, j key, t tokens of all sequences.
+Letters: b batch, h head, n token, d width, i query, j key, t tokens of all sequences, c latent width, r width that
+turns with the position, e width of values.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from refattn.golden.storage import largest, round_to
 
 Rows = NDArray[Any]
 
@@ -118,6 +122,40 @@ def slopes_of(bias: Rows) -> tuple[Rows, int] | None:
         if np.array_equal(-slopes[:, :, None, None] * distance, bias):
             return slopes, int(offset)
     return None
+
+
+def from_latent(latent: Rows, turned: Rows, w_k: Rows, w_v: Rows) -> tuple[Rows, Rows]:
+    """Return keys (b, h, j, d + r) and values (b, h, j, e) of latent ones (b, j, c) and the part that turns (b, j, r).
+
+    The weights are w_k (h, c, d) and w_v (h, c, e), of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434,
+    section 2.1), whose queries are [q, q that turns], (b, h, i, d + r).
+    """
+    b, h, j = latent.shape[0], w_k.shape[0], latent.shape[1]
+    shared = np.broadcast_to(turned[:, None], (b, h, j, turned.shape[2]))
+    return np.concatenate([latent[:, None] @ w_k, shared], axis=3), latent[:, None] @ w_v
+
+
+def absorbed(q: Rows, latent: Rows, turned: Rows, w_k: Rows) -> tuple[Rows, Rows, Rows, float]:
+    """Return queries (b, h, i, c + r), one head of keys (b, 1, j, c + r) and values (b, 1, j, c), and the scale.
+
+    Attention of these, times w_v, is that of q (b, h, i, d + r) over `from_latent`, with the same lse: w_k has gone
+    into the queries. The scale stays that of the width d + r.
+    """
+    width = w_k.shape[2]
+    own = q[..., :width] @ np.swapaxes(w_k, 1, 2)
+    keys = np.concatenate([latent, turned], axis=2)[:, None]
+    return np.concatenate([own, q[..., width:]], axis=3), keys, latent[:, None], float(q.shape[3]) ** -0.5
+
+
+def quantise(x: Rows, dtype: str, axes: Sequence[int]) -> tuple[Rows, Rows]:
+    """Return numbers of a float8 type, in float32, and the factors (float32, without these axes) that give x again.
+
+    Of what lies along the axes the largest becomes the largest number of the type; where all is 0 the factor is 1.
+    """
+    axes = tuple(axes)
+    size = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0) / largest(dtype)
+    factor = np.where(size == 0.0, 1.0, size).astype(np.float32)
+    return round_to(x / factor.astype(np.float64), dtype).astype(np.float32), np.squeeze(factor, axis=axes)
 
 
 def _offsets(bias: Rows) -> list[int]:

@@ -58,6 +58,8 @@ class Truth:
         The names of those that have to be equal to the rounded truth.
     further
         Gradients with respect to outputs beside `out`, by the names of the backward's arguments: "d_lse".
+    factors
+        In float8 what q, k and v are multiplied by, by name; {} in other types.
     along
         The direction of the derivatives "t_out" and "h_q", ..., by the names of the inputs; {} where none are asked.
     """
@@ -70,6 +72,7 @@ class Truth:
     stored: dict[str, str]
     exact: frozenset[str] = frozenset()
     further: dict[str, NDArray[Any]] = field(default_factory=dict)
+    factors: dict[str, NDArray[Any]] = field(default_factory=dict)
     along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 

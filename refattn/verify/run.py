@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from refattn.checked import One, Whole, checked
-from refattn.golden.storage import DTYPES
+from refattn.golden.storage import DTYPES, FLOAT8
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.adapter import CallError, attribute, call, learned, pulls, roundings
+from refattn.verify.foreign.adapter import CallError, attribute, call, learned, of_float8, own_keep, pulls, roundings
 from refattn.verify.foreign.conventions import differing
 from refattn.verify.judge import sampled
 from refattn.verify.judge.budget import rounded, truth, with_equations
@@ -21,7 +21,7 @@ from refattn.verify.judge.derivatives import with_derivatives
 from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
 
 
-@checked(mechanism=Mechanism, case=Case, dtype=One(tuple(DTYPES)), grad=bool, seed=Whole())
+@checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *FLOAT8)), grad=bool, seed=Whole())
 def verify_case(
     mechanism: Mechanism,
     implementation: Any,
@@ -34,27 +34,29 @@ def verify_case(
     derivatives: Iterable[str] = (),
 ) -> Outcome:
     """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too."""
-    declared = (*roundings(implementation, mechanism.equations), *rounding)
-    further = pulls(implementation, mechanism.pulled) if grad else ()
+    declared = {**dict.fromkeys(rounding, ""), **roundings(implementation, mechanism.equations)}
+    small = dtype in FLOAT8
+    further = pulls(implementation, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
-    own = attribute(implementation, "keep")
-    if own is not None and "keep" in case.inputs:
-        more["replaced"] = {"keep": np.asarray(own(case.name, case.inputs["keep"].shape))}
+    more |= of_float8(implementation) if small else {}
     asked = tuple(derivatives)
     long = sampled.is_long(mechanism, case)
-    if long:
-        case_truth = sampled.long_truth(mechanism, case, dtype, grad=grad, seed=seed, further=further)
-    else:
-        case_truth = truth(mechanism, case, dtype, grad=grad, seed=seed, **more)
     if asked and long:
         raise ValueError(f"{case.name}: its derivatives are judged where the definition can hold all scores alone")
-    if asked:
-        case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
     try:
+        if "keep" in case.inputs and attribute(implementation, "keep") is not None:
+            more["replaced"] = {"keep": own_keep(implementation, case.name, case.inputs["keep"].shape)}
+        if long:
+            case_truth = sampled.long_truth(mechanism, case, dtype, grad=grad, seed=seed, further=further)
+        else:
+            case_truth = truth(mechanism, case, dtype, grad=grad and not small, seed=seed, **more)
+        if asked:
+            case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
+        descale = {"descale": tuple(case_truth.factors[name].tolist() for name in "qkv")} if small else {}
         result = call(
             implementation,
             case_truth.inputs,
-            case.options,
+            {**case.options, **descale},
             dtype,
             case_truth.upstream,
             ("out", *mechanism.outputs),
@@ -67,6 +69,8 @@ def verify_case(
         if result.judged and not long:
             types = {id: _type_of(id, result, dtype, mechanism) for id in result.judged}
             case_truth = with_equations(mechanism, case, dtype, case_truth, types, declared, seed)
+        if small and grad:
+            result = replace(result, declined="no gradients in float8")
         if attribute(implementation, "slack") == "unwritten":
             result = with_slack_of(result, case_truth)
         note = ""
@@ -104,6 +108,14 @@ def with_slack_of(result: Result, known: Truth) -> Result:
         beyond = np.arange(got.shape[2]) >= known.inputs[which][:, None]
         beyond = beyond.reshape(got.shape[0], 1, -1, *(1,) * (got.ndim - 3))
         tensors[name] = np.where(beyond, rounded(known, name).astype(got.dtype), got)
+    sizes = {"q_lengths": (2, known.inputs["q"].shape[2]), "k_lengths": (3, known.inputs["k"].shape[2])}
+    for id in result.judged:  # equations of pairs, or of queries
+        for which, (axis, size) in sizes.items():
+            got = tensors[id]
+            if which in known.inputs and got.shape == known.values[id].shape and got.shape[axis : axis + 1] == (size,):
+                beyond = np.arange(size) >= known.inputs[which][:, None]
+                beyond = beyond.reshape(got.shape[0], *(size if n == axis else 1 for n in range(1, got.ndim)))
+                tensors[id] = np.where(beyond, rounded(known, id).astype(got.dtype), got)
     return replace(result, tensors=tensors)
 
 
@@ -172,4 +184,5 @@ def verify(
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in outcomes):
         return report
-    return replace(report, conventions=differing(implementation, mechanism, dtypes=dtypes))
+    plain = tuple(dtype for dtype in dtypes if dtype not in FLOAT8)  # nine calls without factors
+    return replace(report, conventions=differing(implementation, mechanism, dtypes=plain)) if plain else report

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from refattn.analysis.known_systems import STEP, SYSTEMS
 from refattn.analysis.operators import EDMD, KernelEDMD, Koopman, Operator
 from refattn.analysis.prediction import operators, predict
 from refattn.cli import cli
-from refattn.mechanisms.koopman.kernel import Linear
+from refattn.mechanisms.koopman.kernel import Linear, Rbf
 
 OURS = ("Koopman", "Koopman, separable", "Koopman, full space")
 OSCILLATORS = ("van der Pol", "Duffing")
@@ -85,6 +87,15 @@ def test_the_peers_know_a_linear_system(kind: str) -> None:
     np.testing.assert_allclose(found.predict(states, 7), SYSTEMS["linear"].path(states, 7)[1:], atol=1e-11)
     for value in SYSTEMS["linear"].eigenvalues:
         assert np.min(np.abs(found.eigenvalues() - value)) < 1e-11
+
+
+@pytest.mark.parametrize("weight", [math.inf, None, "x", np.ones((2, 2))])
+def test_a_kernel_of_no_number_is_refused(weight: Any) -> None:
+    kernel, points = Rbf(1.0, weight), np.eye(2)
+    with pytest.raises((TypeError, ValueError), match="^kernel.weight: got"):
+        EDMD(kernel, points, points, points)
+    with pytest.raises(TypeError, match="^starts: got dtype float16"):
+        KernelEDMD(Rbf(1.0, 1.0), np.eye(2, dtype=np.float16), np.eye(2))
 
 
 def test_the_command(tmp_path: Path) -> None:

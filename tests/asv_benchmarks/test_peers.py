@@ -313,12 +313,13 @@ def test_every_mechanism_is_compared_with_something() -> None:
         assert any(name.startswith(mechanism) for name in declarations.names()), mechanism
 
 
+@pytest.mark.parametrize("rule", ["gated delta", "KDA"])
 @pytest.mark.parametrize("function", ["recurrent", "chunked"])
-def test_sides_of_the_delta_rule_compute_the_same(function: str) -> None:
+def test_sides_of_the_delta_rule_compute_the_same(function: str, rule: str) -> None:
     pytest.importorskip("torch")
     delta = importlib.import_module("asv_benchmarks.comparisons.delta")
-    out, gradients = getattr(delta, function)(n=2 * delta.CHUNK, run="both")()
-    expected, known = delta.ours(n=2 * delta.CHUNK, run="both")()
+    out, gradients = getattr(delta, function)(n=2 * delta.CHUNK, run="both", rule=rule)()
+    expected, known = delta.ours(n=2 * delta.CHUNK, run="both", rule=rule)()
     assert np.max(np.abs(out.detach().numpy() - expected)) < 1e-5 * np.max(np.abs(expected))
     for name, found in gradients.items():
         assert np.max(np.abs(found.numpy() - known[name])) < 1e-5 * np.max(np.abs(known[name])), name

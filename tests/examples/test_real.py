@@ -140,3 +140,57 @@ def test_a_wrong_line_of_plain_koopman_is_seen(right: str, wrong: str, case: str
     assert outcome.status == "disagrees", outcome
     agreeing = {verdict.tensor for verdict in outcome.verdicts if verdict.agrees}
     assert agreeing == ({"out"} if "look" in right else set())
+
+
+ORT, GQA, FLEX = "onnxruntime_attention.py", "onnxruntime_grouped.py", "torch_flex.py"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cases"),
+    [
+        (f"{ORT}:attend", "window-head window-far bias-softcap lengths-causal causal-head"),
+        pytest.param(f"{ORT}:attend_25", "window-mask bias-grouped", marks=pytest.mark.slow),
+        pytest.param(f"{ORT}:attend_raw", "softcap bias", marks=pytest.mark.slow),
+        pytest.param(f"{ORT}:attend_capped", "softcap bias", marks=pytest.mark.slow),
+        (f"{ORT}:attend_masked", "softcap-mask lengths-keys"),
+        (f"{ORT}:attend_weights", "empty-rows window-tail"),
+        (f"{GQA}:attend", "sink-window causal-tail one-query bias-heads"),
+        pytest.param(f"{FLEX}:attend", "window-head offset-batch bias-softcap lengths-causal", marks=pytest.mark.slow),
+        ("torch_sdpa.py:attend_math", "bias bias-row alibi-tail"),
+    ],
+)
+def test_kernels_agree_where_they_have_an_option(kernel: str, cases: str) -> None:
+    """Windows, places, biases, lengths and sinks, and the scores or weights that come beside an output."""
+    pytest.importorskip("torch" if kernel.startswith("torch") else "onnxruntime")
+    implementation = load(f"{EXAMPLES / kernel}")
+    gradients = "sdpa" in kernel
+    for name in cases.split():
+        case = ra.mechanism("softmax").case(name)
+        outcome = verify_case(ra.mechanism("softmax"), implementation, case, "float32", grad=gradients)
+        assert outcome.status == "agrees", (name, outcome)
+        beside = {verdict.tensor for verdict in outcome.verdicts} - {"out", "lse"}
+        equation = {"raw": "SM.1", "capped": "SM.2", "masked": "SM.3", "weights": "SM.7"}.get(kernel.split("_")[-1])
+        assert beside == ({equation} if equation else {"d_q", "d_k", "d_v", "d_bias"} if gradients else set())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "right", "wrong", "case"),
+    [
+        (GQA, "window[0] + 1", "window[0]", "sink-window"),
+        (GQA, 'feed["sink"] = sink', 'feed["sink"] = sink * np.float32(0.25)', "sink-window"),
+        (GQA, "n_k - 1, np.int32", "n_k - 2, np.int32", "one-query"),
+        (ORT, '"SM.1", "SM.2", "SM.3", "SM.7")', '"SM.2", "SM.1", "SM.3", "SM.7")', "softcap"),
+        pytest.param(FLEX, "else other - own", "else other * 0", "lengths-causal", marks=pytest.mark.slow),
+        pytest.param(
+            FLEX, "added is None else value + ", "added is None else value - ", "bias", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_wrong_line_of_an_adapter_is_seen(kernel: str, right: str, wrong: str, case: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch" if kernel.startswith("torch") else "onnxruntime")
+    source = (EXAMPLES / kernel).read_text()
+    assert source.count(right) == 1
+    (tmp_path / kernel).write_text(source.replace(right, wrong))
+    implementation = load(f"{tmp_path / kernel}:{'attend_raw' if kernel == ORT else 'attend'}")
+    record = ra.mechanism("softmax")
+    assert verify_case(record, implementation, record.case(case), "float32").status == "disagrees"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from docs.experiments.tasks import Recall, Text, standard_library
+from docs.experiments.tasks import Overwriting, Parity, Recall, Text, standard_library
 
 
 @given(pairs=st.integers(1, 6), keys=st.integers(6, 9), values=st.integers(1, 5), seed=st.integers(0, 99))
@@ -37,7 +37,30 @@ def test_keys_values_and_their_order_are_drawn_independently() -> None:
         assert np.mean(inputs[:, 6] == inputs[:, 2 * place]) == pytest.approx(1 / 3, abs=0.012)
 
 
-@pytest.mark.parametrize("task", [Recall(), Text(context=16)])
+@given(pairs=st.integers(1, 4), rounds=st.integers(1, 3), seed=st.integers(0, 99))
+def test_what_is_asked_for_is_the_value_that_a_key_was_given_last(pairs: int, rounds: int, seed: int) -> None:
+    task = Overwriting(pairs=pairs, rounds=rounds, keys=6, values=5)
+    batch = task.batch(4, seed=seed, step=3)
+    assert batch.inputs.shape == (4, task.context)
+    for inputs, targets, weights in zip(*batch, strict=True):
+        told, asked = inputs[: 2 * rounds * pairs], inputs[2 * rounds * pairs :]
+        keys, values = told[::2].tolist(), told[1::2].tolist()
+        assert sorted(set(keys)) == sorted(asked) and all(keys.count(key) == rounds for key in asked)
+        assert set(values) <= set(range(6, 11))
+        assert [dict(zip(keys, values, strict=True))[key] for key in asked] == list(targets[len(told) :])
+        assert list(weights) == [0.0] * len(told) + [1.0] * pairs
+    with pytest.raises(ValueError, match="pairs: got 7, needs 1 to the number of keys, 6"):
+        Overwriting(pairs=7, keys=6)
+
+
+def test_parity_is_of_the_bits_so_far() -> None:
+    batch = Parity(context=9).batch(5, seed=1, step=2)
+    assert np.array_equal(batch.targets, [[sum(bits[: n + 1]) % 2 for n in range(9)] for bits in batch.inputs])
+    (judged,) = Parity(context=8, judged=3).held_out()
+    assert np.array_equal(judged.weights, [[0, 0, 0, 0, 1, 1, 1, 1]] * 3) and 0.3 < np.mean(judged.inputs) < 0.7
+
+
+@pytest.mark.parametrize("task", [Recall(), Overwriting(), Parity(), Text(context=16)])
 def test_a_batch_is_a_function_of_seed_and_step(task: Any) -> None:
     first = task.batch(4, seed=1, step=2)
     assert all(np.array_equal(a, b) for a, b in zip(first, task.batch(4, seed=1, step=2), strict=True))

@@ -7,6 +7,7 @@ to their end, which has to be that of a process that nobody killed, by the SHA-2
 - growth: the same, of blocks that get wider on the way
 - golden: a set of golden vectors that takes the place of another; after each kill there is a whole set, once
   there was one, and nothing is left beside it in the end
+- filling: the same into a folder that is there and empty
 - output: a trace into a file; after each kill the file is the one that was there, or the new one
 
 What comes of a life is counted: killed, or ended before it was; and of the last life the same or other bytes.
@@ -105,14 +106,18 @@ def kinds_in(home: Path) -> dict[str, Kind]:
     def file_of(place: Path) -> str:
         return hashlib.sha256(place.read_bytes()).hexdigest()
 
+    def written(place: Path) -> list[str]:
+        return ["golden", "write", str(place), "growing", "--replace", "--size", "small"]
+
+    def filled(place: Path) -> list[str]:
+        place.mkdir(exist_ok=True)
+        return written(place)
+
     return {
         "train": Kind(lambda place: arguments(text, place, "--resume", **settings), of_run),
         "growth": Kind(grown, of_run),
-        "golden": Kind(
-            lambda place: ["golden", "write", str(place), "growing", "--replace", "--size", "small"],
-            of_set,
-            keeps_a_set(),
-        ),
+        "golden": Kind(written, of_set, keeps_a_set()),
+        "filling": Kind(filled, of_set, keeps_a_set()),
         "output": Kind(
             lambda place: ["trace", "growing", "--json", str(place)],
             file_of,

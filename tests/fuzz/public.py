@@ -13,7 +13,18 @@ import numpy as np
 
 import refattn as ra
 from refattn import backends, counter, equations, model, tree
-from refattn.analysis import equilibria, graph_flow, graphs, moments, operators, particles, prediction, spectrum
+from refattn.analysis import (
+    clusters,
+    equilibria,
+    graph_flow,
+    graphs,
+    lyapunov,
+    moments,
+    operators,
+    particles,
+    prediction,
+    spectrum,
+)
 from refattn.golden import vectors
 from refattn.mechanisms import entry, growing, registry
 from refattn.mechanisms.koopman.kernel import Rbf
@@ -239,7 +250,13 @@ def targets(folder: Path) -> list[Target]:
     add("case", record.case, name="tiny")
     add("Context", ra.Context, mask=mask, causal=True, layer=0, training=False)
     add("Decline", ra.Decline, reason="why")
-    return [*found, *of_pieces(rng), *(target for name in registry.list_mechanisms() for target in of_block(name, rng))]
+    return [
+        *found,
+        *of_pieces(rng),
+        *of_delta(rng),
+        *of_derived(rng),
+        *(target for name in registry.list_mechanisms() for target in of_block(name, rng)),
+    ]
 
 
 def of_pieces(rng: np.random.Generator) -> list[Target]:
@@ -286,6 +303,76 @@ def of_pieces(rng: np.random.Generator) -> list[Target]:
         ra.softmax.forward(normal(1, 1, 2, 2), normal(1, 1, 2, 2), normal(1, 1, 2, 2))
     add("Trace.passes", traced_.passes, id="SM.1")
     add("apply", equations.apply, hook=lambda id, name, value: value)
+    return found
+
+
+def of_rooms(q: Any) -> list[Target]:
+    """Return what single mechanisms have beside their cores; q (1, 2, 3, 4)."""
+    ge, order, growing_, upstream = ra.graph_energy, ra.higher_order, growing, {"d_out": np.ones_like(q)}
+    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+        (ge.window_graph, {"n": 4, "width": 1, "like": q}),
+        (ge.nearest_graph, {"points": q[0, 0], "count": 1}),
+        (ge.sparse_graph, {"weights": np.ones((3, 3))}),
+        (order.empty_state, {"k": q, "v": q}),
+        (growing_.functional_gradient, {"saved": growing_.forward(q, q, q)[1], **upstream}),
+        (growing_.contract, {"saved": growing_.forward(q, q, q)[1], **upstream, "x": q[:, 0]}),
+    ]
+    return [Target(call.__name__, call, arguments) for call, arguments in calls]
+
+
+def of_delta(rng: np.random.Generator) -> list[Target]:
+    """Return the core of the delta rule with all that it takes, and softmax attention with the rest of its options."""
+    q, gate = rng.normal(size=(1, 2, 3, 4)), rng.uniform(size=(1, 2, 3))
+    qkv: dict[str, Any] = {"q": q, "k": q + 0.5, "v": q - 0.5}
+    gates = {"beta": gate, "log_decay": -gate, "log_momentum": -gate, "step": gate}
+    state = {"state": rng.normal(size=(1, 2, 2, 4, 4)), "scale": np.asarray(0.5), "norm_eps": 1e-6, "qk_norm": True}
+    packed = {"key_mask": np.ones((1, 3), bool), "lengths": (1, 2), "chunk": 2}
+    softmax = {"mask": np.ones((1, 2, 3, 3), bool), "bias": rng.normal(size=(1, 2, 3, 3)), "sink": rng.normal(size=2),
+               "window": (1, 1), "offset": np.asarray([1]), "q_lengths": np.asarray([2]), "k_lengths": np.asarray([3]),
+               "keep": rng.uniform(size=(1, 2, 3, 3)), "softcap": 2.0, "scale": np.asarray(0.5)}  # fmt: skip
+    found = of_rooms(q)
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("delta", {**gates, **state}),
+        ("delta", {"beta": gate, "log_decay": rng.normal(size=(1, 2, 3, 4)), **packed, "form": "chunked"}),
+        ("softmax", {**softmax, "form": "dense"}),
+        ("softmax", {**softmax, "form": "tiled"}),
+    ]
+    for name, options in calls:
+        room: Any = getattr(ra, name)
+        title = f"{name} with {len(options)} options"
+        found.append(Target(f"{title}, forward", room.forward, {**qkv, **options}))
+        out, saved = room.forward(**qkv, **options)
+        found.append(Target(f"{title}, backward", room.backward, {"saved": saved, "d_out": np.ones_like(out)}))
+    return found
+
+
+def of_derived(rng: np.random.Generator) -> list[Target]:
+    """Return what takes derivatives of others, follows tokens, and judges the derivatives of a kernel."""
+    found: list[Target] = []
+
+    def add(title: str, call: Callable[..., Any], first: str = "", /, **arguments: Any) -> None:
+        found.append(Target(title, call, arguments, tuple(first.split())))
+
+    q = rng.normal(size=(1, 1, 2, 2))
+    core: Any = ra.softmax
+
+    def half(x: Any) -> Any:
+        return 0.5 * x
+
+    add("tangent", ra.tangent, f=lambda q: core.forward(q, q, q)[0], x={"q": q}, t={"q": np.ones_like(q)})
+    add("lyapunov.spectrum", lyapunov.spectrum, maps=[half, half], state=rng.normal(size=(2, 2)))
+    sizes = {"particles": 3, "dimensions": 2, "end": 0.1, "step": 0.1, "seed": 0}
+    add("clusters.study", clusters.study, core=core, options={"causal": False}, **sizes)
+    add("clusters.course", clusters.course, unit="time", times=[0.0, 1.0], tokens=[q[0, 0], q[0, 0]])
+    record = registry.mechanism("softmax")
+    case = record.case("tiny")
+
+    def kernel(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return ra.softmax.forward(q, k, v, **options)[0]
+
+    add("verify_case with derivatives", run.verify_case, "mechanism implementation case dtype", mechanism=record,
+        implementation=kernel, case=case, dtype="float64", grad=True, seed=0, rounding=("SM.1",),
+        derivatives=("tangent", "hessian"))  # fmt: skip
     return found
 
 

@@ -24,8 +24,7 @@ def test_files(calls: int) -> None:
 def test_functions(calls: int) -> None:
     counts, bad = functions.run_all(calls, seed=0)
     assert not (counts["wrong"] or counts["mutated"] or counts["hang"]), "\n".join(bad)
-    assert counts["obscure, within"] + counts["foreign, within"] <= 0.02 * calls, "\n".join(bad)
-    assert counts["obscure"] + counts["foreign"] <= (0.002 if calls > 1000 else 0.004) * calls, "\n".join(bad)
+    assert len(bad) <= (0.002 if calls > 1000 else 0.004) * calls, "\n".join(bad)
     assert counts["refused"] > calls // 2 and counts["fine"] > calls // 8
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refattn.golden.storage import LOWER, TYPES, chop_to, round_to, spacing, stored
+from refattn.golden.storage import FLOAT8, LOWER, TYPES, chop_to, largest, round_to, spacing, stored
 
 NATIVE = ("float32", "float16")
 ALL = tuple(TYPES)
@@ -92,6 +92,23 @@ def test_rounding_to_bfloat16_is_that_of_ml_dtypes() -> None:
         assert same(round_to(x, "bfloat16"), x.astype("float32").astype(ml_dtypes.bfloat16).astype("float64"))
 
 
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_float8_is_that_of_torch_and_ml_dtypes(dtype: str) -> None:
+    """All of its codes, the middles between them and their neighbours; what is beyond the largest becomes it."""
+    torch, ml_dtypes = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes")
+    codes = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype)).to(torch.float64).numpy()
+    numbers = np.unique(codes[np.isfinite(codes)])
+    assert (largest(dtype), len(numbers)) == {"float8_e4m3fn": (448.0, 253), "float8_e5m2": (57344.0, 247)}[dtype]
+    assert (round_to(numbers, dtype) == numbers).all() and numbers[-1] == largest(dtype)
+    middles = ((numbers[1:] + numbers[:-1]) / 2.0).astype(np.float32)
+    x = np.concatenate([middles, *(np.nextafter(middles, np.float32(n)) for n in (-np.inf, np.inf))])
+    expected = torch.tensor(x).to(getattr(torch, dtype)).to(torch.float64).numpy()
+    assert same(round_to(x.astype("float64"), dtype), expected)
+    assert same(expected, x.astype(getattr(ml_dtypes, dtype)).astype("float64"))
+    beyond = np.asarray([1.0, -1.0]) * 1.5 * largest(dtype)
+    assert (round_to(beyond, dtype) == [largest(dtype), -largest(dtype)]).all()
+
+
 def test_rounding_to_bfloat16_by_bits() -> None:
     """The upper 16 bits of float32, rounded to nearest, ties to even."""
     x = bfloat16_inputs()
@@ -134,7 +151,7 @@ def test_laws_of_rounding(dtype: str, x: float, y: float) -> None:
         assert a <= b
     assert round_to(np.asarray([a]), dtype)[0] == a
     assert round_to(np.asarray([-x]), dtype)[0] == -a
-    if math.isfinite(a):
+    if math.isfinite(a) and abs(x) <= largest(dtype):
         step = spacing(np.asarray([x]), dtype)[0]
         assert abs(a - x) <= step / 2.0
         assert a / spacing(np.asarray([a]), dtype)[0] % 1.0 == 0.0

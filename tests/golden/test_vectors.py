@@ -346,18 +346,62 @@ sys.exit(1)
 """
 
 
-@pytest.mark.parametrize("at", range(1, 8))
-def test_a_write_that_is_killed_loses_no_set(at: int, copy: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A process that ends at its n-th rename or removal; then who reads the set finds the old or the new one."""
-    before = snapshot(copy)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], None]:
+    """Writes a set over what is in a folder, in a process that ends at its n-th rename or removal."""
     given = tmp_path_factory.mktemp("given") / "cases"
     given.write_bytes(pickle.dumps((freeze.about([FEW], "small", "1.2.4"), frozen())))
-    killed = subprocess.run([sys.executable, "-c", KILLED, copy, given, str(at)], capture_output=True, text=True)
-    assert (killed.returncode, killed.stderr) == (0, "")
+
+    def write(folder: Path, at: int) -> None:
+        run = subprocess.run([sys.executable, "-c", KILLED, folder, given, str(at)], capture_output=True, text=True)
+        assert (run.returncode, run.stderr) == (0, "")
+
+    return write
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_write_that_is_killed_loses_no_set(at: int, copy: Path, killed: Callable[[Path, int], None]) -> None:
+    """Who reads the set then finds the old or the new one."""
+    before = snapshot(copy)
+    killed(copy, at)
     vectors.read(copy)
     assert set(snapshot(copy)) == set(before)
     replaced(copy)
     assert [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize(("at", "whole"), [(1, False), (3, True), (4, True)])
+def test_a_write_into_an_empty_folder_that_is_killed(
+    at: int, whole: bool, tmp_path: Path, killed: Callable[[Path, int], None]
+) -> None:
+    """Before its manifest has its name there is nothing; then whoever looks moves the rest up."""
+    killed(tmp_path, at)
+    if whole:
+        assert vectors.read(tmp_path).cases
+    else:
+        with pytest.raises(vectors.SetError, match="got no vectors") as caught:
+            vectors.read(tmp_path)
+        assert caught.value.empty
+    vectors.write(tmp_path, freeze.about([FEW], "small", "1.2.5"), frozen(), replace=whole)
+    assert vectors.read(tmp_path).cases and not list(tmp_path.glob(".refattn-*"))
+
+
+def test_a_set_over_a_mount_is_refused_at_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one is written to: all that is made stands in it."""
+    monkeypatch.setattr(os.path, "ismount", lambda path: True)
+    with pytest.raises(vectors.SetError, match="got a set at the root of a mount"):
+        vectors.write(copy, {}, (), replace=True)
+    empty = copy.parent / "empty"
+    empty.mkdir()
+    rename = os.rename
+
+    def within(source: Path, target: Path) -> None:
+        assert os.path.dirname(source).startswith(str(empty)) and os.path.dirname(target).startswith(str(empty))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", within)
+    vectors.write(empty, freeze.about([FEW], "small", "1.2.4"), frozen())
+    assert vectors.read(empty).cases
 
 
 def test_what_another_process_holds_or_the_user_keeps_is_not_swept(copy: Path) -> None:

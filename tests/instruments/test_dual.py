@@ -231,13 +231,17 @@ def test_trees_constants_and_dtypes() -> None:
         (abs, {"x": {"w": A}}, {"x": {"v": A}}, ValueError, "t: got 'x.v', which x has no array for"),
         (abs, {"x": A}, {"x": A[0]}, ValueError, r"t: x has the shape \(3, 4\), needs \(2, 3, 4\) as in x"),
         (abs, {"x": AT}, {"x": AT}, ValueError, "t: x is of int64 in x, which has no tangent"),
-        (abs, {"x": 3}, {"x": 1.0}, ValueError, "t: got 'x', which x has no array for"),
+        (abs, {"x": 3}, {"x": 1.0}, ValueError, "t: x is 3 in x, which has no tangent; needs a floating-point number"),
         (abs, {"x": A}, {"x": A * 1j}, TypeError, "t: x is of complex128, needs numbers as in x, of float64"),
         (abs, {"x": A}, {"x": A.astype(str)}, TypeError, "t: x is of <U"),
-        (lambda x: object(), {"x": A}, {}, TypeError, "f: returned no tree of arrays"),
+        (abs, {"x": A}, {"x": A.tolist()}, ValueError, "t: got 'x.0.0.0', which x has no array for"),
+        (abs, {"x": A}, {"x": abs}, TypeError, "t: x is builtins.builtin_function_or_method, needs an array"),
+        (lambda x: object(), {"x": A}, {}, TypeError, "f: returned builtins.object, needs arrays or a tree"),
         (lambda x: x + A, {"x": A}, {"x": A}, TypeError, "add: got numpy.ndarray beside an array that carries"),
         (lambda x: A + x, {"x": A}, {"x": A}, TypeError, "add: got numpy.ndarray beside an array that carries"),
         (lambda x: namespace(x).prod(x), {"x": A}, {"x": A}, NotImplementedError, "prod: has no rule for a tangent"),
+        (lambda x: np.einsum("ij->j", x[0]), {"x": A}, {"x": A}, NotImplementedError, "einsum: has no rule"),
+        (lambda x: np.add.reduce(x), {"x": A}, {"x": A}, TypeError, "add: got Dual, which has neither reduce nor out"),
         (lambda x: namespace(x).clip(x, min=x), {"x": A}, {"x": A}, NotImplementedError, "clip: has a rule for"),
         (lambda x: namespace(x).linalg.qr(x), {"x": A}, {"x": A}, NotImplementedError, "qr: of a matrix with more"),
     ],
@@ -264,6 +268,40 @@ def test_a_tangent_that_is_dropped_is_said() -> None:
     with pytest.warns(UserWarning, match="f: returned plain arrays, so that their tangent is 0"):
         y, dy = ra.tangent(lambda x: x.value + 1.0, {"x": A}, {"x": B})
     assert np.array_equal(y, A + 1.0) and not np.any(dy)
+    with pytest.warns(UserWarning, match="asarray: drops the tangent of an array"):
+        y, dy = ra.tangent(lambda x: (x, np.asarray(x)), {"x": A}, {"x": B})
+    assert np.array_equal(dy[0], B) and not np.any(dy[1])
+
+
+def test_results_and_arguments_are_objects_of_any_class() -> None:
+    x = {name: draw(name, 1, 2, 3, 4) for name in ("q", "k", "v")}
+    t, d_out = draw("t", 1, 2, 3, 4), draw("d_out", 1, 2, 3, 4)
+    for core, options in ((ra.softmax, {"form": "tiled", "causal": True}), (ra.graph_energy, {"steps": 2})):
+        # Their `saved` hold masks that are made on the way, and functions.
+        (out, saved), (d, _) = ra.tangent(core.forward, x | options, {"q": t})
+        gradients = core.backward(saved, d_out)
+        np.testing.assert_allclose(np.sum(gradients["q"] * t), np.sum(d_out * d), rtol=1e-12)
+        plain_out, saved = core.forward(**x, **options)
+        assert np.array_equal(plain_out, out)
+        _, linear = ra.tangent(core.backward, {"saved": saved, "d_out": d_out}, {"d_out": t})
+        np.testing.assert_allclose(linear["k"], core.backward(saved, t)["k"], rtol=1e-9, atol=1e-12)
+
+
+def test_numbers_and_functions_of_numpy() -> None:
+    def f(x: Any, scale: float, options: Any) -> Any:
+        assert len(x) == 2 and x.shape == (2, 3, 4)
+        y = np.where(np.power(x, 2) < 4.0, np.arctan2(np.absolute(x), 2.0 + 0.0 * x), 1.0)
+        return np.concatenate([y, np.transpose(x, (0, 1, 2))]) @ x[0].T, scale * options["by"], float(x[0, 0, 0]), 3
+
+    (moved, by, number, whole) = ra.tangent(
+        f,
+        {"x": A, "scale": 2.0, "options": {"by": 5.0}},
+        {"x": B, "options": {"by": 1.0}},
+    )[1]
+    assert by == 2.0 and (number, whole) == (0.0, 0), "what is no array is a constant"
+    h = 1e-6
+    plus, minus = (f(A + s * B, 2.0, {"by": 5.0})[0] for s in (h, -h))
+    np.testing.assert_allclose(moved, (plus - minus) / (2.0 * h), rtol=1e-7, atol=1e-7)
 
 
 def test_nothing_is_left_behind() -> None:

@@ -151,6 +151,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "NaN": (lambda x: x * np.nan, ValueError, "got an element that is not finite"),
     "an axis more": (lambda x: x[..., None], ValueError, "got shape"),
     "wider": (lambda x: np.concatenate([x, x], axis=-1), ValueError, "got shape"),
+    "nothing": (lambda x: None, TypeError, r"cache.*: got None(Type)?, needs an array"),
     "masked": (lambda x: np.ma.masked_array(x), TypeError, "got MaskedArray"),
     "torch": (lambda x: pytest.importorskip("torch").asarray(x), TypeError, "several libraries"),
 }

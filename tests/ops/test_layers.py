@@ -251,3 +251,13 @@ def test_cross_entropy_of_huge_logits_is_finite() -> None:
 def test_mse_is_the_mean_of_squares() -> None:
     loss, _ = losses.mse_forward(np.asarray([[1.0, 2.0]]), np.asarray([[0.0, 5.0]]))
     assert float(loss) == 5.0 and math.isfinite(loss)
+    nothing = np.ones((2, 0))
+    with pytest.raises(ValueError, match=r"^x: got shape \(2, 0\), needs at least one element"):
+        losses.mse_forward(nothing, nothing)
+    with pytest.raises(ValueError, match=r"^difference: got shape \(2, 0\), needs at least one element"):
+        losses.mse_backward(nothing, np.asarray(1.0))
+
+
+def test_a_threshold_that_fits_to_no_element_is_named() -> None:
+    with pytest.raises(ValueError, match="^least: "):
+        activations.soft_threshold(np.ones((2, 3)), np.ones(2), signed=True)

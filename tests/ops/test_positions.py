@@ -56,3 +56,36 @@ def test_positions_of_each_sequence() -> None:
         assert (rotary_forward(X, cos, sin)[n] == rotary_forward(X[n : n + 1], *one)[0]).all()
     with pytest.raises(ValueError, match="cos, sin: got shapes"):
         rotary_forward(X, cos[..., :1, :], sin[..., :1, :])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_scores_of_turned_rows_depend_on_the_difference_of_their_places(interleaved: bool) -> None:
+    r = np.random.default_rng(1)
+    q, k, places = r.normal(size=(1, 1, 5, 8)), r.normal(size=(1, 1, 5, 8)), r.integers(0, 1000, size=(2, 5))
+
+    def scores(shift: int) -> Any:
+        q_angles, k_angles = (angles(place + shift, 8, q) for place in places)
+        turned = rotary_forward(q, *q_angles, interleaved=interleaved)
+        return turned @ rotary_forward(k, *k_angles, interleaved=interleaved).mT
+
+    np.testing.assert_allclose(scores(1), scores(0), rtol=1e-10, atol=1e-11)
+    assert (
+        np.abs(np.sum(rotary_forward(q, *angles(places[0], 8, q)) ** 2, axis=3) - np.sum(q * q, axis=3)).max() < 1e-13
+    )
+    other = places[0] + 1  # positions that begin at 1 change the op, and no score
+    assert np.abs(rotary_forward(q, *angles(other, 8, q)) - rotary_forward(q, *angles(places[0], 8, q))).max() > 0.1
+
+
+def test_both_layouts_of_pairs_are_a_permutation_apart() -> None:
+    """And each wrong reading of the op is far off: the other layout, direction, base, and numbers that turn."""
+    order = [0, 2, 4, 1, 3, 5, 6, 7]  # evens, then odds, of those that turn
+    right = rotary_forward(X, COS, SIN)
+    assert (rotary_forward(X, COS, SIN, interleaved=True)[..., order] == rotary_forward(X[..., order], COS, SIN)).all()
+    for wrong in (
+        rotary_forward(X, COS, SIN, interleaved=True),
+        rotary_forward(X, COS, -SIN),
+        rotary_forward(X, *(x[:, :3] for x in angles(np.arange(5) + 3, 8, X))),
+        np.roll(rotary_forward(np.roll(X, -2, axis=3), COS, SIN), 2, axis=3),
+        rotary_forward(X, *angles(np.arange(5) + 4, 6, X)),
+    ):
+        assert np.abs(wrong - right).max() > 0.1

@@ -51,7 +51,7 @@ def test_texts_and_inputs_that_are_none_are_refused(params: model.Params, inputs
         loss_and_gradients(params, inputs, inputs.astype(str))
     with pytest.raises(TypeError, match="^targets: got list, needs an array"):
         loss_and_gradients(params, inputs, inputs.tolist())
-    with pytest.raises(ValueError, match="^tokens: got one outside of 0 to 15"):
+    with pytest.raises(ValueError, match="^inputs: got one outside of 0 to 15"):
         loss_and_gradients(params, inputs + 16, inputs)
 
 

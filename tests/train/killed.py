@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,10 @@ def life(folder: Path, point: int | None, seconds: float) -> int:
         os.close(reader)
         if point is not None:
             die_at(point)
+        os.write(writer, b"0\n")
         save_on(folder, writer)
     os.close(writer)
+    assert os.read(reader, 2) == b"0\n"  # on a busy machine it begins later
     if point is None:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
@@ -108,8 +111,12 @@ def life(folder: Path, point: int | None, seconds: float) -> int:
 def main(folder: Path, mode: str, count: int) -> None:
     draw = random.Random(0)
     died_before, seen = 0, 0
+    with tempfile.TemporaryDirectory() as name:  # how long a save takes here, and now
+        began = time.monotonic()
+        checkpoint.save(Path(name), 1, arrays(1), {"step": 1})
+        most = max(0.03, 5.0 * (time.monotonic() - began))
     for n in range(count):
-        told = life(folder, n + 1 if mode == "points" else None, 0.03 * draw.random())
+        told = life(folder, n + 1 if mode == "points" else None, most * draw.random())
         found = checkpoint.newest(folder, fail)
         step = 0 if found is None else found.step
         assert step >= max(told, seen), f"step {told} was saved, step {step} is found"

@@ -221,6 +221,12 @@ def test_another_machine_or_other_code_is_told(
 
     with pytest.raises(RunError, match=f"^exact: {name} was .* and is another"):
         loop.run(chosen, run, report, resume=True, exact=True)
+    # What a part of it was made with is not forgotten when the machine is the first one again.
+    monkeypatch.setattr(folder, "machine", lambda: now)
+    train(chosen, run, resume=True)
+    assert json.loads((run / "config.json").read_text())["also"] == [{name: "another"}]
+    with pytest.raises(RunError, match=f"^exact: a part of the run in .* was made with {name} another"):
+        loop.run(chosen, run, report, resume=True, exact=True)
 
 
 # --- nobody who reads

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn.golden.storage import DTYPES
+from refattn.golden.storage import DTYPES, round_to
 from refattn.verify.foreign.adapter import LoadError
 from refattn.verify.outcome import Outcome, Report, Verdict
 from refattn.verify.run import verify, verify_case
@@ -211,3 +211,179 @@ def test_declared_roundings_are_granted() -> None:
     rough.roundings = ("SM.77",)  # type: ignore[attr-defined]
     with pytest.raises(LoadError, match=r"roundings are \('SM.77',\), needs a tuple of ids such as SM.1"):
         verify_case(RECORD, rough, case, "float16")
+
+
+def one(name: str) -> Any:
+    """The record of softmax attention with one of its cases."""
+    whole = ra.mechanism("softmax")
+    return dataclasses.replace(whole, cases=(whole.case(name),))
+
+
+@pytest.mark.parametrize("case", ["all", "mask-heads", "softcap"])
+def test_equations_are_judged_by_their_ids(case: str) -> None:
+    """Each against the trace, or against what stands in its place; a wrong one fails by its name."""
+    ids = ("SM.1", "SM.2", "SM.3", "SM.15", "SM.7", "SM.17", "SM.18", "SM.4", "SM.6")
+    before = RECORD.before
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        with ra.trace() as traced:
+            out, saved = ra.softmax.forward(q, k, v, **options)
+        found = {"out": out, "max": saved.max}
+        for id in ids:
+            at = id
+            while at not in traced:
+                at = before[at]
+            found[id] = traced[at]
+        return {**found, **changed(found)}
+
+    changed: Any = lambda found: {}  # noqa: E731
+    (outcome,) = verify(one(case), attend, dtypes=["float32"]).outcomes
+    assert outcome.status == "agrees" and {v.tensor for v in outcome.verdicts} == {"out", "max", *ids}
+    changed = lambda found: {"SM.7": found["SM.7"] * np.float32(1.001)}  # noqa: E731
+    (outcome,) = verify(one(case), attend, dtypes=["float32"]).outcomes
+    assert [v.tensor for v in outcome.verdicts if not v.agrees] == ["SM.7"]
+    changed = lambda found: {"dSM.q": found["out"]}  # noqa: E731
+    (outcome,) = verify(one(case), attend, dtypes=["float32"]).outcomes
+    assert outcome.status == "raises" and "dSM.q, which is no equation of the forward" in outcome.detail
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_the_gradient_of_lse_is_judged_where_it_is_taken(takes: bool) -> None:
+    """A backward with d_lse that leaves it out fails; one without the parameter is not asked."""
+
+    class Deaf:
+        def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+            out, self.saved = ra.softmax.forward(q, k, v, **options)
+            return out, self.saved.lse
+
+    class Asked(Deaf):
+        def backward(self, d_out: Any, d_lse: Any) -> Any:
+            return ra.softmax.backward(self.saved, d_out, d_lse if heard else None)
+
+    class Unasked(Deaf):
+        def backward(self, d_out: Any) -> Any:
+            return ra.softmax.backward(self.saved, d_out)
+
+    heard = True
+    (outcome,) = verify(one("sink"), Asked() if takes else Unasked(), dtypes=["float32"], grad=True).outcomes
+    assert outcome.status == "agrees"
+    assert {v.tensor for v in outcome.verdicts} == {"out", "lse", "d_q", "d_k", "d_v", "d_sink"}
+    if takes:
+        heard = False
+        (outcome,) = verify(one("sink"), Asked(), dtypes=["float32"], grad=True).outcomes
+        assert [v.tensor for v in outcome.verdicts if not v.agrees] == ["d_q", "d_k", "d_sink"]
+
+
+def test_rows_that_do_not_exist_are_left_out_where_an_adapter_says_so() -> None:
+    """What is beyond the lengths has to be 0, with an lse of -inf, unless it is unwritten; then any number does."""
+
+    class Unwritten(Reference):
+        def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+            out, lse = super().forward(q, k, v, **options)
+            self.rows = (np.arange(q.shape[2]) >= options["q_lengths"][:, None])[:, None]
+            self.columns = (np.arange(k.shape[2]) >= options["k_lengths"][:, None])[:, None]
+            return np.where(self.rows[..., None], np.float32(7), out), np.where(self.rows, np.float32(np.nan), lse)
+
+        def backward(self, d_out: Any) -> Any:
+            found = super().backward(d_out)
+            hidden = {"q": self.rows, "k": self.columns, "v": self.columns}
+            return {n: np.where(hidden[n][..., None], np.float32(9), found[n]) for n in "qkv"}
+
+    kernel: Any = Unwritten()
+    (outcome,) = verify(one("lengths-both"), kernel, dtypes=["float32"], grad=True).outcomes
+    assert [v.tensor for v in outcome.verdicts if not v.agrees] == ["out", "lse", "d_q", "d_k", "d_v"]
+    kernel.slack = "unwritten"
+    (outcome,) = verify(one("lengths-both"), kernel, dtypes=["float32"], grad=True).outcomes
+    assert outcome.status == "agrees" and len(outcome.verdicts) == 5
+
+    def scores(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        with ra.trace() as traced:
+            out, _ = ra.softmax.forward(q, k, v, **options)
+        missing = (np.arange(q.shape[2]) >= options["q_lengths"][:, None])[:, None, :, None]
+        missing = missing | (np.arange(k.shape[2]) >= options["k_lengths"][:, None])[:, None, None]
+        return {"out": out, "SM.1": np.where(missing, np.float32(5), traced["SM.1"])}
+
+    kernel = scores
+    for slack, status in (("", "disagrees"), ("unwritten", "agrees")):
+        kernel.slack = slack
+        assert verify(one("lengths-both"), kernel, dtypes=["float32"]).outcomes[0].status == status
+
+
+def test_a_kernel_brings_the_dropout_that_it_draws() -> None:
+    """It is asked for the factors before the truth is computed; other answers are errors with a line each."""
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return reference(q, k, v, **{**options, "keep": drawn})
+
+    drawn = (np.random.default_rng(0).random((2, 4, 37, 37)) < 0.5) * np.float32(2)
+    asked: list[Any] = []
+
+    def own(*given: Any) -> Any:
+        asked.append(given)
+        return drawn
+
+    kernel: Any = attend
+    (outcome,) = verify(one("dropout-half"), kernel, dtypes=["float32"]).outcomes
+    assert outcome.status == "disagrees"
+    for keep, status, words in (
+        (own, "agrees", ""),
+        (lambda *given: drawn[0], "raises", "keep returned float32 of shape (4, 37, 37), needs"),
+        (lambda *given: 1 / 0, "raises", "keep raised ZeroDivisionError"),
+    ):
+        kernel.keep = keep
+        (outcome,) = verify(one("dropout-half"), kernel, dtypes=["float32"]).outcomes
+        assert outcome.status == status and words in outcome.detail
+    assert asked == [("dropout-half", (2, 4, 37, 37))]
+
+
+class Small:
+    """A kernel in float8 that rounds its weights to that, too, as tensor cores need."""
+
+    def forward(self, q: Any, k: Any, v: Any, *, dtype: str, descale: Any, **options: Any) -> Any:
+        assert (q.dtype, dtype) == (np.float32, "float8_e4m3fn")
+        shapes.append([np.shape(x) for x in descale])
+        wide = []
+        for x, factor in zip((q, k, v), descale, strict=True):
+            by_head = np.broadcast_to(factor, k.shape[:2]).repeat(x.shape[1] // k.shape[1], axis=1)
+            wide.append(x.astype(np.float64) * by_head[:, :, None, None])
+        with ra.trace() as traced:
+            _, saved = ra.softmax.forward(*wide, **options)
+        largest = traced["SM.7"].max(axis=-1, keepdims=True)
+        weights = round_to(traced["SM.7"] / largest, "float8_e4m3fn") * largest
+        out = weights @ wide[2].repeat(q.shape[1] // k.shape[1], axis=1)
+        return round_to(out, "bfloat16").astype(np.float32), saved.lse.astype(np.float32)
+
+
+shapes: list[Any] = []
+
+
+@pytest.mark.parametrize("case", ["grouped", "peaked"])
+def test_float8_comes_with_factors_and_declared_roundings(case: str) -> None:
+    """Weights in float8 are granted where they are declared, and are too coarse where they are not."""
+    for roundings, status in (({"SM.5": "float8_e4m3fn"}, "agrees"), ((), "disagrees")):
+        kernel: Any = Small()
+        kernel.roundings = roundings
+        (outcome,) = verify(one(case), kernel, dtypes=["float8_e4m3fn"]).outcomes
+        assert outcome.status == status
+        assert [v.agrees for v in outcome.verdicts] == [status == "agrees", True]
+    assert shapes[-1] == [(2, 3 if case == "grouped" else 4)] * 3
+    kernel.roundings, kernel.descale = {"SM.5": "float8_e4m3fn"}, "tensor"
+    (outcome,) = verify(one(case), kernel, dtypes=["float8_e4m3fn"], grad=True).outcomes
+    assert (outcome.status, outcome.detail) == ("declined", "no gradients in float8") and len(outcome.verdicts) == 2
+    assert shapes[-1] == [()] * 3
+    kernel.roundings = {"SM.5": "float9"}
+    with pytest.raises(LoadError, match="its roundings name 'float9'"):
+        verify(one(case), kernel, dtypes=["float8_e4m3fn"])
+
+
+def test_a_forgotten_factor_is_far_off_and_who_cannot_be_told_declines() -> None:
+    class Forgets(Small):
+        roundings = {"SM.5": "float8_e4m3fn"}
+
+        def forward(self, q: Any, k: Any, v: Any, *, dtype: str, descale: Any, **options: Any) -> Any:
+            return super().forward(q, k, v, dtype=dtype, descale=(*descale[:2], descale[2] * 0 + 1), **options)
+
+    (outcome,) = verify(one("plain"), Forgets(), dtypes=["float8_e4m3fn"]).outcomes
+    assert outcome.status == "disagrees" and outcome.verdicts[0].share > 100.0
+    (outcome,) = verify(one("plain"), reference, dtypes=["float8_e5m2"]).outcomes
+    assert outcome.status == "declined" and "cannot be told" in outcome.detail

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from refattn import counter, tree
+from refattn import tree
 from refattn.cli.arguments import Problem, record_of
 
 Map = Callable[[Any], Any]
 
+TEXT = b'''
+def mean(values):
+    """Return the arithmetic mean of the values."""
+    total, count = 0.0, 0
+    for value in values:
+        total += value
+        count += 1
+    if count == 0:
+        raise ValueError("the mean of no values is not defined")
+    return total / count
+'''
+"""What a model reads, over and over where it reads more: bytes such as those that it was trained on by default."""
 
-def stack(
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers as maps of states, the state before the first of them, and what they are."""
+
+    maps: list[Map]
+    state: Any
+    title: str
+
+
+def stacks(
     mechanism: str, run: str | None, layers: int, tokens: int, width: int, heads: int, seed: int
-) -> tuple[list[Map], Any, str]:
-    """Return the layers as maps of states, the state before the first of them, and a title."""
+) -> dict[str, Stack]:
+    """Return a fresh model, or with a run the trained one first and then the same as it was before."""
     from refattn import model
-    from refattn.model import network
-    from refattn.ops import embedding
 
     record = record_of(mechanism)
     try:
@@ -28,14 +49,23 @@ def stack(
             config = model.Config(mechanism, context=tokens, width=width, heads=heads, layers=layers)
             params = model.init(config, seed=seed, like=np.zeros(1))
             title = f"{record.title}: {layers} fresh layers, {tokens} tokens of width {width}"
-        else:
-            params, step = trained(mechanism, run)
-            tokens = min(tokens, params.position_embedding.shape[0])
-            title = f"{record.title}: {len(params.layers)} layers after {step} steps of training, {tokens} tokens"
+            return {"fresh": _stack(params, tokens, title)}
+        settings, params, step = trained(mechanism, run)
+        tokens = min(tokens, params.position_embedding.shape[0])
+        title = f"{record.title}: {len(params.layers)} layers after {step} steps of training, {tokens} tokens"
+        before = model.init(settings.model, seed=settings.seed, like=np.zeros(1))
     except ValueError as error:
         raise Problem(str(error)) from error
+    return {"trained": _stack(params, tokens, title), "fresh": _stack(before, tokens, title)}
+
+
+def _stack(params: Any, tokens: int, title: str) -> Stack:
+    from refattn.model import network
+    from refattn.ops import embedding
+
+    record = params.config.record
     vocabulary = params.token_embedding.shape[0]
-    given = counter.integers((1, tokens), 0, vocabulary, seed=seed, purpose="analyse.tokens")
+    given = np.resize(np.frombuffer(TEXT.strip(), np.uint8), (1, tokens)).astype(np.int64) % vocabulary
     x = embedding.embedding_forward(params.token_embedding, given) + params.position_embedding[:tokens]
     state = record.block.start(params.layers[0].block, x, network.context_of(params, given, 0))
 
@@ -52,24 +82,26 @@ def stack(
 
         return advance
 
-    return [map_of(index) for index in range(len(params.layers))], state, title
+    return Stack([map_of(index) for index in range(len(params.layers))], state, title)
 
 
-def trained(mechanism: str, run: str) -> tuple[Any, int]:
-    """Return the parameters of a model from the newest checkpoint of a run, and its step."""
+def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
+    """Return the settings of a run, the parameters of its newest checkpoint, and that one's step."""
     from refattn import model
     from refattn.train import checkpoint, folder
     from refattn.train.settings import from_json
 
-    path = Path(run)
+    path, needs = Path(run), "needs the folder of a run of refattn train with a checkpoint"
     try:
         stored = folder.stored_config(path, mechanism)
         found = checkpoint.newest(path / "checkpoints", lambda _: None)
-    except OSError as error:
-        raise Problem(f"--run: {error}") from error
+    except (OSError, folder.RunError) as error:
+        raise Problem(f"--run: got {run!r}, {needs}: {getattr(error, 'strerror', None) or error}") from error
     if stored is None or found is None:
-        raise Problem(f"--run: got {run!r}, needs the folder of a run of refattn train with a checkpoint")
+        raise Problem(f"--run: got {run!r}, {needs}")
     settings = from_json(stored["settings"])
+    if (other := settings.model.mechanism) != mechanism:
+        raise Problem(f"--run: got {run!r}, a run of {other}, needs one of {mechanism}")
     template = model.init(settings.model, seed=0, like=np.zeros(1))
     own = {n.removeprefix("params."): x.astype(np.float64) for n, x in found.arrays.items() if n.startswith("params.")}
-    return tree.unflatten(template, own), found.step
+    return settings, tree.unflatten(template, own), found.step

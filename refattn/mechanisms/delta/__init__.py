@@ -4,11 +4,12 @@ What to read, in this order:
 
 - `dense`: the definition, DELTA.1 to DELTA.10 and their adjoints, token by token.
 - `core`: the public map of q, k and v and the gates; `options`: how arguments are checked.
-- `forms.chunked`: the same in chunks of tokens, one triangular system each; `forms.weights` and `forms.segments` have
-  what a chunk reads and writes with, and how decays are summed.
+- `forms.chunked`: the same in chunks of tokens, one triangular system each; `forms.weights`, `forms.segments` and
+  `forms.halves` have what a chunk reads and writes with, and how decays are summed.
 - `layer.block`: projections, convolutions and gates around the core: the mechanism as a layer; `layer.config`, its
   choices and parameters; `layer.stream`, decoding token by token.
-- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
+- `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, wrong readings, and questions
+  that tell these apart.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from refattn.mechanisms.delta.judge.cases import CASES as _CASES
 from refattn.mechanisms.delta.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.delta.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.delta.judge.magnitudes import STORED as _STORED
+from refattn.mechanisms.delta.judge.questions import QUESTIONS as _QUESTIONS
+from refattn.mechanisms.delta.judge.stages import STAGES_IN_CHUNKS as _STAGES_IN_CHUNKS
 from refattn.mechanisms.delta.judge.wrong_gradients import WRONG_GRADIENTS as _WRONG_GRADIENTS
 from refattn.mechanisms.delta.layer import block as _block
 from refattn.mechanisms.delta.layer import stream as _stream
@@ -80,4 +83,6 @@ record = Mechanism(
     tiled=False,
     stream=ModuleStream(_stream, _BLOCK),
     pictures=_PICTURES,
+    variants=_STAGES_IN_CHUNKS,
+    questions=_QUESTIONS,
 )

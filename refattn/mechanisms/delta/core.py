@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.delta import dense
 from refattn.mechanisms.delta.forms import chunked
@@ -17,6 +19,10 @@ FORMS = {"recurrent": dense, "chunked": chunked}
 
 RECURRENT_UP_TO = 16
 """Tokens up to which `form="auto"` takes the recurrence."""
+
+SMALL_UP_TO, SMALL = 64, 16384
+"""The same for a decay of channels where the states (b, g, d, e) have fewer numbers than the second one: calls of small
+arrays cost what calls cost, and halves of halves of a chunk are many."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,8 @@ def forward(
     chunk
         How many tokens a chunk of the chunked form has. It changes nothing but rounding.
     form
-        "recurrent" (token by token), "chunked" (a few products for each chunk) or "auto".
+        "recurrent" (token by token), "chunked" (a few products for each chunk) or "auto": what is quicker, which is the
+        first for 16 tokens or fewer, and for 64 or fewer with a decay of channels and small states.
 
     Returns
     -------
@@ -132,8 +139,9 @@ def forward(
     given = check_given(q, k, v, gates, state, key_mask, lengths)
     check_is("qk_norm", qk_norm, bool)
     eps, size, tokens = check_eps(norm_eps), check_chunk(chunk), q.shape[2]
-    channels = log_decay is not None and len(log_decay.shape) == 4
-    chosen = form_of(form, FORMS, usual="recurrent" if tokens <= RECURRENT_UP_TO or channels else "chunked")
+    by_calls = log_decay is not None and len(log_decay.shape) == 4 and math.prod(given.state_shape) < SMALL
+    limit = SMALL_UP_TO if by_calls else RECURRENT_UP_TO
+    chosen = form_of(form, FORMS, usual="recurrent" if tokens <= limit else "chunked")
     factor = check_scale(scale, q)
     xp = namespace(q, k, v)
     arrays = {"q": q, "k": k, "v": v, **gates, "state": state, "scale": factor}
@@ -159,6 +167,7 @@ def forward(
     return xp.astype(out, q.dtype, copy=False), Saved(chosen, last, shape, like, key_mask, inner)
 
 
+@naming("saved")
 def backward(saved: Saved, d_out: Array, d_state: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
 

@@ -150,7 +150,7 @@ def _check_lengths(lengths: Any, batch: int, tokens: int) -> tuple[int, ...] | N
     if not isinstance(lengths, tuple | list):
         raise TypeError(f"lengths: got {type(lengths).__name__}, needs {needs}")
     for length in lengths:
-        if isinstance(length, bool) or not hasattr(length, "__index__"):
+        if isinstance(length, bool | type) or not hasattr(length, "__index__"):
             raise TypeError(f"lengths: got {type(length).__name__} in it, needs {needs}")
     found = tuple(int(length) for length in lengths)
     if batch != 1 or any(length < 0 for length in found) or sum(found) != tokens or not found:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import dense
@@ -202,6 +203,7 @@ def forward(
     return call.back(out), saved
 
 
+@naming("saved")
 def backward(
     saved: Saved,
     d_out: Array,

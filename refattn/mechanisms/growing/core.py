@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is
 from refattn.mechanisms.entry import check_saved, upstream
 from refattn.mechanisms.growing import dense
@@ -24,6 +25,7 @@ __all__ = ["FORMS", "Saved", "backward", "contract", "contract_and_square", "for
 CONTRACTIONS = {"dense": dense, "tiled": tiled}
 
 
+@naming("saved")
 def backward(saved: Saved, d_out: Array, d_lse: Array | None = None, **old: Any) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`: the backward of softmax attention.
 
@@ -36,6 +38,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None, **old: Any)
     return softmax.backward(saved, d_out, d_lse)
 
 
+@naming("saved")
 def functional_gradient(saved: Saved, d_out: Array) -> Array:
     """Gradient of a loss with respect to the scores before soft-cap, mask and softmax, as if each were free.
 
@@ -78,6 +81,7 @@ def functional_gradient(saved: Saved, d_out: Array) -> Array:
     return namespace(g).astype(g, saved.like.dtype, copy=False)
 
 
+@naming("saved")
 def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Array:
     """Contract the functional gradient g with tokens that are queries and keys at once: x^T g x, for each head.
 
@@ -106,6 +110,7 @@ def contract(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> Ar
     return contract_and_square(saved, d_out, x, total=total)[0]
 
 
+@naming("saved")
 def contract_and_square(saved: Saved, d_out: Array, x: Array, *, total: bool = False) -> tuple[Array, Array]:
     """Return what `contract` does, and the sum () of the squares of the functional gradient of all heads."""
     d_out = _upstream(saved, d_out)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_qkv
 from refattn.mechanisms.entry import Call, check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.families import choose
@@ -175,6 +176,7 @@ def attend(
     return call.back(out), Saved(chosen, normaliser, last, tuple(out.shape), q, key_mask, inner)
 
 
+@naming("saved")
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
     """Gradients of a loss with respect to the inputs of `forward`.
 
@@ -241,7 +243,7 @@ def empty_state(
     """
     refuse_old(old)
     check_arrays(k=k, v=v)
-    check_qkv(k, k, v)
+    check_qkv(k, k, v, first="k")
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
     return empty(Kernel(options, k.shape[3]), (*k.shape[:2], v.shape[3]), raised(k))
 

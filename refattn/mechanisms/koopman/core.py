@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_is, check_number, check_whole
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
@@ -292,6 +293,7 @@ def forward(
     return call.back(out), Saved(chosen, inner.trajectory, tuple(out.shape), arrays, given, inner, tables, taken)
 
 
+@naming("saved")
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
 

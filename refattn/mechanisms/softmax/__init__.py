@@ -76,6 +76,7 @@ record = Mechanism(
     wrong_gradients=_WRONG_GRADIENTS,
     outputs={"lse": "SM.9", "max": "SM.18"},
     before={"SM.17": "SM.7", "SM.3": "SM.15", "SM.15": "SM.2", "SM.2": "SM.1"},
+    summed_first={"SM.5": ("SM.17", "SM.7")},
     differentiable=("scale", "softcap"),
     configs=({"window": (1, None), "sink": True},),
     stream=KeyValueStream(_BLOCK),

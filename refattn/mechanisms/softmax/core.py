@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.softmax import dense
 from refattn.mechanisms.softmax.forms import tiled
@@ -159,6 +160,7 @@ def forward(
     return call.back(out), Saved(chosen, lse, tuple(out.shape), q, numbers, given, inner)
 
 
+@naming("saved")
 def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
 
@@ -192,5 +194,6 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
     d_out = where_allowed(rows, d_out, 0.0)
     d_lse = d_lse if d_lse is None or rows is None else where_allowed(rows[..., 0], d_lse, 0.0)
     gradients = equations.active(FORMS[saved.form]).backward(saved.inner, d_out, d_lse)
-    shaped = {name: namespace(d_out).reshape(gradients[name], shape) for name, shape in given.shapes.items()}
+    # -0.0 + 0.0 is 0.0: of what is hidden not even a sign is left.
+    shaped = {name: namespace(d_out).reshape(gradients[name] + 0.0, shape) for name, shape in given.shapes.items()}
     return returned({**gradients, **shaped}, ("q", "k", "v", *saved.options, *given.shapes), saved.like)

@@ -85,6 +85,10 @@ def check_no_bias(mask: Array | None) -> Array | None:
     return mask
 
 
+FAR = 2**28
+"""How far offsets that differ from one batch element to the next may move queries."""
+
+
 def check_window(window: Any) -> Window:
     """Return a window (left, right); raise where it is none."""
     needs = "a tuple (left, right) of whole numbers of at least 0 or None, which means no bound"
@@ -148,14 +152,21 @@ def _band(
             at = int(offset)
         elif is_array(offset):
             at = _whole("offset", offset, q)
+            least = 0 if dtype_name(offset).startswith("u") else FAR
+            if any_outside(at + least, FAR + least + 1):
+                raise ValueError(f"offset: got one outside of {-least} to {FAR}, needs whole numbers within")
         else:
             needs = f"a whole number, or an integer array ({q.shape[0]},)"
             raise TypeError(f"offset: got {type(offset).__name__}, needs {needs}")
     if causal is not False:
         right = 0  # a bound to the right of the query would let it see its future
-    if not isinstance(at, int):
-        at = at[:, None, None, None]
-    return None if left is None else at - left, None if right is None else at + right
+    if isinstance(at, int):  # a bound that is further than all tokens is as good as any
+        first, last = (None if left is None else at - left), (None if right is None else at + right)
+        first, last = (None if bound is None else min(max(bound, -queries), keys) for bound in (first, last))
+        return first, last
+    at = at[:, None, None, None]
+    far = 2 * FAR  # and sums of these stay in 32 bits
+    return None if left is None else at - min(left, far), None if right is None else at + min(right, far)
 
 
 def _check_plane(name: str, x: Array, plane: tuple[int, ...]) -> Array:

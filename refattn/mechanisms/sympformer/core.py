@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from refattn import equations
+from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_floating, check_number
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.sympformer import dense
@@ -125,6 +126,7 @@ def forward(
     return call.back(out), Saved(chosen, log_z, tuple(out.shape), q, kinetic is not None, inner)
 
 
+@naming("saved")
 def backward(saved: Saved, d_out: Array, d_log_z: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.
 

@@ -113,6 +113,10 @@ def errors_with_names(mechanism: Mechanism, dtype: str, without: Iterable[str] =
         )
         for name in (*mechanism.conventions, *mechanism.wrong_gradients)
     ]
+    for name, others in mechanism.variants.items():
+        for words, reading in others.items():
+            run = functools.partial(_variant, name, reading, dtype)
+            found.append(Known(f"{name}, {words}", "convention", (name,), name, "", False, run))
     for fault in faults(mechanism.name):
         for sizes in fault.sizes():
             run = functools.partial(_fault, fault, sizes)
@@ -127,6 +131,13 @@ def errors_with_names(mechanism: Mechanism, dtype: str, without: Iterable[str] =
 def _mutant(name: str, dtype: str, bank: Bank, grad: bool) -> Values:
     given = bank.truth if grad else replace(bank.truth, upstream=None)
     found = kernel(bank.mechanism, bank.case, given, dtype, Mutant("", name), exact=True).tensors
+    return {name: x.astype(np.float64) for name, x in found.items()}
+
+
+def _variant(name: str, reading: Callable[..., Any], dtype: str, bank: Bank, grad: bool) -> Values:
+    mechanism = replace(bank.mechanism, conventions={name: reading})
+    given = replace(bank.truth, upstream=None)
+    found = kernel(mechanism, bank.case, given, dtype, Mutant("", name), exact=True).tensors
     return {name: x.astype(np.float64) for name, x in found.items()}
 
 

@@ -8,7 +8,9 @@ tensors of that library, not NumPy arrays), ``d_lse`` (true where its autograd m
 ``backward(d_out, d_lse)`` says so by its parameters), ``slack`` ("unwritten" where it leaves rows beyond the lengths as
 they are: these are not judged), ``keep`` (a function of a case's name and a shape that returns the factors of a kernel
 that draws its own dropout, asked before the truth is computed) and ``roundings`` (ids of equations that it rounds to
-float16 or bfloat16 beside those that every kernel rounds). Where it has, after a call, an attribute ``intermediates``,
+float16 or bfloat16 beside those that every kernel rounds, or a dict of these with types). In float8 it is given numbers
+and ``descale``, their factors: ``descale = "tensor"`` asks for one of each tensor, and ``result`` names the type of its
+output. Where it has, after a call, an attribute ``intermediates``,
 that is a dict of its own values of equations, by id: `refattn.verify.blame.substitution` finds with them where it goes
 wrong.
 """
@@ -30,7 +32,7 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.checked import checked
-from refattn.golden.storage import has_gradient
+from refattn.golden.storage import FLOAT8, TYPES, has_gradient
 from refattn.verify.foreign import manners
 from refattn.verify.foreign.pushed import derivatives
 from refattn.verify.outcome import Decline, Result
@@ -67,7 +69,7 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
     except BaseException as error:  # the file may do anything
         if interrupts and isinstance(error, KeyboardInterrupt):
             raise
-        raise LoadError(f"--impl {spec}: importing {place} {_words(error)}") from error
+        raise LoadError(f"--impl {spec}: importing {place} {words(error)}") from error
     if not hasattr(module, name):
         raise LoadError(f"--impl {spec}: {place} has no {name!r}")
     found = getattr(module, name)
@@ -76,7 +78,7 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
     except BaseException as error:
         if interrupts and isinstance(error, KeyboardInterrupt):
             raise
-        raise LoadError(f"--impl {spec}: making {name} {_words(error)}") from error
+        raise LoadError(f"--impl {spec}: making {name} {words(error)}") from error
     if not callable(implementation) and not hasattr(implementation, "forward"):
         raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
     return implementation
@@ -141,7 +143,7 @@ def call(
         except BaseException as error:  # foreign code may raise anything, even where it is only looked at
             if interrupts and isinstance(error, KeyboardInterrupt):
                 raise
-            raise CallError(_words(error)) from error
+            raise CallError(words(error)) from error
 
 
 def _call(
@@ -159,9 +161,13 @@ def _call(
     framework = getattr(forward, "framework", None)
     if manners.current() == "interleaved" and hasattr(implementation, "backward"):
         return Decline("an object with a backward of its own has one forward at a time")
-    if dtype == "bfloat16" and not (framework or _takes_dtype(forward)):
-        return Decline("it takes no dtype=, and so cannot be told that its float32 arrays stand for bfloat16")
-    extra = dict(options) | ({"dtype": dtype} if _takes_dtype(forward) else {})
+    told = _takes_dtype(forward)
+    if not told and (dtype in FLOAT8 or (dtype == "bfloat16" and not framework)):
+        return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
+    extra = dict(options) | ({"dtype": dtype} if told else {})
+    if dtype in FLOAT8:
+        extra["descale"] = tuple(_given(np.asarray(x, np.float32), framework, "float32") for x in options["descale"])
+        dtype = "float32"
     arguments = {name: _given(x, framework, dtype) for name, x in inputs.items()}
     if lacking := _lacking(forward, (*arguments, *extra)):
         return Decline(f"it takes no {', '.join(lacking)}")
@@ -215,6 +221,27 @@ def attribute(implementation: Any, name: str) -> Any:
     """Return an attribute of an implementation, or of its forward; None where there is none."""
     found = getattr(implementation, name, None)
     return getattr(getattr(implementation, "forward", None), name, None) if found is None else found
+
+
+def own_keep(implementation: Any, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the factors of weights that an implementation draws itself for a case.
+
+    Raises
+    ------
+    CallError
+        Where it raises, or they are not of the shape that was asked.
+    """
+    try:
+        keep = to_host("keep", attribute(implementation, "keep")(case, shape))
+    except CallError:
+        raise
+    except BaseException as error:  # foreign code may raise anything
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise CallError(f"keep {words(error)}") from error
+    if keep.shape != shape or keep.dtype.kind not in "bf":
+        raise CallError(f"keep returned {keep.dtype} of shape {keep.shape}, needs bool or floating numbers of {shape}")
+    return keep
 
 
 def pulls(implementation: Any, outputs: Iterable[str]) -> tuple[str, ...]:
@@ -349,19 +376,41 @@ def _jax_gradients(
     return dict(zip(names, pull(upstream), strict=True))
 
 
-def roundings(implementation: Any, equations: Iterable[str]) -> tuple[str, ...]:
+def roundings(implementation: Any, equations: Iterable[str]) -> dict[str, str]:
     """Return the equations that an implementation declares to round, beside those that every kernel rounds.
+
+    Each comes with the type that it rounds to, "" for the storage type.
 
     Raises
     ------
     LoadError
-        Where its attribute `roundings` is no tuple or list of ids of `equations`.
+        Where its attribute `roundings` is no tuple, list or dict of ids of `equations`, or a type is none.
     """
-    declared = getattr(getattr(implementation, "forward", implementation), "roundings", ())
+    declared = attribute(implementation, "roundings")
+    declared = () if declared is None else declared
     known = tuple(equations)
-    if not isinstance(declared, (tuple, list)) or not all(id in known for id in declared):
+    listed = dict.fromkeys(declared, "") if isinstance(declared, (tuple, list)) else declared
+    if not isinstance(listed, dict) or not all(id in known for id in listed):
         raise LoadError(f"--impl: its roundings are {declared!r}, needs a tuple of ids such as {known[0]}")
-    return tuple(declared)
+    if wrong := [type_ for type_ in listed.values() if type_ and type_ not in TYPES]:
+        raise LoadError(f"--impl: its roundings name {wrong[0]!r}, needs one of {', '.join(TYPES)}")
+    return listed
+
+
+def of_float8(implementation: Any) -> dict[str, Any]:
+    """Return what an implementation says of its results in float8, as `refattn.verify.judge.budget.truth` takes it.
+
+    Raises
+    ------
+    LoadError
+        Where its attribute `result` or `descale` is none.
+    """
+    result, descale = (attribute(implementation, name) or "" for name in ("result", "descale"))
+    if result not in ("", "float32", "float16", "bfloat16"):
+        raise LoadError(f"--impl: its result is {result!r}, needs one of float32, float16, bfloat16")
+    if descale not in ("", "head", "tensor"):
+        raise LoadError(f'--impl: its descale is {descale!r}, needs "head" or "tensor"')
+    return {"result": result or "bfloat16", "whole": descale == "tensor"}
 
 
 def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
@@ -377,8 +426,8 @@ def to_host(name: str, x: Any) -> NDArray[Any]:
         except TypeError:
             return _numbers(np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x))
     except Exception as error:
-        words = _words(error).removeprefix("raised ")
-        raise CallError(f"{name}: got {type(x).__name__}, needs an array ({words})") from error
+        why = words(error).removeprefix("raised ")
+        raise CallError(f"{name}: got {type(x).__name__}, needs an array ({why})") from error
 
 
 def _numbers(x: NDArray[Any]) -> NDArray[Any]:
@@ -421,7 +470,7 @@ def _lacking(function: Any, names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in parameters]
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
     """Return what foreign code raised in one line; even its text may raise."""
     try:
         text = " ".join(str(error).split())

@@ -1,7 +1,9 @@
-"""Which conventions an implementation follows, told from nine tiny calls.
+"""Which conventions an implementation follows, told from a few tiny calls.
 
-Values are the rows of an identity, so that an output is the weights themselves, and scores are few and far apart: a
-convention shows in the weights whatever else is wrong. docs/conventions.md says which conventions are meant.
+Any attention is asked the questions of `EXPECTED`, by nine calls. Values are the rows of an identity, so that an output
+is the weights themselves, and scores are few and far apart: a convention shows in the weights whatever else is wrong.
+What else a mechanism is asked its record has, each with a call and with the wrong conventions that may answer.
+docs/conventions.md says which conventions are meant.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.golden import inputs as designed
 from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms import registry
-from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.record import Mechanism, Question
 from refattn.verify.foreign.adapter import CallError, call
 from refattn.verify.outcome import Decline
 
@@ -31,7 +34,7 @@ EXPECTED = {
     "sink": "in lse",
     "beyond the lengths": "zero",
 }
-"""The questions, and the answers of refattn."""
+"""The questions to any attention, and the answers of refattn."""
 
 WIDTH = 8
 """Of queries, keys and values: what kernels for an accelerator are made for at least."""
@@ -48,22 +51,23 @@ class _Unanswered(Exception):  # noqa: N818
 def probe_conventions(
     implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)
 ) -> Answers:
-    """Return for each question of `EXPECTED` which convention an implementation follows.
+    """Return for each question to a mechanism which convention an implementation follows.
 
     Parameters
     ----------
     implementation
         See `refattn.verify.foreign.adapter`.
     mechanism
-        The mechanism that it implements, or its name. Questions that make no sense for it are left out.
+        The mechanism that it implements, or its name. Questions of `EXPECTED` that make no sense for it are left out;
+        those of its record follow.
     dtypes
         Storage types to ask in: of those that it does not decline, the first.
 
     Returns
     -------
     dict[str, str]
-        Question -> the convention, as in `EXPECTED`, or what it is in words; "declined: ..." where it declined, and
-        "unknown: ..." where no convention that is known here gives what it returned.
+        Question -> the convention, as `expected` has it, or what it is in words; "declined: ..." where it declined,
+        and "unknown: ..." where no convention that is known here gives what it returned.
     """
     record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
 
@@ -75,16 +79,23 @@ def probe_conventions(
     own = _ask(reference, record, ("float64",), EXPECTED)
     makes_sense = {question for question, answer in own.items() if answer == EXPECTED[question]}
     found = _ask(implementation, record, tuple(dtypes), makes_sense)
-    return {question: answer for question, answer in found.items() if question in makes_sense}
+    found = {question: answer for question, answer in found.items() if question in makes_sense}
+    return found | {one.name: _of_record(implementation, record, one, tuple(dtypes)) for one in record.questions}
+
+
+def expected(mechanism: Mechanism) -> Answers:
+    """Return the answers of refattn to all that implementations of a mechanism may be asked."""
+    return {**EXPECTED, **{question.name: question.answer for question in mechanism.questions}}
 
 
 def differing(implementation: Any, mechanism: Mechanism | str, *, dtypes: Iterable[str] = ("float32",)) -> Answers:
     """Return of `probe_conventions` what is known, and is not the convention of refattn."""
-    answers = probe_conventions(implementation, mechanism, dtypes=dtypes)
+    record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
+    answers, right = probe_conventions(implementation, record, dtypes=dtypes), expected(record)
     return {
         question: answer
         for question, answer in answers.items()
-        if answer != EXPECTED[question] and not answer.startswith(("unknown: ", "declined: "))
+        if answer != right[question] and not answer.startswith(("unknown: ", "declined: "))
     }
 
 
@@ -98,6 +109,41 @@ def _ask(implementation: Any, record: Mechanism, dtypes: tuple[str, ...], asked:
             if any(answers.get(question, "declined").startswith("declined") for question in questions):
                 answers |= _answered(probe, run, questions)
     return answers
+
+
+def _of_record(implementation: Any, record: Mechanism, question: Question, dtypes: tuple[str, ...]) -> str:
+    """Return the answer to a question of the record, in the first type that is not declined."""
+    answer = "declined"
+    for dtype in dtypes:
+        if answer.startswith("declined"):
+            given = designed.make(record.name, question.case, dtype)
+            try:
+                found = _runner(implementation, record, dtype)(**given, **question.case.options)
+            except _Unanswered as error:
+                answer = str(error)
+                continue
+            if missing := [name for name in question.outputs if name not in found]:
+                return f"declined: it returns no {missing[0]}"
+            given = {name: x.astype(np.float64) if has_gradient(x) else x for name, x in given.items()}
+            readings = {one: _joined(values, question.outputs) for one, values in _readings(record, question, given)}
+            answer = _which(_joined(found, question.outputs), found["unit"], readings)
+    return answer
+
+
+def _readings(
+    record: Mechanism, question: Question, given: Mapping[str, Any]
+) -> Iterable[tuple[str, Mapping[str, Floats]]]:
+    """Yield the answers to a question, each with what it gives."""
+    assert record.core is not None
+    out, saved = record.core.forward(**given, **question.case.options)
+    yield question.answer, {"out": out} | {name: getattr(saved, name) for name in record.outputs}
+    for answer, convention in question.readings.items():
+        values = record.conventions[convention](**given, **question.case.options)
+        yield answer, dict(zip(("out", *record.outputs), values, strict=True))
+
+
+def _joined(values: Mapping[str, Floats], names: Iterable[str]) -> Floats:
+    return np.concatenate([np.ravel(values[name]) for name in names])
 
 
 def _answered(probe: Callable[[Run], Answers], run: Run, questions: tuple[str, ...]) -> Answers:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import parse_json
-from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, load, pulls
+from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, load, own_keep, pulls
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
 from refattn.verify.foreign.pushed import joined, split
 from refattn.verify.outcome import Decline, Result
@@ -146,7 +146,17 @@ class Isolated:
         declared = answer["roundings"]
         self.roundings = tuple(declared) if isinstance(declared, list) else declared
         self.pulls = tuple(answer["pulls"])
-        self.slack, self.supports = answer["slack"], answer["supports"]
+        self.slack, self.descale, self.result = answer["slack"], answer["descale"], answer["result"]
+        self.supports = answer["supports"]
+        self.keep = self._keep if answer["keep"] else None
+
+    def _keep(self, case: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the factors that it draws for a case."""
+        answer, found = self._ask({"keep": case, "shape": shape}, {}, self.seconds)
+        if "error" in answer:
+            self._said(answer["trace"].encode())
+            raise CallError(answer["error"])
+        return found["keep"]
 
     def _ask(
         self, about: Mapping[str, Any], arrays: Arrays, seconds: float
@@ -306,9 +316,11 @@ def serve() -> None:
         except (OSError, ValueError):
             _end("it read from a descriptor that was not its own")
         try:
+            found: Arrays = {}
             if "load" in about:
                 implementation, answer = _loaded(about["load"])
-                found: Arrays = {}
+            elif "keep" in about:
+                answer, found = _kept(implementation, about)
             else:
                 answer, found = _answer(implementation, about, arrays)
             message = memoryview(_message(about["number"], answer, found))
@@ -334,16 +346,26 @@ def _loaded(spec: str) -> tuple[Any, dict[str, Any]]:
         implementation = load(spec, interrupts=False)
     except LoadError as error:
         return None, {"error": str(error), "trace": _trace(error)}
-    owner = getattr(implementation, "forward", implementation)
-    declared = getattr(owner, "roundings", ())
-    plain = isinstance(declared, (tuple, list)) and all(isinstance(id, str) for id in declared)
-    told = list(declared) if plain else repr(declared)[:300]
+    declared = attribute(implementation, "roundings")
+    declared = () if declared is None else declared
+    plain = isinstance(declared, (tuple, list, dict)) and all(isinstance(id, str) for id in declared)
+    told: Any = repr(declared)[:300]
+    if plain:
+        told = {id: str(type_) for id, type_ in declared.items()} if isinstance(declared, dict) else list(declared)
     return implementation, {
         "roundings": told,
         "pulls": _pulls(implementation),
-        "slack": str(attribute(implementation, "slack") or ""),
+        "keep": callable(attribute(implementation, "keep")),
         "supports": _plain(attribute(implementation, "supports")),
+        **{name: str(attribute(implementation, name) or "") for name in ("slack", "descale", "result")},
     }
+
+
+def _kept(implementation: Any, about: dict[str, Any]) -> tuple[dict[str, Any], Arrays]:
+    try:
+        return {}, {"keep": own_keep(implementation, about["keep"], tuple(about["shape"]))}
+    except CallError as error:
+        return {"error": str(error), "trace": _trace(error)}, {}
 
 
 def _plain(x: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ class Program:
             raise LoadError(f"--exec: got {command!r}, needs a command line ({error})") from error
         if not self.command:
             raise LoadError("--exec: got '', needs a command line")
+        if shutil.which(self.command[0]) is None:
+            raise LoadError(f"--exec: got {self.command[0]!r}, needs a program that is there and can be run")
         self.outputs, self.seconds = outputs, seconds
         self.intermediates: dict[str, NDArray[Any]] = {}
         self._last: tuple[dict[str, Any], str, dict[str, Any]] = {}, "", {}

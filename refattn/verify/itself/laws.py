@@ -94,10 +94,24 @@ def key_shift(core: Core, s: Sample) -> float:
 
 
 def split_and_merge(core: Core, s: Sample) -> float:
-    """Two sets of keys, attended apart, merge by their lse to the whole, forward and backward."""
-    keys = s.inputs["k"].shape[2]
-    whole = core(s.inputs, s.options, s.upstream)
-    parts = [core.forward(_keys(s.inputs, at), s.options) for at in (slice(keys // 3), slice(keys // 3, keys))]
+    """Two sets of keys, attended apart, merge by their lse to the whole, forward and backward; one brings the sinks.
+
+    Long samples have none: they are of rows that do without a maximum, which a sink would end.
+    """
+    share = _merged(core, s, {})
+    if s.long or "sink" not in core.mechanism.defaults:
+        return share
+    heads = s.inputs["q"].shape[1]
+    return max(share, _merged(core, s, {"sink": counter.normal((heads,), seed=0, purpose="laws.sink")}))
+
+
+def _merged(core: Core, s: Sample, sinks: Values) -> float:
+    """Return the used share of two parts that are merged; the sinks are given to the first."""
+    keys, x = s.inputs["k"].shape[2], {**s.inputs, **sinks}
+    noise = core.noise(x, s.options, s.upstream)  # the parts sum the terms of the whole
+    whole = core(x, s.options, s.upstream)
+    cut = ({**_keys(s.inputs, slice(keys // 3)), **sinks}, _keys(s.inputs, slice(keys // 3, keys)))
+    parts = [core.forward(part, s.options) for part in cut]
     lse = np.logaddexp(*(outputs["lse"] for outputs, _ in parts))
     shares = [finite(np.exp(outputs["lse"] - finite(lse)))[..., None] for outputs, _ in parts]
     out = np.sum([share * outputs["out"] for share, (outputs, _) in zip(shares, parts, strict=True)], axis=0)
@@ -106,15 +120,15 @@ def split_and_merge(core: Core, s: Sample) -> float:
         merged["max"] = np.maximum(*(outputs["max"] for outputs, _ in parts))
     for share, (outputs, saved) in zip(shares, parts, strict=True):
         if "d_lse" not in s.upstream:  # the gradient of lse cannot be asked for
-            return used_share(merged, {name: whole[name] for name in merged}, _noise(core, s))
+            return used_share(merged, {name: whole[name] for name in merged}, noise)
         # out = sum of share * out_part with share = exp(lse_part - lse): d out / d lse_part = share (out_part - out)
         d_out = share * s.upstream["d_out"]
         d_lse = np.sum(d_out * (outputs["out"] - out), axis=-1) + share[..., 0] * s.upstream["d_lse"]
         gradients.append(core.backward(saved, {"d_out": d_out, "d_lse": d_lse}))
     for name, first in gradients[0].items():
-        second = gradients[1][name]
+        second = gradients[1].get(name, 0.0)  # the sinks are of the first part alone
         merged[name] = np.concatenate([first, second], axis=2) if name in ("d_k", "d_v") else first + second
-    return used_share(merged, whole, _noise(core, s))  # the parts sum the terms of the whole
+    return used_share(merged, whole, noise)
 
 
 def padding(core: Core, s: Sample) -> float:

@@ -31,7 +31,8 @@ MOST = 40
 DIRECTIONS = (1, 4)
 """Along how many directions of each leaf differences are taken, in a sample and in full.
 
-They are not the proof to the last digit: tangents, and autograd where torch is, take the same gradients exactly.
+They are not the proof to the last digit: tangents, and autograd where torch is, take the same gradients exactly. On
+NumPy, which has tangents, a sample takes every second subject.
 """
 
 Found = tuple[float, str]
@@ -299,7 +300,10 @@ def _gradients(scope: Scope, what: str, way: str) -> Found:
         error, leaf, form = max(errors)
         return error / gradients.TOLERANCES[way], f"gradient of {leaf}, form {form}"
 
-    return _worst((subject.name, partial(compare_ways, subject)) for subject in scope.subjects(what))
+    subjects = list(scope.subjects(what))
+    if way == "differences" and scope.owner.name == "numpy" and not scope.full:
+        subjects = subjects[::2]  # all of them are in the section "tangents"
+    return _worst((subject.name, partial(compare_ways, subject)) for subject in subjects)
 
 
 def _tangents(scope: Scope, what: str, way: str) -> Found:

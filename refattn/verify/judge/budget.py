@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import TYPES, has_gradient, round_to, spacing, stored
+from refattn.golden.storage import FLOAT8, TYPES, has_gradient, round_to, spacing, stored
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.judge.scaled import products, scaled
 from refattn.verify.outcome import Truth
 
 Floats = NDArray[np.float64]
@@ -58,6 +59,11 @@ def evaluate(
     return values
 
 
+Roundings = Mapping[str, str] | tuple[str, ...]
+"""Ids of equations that an implementation rounds beside those that every kernel rounds, or these with the type that it
+rounds to, "" for the storage type."""
+
+
 def wide(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the arrays in float64; masks as they are."""
     return {name: x.astype(np.float64) if has_gradient(x) else x for name, x in arrays.items()}
@@ -70,20 +76,31 @@ def truth(
     *,
     grad: bool,
     seed: int = 0,
-    roundings: tuple[str, ...] = (),
+    roundings: Roundings = (),
     given: str = "",
     further: Iterable[str] = (),
     replaced: Mapping[str, NDArray[Any]] | None = None,
+    result: str = "bfloat16",
+    whole: bool = False,
 ) -> Truth:
     """Return inputs, true results and error budget of a case in a storage type.
 
     `roundings` are equations that the implementation declares to round to the storage type, beside the record's. The
     inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
     on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
+
+    In float8 there are factors of q, k and v, of `whole` tensors or of each head, and no gradients; the result is of
+    the type `result`, and what kernels round on the way is rounded to that.
     """
-    inputs = make(mechanism.name, case, given or dtype, seed=seed) | dict(replaced or {})
-    inputs = {name: stored(x.astype(np.float64), dtype) if has_gradient(x) else x for name, x in inputs.items()}
-    exact = wide(inputs)
+    factors: dict[str, NDArray[Any]] = {}
+    if dtype in FLOAT8:
+        inputs, factors = scaled(mechanism, case, dtype, whole=whole, seed=seed)
+        inputs, dtype = inputs | dict(replaced or {}), result
+    else:
+        inputs = make(mechanism.name, case, given or dtype, seed=seed) | dict(replaced or {})
+    kept = "float32" if factors else dtype
+    inputs = {name: stored(x.astype(np.float64), kept) if has_gradient(x) else x for name, x in inputs.items()}
+    exact = products(inputs, factors)
     outputs = evaluate(mechanism, exact, case.options, None)
     pulls: dict[str, Any] = {}
     for name in ("out", *further) if grad else ():
@@ -96,9 +113,9 @@ def truth(
     errors = disturbances(mechanism, case, dtype, exact, exact_upstream, pulls, traced, values, roundings, seed)
     types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
     variance, bias = granted(values, errors, types, dtype)
-    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes)
+    exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes and not factors)
     stored_pulls = {name: stored(x, dtype) for name, x in pulls.items()}
-    return Truth(inputs, upstream, values, variance, bias, types, exact_names, stored_pulls)
+    return Truth(inputs, upstream, values, variance, bias, types, exact_names, stored_pulls, factors)
 
 
 def granted(
@@ -130,7 +147,7 @@ def with_equations(
     dtype: str,
     known: Truth,
     types: Mapping[str, str],
-    roundings: tuple[str, ...] = (),
+    roundings: Roundings = (),
     seed: int = 0,
 ) -> Truth:
     """Return a truth that has the values of some equations of the forward, too, each with the type it came in.
@@ -142,7 +159,8 @@ def with_equations(
     KeyError
         Where an equation is none of the forward.
     """
-    exact = wide(known.inputs)
+    exact = products(known.inputs, known.factors)
+    dtype = known.stored["out"] if known.factors else dtype
     with equations.trace() as traced:
         evaluate(mechanism, exact, case.options, None)
     ran = {}
@@ -176,7 +194,7 @@ def disturbances(
     pulls: Mapping[str, Any],
     traced: equations.Trace,
     values: Mapping[str, Floats],
-    roundings: tuple[str, ...],
+    roundings: Roundings,
     seed: int,
     grown: Mapping[str, float] | None = None,
 ) -> dict[str, Floats]:
@@ -201,11 +219,12 @@ def disturbances(
     return {name: np.stack(draws) for name, draws in errors.items()}
 
 
-def held_in(mechanism: Mechanism, dtype: str, roundings: Iterable[str]) -> dict[str, str]:
+def held_in(mechanism: Mechanism, dtype: str, roundings: Roundings) -> dict[str, str]:
     """Return the type by equation that a kernel declares to hold values in, beside those that every kernel rounds."""
     if dtype not in ("float16", "bfloat16"):
         return {}
-    return {id: dtype for id in roundings if id not in mechanism.stored}
+    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
+    return {id: dtype for id, type_ in named.items() if id not in mechanism.stored and type_ in ("", dtype)}
 
 
 def unit_of(dtype: str) -> float:
@@ -218,26 +237,39 @@ def kernel_sizes(
     given: Mapping[str, Any],
     traced: Mapping[str, Any],
     dtype: str,
-    roundings: Iterable[str] = (),
+    roundings: Roundings = (),
 ) -> dict[str, Floats]:
     """Return by equation id the size of its rounding error in a kernel for a storage type.
 
-    `roundings` are equations that it rounds to this type, beside the record's; `given` and `traced` are those of
-    `rounding_sizes`.
+    `roundings` are equations that it rounds beside the record's; `given` and `traced` are those of `rounding_sizes`.
     """
     sizes = rounding_sizes(mechanism, given, traced, unit_of(dtype))
     # What is below the smallest normal number may be flushed to 0, as most accelerators do; 0 is exact.
     flushed = 2.0 ** TYPES["float64" if dtype == "float64" else "float32"].lowest
     sizes = {key: np.hypot(size, np.where(size == 0.0, 0.0, flushed)) for key, size in sizes.items()}
-    low = {*mechanism.stored, *roundings} if dtype in ("float16", "bfloat16") else set()
+    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
+    short = dtype in ("float16", "bfloat16")
+    low = dict.fromkeys(mechanism.stored, dtype) if short else {}
+    for id, type_ in named.items():
+        if type_ or short:
+            low[_felt_in(mechanism, id, type_, traced)] = type_ or dtype
     counts = passes_of(traced)
     for key in [key for key in sizes if key.partition("[")[0] in low]:
         id = key.partition("[")[0]
         size = np.abs(mechanism.stored[id](given, Pass(traced, key, counts)) if id in mechanism.stored else traced[key])
-        # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact.
-        subnormal = np.where(size == 0.0, 0.0, 2.0 ** (TYPES[dtype].lowest - TYPES[dtype].bits))
-        sizes[key] = np.hypot(sizes[key], np.maximum(TYPES[dtype].unit * finite(size), subnormal))
+        kind, size = TYPES[low[id]], finite(size)
+        # Below the smallest normal number the spacing no longer shrinks with the value; 0 is exact. Numbers of float8
+        # are scaled, so that the largest of a row is about 1.
+        most = np.max(size, axis=-1, keepdims=True, initial=0.0) if low[id] in FLOAT8 else 1.0
+        subnormal = np.where(size == 0.0, 0.0, most * 2.0 ** (kind.lowest - kind.bits))
+        sizes[key] = np.hypot(sizes[key], np.maximum(kind.unit * size, subnormal))
     return sizes
+
+
+def _felt_in(mechanism: Mechanism, id: str, dtype: str, traced: Mapping[str, Any]) -> str:
+    """Return the equation that a rounding is felt in: the next one, where a kernel sums before it rounds."""
+    later = mechanism.summed_first.get(id, ()) if dtype in FLOAT8 else ()
+    return next((name for name in later if name in traced), id)
 
 
 def rounding_sizes(

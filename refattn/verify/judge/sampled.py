@@ -22,7 +22,7 @@ from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import stored
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.judge.budget import disturbances, evaluate, finite, granted, ratio, wide
+from refattn.verify.judge.budget import Roundings, disturbances, evaluate, finite, granted, ratio, wide
 from refattn.verify.judge.compare import compare, wrong_at_once
 from refattn.verify.outcome import Floats, Result, Truth, Verdict
 
@@ -107,7 +107,7 @@ def judge_long(
     dtype: str,
     known: Truth,
     result: Result,
-    roundings: tuple[str, ...] = (),
+    roundings: Roundings = (),
     seed: int = 0,
 ) -> tuple[tuple[Verdict, ...], str]:
     """Return the verdicts on a long case, and in words what they stand on."""
@@ -153,7 +153,7 @@ class _Cut:
     case: Case
     dtype: str
     known: Truth
-    roundings: tuple[str, ...]
+    roundings: Roundings
     seed: int
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.blame.where import told_all
-from refattn.verify.foreign.conventions import EXPECTED
+from refattn.verify.foreign.conventions import expected
 from refattn.verify.outcome import Outcome, Report, Verdict
 from refattn.verify.show.suspects import told
 from refattn.verify.show.texts import share_text, size
@@ -33,9 +33,9 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
     )
     if worst:
         yield "how much", _how_much(*worst)
-    conventions = list(report.conventions.items())
+    conventions, right = list(report.conventions.items()), expected(mechanism)
     for question, answer in conventions[:CONVENTIONS]:
-        yield "convention", f"{question}: {answer}; needs {EXPECTED[question]}"
+        yield "convention", f"{question}: {answer}; needs {right[question]}"
     for number, suspect in enumerate(found.ranked if found else (), start=1):
         yield "which" if number == 1 else "or", told(suspect)
         if suspect.link and number == 1:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.conventions import EXPECTED
+from refattn.verify.foreign.conventions import expected
 from refattn.verify.outcome import Outcome, Report, Verdict
 from refattn.verify.show import diagnosis
 from refattn.verify.show import suspects as suspects_text
@@ -100,7 +100,8 @@ def verified(
         parts += [_LEGEND, ""]
     if report.conventions and details:
         parts.append("Conventions that differ, whatever else does")
-        parts += [indented(2, f"{what}: {got}; needs {EXPECTED[what]}") for what, got in report.conventions.items()]
+        right = expected(mechanism)
+        parts += [indented(2, f"{what}: {got}; needs {right[what]}") for what, got in report.conventions.items()]
         parts.append("")
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     if failed:

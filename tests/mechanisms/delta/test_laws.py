@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import refattn as ra
 from refattn import backends, counter
 from refattn.mechanisms.delta import options
+from refattn.mechanisms.delta.forms import chunked
 from refattn.mechanisms.delta.judge.cases import RULES
 from refattn.verify.itself.laws import LAWS
 from refattn.verify.itself.probe import Core
@@ -93,6 +94,36 @@ def test_any_chunk_gives_the_recurrence(rule: str, heads: tuple[int, int, int], 
     for name, gradient in wanted.items():
         assert name == "scale" or gradient.shape == x[name].shape
         close(found[name], gradient, 1e-11)
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated-delta", "kda", "momentum"])
+def test_long_sequences_in_pieces_are_the_recurrence(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "AT_ONCE", 13)  # three chunks of 4 and not a fourth
+    x = call(rule, 29, b=1)
+    x["state"] = np.concatenate([x["state"]] * 3)
+    runs = [run(x, form, chunk=4, lengths=(25, 0, 4)) for form in FORMS]
+    d_out, d_state = draw("d_out", *runs[0][0].shape), draw("d_state", *runs[0][1].state.shape)
+    wanted, found = (ra.delta.backward(saved, d_out, d_state) for _, saved in runs)
+    close(runs[1][0], runs[0][0])
+    close(runs[1][1].state, runs[0][1].state)
+    for name, gradient in wanted.items():
+        close(found[name], gradient, 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("channels", "width", "n", "form"),
+    [
+        (False, 4, 16, "recurrent"),
+        (False, 4, 17, "chunked"),
+        (True, 4, 64, "recurrent"),
+        (True, 4, 65, "chunked"),
+        (True, 128, 16, "recurrent"),
+        (True, 128, 17, "chunked"),
+    ],
+)
+def test_the_form_that_is_taken(channels: bool, width: int, n: int, form: str) -> None:
+    x = call("kda" if channels else "gated-delta", n, b=1, d=width, e=width)
+    assert run(x, "auto")[1].form == form
 
 
 @pytest.mark.parametrize("form", FORMS)

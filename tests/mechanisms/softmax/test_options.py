@@ -108,12 +108,66 @@ def test_what_does_not_exist_may_hold_anything(form: str) -> None:
     assert not found["out"][1, :, 3:].any() and (found["lse"][1, :, 3:] == -math.inf).all()
 
 
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_lengths_of_others_change_no_bit(form: str) -> None:
+    """A sequence gives the bits that it gives alone, however long the others of its batch are."""
+    r = np.random.default_rng(2)
+    q, k, v, d_out = (r.normal(size=(3, h, n, 3)) for h, n in ((2, 9), (1, 23), (1, 23), (2, 9)))
+    options: Arrays = {"causal": True, "q_lengths": np.asarray([9, 4, 7]), "k_lengths": np.asarray([23, 6, 15])}
+    with cut(4, 8):
+        whole = run({"q": q, "k": k, "v": v}, options, d_out, None, form)
+        for n in range(3):
+            at = slice(n, n + 1)
+            own = {name: x if name == "causal" else x[at] for name, x in options.items()}
+            alone = run({"q": q[at], "k": k[at], "v": v[at]}, own, d_out[at], None, form)
+            assert all(alone[name].tobytes() == whole[name][at].tobytes() for name in alone)
+
+
+def test_hidden_keys_leave_no_sign() -> None:
+    """What is outside of every window shows in no bit of the gradients of a bias and of dropout, either."""
+    r, shape = np.random.default_rng(3), (1, 1, 4, 9)
+    q, k, v, d_out = (r.normal(size=(1, 1, n, 2)) for n in (4, 9, 9, 4))
+    options = {"window": (1, 0), "bias": r.normal(size=shape), "keep": np.ones(shape)}
+    far = np.arange(9)[:, None] < 3
+    found = [run({"q": q, "k": k + far * x, "v": v - far * x}, options, d_out, None) for x in (0.0, 50.0)]
+    assert all(found[0][name].tobytes() == x.tobytes() for name, x in found[1].items())
+
+
 def test_a_row_of_sinks_alone() -> None:
     """It gives 0, an lse of the sinks, and a gradient of lse goes to them."""
     q, sink = np.ones((1, 2, 3, 4)), np.asarray([0.5, -1.0])
     out, saved = ra.softmax.forward(q, q[:, :, :0], q[:, :, :0], sink=sink)
     assert not out.any() and (saved.lse == sink[:, None]).all() and (saved.max == -math.inf).all()
     assert (ra.softmax.backward(saved, out, np.ones((1, 2, 3)))["sink"] == 3.0).all()
+
+
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_whole_numbers_come_out_as_they_are(form: str) -> None:
+    """Of falling scores the oldest key in a window, the mean of those that a bias does not hide, and parts of sinks."""
+    values = np.arange(1.0, 17.0).reshape(1, 1, 16, 1) * [4.0, -64.0]
+    ones, falling = np.ones((1, 2, 16, 1)), -128.0 * np.arange(16.0).reshape(1, 1, 16, 1)
+    i = np.arange(16)
+
+    def attended(k: Any, **options: Any) -> Any:
+        return ra.softmax.forward(ones, k, values, form=form, **options)[0]
+
+    oldest = attended(falling, scale=1.0, causal=True, window=(2, None))
+    assert (oldest == values[:, :, np.maximum(i - 2, 0)]).all()
+    hidden = np.where(i // 4 == i[:, None] // 4, 0.0, -math.inf)  # four neighbours
+    mean = values.reshape(1, 1, 4, 4, 2).mean(axis=3).repeat(4, axis=2)
+    assert (attended(0.0 * falling, bias=hidden) == mean).all()
+    for several, part in ((1, 2.0), (3, 4.0)):  # as large as the only score that is not far below
+        sinks = np.zeros((2, several))
+        assert (attended(falling, scale=1.0, sink=sinks) == values[:, :, :1] / part).all()
+
+
+def test_no_batch_element_with_every_option() -> None:
+    for form in ("dense", "tiled"):
+        none = {name: x[:0] for name, x in INPUTS.items()}
+        options = {**EVERY, **{name: EVERY[name][:0] for name in ("offset", "q_lengths", "k_lengths")}}
+        found = run(none, options, D_OUT[:0], D_LSE[:0], form)
+        assert found["out"].shape == (0, 4, 5, 4) and found["max"].shape == (0, 4, 5)
+        assert not any(found[name].any() for name in ("bias", "sink", "keep"))
 
 
 def test_a_window_reads_no_tile_far_away() -> None:
@@ -128,6 +182,19 @@ def test_a_window_reads_no_tile_far_away() -> None:
     np.testing.assert_allclose(found, out[:, :, 32:], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("form", ["dense", "tiled"])
+def test_bounds_beyond_all_numbers_are_none(form: str) -> None:
+    """Sums with lengths and offsets that differ stay in 64 bits."""
+    lengths: Arrays = {"q_lengths": np.asarray([3, 2]), "k_lengths": np.asarray([2, 3]), "form": form}
+    x = np.random.default_rng(3).normal(size=(2, 1, 3, 2))
+    out, _ = ra.softmax.forward(x, x, x, **lengths)
+    for far in (2**63 - 1, 2**70):
+        np.testing.assert_array_equal(ra.softmax.forward(x, x, x, window=(far, far), **lengths)[0], out)
+    plain, _ = ra.softmax.forward(x, x, x, form=form)
+    for far, found in ((2**70, plain), (-(2**70), 0.0 * plain)):
+        np.testing.assert_array_equal(ra.softmax.forward(x, x, x, offset=far, causal=True, form=form)[0], found)
+
+
 F, I = np.zeros, np.asarray
 BAD: tuple[tuple[Arrays, type[Exception], str], ...] = (
     ({"window": 3}, TypeError, "window: got int, needs a tuple"),
@@ -140,6 +207,9 @@ BAD: tuple[tuple[Arrays, type[Exception], str], ...] = (
     ({"offset": True}, TypeError, "offset: got bool"),
     ({"offset": I([1, 2, 3])}, ValueError, r"offset: got shape \(3,\)"),
     ({"offset": I([1.0, 2.0])}, TypeError, "offset: got dtype float64"),
+    ({"offset": I([2**63 - 1, 0])}, ValueError, "offset: got one outside of -268435456 to 268435456"),
+    ({"offset": I([-(2**63), 0])}, ValueError, "offset: got one outside of -268435456 to 268435456"),
+    ({"offset": np.asarray([2**64 - 1, 0], np.uint64)}, ValueError, "offset: got one outside of 0 to 268435456"),
     ({"offset": 1, "causal": "top_left"}, ValueError, "offset: got one beside causal"),
     ({"bias": F((5, 7), bool)}, TypeError, "bias: got dtype bool.*is a mask"),
     ({"bias": F((5, 7), "float32")}, TypeError, "got arrays of several dtypes"),

@@ -26,6 +26,7 @@ CASES = ("tiny", "causal-tail", "mask-keys", "softcap", "grouped", "peaked")
 # What it does is told by the case that it is called for.
 KERNELS = """
 import os, sys, time
+import numpy as np
 import refattn
 
 def attend(q, k, v, *, mask=None, causal=False, softcap=None):
@@ -51,6 +52,17 @@ class Pair:
         return refattn.softmax.backward(self.saved, d_out)
 
 Pair.forward.roundings = ("SM.1",)
+
+class Drawing(Pair):
+    roundings = {"SM.5": "bfloat16"}
+    slack, descale, result = "unwritten", "tensor", "float16"
+    def forward(self, q, k, v, **options):
+        options["keep"] = self.keep("", options["keep"].shape).astype(q.dtype)
+        return super().forward(q, k, v, **options)
+    def keep(self, case, shape):
+        if case == "dropout-much":
+            raise OSError("no generator")
+        return 2.0 * (np.arange(np.prod(shape)).reshape(shape) % 3 == 0)
 
 def given(q, k, v, *, number, word, dtype):
     assert not q.flags.writeable and (number, word, dtype) == (0.1, "x", "bfloat16")
@@ -103,6 +115,22 @@ def test_outputs_gradients_and_declared_roundings_come_back(file: Path) -> None:
         report = verify(small, implementation, dtypes=["float64", "float32"], grad=True)
     assert [outcome.status for outcome in report.outcomes] == ["agrees", "agrees"]
     assert [v.tensor for v in report.outcomes[0].verdicts] == ["out", "lse", "d_q", "d_k", "d_v"]
+
+
+def test_what_it_says_of_itself_comes_over_and_so_does_its_dropout(file: Path) -> None:
+    record = ra.mechanism("softmax")
+    small = dataclasses.replace(record, cases=(record.case("dropout-half"), record.case("dropout-much")))
+    with Isolated(f"{file}:Drawing") as implementation:
+        assert implementation.roundings == {"SM.5": "bfloat16"}
+        assert (implementation.slack, implementation.descale, implementation.result) == (
+            "unwritten",
+            "tensor",
+            "float16",
+        )
+        report = verify(small, implementation, dtypes=["float32"])
+        assert "no generator" in implementation.said
+    assert [outcome.status for outcome in report.outcomes] == ["agrees", "raises"]
+    assert report.outcomes[1].detail == "keep raised OSError: no generator"
 
 
 def test_what_it_is_given_and_what_is_no_result(file: Path) -> None:

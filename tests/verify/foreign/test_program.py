@@ -141,7 +141,12 @@ def test_what_is_no_command_is_told(tmp_path: Path) -> None:
     for text in ("", "'open"):
         with pytest.raises(LoadError, match="needs a command line"):
             Program(text, ("out",), 1.0)
-    found = run.verify(FEW, Program(str(tmp_path / "absent"), ("out",), 1.0), dtypes=["float32"])
+    program = tmp_path / "program"
+    with pytest.raises(LoadError, match="needs a program that is there and can be run"):
+        Program(str(program), ("out",), 1.0)
+    program.write_text("#!/nowhere/at/all\n")
+    program.chmod(0o755)
+    found = run.verify(FEW, Program(str(program), ("out",), 1.0), dtypes=["float32"])
     assert "cannot be run: No such file" in found.outcomes[0].detail
 
 
@@ -207,7 +212,7 @@ def test_bad_usage(golden: vectors.GoldenSet, tmp_path: Path) -> None:
     assert "needs --outputs beside it" in cli_verify("--exec", "c", "--vectors", tmp_path).stderr
     assert "needs a folder" in cli_verify("--outputs", tmp_path / "x", "--vectors", golden.folder).stderr
     assert cli_verify("--outputs", tmp_path, "--vectors", tmp_path).exit_code == 3
-    assert cli_verify("--exec", "exit", "--dtype", "float32").exit_code == 1
+    assert cli_verify("--exec", "false", "--dtype", "float32").exit_code == 1
     copy = Path(shutil.copytree(golden.folder, tmp_path / "copy"))
     (copy / "softmax" / "tiny.safetensors").unlink()
     assert cli_verify("--outputs", tmp_path, "--vectors", copy).exit_code == 2

@@ -126,6 +126,7 @@ MUTANTS: list[tuple[str, str, Change, str]] = [
     ("split_and_merge", "SM.6", LIFTED, "plain"),
     ("split_and_merge", "dSM.6", LIFTED, "masked"),
     ("split_and_merge", "dSM.q", LIFTED, "plain"),
+    ("split_and_merge", "SM.16", LIFTED, "plain"),
     ("padding", "SM.5", LIFTED, "plain"),
     ("padding", "dSM.v", LIFTED, "plain"),
     ("padding", "dSM.k", mixed(2), "plain"),

@@ -8,21 +8,23 @@ keys, queries and writes of `weights`, with B and P::
     [DELTA.16]  U0 = (I + L)^-1 (beta V)                  with momentum step V
     [DELTA.17]  W = (I + L)^-1 (beta K_read)              with momentum step K_read
     [DELTA.18]  U = U0 - W S                              the u_n of DELTA.7; without beta U = V
+    [DELTA.22]  S' = s_C S + K_write^T U                  the state of the next chunk; with momentum + c0_C M
 
-    O = scale (Q_read S + P U),   S' = s_C S + K_write^T U
+    O = scale (Q_read S + P U)
 
 Adjoints, for dO and the gradient dS' with respect to the state after the chunk::
 
+    [dDELTA.22]  dS' = scale Q_read^T dO + s_C dS'' - K_read^T (beta R)    all of the next chunk; after the last d_state
     [dDELTA.18]  dU = scale P^T dO + K_write dS'
     [dDELTA.14]  R = (I + L)^-T dU                        which is the du_n of dDELTA.7
     [dDELTA.19]  dP = scale dO U^T                        for j <= i
     [dDELTA.13]  dB = -beta R U^T                         for j < i; with momentum -step R U^T
 
     dV = beta R,  dbeta_i = R_i . (V - K_read S - B U)_i,  dK_read = -beta R S^T,  dQ_read = scale dO S^T,
-    dK_write = U dS'^T,  dS = scale Q_read^T dO + s_C dS' - K_read^T (beta R)
+    dK_write = U dS'^T
 
 The system is solved twice, once forward and once, transposed, backward, and everything but the sweep over the states is
-computed for all chunks at once. R depends on dS', and so the backward solves for both parts of dU::
+computed for many chunks at once. R depends on dS', and so the backward solves for both parts of dU::
 
     R = R0 + Z dS',   R0 = (I + L)^-T (scale P^T dO),   Z = (I + L)^-T K_write
 
@@ -44,12 +46,15 @@ from refattn.xp import Array, namespace, sum_wide, zeros
 
 Gates = dict[str, Array]
 
+AT_ONCE = 512
+"""Tokens whose chunks are computed at once: of more a core's cache does not hold what is passed on."""
+
 
 @dataclass(frozen=True)
-class Sequence:
-    """What the backward reads of one sequence, in chunks."""
+class Piece:
+    """What the backward reads of some tokens of a sequence, in chunks."""
 
-    tokens: tuple[int, int]
+    tokens: slice
     queries: Array  # (b, g, l, r, i, d): q'
     keys: Array  # (b, g, l, i, d): k'
     values: Array  # (b, g, l, i, e)
@@ -74,7 +79,7 @@ class Saved:
     scale: float | Array
     shape: tuple[int, ...]  # of the first state
     read: Array  # (b, h, n, e): out without its scale
-    parts: tuple[Sequence | None, ...]  # None: without a token
+    parts: tuple[tuple[Piece, ...], ...]  # of each sequence; none where it has no token
 
 
 def forward(
@@ -109,23 +114,25 @@ def forward(
         two = () if log_momentum is None else (2,)
         state = zeros((count, groups, *two, k.shape[3], v.shape[3]), v)  # S_0 = 0
     reads, ends = [], []
-    parts: list[Sequence | None] = []
-    for first, last, start in sequences(state, v.shape[2], lengths):
-        if first == last:
-            ends.append(start)
-            parts.append(None)
-            continue
-        own, size = slice(first, last), min(chunk, last - first)
-        rows = xp.permute_dims(in_chunks(queries[:, :, :, own, :], size, 3), (0, 1, 3, 2, 4, 5))  # (b, g, l, r, i, d)
-        columns, values = (
-            in_chunks(keys[:, :, own, :], size, 2),
-            in_chunks(v[:, :, own, :], size, 2),
-        )  # (b, g, l, i, ...)
-        inner = {name: in_chunks(x[:, :, own, ...], size, 2) for name, x in gates.items()}
-        read, end, part = of_sequence((first, last), rows, columns, values, inner, start)  # (b, g, l, r, i, e)
-        reads.append(of_tokens(xp.permute_dims(read, (0, 1, 3, 2, 4, 5)), last - first, 3))
-        ends.append(end)
-        parts.append(part)
+    parts = []
+    for first, last, at in sequences(state, v.shape[2], lengths):
+        found = []
+        for own in pieces(first, last, chunk):
+            count = own.stop - own.start
+            size = min(chunk, count)
+            rows = xp.permute_dims(
+                in_chunks(queries[:, :, :, own, :], size, 3), (0, 1, 3, 2, 4, 5)
+            )  # (b, g, l, r, i, d)
+            columns, values = (
+                in_chunks(keys[:, :, own, :], size, 2),
+                in_chunks(v[:, :, own, :], size, 2),
+            )  # (b, g, l, i, ...)
+            inner = {name: in_chunks(x[:, :, own, ...], size, 2) for name, x in gates.items()}
+            read, at, piece = of_piece(own, rows, columns, values, inner, at)  # (b, g, l, r, i, e), as S, -
+            reads.append(of_tokens(xp.permute_dims(read, (0, 1, 3, 2, 4, 5)), count, 3))
+            found.append(piece)
+        ends.append(at)
+        parts.append(tuple(found))
     read = ungroup_heads(xp.concat(reads, axis=3))  # (b, h, n, e)
     final = xp.concat(ends, axis=0)  # as `state`
     given = tuple(name for name, x in named.items() if x is not None)
@@ -133,10 +140,10 @@ def forward(
     return scale * read, final, saved
 
 
-def of_sequence(
-    tokens: tuple[int, int], queries: Array, keys: Array, values: Array, gates: Gates, state: Array
-) -> tuple[Array, Array, Sequence]:
-    """Return what the tokens of one sequence read (b, g, l, r, i, e), the last state, and what the backward reads."""
+def of_piece(
+    tokens: slice, queries: Array, keys: Array, values: Array, gates: Gates, state: Array
+) -> tuple[Array, Array, Piece]:
+    """Return what these tokens read (b, g, l, r, i, e), the state after them, and what the backward reads."""
     xp, own, rate = namespace(keys), equations.active(weights), rate_of(gates)  # -, -, (b, g, l, i, 1)
     by = own.weights_of(queries, keys, gates)  # tagged there
     e = values.shape[-1]
@@ -168,10 +175,10 @@ def of_sequence(
         kept = by.kept[:, :, n, ...] * flat  # (b, g, d, e), or 2*d
         if by.crossing is not None:
             kept = kept + crossed(by.crossing[:, :, n, ...], flat)  # (b, g, 2*d, e)
-        flat = kept + xp.matrix_transpose(by.writes[:, :, n, ...]) @ writes  # (b, g, d, e), or 2*d
+        flat = kept + xp.matrix_transpose(by.writes[:, :, n, ...]) @ writes  # [DELTA.22]: (b, g, d, e), or 2*d
     states, u = xp.stack(before, axis=2), xp.stack(written, axis=2)  # (b, g, l, ..., e), (b, g, l, i, e)
     read = by.queries @ states[:, :, :, None, ...] + by.pairs @ u[:, :, :, None, ...]  # (b, g, l, r, i, e)
-    part = Sequence(tokens, queries, keys, values, gates, by, system, states, u)
+    part = Piece(tokens, queries, keys, values, gates, by, system, states, u)
     return read, xp.reshape(flat, state.shape), part
 
 
@@ -184,20 +191,19 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
     if d_state is None:
         d_state = zeros(saved.shape, d_out)  # as `state`
     spans = sequences(d_state, d_out.shape[2], saved.lengths)
-    for (first, last, end), part in zip(spans, saved.parts, strict=True):
-        if part is None:
-            starts.append(end)
-            continue
-        size, count = part.keys.shape[-2], last - first
-        d_read = xp.permute_dims(
-            in_chunks(d_rows[:, :, :, first:last, :], size, 3), (0, 1, 3, 2, 4, 5)
-        )  # (b, g, l, r, i, e)
-        d, d_start = of_sequence_backward(part, d_read, end)  # -, as `state`
-        found["q"].append(of_tokens(xp.permute_dims(d.pop("q"), (0, 1, 3, 2, 4, 5)), count, 3))
-        for name in found:
-            if name != "q":
-                found[name].append(of_tokens(d[name], count, 2))
-        starts.append(d_start)
+    for (_, _, d_at), part in zip(spans, saved.parts, strict=True):
+        backwards = []
+        for piece in part[::-1]:
+            size, count = piece.keys.shape[-2], piece.tokens.stop - piece.tokens.start
+            d_read = xp.permute_dims(
+                in_chunks(d_rows[:, :, :, piece.tokens, :], size, 3), (0, 1, 3, 2, 4, 5)
+            )  # (b, g, l, r, i, e)
+            d, d_at = of_piece_backward(piece, d_read, d_at)  # -, as S
+            d["q"] = xp.permute_dims(d["q"], (0, 1, 3, 2, 4, 5))  # (b, g, r, l, i, d)
+            backwards.append({name: of_tokens(d[name], count, 3 if name == "q" else 2) for name in found})
+        for name, rows in found.items():
+            rows += [d[name] for d in backwards[::-1]]
+        starts.append(d_at)
     d_queries = ungroup_heads(xp.concat(found["q"], axis=3))  # (b, h, n, d): by head of out
     d_q_hat = sum_heads(d_queries, saved.q_hat.shape[1])  # (b, h, n, d)
     d_k_hat = sum_heads(xp.concat(found["k"], axis=2), saved.k_hat.shape[1])  # (b, f, n, d)
@@ -209,10 +215,10 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
     return {"q": d_q, "k": d_k, **gates, "state": xp.concat(starts, axis=0), "scale": d_scale}
 
 
-def of_sequence_backward(part: Sequence, d_read: Array, d_state: Array) -> tuple[dict[str, Array], Array]:
-    """Return the gradients of queries, keys, values and gates in chunks, and of the state before the sequence.
+def of_piece_backward(part: Piece, d_read: Array, d_state: Array) -> tuple[dict[str, Array], Array]:
+    """Return the gradients of queries, keys, values and gates in chunks, and of the state before these tokens.
 
-    `d_read` is (b, g, l, r, i, e), the gradient of what is read, and `d_state` that of the last state.
+    `d_read` is (b, g, l, r, i, e), the gradient of what is read, and `d_state` that of the state after them.
     """
     xp, own, by, rate = (
         namespace(d_read),
@@ -243,7 +249,7 @@ def of_sequence_backward(part: Sequence, d_read: Array, d_state: Array) -> tuple
             d_errors = r if rate is None else rate[:, :, n, ...] * r  # (b, g, i, e)
             d_kept = d_kept - xp.matrix_transpose(by.keys[:, :, n, ...]) @ d_errors  # (b, g, d, e), or 2*d
         flat = d_kept  # of S of the chunk
-    ends = xp.stack(after[::-1], axis=2)  # (b, g, l, ..., e): dS' of each chunk
+    ends = xp.stack(after[::-1], axis=2)  # [dDELTA.22]: (b, g, l, d, e), or 2*d
     d_u = local + by.writes @ ends  # (b, g, l, i, e) [dDELTA.18]
     d_pairs = d_read @ xp.matrix_transpose(u)[:, :, :, None, ...]  # (b, g, l, r, i, j) [dDELTA.19]
     d_queries = d_read @ xp.matrix_transpose(states)[:, :, :, None, ...]  # (b, g, l, r, i, ...): of Q_read
@@ -270,6 +276,12 @@ def of_sequence_backward(part: Sequence, d_read: Array, d_state: Array) -> tuple
     d_weights = Weights(d_queries, d_keys, d_writes, d_pairs, d_before, d_kept_rows, crossing)
     d_q, d_k, more = own.weights_backward(by, part.queries, part.keys, part.gates, d_weights)  # tagged there
     return {"q": d_q, "k": d_k, "v": d_v, **gates, **more}, xp.reshape(flat, d_state.shape)
+
+
+def pieces(first: int, last: int, chunk: int) -> list[slice]:
+    """Return the tokens of a sequence in pieces of whole chunks."""
+    step = chunk * max(AT_ONCE // chunk, 1)
+    return [slice(start, min(start + step, last)) for start in range(first, last, step)]
 
 
 def rate_of(gates: Gates) -> Array | None:

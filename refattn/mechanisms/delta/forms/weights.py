@@ -17,12 +17,7 @@ Adjoints, for dP and dB and the gradients of keys, queries and writes (R of `chu
 
     [dDELTA.20]  dX_il = sum_j dc_ij Gamma_mu,lj + dc0_i s_mu,l    with momentum, X = Gamma_a diag(beta)
 
-Products of decays of channels have three axes, (i, j, d). For more than `BLOCK` tokens only blocks on the diagonal are
-computed so. Off the diagonal, with the last token r before the block of i::
-
-    P_ij = sum_d (q'_id exp(sum_{r<m<=i} log a_md)) (k'_jd exp(sum_{j<m<=r} log a_md))
-
-where both factors are at most 1, and r, which lies between j and i, depends on no later token.
+With a decay of channels P and B are found by `halves`, without an array Gamma of three axes (i, j, d).
 
 Axes: b batch, g state head, l chunk, r query head of a state head, i and j tokens of a chunk, d width of keys.
 """
@@ -33,12 +28,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from refattn import equations
-from refattn.mechanisms.delta.forms import segments
-from refattn.mechanisms.delta.forms.segments import from_the_end, later
-from refattn.xp import Array, namespace, zeros
-
-BLOCK = 16
-"""Tokens of a block whose products with decays of channels have three axes."""
+from refattn.mechanisms.delta.forms import halves, segments
+from refattn.mechanisms.delta.forms.halves import Span
+from refattn.mechanisms.delta.forms.segments import later
+from refattn.xp import Array, namespace
 
 
 @dataclass(frozen=True)
@@ -97,17 +90,15 @@ def lower(pairs: Array) -> Array:
     return xp.where(xp.matrix_transpose(later(pairs.shape[-1], pairs)), 0.0, pairs)
 
 
-def products(
-    q: Array, k: Array, log_decay: Array, now: Array | None = None, ahead: Array | None = None
-) -> tuple[Array, Array]:
-    """Return P (b, g, l, r, i, j) and B (b, g, l, i, j), of coefficients (b, g, l, i, j) or of a decay of channels."""
+def products(q: Array, k: Array, by: Span | tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return P (b, g, l, r, i, j) and B (b, g, l, i, j), by decays of channels or with coefficients (b, g, l, i, j)."""
     xp = namespace(k)
-    if now is None or ahead is None:
-        pairs = decayed_pairs(q, k, log_decay)  # (b, g, l, r, i, j) [DELTA.19]
-        both = decayed_pairs(k[:, :, :, None, ...], k, log_decay)  # (b, g, l, 1, i, j)
-        before = strictly(both[:, :, :, 0, ...])  # (b, g, l, i, j) [DELTA.13]
+    if isinstance(by, Span):
+        both = halves.pairs(above(q, k), k, by)  # (b, g, l, r+1, i, j)
+        pairs = both[:, :, :, :-1, ...]  # (b, g, l, r, i, j) [DELTA.19]
+        before = strictly(both[:, :, :, -1, ...])  # (b, g, l, i, j) [DELTA.13]
     else:
-        columns = xp.matrix_transpose(k)  # (b, g, l, d, j)
+        columns, (now, ahead) = xp.matrix_transpose(k), by  # (b, g, l, d, j), -
         pairs = q @ columns[:, :, :, None, ...] * now[:, :, :, None, ...]  # (b, g, l, r, i, j) [DELTA.19]
         before = strictly(k @ columns) * ahead  # (b, g, l, i, j) [DELTA.13]
     return pairs, before
@@ -120,7 +111,7 @@ def of_heads(q: Array, k: Array, log_decay: Array) -> Weights:
     """Return the weights for q' (b, g, l, r, i, d), k' (b, g, l, i, d) and log a (b, g, l, i)."""
     own = equations.active(segments)
     gamma, prefix = own.segments(log_decay), own.prefixes(log_decay)  # (b, g, l, i, j), (b, g, l, i)
-    pairs, before = products(q, k, log_decay, gamma, gamma)  # (b, g, l, r, i, j), (b, g, l, i, j)
+    pairs, before = products(q, k, (gamma, gamma))  # (b, g, l, r, i, j), (b, g, l, i, j)
     rows = prefix[..., None]  # (b, g, l, i, 1): s
     writes = gamma[..., -1, :, None] * k  # (b, g, l, i, d)
     return Weights(rows[:, :, :, None, ...] * q, rows * k, writes, pairs, before, rows[..., -1:, :])
@@ -155,9 +146,9 @@ def of_heads_backward(
 
 def of_channels(q: Array, k: Array, log_decay: Array) -> Weights:
     """Return the weights for q' (b, g, l, r, i, d), k' (b, g, l, i, d) and log a (b, g, l, i, d)."""
-    xp = namespace(k)
-    prefix, suffix = from_the_start(log_decay), after_each(log_decay)  # (b, g, l, i, d): s, and to the end
-    pairs, before = products(q, k, log_decay)  # (b, g, l, r, i, j), (b, g, l, i, j)
+    xp, span = namespace(k), halves.span_of(log_decay)
+    prefix, suffix = xp.exp(span.start), xp.exp(span.end)  # (b, g, l, i, d): s, and from each token to the end
+    pairs, before = products(q, k, span)  # (b, g, l, r, i, j), (b, g, l, i, j)
     kept = xp.matrix_transpose(prefix[..., -1:, :])  # (b, g, l, d, 1)
     return Weights(prefix[:, :, :, None, ...] * q, prefix * k, suffix * k, pairs, before, kept)
 
@@ -166,103 +157,26 @@ def of_channels_backward(
     saved: Weights, q: Array, k: Array, log_decay: Array, d: Weights
 ) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of q', k' and the gates for those of the weights, `d`."""
-    xp = namespace(k)
-    prefix, suffix = from_the_start(log_decay), after_each(log_decay)  # (b, g, l, i, d)
-    # forward: pairs = decayed_pairs(q, k, log_decay)
-    d_q, d_k, d_log = decayed_pairs_backward(q, k, log_decay, lower(d.pairs))  # as q, as k, (b, g, l, i, d)
-    # forward: before = strictly(decayed_pairs(k, k, log_decay))
-    d_before = strictly(d.before)[:, :, :, None, ...]  # (b, g, l, 1, i, j)
-    d_first, d_second, d_both = decayed_pairs_backward(
-        k[:, :, :, None, ...], k, log_decay, d_before
-    )  # (b, g, l, 1, i, d) as a, as k, and of log a
-    # forward: queries = prefix * q; keys = prefix * k; writes = suffix * k; kept = the last prefix
-    d_q = d_q + prefix[:, :, :, None, ...] * d.queries  # (b, g, l, r, i, d)
-    d_k = d_k + d_first[:, :, :, 0, ...] + d_second + prefix * d.keys + suffix * d.writes  # (b, g, l, i, d)
-    through = xp.sum(d.queries * saved.queries, axis=3) + d.keys * saved.keys  # (b, g, l, i, d)
-    kept = xp.matrix_transpose(d.kept * saved.kept)  # (b, g, l, 1, d)
-    through = xp.concat([through[..., :-1, :], through[..., -1:, :] + kept], axis=-2)  # (b, g, l, i, d)
-    d_log = d_log + d_both + from_the_end(through, -2) + until_each(d.writes * saved.writes)  # (b, g, l, i, d)
-    return d_q, d_k, {"log_decay": d_log}
+    xp, span = namespace(k), halves.span_of(log_decay)
+    prefix, suffix = xp.exp(span.start), xp.exp(span.end)  # (b, g, l, i, d)
+    # forward: queries = prefix * q; keys = prefix * k; kept = prefix of the last token, prefix = exp(start)
+    d_start = xp.sum(d.queries * saved.queries, axis=3) + d.keys * saved.keys  # (b, g, l, i, d)
+    d_start = halves.on_last(d_start, xp.matrix_transpose(d.kept * saved.kept))  # (b, g, l, i, d)
+    # forward: writes = suffix * k, suffix = exp(end)
+    d_end = d.writes * saved.writes  # (b, g, l, i, d)
+    # forward: both = pairs(above(q, k), k, span); pairs, before = of q', strictly of k'
+    d_both = above(d.pairs, strictly(d.before))  # (b, g, l, r+1, i, j)
+    d_rows, d_columns, d_log_decay = halves.pairs_backward(
+        above(q, k), k, span, d_both, d_start, d_end
+    )  # (b, g, l, r+1, i, d), (b, g, l, i, d), (b, g, l, i, d)
+    d_q = d_rows[:, :, :, :-1, ...] + prefix[:, :, :, None, ...] * d.queries  # (b, g, l, r, i, d)
+    d_k = d_rows[:, :, :, -1, ...] + d_columns + prefix * d.keys + suffix * d.writes  # (b, g, l, i, d)
+    return d_q, d_k, {"log_decay": d_log_decay}
 
 
-def from_the_start(log_decay: Array) -> Array:
-    """Return what is kept from before the first token until after each, for log a (..., i, d)."""
-    xp = namespace(log_decay)
-    return xp.exp(xp.cumulative_sum(log_decay, axis=-2))
-
-
-def after_each(log_decay: Array) -> Array:
-    """Return what is kept from after each token until after the last one, for log a (..., i, d)."""
-    xp = namespace(log_decay)
-    later_ones = xp.concat([log_decay[..., 1:, :], xp.zeros_like(log_decay[..., :1, :])], axis=-2)  # as log a
-    return xp.exp(from_the_end(later_ones, -2))
-
-
-def until_each(terms: Array) -> Array:
-    """Return for each token m the sum of the terms (..., j, d) with j < m: the adjoint of the sums of `after_each`."""
-    xp = namespace(terms)
-    shifted = xp.concat([xp.zeros_like(terms[..., :1, :]), terms[..., :-1, :]], axis=-2)  # as the terms
-    return xp.cumulative_sum(shifted, axis=-2)
-
-
-def blocks(size: int) -> list[tuple[int, int]]:
-    """Return the first token of each block of a chunk, and the one after its last."""
-    return [(first, min(first + BLOCK, size)) for first in range(0, size, BLOCK)]
-
-
-def decayed_pairs(a: Array, k: Array, log_decay: Array) -> Array:
-    """Return sum_d a_id k_jd Gamma_ijd (b, g, l, r, i, j), 0 for j > i, for a (b, g, l, r, i, d), k (b, g, l, j, d)."""
-    xp, rows, size = namespace(k), [], k.shape[-2]
-    for first, stop in blocks(size):
-        own, log = slice(first, stop), log_decay[..., first:stop, :]  # (b, g, l, i, d) of the block
-        gamma = equations.active(segments).segments(xp.matrix_transpose(log))  # (b, g, l, d, i, j) of the block
-        products = gamma * xp.matrix_transpose(k[..., own, :])[..., None, :]  # (b, g, l, d, i, j): times k
-        columns = xp.matrix_transpose(a[..., own, :])[..., None]  # as a, transposed: (b, g, l, r, d, i, 1)
-        inner = xp.sum(columns * products[:, :, :, None, ...], axis=-3)  # (b, g, l, r, i, j) of the block
-        parts = [inner, zeros((*inner.shape[:-1], size - stop), inner)]
-        if first:
-            reads = from_the_start(log)[:, :, :, None, ...] * a[..., own, :]  # (b, g, l, r, i, d)
-            keys = after_each(log_decay[..., :first, :]) * k[..., :first, :]  # (b, g, l, j, d): of earlier blocks
-            parts.insert(0, reads @ xp.matrix_transpose(keys)[:, :, :, None, ...])
-        rows.append(xp.concat(parts, axis=-1))
-    return xp.concat(rows, axis=-2)
-
-
-def decayed_pairs_backward(a: Array, k: Array, log_decay: Array, d_pairs: Array) -> tuple[Array, Array, Array]:
-    """Return the gradients of a, k and log a for that of the pairs."""
-    xp, size, by = namespace(k), k.shape[-2], equations.active(segments)
-    d_rows, d_k, d_log = [], xp.zeros_like(k), xp.zeros_like(k)  # -, (b, g, l, j, d), (b, g, l, j, d)
-    for first, stop in blocks(size):
-        own, log = slice(first, stop), log_decay[..., first:stop, :]  # (b, g, l, i, d) of the block
-        gamma = by.segments(xp.matrix_transpose(log))  # (b, g, l, d, i, j) of the block
-        keys = xp.matrix_transpose(k[..., own, :])[..., None, :]  # (b, g, l, d, 1, j)
-        columns = xp.matrix_transpose(a[..., own, :])[..., None]  # as a, transposed: (b, g, l, r, d, i, 1)
-        d_inner = d_pairs[..., None, own, own]  # of the block, for all channels
-        # forward: inner = sum(a * k * gamma)
-        d_a = xp.matrix_transpose(xp.sum(d_inner * (keys * gamma)[:, :, :, None, ...], axis=-1))  # as a, of the block
-        d_products = xp.sum(d_inner * columns, axis=3) * gamma  # (b, g, l, d, i, j): times gamma
-        d_own = xp.matrix_transpose(xp.sum(d_products, axis=-2))  # (b, g, l, j, d)
-        log_terms = by.segments_backward(d_products * keys, zeros(gamma.shape[:-1], gamma))  # (b, g, l, d, i)
-        parts, logs = [d_own], [xp.matrix_transpose(log_terms)]
-        if first:
-            start, end = (
-                from_the_start(log)[:, :, :, None, ...],
-                after_each(log_decay[..., :first, :]),
-            )  # of the segments
-            reads, earlier = start * a[..., own, :], end * k[..., :first, :]  # (b, g, l, r, i, d), (b, g, l, j, d)
-            d_outer = d_pairs[..., own, :first]  # (b, g, l, r, i, j)
-            # forward: outer = (start * a) @ (end * k)^T
-            d_reads = d_outer @ earlier[:, :, :, None, ...]  # (b, g, l, r, i, d)
-            d_keys = xp.sum(xp.matrix_transpose(d_outer) @ reads, axis=3)  # (b, g, l, j, d)
-            d_a = d_a + start * d_reads  # (b, g, l, r, i, d)
-            parts.insert(0, end * d_keys)
-            through = from_the_end(xp.sum(reads * d_reads, axis=3), -2)  # (b, g, l, i, d)
-            logs = [until_each(earlier * d_keys), logs[0] + through]
-        rest = zeros((*k.shape[:-2], size - stop, k.shape[-1]), k)  # of later blocks
-        d_rows.append(d_a)
-        d_k = d_k + xp.concat([*parts, rest], axis=-2)  # (b, g, l, j, d)
-        d_log = d_log + xp.concat([*logs, rest], axis=-2)  # (b, g, l, j, d)
-    return xp.concat(d_rows, axis=-2), d_k, d_log
+def above(x: Array, y: Array) -> Array:
+    """Return x (b, g, l, r, i, ...) with y (b, g, l, i, ...) as one more row of each token."""
+    return namespace(x).concat([x, y[:, :, :, None, ...]], axis=3)
 
 
 # --- a state and its momentum
@@ -305,7 +219,7 @@ def of_momentum(q: Array, k: Array, log_decay: Array, log_momentum: Array, beta:
     queries = xp.concat([rows[:, :, :, None, ...] * q, first[:, :, :, None, ...] * q], axis=-1)  # (b, g, l, r, i, 2*d)
     keys = xp.concat([rows * k, ahead * k], axis=-1)  # (b, g, l, i, 2*d)
     writes = xp.concat([by.now[..., -1, :, None] * k, by.mu[..., -1, :, None] * k], axis=-1)  # (b, g, l, i, 2*d)
-    pairs, before = products(q, k, log_decay, by.now, by.ahead)  # (b, g, l, r, i, j), (b, g, l, i, j)
+    pairs, before = products(q, k, (by.now, by.ahead))  # (b, g, l, r, i, j), (b, g, l, i, j)
     ones = xp.ones_like(k[..., :1, :])  # (b, g, l, 1, d)
     last = by.decay_prefix[..., -1:, None] * ones, by.mu_prefix[..., -1:, None] * ones  # (b, g, l, 1, d)
     kept = xp.matrix_transpose(xp.concat([*last], axis=-1))  # (b, g, l, 2*d, 1)

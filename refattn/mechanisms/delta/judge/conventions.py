@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.delta import core
@@ -139,16 +139,14 @@ def predict_before_decay(t: _Token, state: Array, momentum: Any) -> tuple[Array,
 def beta_on_prediction(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
     """Write v - beta p."""
     decayed = t.a * state
-    error = (t.v - t.beta * t.held(decayed)) / t.beta if t.predicts else t.v
-    state, momentum = t.written(decayed, momentum, error)
+    state, momentum = replace(t, beta=1.0).written(decayed, momentum, t.v - t.beta * t.held(decayed))
     return state, momentum, state
 
 
 def beta_on_value(t: _Token, state: Array, momentum: Any) -> tuple[Array, Any, Array]:
     """Write beta v - p."""
     decayed = t.a * state
-    error = (t.beta * t.v - t.held(decayed)) / t.beta if t.predicts else t.v
-    state, momentum = t.written(decayed, momentum, error)
+    state, momentum = replace(t, beta=1.0).written(decayed, momentum, t.beta * t.v - t.held(decayed))
     return state, momentum, state
 
 

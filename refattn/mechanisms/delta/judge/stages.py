@@ -20,6 +20,9 @@ Outputs = tuple[Array, Array]
 CHUNK = 8
 """Tokens of a chunk: fewer than nearly all cases have."""
 
+CHUNKS = (16, 32, 64, 128)
+"""What kernels have."""
+
 NAMES = (
     "scores without decays",
     "W without decays",
@@ -41,15 +44,15 @@ def usual_eps() -> float:
     return float((core.forward.__kwdefaults__ or {})["norm_eps"])
 
 
-def _stage(wrong: str) -> Callable[..., Outputs]:
-    """Return the chunked recurrence with one stage wrong."""
+def _stage(wrong: str, size: int = CHUNK) -> Callable[..., Outputs]:
+    """Return the recurrence in chunks of a size with one stage wrong."""
 
     def reading(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **options: Any) -> Outputs:
         options.pop("chunk", None)
         if options.get("log_momentum") is not None or options.get("lengths") is not None or v.shape[2] == 0:
             out, saved = core.forward(q, k, v, key_mask=key_mask, **options)
             return out, saved.state
-        return _chunked(wrong, q, k, v, key_mask, **options)
+        return _chunked(wrong, size, q, k, v, key_mask, **options)
 
     reading.__doc__ = f"Compute in chunks: {wrong}."
     return reading
@@ -57,6 +60,7 @@ def _stage(wrong: str) -> Callable[..., Outputs]:
 
 def _chunked(
     wrong: str,
+    chunk: int,
     q: Array,
     k: Array,
     v: Array,
@@ -84,10 +88,11 @@ def _chunked(
     queries, keys = group_heads(repeat_heads(q, heads), g), repeat_heads(k, g)
     factor = 1.0 / math.sqrt(d) if scale is None else scale
     at, outs, carried = zeros((b, g, d, e), v) if state is None else state, [], 0.0
-    for first in range(0, n, CHUNK):
-        own = slice(first, min(first + CHUNK, n))
+    for first in range(0, n, chunk):
+        own = slice(first, min(first + chunk, n))
         read, at, carried = _one_chunk(
             wrong,
+            chunk,
             queries[:, :, :, own, :],
             keys[:, :, own, :],
             v[:, :, own, :],
@@ -101,7 +106,7 @@ def _chunked(
 
 
 def _one_chunk(
-    wrong: str, q: Array, k: Array, v: Array, beta: Array | None, log: Array, state: Array, carried: Any
+    wrong: str, chunk: int, q: Array, k: Array, v: Array, beta: Array | None, log: Array, state: Array, carried: Any
 ) -> tuple[Array, Array, Any]:
     """Return what a chunk reads (b, g, r, i, e), the next state, and the sum of the decays so far."""
     xp, size = namespace(k), k.shape[2]
@@ -138,9 +143,14 @@ def _one_chunk(
     if wrong == "state kept whole over a chunk":
         last = xp.ones_like(last)
     following = last * state + xp.matrix_transpose(writes) @ u
-    if wrong == "padding of a chunk decays" and size < CHUNK:
-        following = xp.exp((CHUNK - size) * log[:, :, -1, :, None]) * following
+    if wrong == "padding of a chunk decays" and size < chunk:
+        following = xp.exp((chunk - size) * log[:, :, -1, :, None]) * following
     return read, following, carried + sums[:, :, -1:, :]
 
 
 STAGES: dict[str, Callable[..., Outputs]] = {f"stage: {wrong}": _stage(wrong) for wrong in NAMES}
+
+STAGES_IN_CHUNKS: dict[str, dict[str, Callable[..., Outputs]]] = {
+    f"stage: {wrong}": {f"in chunks of {size}": _stage(wrong, size) for size in CHUNKS} for wrong in NAMES
+}
+"""The same with other sizes of chunks, by what is said of them."""

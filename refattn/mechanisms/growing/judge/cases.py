@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from refattn.mechanisms.calls import bias, counts, dropout, equal_scores, listed, long_tail, one_hot, qkv, repeated
+from refattn.mechanisms.calls import (
+    alibi,
+    bias,
+    counts,
+    dropout,
+    equal_scores,
+    listed,
+    long_tail,
+    one_hot,
+    qkv,
+    repeated,
+)
 from refattn.mechanisms.calls import mask as _mask
 from refattn.mechanisms.record import Input
 
@@ -75,6 +86,19 @@ CASES = (
         q_lengths=counts(19, 7, 0, 1),
         k_lengths=counts(20, 37, 9, 0),
         sink=Input((3, 2)),
+    ),
+    _case(
+        "grown-distances",
+        "combined",
+        "slopes by head beside a soft-cap, and a bound as large as the number of keys",
+        b=1,
+        h=4,
+        n_q=37,
+        n_k=11,
+        logits=2.0,
+        softcap=2.0,
+        window=(None, 11),
+        bias=alibi(1, 4, 37, 11, offset=-26),
     ),
     _case("window-head", "window", "more queries than keys: half of the rows are empty", n_q=37, n_k=13, window=(2, 5)),
     repeated(_case("ties", "ties", "every score three times, the largest too", b=1, n_q=11, n_k=21), 7),

@@ -88,6 +88,11 @@ def window_of_minus_one(q: Array, k: Array, v: Array, *, window: Any = None, **o
     return _core(q, k, v, window=window, mask=seen if mask is None else mask & seen, **options)
 
 
+def _bounds_below_the_keys(q: Array, k: Array, given: Given) -> Given:
+    """Drop a bound of as many neighbours as there are keys, though queries may stand outside of them."""
+    return {"window": tuple(None if n is None or n >= k.shape[2] else n for n in given["window"])}
+
+
 def _scale(q: Array, given: Given) -> Any:
     return 1.0 / math.sqrt(q.shape[3]) if given.get("scale") is None else given["scale"]
 
@@ -106,6 +111,30 @@ def bias_before_softcap(q: Array, k: Array, v: Array, **options: Any) -> tuple[A
 def _finite_bias(q: Array, k: Array, given: Given) -> Given:
     xp, bias = namespace(q), given["bias"]
     return {"bias": xp.where(xp.isfinite(bias), bias, xp.zeros_like(bias))}
+
+
+def _subtracted(q: Array, k: Array, given: Given) -> Given:
+    xp, bias = namespace(q), given["bias"]
+    return {"bias": xp.where(xp.isfinite(bias), -bias, bias)}
+
+
+def _of_distances(change: Callable[[Array, Array, Array, Array], Array]) -> Wrong:
+    """Return the core with another bias where one falls off with the distance from the queries' places.
+
+    The change is of the bias, the slopes, the places of the queries and those of the keys.
+    """
+
+    def changed(q: Array, k: Array, given: Given) -> Given:
+        xp, bias = namespace(q), given["bias"]
+        if len(bias.shape) != 4 or min(bias.shape[2:]) < 2 or not bool(xp.all(bias <= 0.0)):
+            return {}
+        slopes = xp.max(xp.abs(bias[..., 1:] - bias[..., :-1]), axis=(-1, -2), keepdims=True)
+        at = _place(q, k, given)
+        at = at if isinstance(at, int) else at[:, None, None, None]
+        rows = xp.arange(q.shape[2])[:, None] + at
+        return {"bias": xp.astype(change(bias, slopes, rows, xp.arange(k.shape[2])), q.dtype)}
+
+    return _with("bias", changed)
 
 
 def _of_key_heads(q: Array, k: Array, given: Given) -> Given:
@@ -180,6 +209,8 @@ PLACED: dict[str, Wrong] = {
     "window one wider": _moved_window(1, 1),
     "window one narrower": _moved_window(-1, -1),
     "window aligned top left": _placed(lambda q, k, given: 0),
+    "left bound of the window excluded": _moved_window(-1, 0),
+    "a bound as large as the keys is none": _with("window", _bounds_below_the_keys),
     "window bounds exchanged": _with("window", lambda q, k, given: {"window": given["window"][::-1]}),
     "right bound of the window left out": _with("window", lambda q, k, given: {"window": (given["window"][0], None)}),
     "window left out": _with("window", lambda q, k, given: {"window": None}),
@@ -190,10 +221,19 @@ PLACED: dict[str, Wrong] = {
     "offset of the other sign": _with("offset", lambda q, k, given: {"offset": -given["offset"]}),
     "offset one too far": _with("offset", lambda q, k, given: {"offset": given["offset"] + 1}),
     "bias ignored": _with("bias", lambda q, k, given: {"bias": None}),
-    "bias subtracted": _with("bias", lambda q, k, given: {"bias": -abs(given["bias"])}),
+    "bias subtracted": _with("bias", _subtracted),
     "bias scaled with the scores": _with("bias", lambda q, k, given: {"bias": given["bias"] * _scale(q, given)}),
     "bias before the soft-cap": bias_before_softcap,
     "infinite bias ignored": _with("bias", _finite_bias),
+    "distances of the bias signed": _of_distances(
+        lambda bias, slopes, rows, keys: namespace(bias).where(keys > rows, -bias, bias)
+    ),
+    "distances of the bias from top left": _of_distances(
+        lambda bias, slopes, rows, keys: -slopes * abs(rows - rows[..., :1, :] - keys)
+    ),
+    "distances of the bias from the first key": _of_distances(
+        lambda bias, slopes, rows, keys: slopes * keys + 0 * rows
+    ),
     "sink ignored": _with("sink", lambda q, k, given: {"sink": None}),
     "sink scaled": _with("sink", lambda q, k, given: {"sink": given["sink"] * _scale(q, given)}),
     "sink capped": _with("sink", _capped_sink),

@@ -122,17 +122,51 @@ def _without(option: str, names: tuple[str, ...]) -> Backward:
     return wrong
 
 
-def _last_of_batch(gradient: Array, d_out: Array, given: dict[str, Any]) -> Array:
-    """Take the last batch element alone for the sum over the batch."""
-    bias = given["bias"]
-    if len(bias.shape) == 4 and bias.shape[0] != 1:
+def _last_alone(name: str, axis: int) -> Backward:
+    """Take the last batch element, or the last query, alone for the sum over them."""
+
+    def change(gradient: Array, d_out: Array, given: dict[str, Any]) -> Array:
+        shape = (1,) * (4 - len(given[name].shape)) + tuple(given[name].shape)
+        if name != "sink" and shape[axis] != 1:
+            return gradient
+        xp = namespace(d_out)
+        at = xp.reshape(xp.arange(d_out.shape[axis]), tuple(-1 if n == axis else 1 for n in range(4)))
+        only = xp.where(at == d_out.shape[axis] - 1, d_out, xp.zeros_like(d_out))
+        options = {n: x for n, x in given.items() if n not in "qkv"}
+        _, saved = core.forward(given["q"], given["k"], given["v"], **options)
+        return core.backward(saved, only)[name]
+
+    return _of(name, change)
+
+
+def _behind_softcap(gradient: Array, d_out: Array, given: dict[str, Any]) -> Array:
+    """Pull the gradient of a bias for each pair through the soft-cap, which comes before it."""
+    softcap, q, k = given.get("softcap"), given["q"], given["k"]
+    if softcap is None or tuple(gradient.shape) != (*q.shape[:3], k.shape[2]):
         return gradient
-    xp, last = namespace(d_out), d_out.shape[0] - 1
-    one = xp.zeros_like(d_out)
-    only = xp.where(xp.reshape(xp.arange(d_out.shape[0]), (-1, 1, 1, 1)) == last, d_out, one)
-    options = {n: x for n, x in given.items() if n not in "qkv"}
-    _, saved = core.forward(given["q"], given["k"], given["v"], **options)
-    return core.backward(saved, only)["bias"]
+    xp = namespace(q)
+    scores = q @ xp.matrix_transpose(repeat_heads(k, q.shape[1])) * _scale_of(given)
+    return gradient * (1.0 - xp.tanh(scores / softcap) ** 2)
+
+
+def sink_left_out_of_inner(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
+    """Take the inner product with weights that sum to 1 without the sink."""
+    out, saved = core.forward(q, k, v, **options)
+    gradients = core.backward(saved, d_out)
+    if options.get("sink") is None or options.get("softcap") is not None or k.shape[2] == 0:
+        return gradients
+    xp = namespace(q)
+    _, alone = core.forward(q, k, v, **{**options, "sink": None})
+    known = xp.isfinite(alone.lse) & xp.isfinite(saved.lse)
+    share = xp.exp(xp.where(known, alone.lse, 0.0) - xp.where(known, saved.lse, 0.0))  # of the keys
+    inner = xp.sum(xp.where(known[..., None], d_out * out, 0.0), axis=-1)
+    more = xp.astype(inner / share - inner, q.dtype)[..., None]
+    # The core with the keys for its values gives sum_j w_ij k_j, and its backward sum_i w_ij times what comes in.
+    mean, weighing = core.forward(q, k, k, **{**options, "keep": None})
+    scale = _scale_of({**options, "q": q})
+    exists = xp.where(known[..., None], q, 0.0)
+    d_k = core.backward(weighing, exists * more)["v"]
+    return gradients | {"q": gradients["q"] - scale * more * mean, "k": gradients["k"] - scale * d_k}
 
 
 def _scale_of(given: dict[str, Any]) -> float:
@@ -145,7 +179,11 @@ WRONG_GRADIENTS: dict[str, Backward] = {
     "gradient of the sink averaged over the batch": _of("sink", lambda d, d_out, _: d / max(d_out.shape[0], 1)),
     "gradient of the sink left 0": _of("sink", lambda d, _, given: 0.0 * d),
     "gradient of the bias scaled": _of("bias", lambda d, _, given: d * _scale_of(given)),
-    "gradient of the bias of one batch element": _of("bias", _last_of_batch),
+    "gradient of the sink of one query": _last_alone("sink", 2),
+    "gradient of the sink without dropout": _without("keep", ("sink",)),
+    "gradient of the bias of one batch element": _last_alone("bias", 0),
+    "gradient of the bias behind the soft-cap": _of("bias", _behind_softcap),
+    "inner product without the sink": sink_left_out_of_inner,
     "gradient of v without dropout": _without("keep", ("v",)),
     "gradient of the scores without dropout": _without("keep", ("q", "k")),
     "gradients without the sink": _without("sink", ("q", "k")),

@@ -1,0 +1,124 @@
+"""Linear recurrences in small models: what gates, the delta rule, decays of channels and momentum buy.
+
+    python -m docs.experiments.delta run     # some 16 minutes of one core; goes on where it was stopped
+    python -m docs.experiments.delta page    # the tables of delta.md and the figure, from the results
+
+Every model learns each task with three seeds, and with the first of them again, four times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from docs.experiments.page import put
+from docs.experiments.runs import Run, found, run_all
+from docs.experiments.tasks import Overwriting, Parity, Task, Text
+from docs.experiments.training import Plan
+
+RESULTS = Path(__file__).with_name("delta.jsonl")
+PAGE = Path(__file__).with_name("delta.md")
+FIGURE = Path(__file__).parents[1] / "figures" / "delta_experiment.png"
+
+SEEDS = (0, 1, 2)
+LONGER, LONGER_SEEDS = 4, (0,)
+"""How many times as long the second training is, and the seeds that have one."""
+
+PLAN = Plan(
+    width=32,
+    heads=1,
+    layers=1,
+    mlp=False,
+    embedding=0.16,
+    steps=300,
+    batch=32,
+    learning_rate=1e-2,
+    warmup=30,
+    weight_decay=0.0,
+)
+
+TASKS: dict[str, tuple[Task, Plan]] = {
+    "overwriting": (Overwriting(pairs=4, rounds=3), PLAN),
+    "parity": (Parity(context=24), replace(PLAN, heads=4, embedding=0.5, learning_rate=2e-2)),
+    "text": (
+        Text(context=32, every=64),
+        replace(PLAN, width=48, layers=2, embedding=0.02, steps=150, batch=16, learning_rate=3e-3, weight_decay=0.1),
+    ),
+}
+"""By name: what is learnt, and how."""
+
+LAYER: dict[str, Any] = {"conv": 4}
+"""What the layers of all rules have: convolutions of four taps, and the defaults, normalised keys and heads."""
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": ("softmax", {}),
+    "linear": ("delta", {"rule": "linear", **LAYER}),
+    "gated": ("delta", {"rule": "gated", **LAYER}),
+    "gated by channel": ("delta", {"rule": "gated", "decay": "channel", **LAYER}),
+    "delta": ("delta", {"rule": "delta", **LAYER}),
+    "gated delta": ("delta", {"rule": "gated_delta", **LAYER}),
+    "KDA": ("delta", {"rule": "gated_delta", "decay": "channel", **LAYER}),
+    "momentum delta": ("delta", {"rule": "momentum", **LAYER}),
+    "delta, beta to 2": ("delta", {"rule": "delta", "beta_max": 2.0, **LAYER}),
+}
+"""By name: the mechanism, and the options of its block."""
+
+
+def grid(
+    names: Sequence[str], tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None, longer: int = 1
+) -> list[Run]:
+    """Return the runs of some models on some tasks, one seed after the other."""
+    return [_run(name, task, seed, steps, longer) for seed in seeds for task in tasks for name in names]
+
+
+def whole() -> list[Run]:
+    """Return all runs of the experiment: the three seeds, and then the longer ones."""
+    names, tasks = tuple(MODELS), tuple(TASKS)
+    return grid(names, tasks, SEEDS) + grid(names, tasks, LONGER_SEEDS, longer=LONGER)
+
+
+def _run(name: str, task: str, seed: int, steps: int | None, longer: int) -> Run:
+    (mechanism, options), (what, plan) = MODELS[name], TASKS[task]
+    plan = replace(plan, steps=longer * (plan.steps if steps is None else steps))
+    return Run(mechanism, what, plan, seed, options)
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    """Run the experiment, or write its page."""
+
+
+@main.command(short_help="Train all models that have no line in the results yet.")
+@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
+@click.option("--processes", type=click.IntRange(1), default=2, help="Trainings at a time; each has one thread.")
+@click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look: one seed.")
+@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
+@click.option("--model", "names", type=click.Choice(list(MODELS)), multiple=True, help="The same.")
+def run(results: Path, processes: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Train all models that have no line in the results yet."""
+    part = steps is not None or tasks or names
+    wanted = grid(names or tuple(MODELS), tasks or tuple(TASKS), SEEDS[:1], steps) if part else whole()
+    lines = run_all(wanted, results, processes=processes)
+    for each, line in zip(wanted, lines, strict=True):
+        click.echo(each.told(line["result"]))
+    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+
+
+@main.command(short_help="Write the tables into delta.md, and draw the figure.")
+@click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
+def page(results: Path) -> None:
+    """Write the tables into delta.md and draw the figure, from the lines of the whole experiment."""
+    from docs.experiments import delta_page
+
+    lines = found(whole(), results)
+    put(PAGE, delta_page.tables(lines, TASKS, MODELS, len(SEEDS)))
+    delta_page.draw(lines, TASKS, MODELS, len(SEEDS), FIGURE)
+    click.echo(f"{PAGE}\n{FIGURE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Sigmoid attention, a mechanism that the library does not list. Read `dense`, then `core`, `block` and `loops`."""
+
+from __future__ import annotations
+
+from refattn.mechanisms import sizes
+from refattn.mechanisms.block import Block
+from refattn.mechanisms.calls import mask, qkv
+from refattn.mechanisms.entry import defaults_of
+from refattn.mechanisms.record import Mechanism
+
+from . import block, core, dense, loops
+
+record = Mechanism(
+    name="sigmoid",
+    title="Sigmoid attention",
+    source="Ramapuram et al. 2024 (arXiv:2409.04431)",
+    tagged=(dense, block),
+    loops=loops,
+    forms=tuple(core.FORMS),
+    defaults=defaults_of(core.forward),
+    reads=("mask", "key_mask", "causal"),
+    core=core,
+    block=Block(block, "Sigmoid attention", ("mask", "key_mask", "causal")),
+    cases=(
+        qkv("tiny", "plain", "small enough to read", b=1, h=2, n_q=4, d=2),
+        qkv("plain", "plain", "moderate scores"),
+        qkv("scale", "plain", "a scale that is no power of two", scale=0.3),
+        qkv("causal", "causal", "the future is hidden", causal=True),
+        qkv("mask", "masked", "one mask for each head", mask=mask(4, 37, 37)),
+        qkv("grouped", "grouped", "two query heads share one key/value head", h=6, g=3),
+        qkv("unequal", "unequal", "lengths and widths differ", n_q=19, n_k=53, d=12, e=20),
+    ),
+    laws=("permutation", "query_permutation", "linear_in_v", "padding", "causal", "independent", "repeatable"),
+    magnitudes={"SIG.1": lambda inputs, values: sizes.scores(inputs, values["SIG.1"])},
+    tiled=False,
+)
