@@ -270,7 +270,7 @@ def draw(found: Mapping[str, Any], target: Path) -> None:
             one, ours = counts["gradients"][name], name == OURS
             at = round(100.0 * one.rejected / runs), round(100.0 * one.caught / kernels)
             axes.plot(*at, "o", color="#0072b2" if ours else "#8c8c8c", markersize=9 if ours else 6, zorder=3)
-            near.setdefault((at[0] // 10, at[1]), []).append((at[0], OURS if ours else str(place)))
+            near.setdefault((min(at[0] // 10, 9), at[1]), []).append((at[0], OURS if ours else str(place)))
         for (_, high), labels in near.items():
             left = labels[0][0] > 80
             at = (min if left else max)(x for x, _ in labels), high
