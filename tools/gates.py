@@ -2,7 +2,7 @@
 
     python -m tools.gates                       # softmax in three types, some minutes on one core
     python -m tools.gates --dtype bfloat16 --step 4
-    python -m tools.gates --page docs/gates.md --figure docs/figures/gates.svg
+    python -m tools.gates --page docs/gates.md --figure docs/figures/gates.png
 
 Wrong kernels are the faults of the museum (`refattn/verify/museum`), modelled on real bug reports; honest ones those of
 tests/verify/kernels.py. Each is run on the same designed cases with the same numbers, and a rule catches a kernel that
@@ -243,13 +243,17 @@ backward, all modelled on reports of real bugs ([the museum](verifying.md#which-
 honest kernels, fourteen a seed. A rule catches a kernel that it rejects on some case, and an honest run counts as
 rejected where that happens to it. Where none was, 3 in so many is the bound that holds in 95 of 100 such measurements.
 
-![Caught against rejected](figures/gates.svg)
+![Caught against rejected](figures/gates.png)
 
-A good rule stands at the top left: it catches what is wrong and rejects nothing that is right. A tolerance that is the
-same for every element and every case cannot: what is honest at one size of the scores is a fault at another. The cases
-are the designed ones, plain, causal, masked, grouped, of unequal sizes, with a soft-cap and with ties; those with
-extreme or exact numbers, which these rules were not made for, are left out. They meet more than the usual random shapes
-do: elsewhere the others catch less. `python -m tools.gates` measures it.
+A good rule stands at the top left: it catches what is wrong and rejects nothing that is right (numbers are the rows of
+the second table). A tolerance that is the same for every element and every case cannot: what is honest at one size of
+the scores is a fault at another. The cases are the designed ones, plain, causal, masked, grouped, of unequal sizes,
+with a soft-cap and with ties; those with extreme or exact numbers, which these rules were not made for, are left out.
+They meet more than the usual random shapes do: elsewhere the others catch less. `python -m tools.gates` measures it.
+
+On all its cases, those that are left out here and the sizes of kernels among them, `refattn verify` catches 107 of 107
+in float32, and 106 in float16 and bfloat16, where an accumulator in half precision passes: its error is below what
+rounding to these types may do.
 """
 
 
@@ -261,18 +265,22 @@ def draw(found: Mapping[str, Any], target: Path) -> None:
     for number, (dtype, (counts, totals)) in enumerate(found.items(), start=1):
         axes = figure.add_subplot(1, len(found), number)
         kernels, runs = totals["gradients"]
+        near: dict[tuple[int, int], list[tuple[int, str]]] = {}
         for place, name in enumerate((*RULES, OURS), start=1):
             one, ours = counts["gradients"][name], name == OURS
-            at = 100.0 * one.rejected / runs, 100.0 * one.caught / kernels
-            axes.plot(
-                *at, "o", color="#0072b2" if ours else "#8c8c8c", markersize=9 if ours else 6, zorder=3 if ours else 2
-            )
-            label = "refattn verify" if ours else str(place)
-            axes.annotate(label, at, xytext=(5, -3 - 7 * (place % 2)), textcoords="offset points", fontsize=8)
-        axes.set(title=dtype, xlabel="honest runs rejected, %", xlim=(-4, 112), ylim=(-4, 104))
+            at = round(100.0 * one.rejected / runs), round(100.0 * one.caught / kernels)
+            axes.plot(*at, "o", color="#0072b2" if ours else "#8c8c8c", markersize=9 if ours else 6, zorder=3)
+            near.setdefault((min(at[0] // 10, 9), at[1]), []).append((at[0], OURS if ours else str(place)))
+        for (_, high), labels in near.items():
+            left = labels[0][0] > 80
+            at = (min if left else max)(x for x, _ in labels), high
+            where: dict[str, Any] = {"xytext": (-7 if left else 7, -3), "ha": "right" if left else "left"}
+            text = ", ".join(label for _, label in labels)
+            axes.annotate(text, at, textcoords="offset points", fontsize=8, **where)
+        axes.set(title=dtype, xlabel="honest runs rejected, %", xlim=(-4, 104), ylim=(74, 101.5))
         axes.set_ylabel("wrong kernels caught, %" if number == 1 else "")
         axes.grid(alpha=0.3)
-    figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
+    figure.savefig(target, dpi=130)
 
 
 @click.command()

@@ -59,7 +59,8 @@ def tables(lines: Sequence[Line], tasks: Tasks, models: Models, seeds: int) -> d
 def _told(results: Results, kind: str, digits: int) -> str:
     values = [result[kind] for result in results if result["diverged"] is None]
     stopped = len(results) - len(values)
-    return ", ".join([ranged(values, digits)] * bool(values) + [f"stopped: {stopped}"] * bool(stopped))
+    mean = ranged(values, digits) if len(values) > 1 else "".join(f"{x:.{digits}f}" for x in values)
+    return ", ".join([mean] * bool(values) + [f"stopped: {stopped}"] * bool(stopped))
 
 
 def draw(lines: Sequence[Line], tasks: Tasks, models: Models, seeds: int, path: Path) -> None:

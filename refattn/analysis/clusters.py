@@ -8,6 +8,7 @@ then in one.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -192,6 +193,9 @@ def study(
     if not step > 0.0 or end > MOST * step:
         raise ValueError(f"step: got {step:g}, needs a number above 0, and at least {end / MOST:g} for the end {end:g}")
     momenta = "kinetic" in inspect.signature(core.forward).parameters
+    options = {name: value for name, value in options.items() if name != "scale" or value is not None}
+    if momenta:
+        options.setdefault("scale", 1.0 / math.sqrt(dimensions))
     flow = Flow(core.forward, options, damping if momenta else None)
     x = counter.normal((particles, dimensions), seed=seed, purpose="clusters")
     x = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True))

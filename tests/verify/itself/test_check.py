@@ -403,7 +403,7 @@ def test_small_arrays_have_several_tiles_where_tiles_are_large(monkeypatch: pyte
 def test_processes_find_what_one_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over two mechanisms, in the order that was asked for; what wraps the tasks sees each as it ends, and a mechanism
     comes once its own have ended."""
-    monkeypatch.setattr(check_module, "tasks", lambda scope: list(tasks(scope))[:4])  # the processes still know all
+    monkeypatch.setattr(check_module, "tasks", lambda scope: list(tasks(scope))[:5])  # the processes still know all
     names, ended = ("sympformer", "growing"), []
 
     def progress(items: Any) -> Any:
@@ -418,7 +418,7 @@ def test_processes_find_what_one_process_finds(monkeypatch: pytest.MonkeyPatch) 
     found += reports
     assert seen < len(ended)
     assert [one.mechanism for one in found] == list(names) and not any(one.full for one in found)
-    assert found == [check(ra.mechanism(name)) for name in names] and len(found[0].rows) == 4
+    assert found == [check(ra.mechanism(name)) for name in names] and len(found[0].rows) == 5
 
 
 def test_a_process_that_ends_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
