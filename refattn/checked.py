@@ -89,6 +89,8 @@ _SLIPS = (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivis
 _PLAIN = ("builtins", "numpy.exceptions", "numpy._core._exceptions")
 """Where errors are from that say nothing by their class alone."""
 
+_NAMED = re.compile(r"(?!matmul:)[\w.]+(?: or [\w.]+)*: ")
+
 _HOOKS = str(Path(__file__).with_name("equations.py"))
 
 _KNOWN = 256
@@ -135,8 +137,8 @@ def naming(*trees: str) -> Callable[[F], F]:
     """Have errors from inside of a function name these of its arguments, where they name none.
 
     What a tree of arrays holds is read by the functions that it is given to in part, whose errors say what it is called
-    there: "w: got shape (8,), needs (i, o)" becomes "params: w: got shape ...". Errors of classes of their own, and
-    those of a hook, stay as they are.
+    there: "w: got shape (8,), needs (i, o)" becomes "params: w: got shape ...". Errors of classes of their own, of
+    mechanisms about an option, and those of a hook, stay as they are.
     """
 
     def around(function: F) -> F:
@@ -147,7 +149,7 @@ def naming(*trees: str) -> Callable[[F], F]:
             try:
                 return function(*args, **given)
             except _SLIPS as error:
-                if named.search(str(error)) or not _is_plain(error) or error.__traceback__ is None:
+                if named.search(str(error)) or not _says_too_little(error) or error.__traceback__ is None:
                     raise
                 words = str(error) if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {error}"
                 kind = TypeError if isinstance(error, TypeError | AttributeError) else ValueError
@@ -160,12 +162,19 @@ def naming(*trees: str) -> Callable[[F], F]:
     return around
 
 
-def _is_plain(error: Exception) -> bool:
-    """Tell whether an error says nothing by its class, and is none of a hook."""
-    place = error.__traceback__
-    while place is not None and place.tb_frame.f_code.co_filename != _HOOKS:
-        place = place.tb_next
-    return place is None and type(error).__module__ in _PLAIN
+def _says_too_little(error: Exception) -> bool:
+    """Tell whether an error names no argument or option of the user's.
+
+    Those that mechanisms raise do ("jitter: got ..."), and those that a hook raises are its own. What is left comes
+    from a library, or from the entry of a piece, which names what it is given.
+    """
+    read_by_a_piece, place = False, error.__traceback__
+    while place is not None:
+        code, place = place.tb_frame.f_code, place.tb_next
+        if code.co_filename == _HOOKS:
+            return False
+        read_by_a_piece |= code is read.__code__
+    return type(error).__module__ in _PLAIN and (read_by_a_piece or not _NAMED.match(str(error)))
 
 
 def _holds_arrays(need: Any) -> bool:

@@ -111,7 +111,9 @@ class OwnError(ValueError):
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (ValueError("w: got 3"), ValueError, "weights: w: got 3"),
+        (ValueError("shapes do not fit"), ValueError, "weights: shapes do not fit"),
+        (ValueError("matmul: a mismatch"), ValueError, "weights: matmul: a mismatch"),
+        (ValueError("jitter: got 3"), ValueError, "jitter: got 3"),
         (TypeError("x: got 3"), TypeError, "x: got 3"),
         (AttributeError("no shape"), TypeError, "weights: AttributeError: no shape"),
         (KeyError("a"), ValueError, "weights: KeyError: 'a'"),
