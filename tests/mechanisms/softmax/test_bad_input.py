@@ -298,7 +298,7 @@ BLOCKS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"memory_mask": ones(2, 5)}, E, "context.memory_mask was given without context.memory"),
     ({"memory": X, "memory_mask": ones(2, 4)}, E, r"context.memory_mask: got shape \(2, 4\), needs \(2, 5\) .*"),
     ({"memory": X, "key_mask": ones(2, 5)}, E, "context.key_mask was given with context.memory, .*: use memory_mask"),
-    ({"causal": "left"}, E, "params or state or context: causal: got 'left', needs True, False, .*"),
+    ({"causal": "left"}, E, "causal: got 'left', needs True, False, \"top_left\" or \"bottom_right\""),
     # fields that softmax does not read
     ({"graph": 3}, E, f"context.graph was given, but {READS}"),
     ({"positions": np.arange(5)}, E, f"context.positions was given, but {READS}"),
