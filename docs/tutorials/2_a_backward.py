@@ -9,15 +9,14 @@ softmax over keys, and what stands between a wrong line and you.
 # %%
 # The derivation
 # --------------
-# Forward, for one query: :math:`w_j = e^{s_j} / z` with :math:`z = \sum_j e^{s_j}`. Let the scores move by
-# :math:`ds`. Then
+# Forward, for one query: :m:`w_j = exp(s_j) / z` with :m:`z = sum_j exp(s_j)`. Let the scores move by :m:`ds_j`. Then
 #
-# .. math:: dw_j = w_j \Bigl(ds_j - \sum_l w_l \, ds_l\Bigr).
+#     :m:`dw_j = w_j (ds_j - sum_l w_l ds_l)`
 #
-# A loss moves by :math:`\sum_j \bar w_j \, dw_j`, where :math:`\bar w` is its gradient with respect to the weights.
-# Collect what stands before :math:`ds_j`:
+# A loss whose gradient with respect to the weights is g moves by :m:`sum_j g_j dw_j`. What stands before :m:`ds_j` in
+# it is the gradient with respect to the scores:
 #
-# .. math:: \bar s_j = w_j \Bigl(\bar w_j - \sum_l \bar w_l \, w_l\Bigr).
+#     :m:`w_j (g_j - sum_l g_l w_l)`
 #
 # That is all; the rest of attention is matrix products.
 
@@ -91,7 +90,7 @@ assert differences < 1e-8
 # Three: by tangents
 # ------------------
 # Arrays that carry a tangent run the same forward once and give its derivative along the direction without an error of
-# a step: :math:`\langle \bar o, J t \rangle = \langle J^T \bar o, t \rangle`, to the last digits.
+# a step: ``<d_out, J t> = <J^T d_out, t>``, to the last digits.
 
 _, moved = ra.tangent(
     lambda q, k, v: ra.softmax.forward(q, k, v, scale=0.5)[0],

@@ -2,7 +2,7 @@
 Your own mechanism in an hour
 =============================
 
-Sigmoid attention decides each weight for itself, :math:`w_{ij} = \\sigma(s_{ij})`, and normalises nothing. It is not
+Sigmoid attention decides each weight for itself, :m:`w_ij = sigma(s_ij)`, and normalises nothing. It is not
 in the library. Here it becomes a mechanism like those that are: checked, verified against and trained, by a folder of
 five short files that the library never hears of.
 """
