@@ -284,9 +284,10 @@ def _lse(run: Run) -> Answers:
 
 
 def _scale(run: Run) -> Answers:
-    """Inner products that make a score of 2 and one of 0, no scale given: the ratio of their weights tells it.
+    """Inner products that make scores of 0, 2 and 0, no scale given: the ratio of their weights tells it.
 
-    Three heads of width 24, a multiple of 8 that is no power of two; of width 8 where a kernel has no such width.
+    The largest score is neither the first nor the last, so that a key that is lost looks like no scale. Three heads of
+    width 24, a multiple of 8 that is no power of two; of width 8 where a kernel has no such width.
     """
     try:
         return _scale_of(run, 24)
@@ -296,7 +297,7 @@ def _scale(run: Run) -> Answers:
 
 def _scale_of(run: Run, width: int) -> Answers:
     product = 2.0 * width**0.5
-    found = run(q=_queries(1, 3, width), **_arrays(np.asarray([product, 0.0]), 3, width))
+    found = run(q=_queries(1, 3, width), **_arrays(np.asarray([0.0, product, 0.0]), 3, width))
     scales = {
         "1/sqrt(d)": width**-0.5,
         "1: left out": 1.0,
@@ -307,16 +308,17 @@ def _scale_of(run: Run, width: int) -> Answers:
         "1/sqrt(d), and powers of 2 in place of exponentials": math.log(2.0) * width**-0.5,
         **{f"1/sqrt({wide}): that of the padded width": wide**-0.5 for wide in (16, 32, 64, 128, 256) if wide > width},
     }
-    readings = {
-        name: np.asarray([1.0, 0.0]) + np.asarray([-1.0, 1.0]) / (1.0 + math.exp(min(product * s, 700.0)))
-        for name, s in scales.items()
-    }
-    first, second = (float(x) for x in found["out"][0, 0, 0, :2])
-    answer = _which(found["out"][0, 0, 0, :2], found["unit"], readings)
-    if first + second < 1.0 - 32.0 * float(found["unit"]) - 1e-6:
-        answer = f"unknown: the weights of all keys sum to {first + second:.3g}: keys that are none are counted"
+    powers = {name: np.exp([-product * s, 0.0, -product * s]) for name, s in scales.items()}
+    weights = found["out"][0, 0, 0, :3]
+    answer = _which(weights, found["unit"], {name: each / each.sum() for name, each in powers.items()})
+    first, second, last = (float(x) for x in weights)
+    error = 32.0 * float(found["unit"]) + 1e-6
+    if first + second + last < 1.0 - error:
+        answer = f"unknown: the weights of all keys sum to {first + second + last:.3g}: keys that are none are counted"
+    elif answer.startswith("unknown") and abs(first - last) > error:
+        answer = "unknown: equal scores have unequal weights"
     elif answer.startswith("unknown") and first > 0.0 and second > 0.0:
-        answer = f"unknown: a factor of {math.log(first / second) / product:.4g}"
+        answer = f"unknown: a factor of {math.log(second / first) / product:.4g}"
     return {"scale": answer}
 
 

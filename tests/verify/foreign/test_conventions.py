@@ -163,7 +163,7 @@ def reading(question: str, name: str) -> str:
         ("scale", "ScaleOfPaddedWidth", "1/sqrt(32): that of the padded width"),
         ("scale", "ScaleOfWideWidth", "1/sqrt(128): that of the padded width"),
         ("scale", "NoLog2e", "1/sqrt(d), and powers of 2 in place of exponentials"),
-        ("scale", "PaddingOfLastTile", "unknown: the weights of all keys sum to 0.12: keys that are none are counted"),
+        ("scale", "PaddingOfLastTile", "unknown: the weights of all keys sum to 0.134: keys that are none are counted"),
         ("scale", "ScaleOfModelWidth", "1/sqrt(heads d)"),
     ],
 )
@@ -178,3 +178,10 @@ def test_the_documented_differences_are_wrong_readings_of_the_census() -> None:
     named = [x.strip() for row in table.splitlines()[2:] for x in row.split("|")[3].split(";")]
     known = ra.mechanism("softmax").conventions
     assert len(named) > 35 and len(named) == len(set(named)) and set(named) <= set(known)
+
+
+def test_a_key_that_is_lost_is_no_scale() -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return ra.softmax.forward(q, k[:, :, :-1], v[:, :, :-1])[0]
+
+    assert probe_conventions(attend, "softmax")["scale"] == "unknown: equal scores have unequal weights"
