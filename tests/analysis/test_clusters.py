@@ -49,7 +49,7 @@ def flow(name: str, damping: float | None = None, **options: Any) -> sphere.Flow
 def test_the_measured_rate_is_the_predicted_one(moved: sphere.Flow, law: str, rate: float | None) -> None:
     found = sphere.equal_angles(moved, end=6.0, step=0.1)
     assert found is not None and found.law == law
-    np.testing.assert_allclose(found.measured, found.predicted, rtol=3e-5)
+    np.testing.assert_allclose(found.measured, found.predicted, rtol=1e-5)
     measured, predicted = found.rates()
     assert measured / predicted == pytest.approx(1.0, abs=0.01)
     if rate is not None:
