@@ -18,6 +18,7 @@ from refattn.cli.arguments import (
     Problem,
     backend_of,
     backend_option,
+    campaign_options,
     check_writable,
     json_option,
     record_of,
@@ -28,6 +29,7 @@ from refattn.cli.own import own_cases, own_given, seed_of, supported
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
+    from refattn.campaign import Where
     from refattn.mechanisms.record import Mechanism
     from refattn.verify.foreign.isolate import Isolated
     from refattn.verify.outcome import CheckReport, Report
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
 @click.option("--full", is_flag=True, help="Run every case, dtype and sample of a law, and more directions.")
-@click.option("-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; one for each CPU by default.")
+@campaign_options()
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only those of a mechanism that disagrees.")
 @click.pass_context
 def check(
@@ -49,7 +51,7 @@ def check(
     file: str | None,
     require_all: bool,
     full: bool,
-    jobs: int | None,
+    where: Where,
     verbose: bool,
 ) -> None:
     """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named.
@@ -65,7 +67,7 @@ def check(
 
     found: list[CheckReport] = []
     names = [record.name for record in records]
-    asked: dict[str, Any] = {"full": full, "require_all": require_all, "jobs": jobs}
+    asked: dict[str, Any] = {"full": full, "require_all": require_all, "where": where}
     with progress("check", "parts") as wrap:
         for one in check.check_all(names, library.name, progress=wrap, **asked):
             say(partial(report.checked, one, table=verbose or one.exit_code == 1), file)
