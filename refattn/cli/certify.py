@@ -118,6 +118,7 @@ def check(
 @click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
 @click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
 @click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
+@campaign_options(jobs="1")
 @click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
@@ -143,6 +144,7 @@ def verify(
     seed: str,
     memory: bool,
     bitwise: bool,
+    where: Where,
     html: str | None,
     verbose: bool,
     file: str | None,
@@ -182,13 +184,18 @@ def verify(
     own = own_given(shapes, listed, inputs)
     if (own or seed != "0") and (outputs is not None or tokens is not None):
         raise Problem("--shape, --cases, --inputs and --seed: need --impl or --exec, and neither --outputs nor --large")
+    where = replace(where, jobs=where.jobs or 1)
+    if not where.plain and (others or outputs is not None or in_process or html):
+        raise Problem(
+            "--jobs, --scheduler and --keep: need --impl or --exec on cases, and neither --in-process nor --html"
+        )
     rounded = _roundings(record, rounding, outputs is not None)
     number = seed_of(seed)
     if own:
         record, stored = own_cases(record, shapes, listed, inputs)
         dtypes = dtypes or stored
     from refattn.golden.storage import DTYPES, FLOAT8
-    from refattn.verify import large, run, shrink, verify_bitwise, verify_memory
+    from refattn.verify import large, many, run, shrink, verify_bitwise, verify_memory
     from refattn.verify.foreign import adapter, dumped
     from refattn.verify.judge import derivatives, sampled
 
@@ -212,7 +219,7 @@ def verify(
     stand_in: tuple[Mechanism, Report] | None = None
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
-        wrap = stack.enter_context(progress(f"verify {record.name}", "cases"))
+        wrap = stack.enter_context(progress(f"verify {record.name}", "cases" if where.plain else "parts"))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             if outputs is not None:
@@ -233,6 +240,9 @@ def verify(
                     laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
                 else:
                     asked |= {"derivatives": asked_for, "rounding": rounded, "seed": number}
+                    if not where.plain:
+                        start = many.Given(_absolute(impl or ""), program or "", ("out", *record.outputs), timeout)
+                        asked["outcomes"] = partial(many.outcomes, record, implementation, start, where)
                     found = run.verify(record, implementation, dtypes=dtypes, **asked)
                     if not asked_for:
                         six = shrink.smallest(record, implementation, found, text, rounding=rounded)
@@ -287,6 +297,12 @@ def _told(implementation: Isolated) -> None:
     if said := implementation.said.rstrip():
         plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
         click.echo(f"what it printed (the end of it):\n{plain}", file=sys.stderr)
+
+
+def _absolute(impl: str) -> str:
+    """Return what names an implementation as any folder has it."""
+    place, colon, name = impl.rpartition(":")
+    return f"{Path(place).resolve()}:{name}" if colon and Path(place).is_file() else impl
 
 
 def _roundings(record: Mechanism, given: str | None, stored: bool) -> tuple[str, ...]:
