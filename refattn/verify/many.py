@@ -22,7 +22,7 @@ from refattn.verify.judge.sampled import is_long
 from refattn.verify.outcome import Outcome, Verdict
 from refattn.verify.run import verify_case
 
-PART = 16
+PART = 32
 """Cases for which an implementation is started once."""
 
 
