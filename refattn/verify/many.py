@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +87,10 @@ def outcomes(
 
 def run_part(name: str, given: Given, plan: Sequence[tuple[Case, str]], asked: dict[str, Any]) -> dict[str, Any]:
     """Run some cases by an implementation that is started for them; return the facts of `outcomes` for JSON."""
+    record = registry.mechanism(name)
     with given.started() as implementation:
-        one = partial(verify_case, registry.mechanism(name), implementation, **asked)
-        listed = [asdict(replace(one(case, dtype), seen=None)) for case, dtype in plan]
+        found = [verify_case(record, implementation, case, dtype, **asked) for case, dtype in plan]
+        listed = [asdict(replace(one, seen=None)) for one in found]
         return {"outcomes": listed, "reference": getattr(implementation, "reference", False) is True}
 
 
