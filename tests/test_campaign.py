@@ -87,9 +87,10 @@ def test_a_cluster_gives_what_this_process_gives() -> None:
 
 
 @contextmanager
-def started(*words: str, path: Path = ROOT, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
-    with subprocess.Popen([sys.executable, "-m", *words], env=env, stderr=subprocess.DEVNULL) as process:
+def started(*words: str, path: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
+    env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *words]
+    with subprocess.Popen(command, env=env, cwd=path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield process
         finally:
@@ -105,7 +106,9 @@ def until(ready: Callable[[], object]) -> None:
 
 def checked(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "refattn", "check", "growing", *words]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240
+    )
 
 
 @pytest.mark.slow
@@ -113,7 +116,6 @@ def test_workers_that_die_and_clients_that_are_killed_change_no_byte(tmp_path: P
     pytest.importorskip("distributed", reason="distributed is not installed")
     place, kept, local, remote = (tmp_path / name for name in ("scheduler", "kept", "local.json", "remote.json"))
     assert checked("--json", str(local)).returncode == 0
-    # One port each, and no pages about it.
     quiet = ("--no-dashboard", "--scheduler-file", str(place))
     worker = ("distributed.cli.dask_worker", "--no-nanny", "--nthreads", "1", *quiet)
     with ExitStack() as stack:
@@ -141,7 +143,7 @@ def test_workers_that_die_and_clients_that_are_killed_change_no_byte(tmp_path: P
         assert "error: --scheduler: got 'nowhere', needs the address" in checked("--scheduler", "nowhere").stderr
         copytree(ROOT / "refattn", tmp_path / "other" / "refattn", ignore=ignore_patterns("frozen", "__pycache__"))
         (tmp_path / "other" / "refattn" / "mine.py").write_text("")
-        stack.enter_context(started(*worker, path=tmp_path / "other"))
+        stack.enter_context(started(*worker, "--local-directory", str(tmp_path / "2"), path=tmp_path / "other"))
         refused = checked(*asked[:2])
         assert refused.returncode == 2
         assert "refattn: error: versions: the worker on" in refused.stderr
