@@ -1,7 +1,8 @@
 # Everything happens in $(VENV), which the first target that needs it makes.  make check PYTHON=python3.13
 PYTHON ?= python3
 VENV   ?= .venv
-JOBS   ?= 2
+# One more than two cores can run at once: some tests wait, for processes that end or clocks.
+JOBS   ?= 3
 BIN    := $(VENV)/bin
 
 # What is imported is compiled once: see $(VENV)/.with-%.
