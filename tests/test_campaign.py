@@ -58,7 +58,7 @@ def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_of_its_versions_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran.append(3)
-    where = Where(jobs=1, keep=tmp_path, tell=str)
+    where = Where(jobs=1, keep=tmp_path, tell=lambda line: None)
     found(where)
     monkeypatch.setattr(campaign, "versions", lambda: {"numpy": "1.0"})
     ran[:] = [3]

@@ -133,6 +133,4 @@ def main(mechanisms: tuple[str, ...], survivors: bool, honest: int, where: Where
 
 
 if __name__ == "__main__":
-    from tools.rates import main  # workers import the functions from there
-
-    main()
+    importlib.import_module("tools.rates").main()  # so that workers find the functions there
