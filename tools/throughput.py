@@ -34,7 +34,7 @@ def row(names: tuple[str, ...], workers: int) -> list[str]:
         parts = len(ended)
         return ended
 
-    with LocalCluster(workers, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         cluster.wait_for_workers(workers)
         where = Where(scheduler=cluster.scheduler_address)
         before = time.perf_counter()
