@@ -24,14 +24,11 @@ from asv_benchmarks.compare import check_out
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
 from asv_benchmarks.sides import ROOT, STEADY, held_to
-from asv_benchmarks.suite import Benchmark, benchmarks
+from asv_benchmarks.suite import MACHINE, Benchmark, benchmarks
 
 FOLDER = ROOT / "asv_benchmarks"
 RESULTS = FOLDER / "results"
 RECORDED = FOLDER / "recorded"
-MACHINE = "start.Machine"
-"""The benchmarks that refattn has no part in."""
-
 Samples = dict[str, list[float]]
 """Benchmark with its parameters -> what was measured."""
 
@@ -240,13 +237,16 @@ def last() -> dict[tuple[str, str], tuple[str, Samples]]:
     return found
 
 
-def samples(file: Path) -> Samples:
-    """Return what a file of results holds: all samples of a time, the value of everything else, [] where it failed."""
+def samples(file: Path, known: Sequence[Benchmark] | None = None) -> Samples:
+    """Return what a file of results holds: all samples of a time, the value of everything else, [] where it failed.
+
+    `known` are the benchmarks to look for; None: all of this checkout.
+    """
     from asv.results import Results
 
     stored: Any = Results.load(str(file))
     found: Samples = {}
-    for benchmark in benchmarks():
+    for benchmark in benchmarks() if known is None else known:
         if benchmark.name not in stored.get_all_result_keys():
             continue
         params = [[repr(value)] for value in benchmark.params]

@@ -20,6 +20,9 @@ from typing import Any
 KINDS = {"time": "time", "peakmem": "memory", "track": ""}
 """Prefix of a benchmark's name -> what it measures; of a "track" benchmark its class says that, in `kind`."""
 
+MACHINE = "start.Machine"
+"""The benchmarks that refattn has no part in: NumPy alone."""
+
 PROFILES = {
     "short": r"^(?!.*'(cupy|torch|jax)')(accuracy|(?!.*'float64'))",
     "full": "",
@@ -46,7 +49,7 @@ class Benchmark:
     params
         The parameters.
     kind
-        "time", "memory", "share" or "rate".
+        "time", "memory", "share", "rate", "work" or "instructions".
     factor
         What the ratio of a difference must exceed; None: what is usual for the kind.
     """

@@ -1,0 +1,246 @@
+"""Steps in the recorded history of every benchmark: the commits since which it costs more, or less.
+
+Two detectors stand side by side. asv's own fits a piecewise constant curve and pays for each jump (the Potts model,
+`asv.step_detect`); it says nothing of chance. E-divisive (Matteson and James, "A nonparametric approach for multiple
+change point analysis of multivariate data", JASA 109, 2014) takes the split with the largest energy distance between its
+sides and asks by permutations how often chance would do as well. What is counted, and shares of the allowed error, have
+no noise: any change of theirs is a step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asv_benchmarks.judge import EXACT, LIMITS, WORDS, WORSE
+from asv_benchmarks.suite import MACHINE, Benchmark
+
+LEVEL = 0.05
+"""E-divisive believes a split that chance makes as large less often than this."""
+
+PERMUTATIONS = 499
+LEAST = 2
+"""Commits between two of its splits."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One benchmark over the commits that have a number of it, the oldest first."""
+
+    benchmark: Benchmark
+    commits: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A step of a series.
+
+    Attributes
+    ----------
+    benchmark
+        What changed.
+    before, commit
+        The last commit of the old level, and the first of the new one.
+    factor
+        New level over old level.
+    found
+        Which detector found it: "exact", "both", "potts" or "e-divisive".
+    confidence
+        One minus the share of permutations of the two levels' values that differ by as much.
+    """
+
+    benchmark: Benchmark
+    before: str
+    commit: str
+    factor: float
+    found: str
+    confidence: float
+
+    @property
+    def word(self) -> str:
+        """What it means, as `asv_benchmarks.judge` says it."""
+        return WORDS[self.benchmark.kind][self.factor < 1.0]
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is a regression."""
+        return self.word in WORSE
+
+
+def read(files: Iterable[Path], known: Sequence[Benchmark]) -> dict[tuple[str, str], list[Series]]:
+    """Return the series of each machine and interpreter, from asv's files of results.
+
+    A commit that is no ancestor of a branch (files that were not committed) counts by its date like any other.
+    """
+    from asv_benchmarks.history import environment, samples  # which reads changes, too
+
+    found: dict[tuple[str, str], list[tuple[int, float, str, dict[str, list[float]]]]] = {}
+    for file in files:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        row = (stored["date"], file.stat().st_mtime, stored["commit_hash"], samples(file, known))
+        found.setdefault(environment(file), []).append(row)
+    series: dict[tuple[str, str], list[Series]] = {}
+    for place, rows in found.items():
+        rows.sort(key=lambda row: row[:3])
+        for benchmark in known:
+            have = [(commit, many[str(benchmark)]) for *_, commit, many in rows if many.get(str(benchmark))]
+            if have:
+                values = tuple(statistics.median(many) for _, many in have)
+                one = Series(benchmark, tuple(commit for commit, _ in have), values)
+                series.setdefault(place, []).append(one)
+    return series
+
+
+def calibrated(series: Sequence[Series]) -> list[Series]:
+    """Return the series with what all share divided out: how fast the machine was, by those of NumPy alone.
+
+    CPU times are divided by it and rates multiplied, but for shares of the peak, which know it already.
+    """
+    pace = _pace(series)
+    return [_by(one, pace) for one in series]
+
+
+def _pace(series: Sequence[Series]) -> dict[str, float]:
+    """Return by commit how much longer than usual NumPy alone took; 1 where nobody measured."""
+    found: dict[str, list[float]] = {}
+    for one in series:
+        if one.benchmark.name.startswith(MACHINE):
+            usual = statistics.median(one.values)
+            for commit, value in zip(one.commits, one.values, strict=True):
+                found.setdefault(commit, []).append(value / usual)
+    return {commit: statistics.geometric_mean(many) for commit, many in found.items()}
+
+
+def _by(one: Series, pace: dict[str, float]) -> Series:
+    power = paced(one.benchmark)
+    if power == 0:
+        return one
+    return replace(
+        one, values=tuple(x * pace.get(c, 1.0) ** power for c, x in zip(one.commits, one.values, strict=True))
+    )
+
+
+def paced(benchmark: Benchmark) -> int:
+    """Return the power of the machine's pace that takes it out of a number: -1 of a time, 1 of a rate, otherwise 0."""
+    if benchmark.name.startswith((MACHINE, "peak.")):
+        return 0
+    return {"time": -1, "rate": 1}.get(benchmark.kind, 0)
+
+
+def changes(series: Series, least: float | None = None) -> list[Change]:
+    """Return the steps of a series, the oldest first.
+
+    Parameters
+    ----------
+    series
+        Calibrated, where it is of times.
+    least
+        The factor, up or down, that a step must exceed; None: half of what `asv_benchmarks.judge` asks, in logarithms.
+        Nothing is asked of what has no noise.
+    """
+    values, benchmark = series.values, series.benchmark
+    if benchmark.kind in EXACT:
+        at = {n: "exact" for n in range(1, len(values)) if values[n] != values[n - 1]}
+    else:
+        by_potts, by_energy = set(potts(values)), set(divisive(values))
+        at = {n: "both" for n in by_potts & by_energy}
+        at |= {n: "potts" for n in by_potts - by_energy} | {n: "e-divisive" for n in by_energy - by_potts}
+    bounds = [0, *sorted(at), len(values)]
+    asked = math.log(least or (benchmark.factor or LIMITS[benchmark.kind].factor) ** 0.5)
+    found = []
+    for low, n, high in zip(bounds, bounds[1:], bounds[2:], strict=False):
+        old, new = values[low:n], values[n:high]
+        factor = _factor(statistics.median(old), statistics.median(new))
+        if at[n] == "exact" or abs(math.log(factor)) > asked:
+            confidence = 1.0 if at[n] == "exact" else 1.0 - chance(old, new)
+            found.append(Change(benchmark, series.commits[n - 1], series.commits[n], factor, at[n], confidence))
+    return found
+
+
+def _factor(old: float, new: float) -> float:
+    return max(new, 1e-12) / max(old, 1e-12)
+
+
+def potts(values: Sequence[float]) -> list[int]:
+    """Return where asv's fit of a piecewise constant curve jumps: indices of the first value of each new level."""
+    from asv.step_detect import detect_steps
+
+    return [left for left, *_ in detect_steps(list(values))[1:]]
+
+
+def divisive(values: Sequence[float]) -> list[int]:
+    """Return where E-divisive splits the logarithms of the values, by bisection as long as a split is no chance."""
+    logs = np.log(np.maximum(values, 1e-12))
+    open_, found = [(0, len(logs))], []
+    while open_:
+        low, high = open_.pop()
+        if high - low < 2 * LEAST or np.ptp(logs[low:high]) == 0.0:
+            continue
+        part = logs[low:high]
+        if _permuted(lambda y, axis=-1: np.max(_energies(y), axis=-1), part) < LEVEL:
+            at = low + LEAST + int(np.argmax(_energies(part)))
+            found.append(at)
+            open_ += [(low, at), (at, high)]
+    return sorted(found)
+
+
+def chance(old: Sequence[float], new: Sequence[float]) -> float:
+    """Return how often permutations of all values differ by as much between the two sides, by their energy distance."""
+    n = len(old)
+    logs = np.log(np.maximum([*old, *new], 1e-12))
+    if np.ptp(logs) == 0.0 or len(logs) < 3:
+        return 1.0
+    return _permuted(lambda y, axis=-1: _energy(_distances(y), n), logs)
+
+
+def _permuted(statistic: Any, values: np.ndarray) -> float:
+    from scipy.stats import permutation_test
+
+    options: dict[str, Any] = {"vectorized": True, "n_resamples": PERMUTATIONS, "permutation_type": "pairings"}
+    return float(permutation_test((values,), statistic, alternative="greater", rng=0, **options).pvalue)
+
+
+def _distances(values: np.ndarray) -> np.ndarray:
+    """Return the sums of |x_i - x_j| over all i < a and j < b, for every a and b from 1 on."""
+    apart = np.abs(values[..., :, None] - values[..., None, :])
+    return np.cumsum(np.cumsum(apart, axis=-1), axis=-2)
+
+
+def _energies(values: np.ndarray) -> np.ndarray:
+    """Return the scaled energy distance of both sides for every split that leaves each `LEAST` values."""
+    sums, n = _distances(values), values.shape[-1]
+    return np.stack([_energy(sums, at) for at in range(LEAST, n - LEAST + 1)], axis=-1)
+
+
+def _energy(sums: np.ndarray, at: int) -> np.ndarray:
+    n = sums.shape[-1]
+    rest = n - at
+    left = sums[..., at - 1, at - 1]
+    between = sums[..., at - 1, -1] - left
+    right = sums[..., -1, -1] - left - 2.0 * between
+    inner = left / max(1, at * (at - 1)) + right / max(1, rest * (rest - 1))
+    return at * rest / n * (2.0 * between / (at * rest) - inner)
+
+
+def worst_first(found: Iterable[Change]) -> list[Change]:
+    """Return changes in the order of a reader: what got worse, the surest and largest first, then what got better."""
+    return sorted(found, key=lambda c: (not c.worse, c.found not in ("exact", "both"), -abs(math.log(c.factor))))
+
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], marks: Iterable[int] = ()) -> str:
+    """Return the values as one line of text; a bar | stands before each marked one."""
+    low, high = min(values), max(values)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    marked = set(marks)
+    return "".join("|" * (n in marked) + BARS[round((x - low) * scale)] for n, x in enumerate(values))
