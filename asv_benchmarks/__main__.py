@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
 from asv_benchmarks import history, machine
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary
@@ -108,10 +109,58 @@ def publish_command() -> None:
     """Make web pages of all stored results, with asv."""
     console = _console()
     try:
-        page = history.publish(lambda line: console.print(line, markup=False))
+        newest, every = history.publish(lambda line: console.print(line, markup=False))
     except history.RunError as error:
         raise click.ClickException(str(error)) from error
-    console.print(f"open {page} through a web server: python -m http.server -d {page.parent}", markup=False)
+    console.print(f"the newest commit: {newest}", markup=False)
+    console.print(f"every curve, through a web server: python -m http.server -d {every.parent}", markup=False)
+
+
+@cli.command("changes", short_help="Say since which commits benchmarks cost more, or less.")
+@_bench
+@click.option("--least", type=click.FloatRange(1.0), help="The factor that a step must exceed; else by kind.")
+def changes_command(bench: str, least: float | None) -> None:
+    """Find the steps in all stored results, those that come with the repository included.
+
+    Two detectors stand side by side: asv's fit of a piecewise constant curve (potts), and E-divisive, which believes
+    what chance would hardly do. What is counted and shares of the allowed error have no noise: any change is told.
+    Exits with 1 where something got worse.
+    """
+    console = _console()
+    stored = history.steps(bench, least)
+    for (name, python), found in stored.items():
+        show_steps(found, f"{name}, {python.removesuffix('.json')}", console)
+    sys.exit(1 if any(step.worse for found in stored.values() for steps in found.values() for step in steps) else 0)
+
+
+def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: str, console: Console) -> None:
+    """Print steps as a table, with the curves that they are in."""
+    steps = steplist.worst_first(step for many in found.values() for step in many)
+    longest = max((len(series.commits) for series in found), default=0)
+    console.print(f"[bold]{title}[/]: {len(steps)} steps in {len(found)} series of up to {longest} commits")
+    if not steps:
+        return
+    curves = {
+        series.benchmark: steplist.sparkline(series.values, [series.commits.index(step.commit) for step in many])
+        for series, many in found.items()
+    }
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("", "commit", "benchmark", "factor", "found by", "confidence", "curve"):
+        table.add_column(name, justify="right" if name in ("factor", "confidence") else "left", overflow="fold")
+    for step in steps:
+        commits = f"{step.before[:8]}..{step.commit[:8]}"
+        sure = f"{step.confidence:.3f}"
+        cells = [
+            step.word,
+            commits,
+            str(step.benchmark),
+            f"{step.factor:.3f}",
+            step.found,
+            sure,
+            curves[step.benchmark],
+        ]
+        table.add_row(*cells, style="red" if step.worse else "green")
+    console.print(table)
 
 
 def show(verdicts: list[Verdict], title: str, console: Console) -> None:

@@ -2,9 +2,9 @@
 
 Two detectors stand side by side. asv's own fits a piecewise constant curve and pays for each jump (the Potts model,
 `asv.step_detect`); it says nothing of chance. E-divisive (Matteson and James, "A nonparametric approach for multiple
-change point analysis of multivariate data", JASA 109, 2014) takes the split with the largest energy distance between its
-sides and asks by permutations how often chance would do as well. What is counted, and shares of the allowed error, have
-no noise: any change of theirs is a step.
+change point analysis of multivariate data", JASA 109, 2014) takes the split with the largest energy distance between
+its sides and asks by permutations how often chance would do as well. What is counted, and shares of the allowed error,
+have no noise: any change of theirs is a step.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ LEVEL = 0.05
 PERMUTATIONS = 499
 LEAST = 2
 """Commits between two of its splits."""
+
+STILL = 1.05
+"""Where NumPy alone took another time than usual by less than this, nothing is divided out: that would add noise."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,12 @@ def calibrated(series: Sequence[Series]) -> list[Series]:
 
     CPU times are divided by it and rates multiplied, but for shares of the peak, which know it already.
     """
-    pace = _pace(series)
+    pace = {commit: by for commit, by in paces(series).items() if abs(math.log(by)) > math.log(STILL)}
     return [_by(one, pace) for one in series]
 
 
-def _pace(series: Sequence[Series]) -> dict[str, float]:
-    """Return by commit how much longer than usual NumPy alone took; 1 where nobody measured."""
+def paces(series: Sequence[Series]) -> dict[str, float]:
+    """Return by commit how much longer than usual NumPy alone took."""
     found: dict[str, list[float]] = {}
     for one in series:
         if one.benchmark.name.startswith(MACHINE):
@@ -121,11 +124,8 @@ def _pace(series: Sequence[Series]) -> dict[str, float]:
 
 def _by(one: Series, pace: dict[str, float]) -> Series:
     power = paced(one.benchmark)
-    if power == 0:
-        return one
-    return replace(
-        one, values=tuple(x * pace.get(c, 1.0) ** power for c, x in zip(one.commits, one.values, strict=True))
-    )
+    values = tuple(x * pace.get(c, 1.0) ** power for c, x in zip(one.commits, one.values, strict=True))
+    return replace(one, values=values)
 
 
 def paced(benchmark: Benchmark) -> int:
@@ -143,8 +143,8 @@ def changes(series: Series, least: float | None = None) -> list[Change]:
     series
         Calibrated, where it is of times.
     least
-        The factor, up or down, that a step must exceed; None: half of what `asv_benchmarks.judge` asks, in logarithms.
-        Nothing is asked of what has no noise.
+        The factor, up or down, that a step must exceed; None: what `asv_benchmarks.judge` asks, and half of it, in
+        logarithms, where both detectors agree. Nothing is asked of what has no noise.
     """
     values, benchmark = series.values, series.benchmark
     if benchmark.kind in EXACT:
@@ -153,20 +153,32 @@ def changes(series: Series, least: float | None = None) -> list[Change]:
         by_potts, by_energy = set(potts(values)), set(divisive(values))
         at = {n: "both" for n in by_potts & by_energy}
         at |= {n: "potts" for n in by_potts - by_energy} | {n: "e-divisive" for n in by_energy - by_potts}
-    bounds = [0, *sorted(at), len(values)]
-    asked = math.log(least or (benchmark.factor or LIMITS[benchmark.kind].factor) ** 0.5)
+    asked = math.log(benchmark.factor or LIMITS[benchmark.kind].factor)
+
+    def spare(n: int) -> float:
+        """By how much the step at n exceeds what it must."""
+        bound = 0.0 if at[n] == "exact" else math.log(least) if least else 0.5 * asked if at[n] == "both" else asked
+        return abs(math.log(_factor(*_levels(values, at, n)))) - bound
+
+    while at and spare(smallest := min(at, key=spare)) < 0.0:
+        del at[smallest]  # the levels beside it become one
     found = []
-    for low, n, high in zip(bounds, bounds[1:], bounds[2:], strict=False):
-        old, new = values[low:n], values[n:high]
-        factor = _factor(statistics.median(old), statistics.median(new))
-        if at[n] == "exact" or abs(math.log(factor)) > asked:
-            confidence = 1.0 if at[n] == "exact" else 1.0 - chance(old, new)
-            found.append(Change(benchmark, series.commits[n - 1], series.commits[n], factor, at[n], confidence))
+    for n in sorted(at):
+        old, new = _levels(values, at, n)
+        confidence = 1.0 if at[n] == "exact" else 1.0 - chance(old, new)
+        commits = series.commits[n - 1], series.commits[n]
+        found.append(Change(benchmark, *commits, _factor(old, new), at[n], confidence))
     return found
 
 
-def _factor(old: float, new: float) -> float:
-    return max(new, 1e-12) / max(old, 1e-12)
+def _levels(values: Sequence[float], at: Iterable[int], n: int) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the values before the step at n, since the last step, and after it, until the next."""
+    low, high = max([0, *(m for m in at if m < n)]), min([len(values), *(m for m in at if m > n)])
+    return values[low:n], values[n:high]
+
+
+def _factor(old: Sequence[float], new: Sequence[float]) -> float:
+    return max(statistics.median(new), 1e-12) / max(statistics.median(old), 1e-12)
 
 
 def potts(values: Sequence[float]) -> list[int]:
@@ -232,7 +244,7 @@ def _energy(sums: np.ndarray, at: int) -> np.ndarray:
 
 def worst_first(found: Iterable[Change]) -> list[Change]:
     """Return changes in the order of a reader: what got worse, the surest and largest first, then what got better."""
-    return sorted(found, key=lambda c: (not c.worse, c.found not in ("exact", "both"), -abs(math.log(c.factor))))
+    return sorted(found, key=lambda c: (not c.worse, c.found == "potts", -abs(math.log(c.factor))))
 
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asv_benchmarks import changes
 from asv_benchmarks.compare import check_out
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
@@ -122,17 +123,39 @@ def record(version: str, pattern: str, name: str, tell: Callable[[str], None]) -
     return kept
 
 
-def publish(tell: Callable[[str], None]) -> Path:
-    """Make web pages of all stored results, those that come with the repository included; return the first one."""
+def steps(
+    pattern: str = "", least: float | None = None
+) -> dict[tuple[str, str], dict[changes.Series, list[changes.Change]]]:
+    """Return by machine and interpreter the series of stored results that match the pattern, and the steps of each."""
+    found = {}
+    for place, stored in changes.read([*_files(RECORDED), *files()], benchmarks()).items():
+        chosen = [one for one in changes.calibrated(stored) if re.search(pattern, str(one.benchmark))]
+        found[place] = {one: changes.changes(one, least) for one in chosen}
+    return found
+
+
+def publish(tell: Callable[[str], None]) -> tuple[Path, Path]:
+    """Make web pages of all stored results, those that come with the repository included.
+
+    Returns
+    -------
+    newest, all
+        The page on the newest commit, which opens as a file, and the first one of asv's own site, which needs a server.
+    """
+    from asv_benchmarks import page, site
+
     if not files() and not RECORDED.exists():
         raise RunError("there are no results yet: make bench")
     with tempfile.TemporaryDirectory() as place:
         results = Path(place) / "results"
-        for folder in (RECORDED, RESULTS):
-            if folder.exists():
-                shutil.copytree(folder, results, dirs_exist_ok=True)
-        asv(["publish"], tell, conf=_conf(Path(place), results, FOLDER / "benchmarks"))
-    return ROOT / "docs" / "_build" / "benchmarks" / "index.html"
+        site.gather((RECORDED, RESULTS), results)
+        conf = _conf(Path(place), results, FOLDER / "benchmarks")
+        asv(["publish"], tell, conf=conf)
+        folder = Path(json.loads(conf.read_text(encoding="utf-8"))["html_dir"])
+    site.offline(folder)
+    newest = folder / "newest.html"
+    newest.write_text(page.page(changes.read([*_files(RECORDED), *files()], benchmarks())), encoding="utf-8")
+    return newest, folder / "index.html"
 
 
 def _conf(place: Path, results: Path, suite: Path) -> Path:
@@ -214,8 +237,11 @@ def version() -> str:
 
 def files() -> list[Path]:
     """Return all stored results, the oldest first."""
-    found = [path for path in RESULTS.glob("*/*.json") if path.name != "machine.json"]
-    return sorted(found, key=lambda file: file.stat().st_mtime)
+    return sorted(_files(RESULTS), key=lambda file: file.stat().st_mtime)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*/*.json") if path.name != "machine.json"]
 
 
 def short(file: Path) -> str:

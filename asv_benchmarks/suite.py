@@ -110,6 +110,13 @@ def prepare(name: str, params: list[Any]) -> Callable[[], Any]:
     return run
 
 
+def param_names(name: str) -> list[str]:
+    """Return what the parameters of a benchmark are called."""
+    module, kind, _ = name.split(".")
+    found: list[str] = getattr(importlib.import_module(f"asv_benchmarks.benchmarks.{module}"), kind).param_names
+    return found
+
+
 def main() -> None:
     """Print the benchmarks that a version of refattn, perhaps an old one, can run: one JSON object a line."""
     for each in benchmarks(sys.argv[1] if sys.argv[1:] else "", forgive=True):
