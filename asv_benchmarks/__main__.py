@@ -18,7 +18,7 @@ from rich.table import Table
 
 from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
-from asv_benchmarks import history, machine
+from asv_benchmarks import culprit, history, machine
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary
 from asv_benchmarks.suite import PROFILES
 
@@ -36,11 +36,13 @@ def cli() -> None:
 @cli.command("run", short_help="Run the benchmarks and compare them with the last stored results.")
 @_profile
 @_bench
-def run_command(profile: str, bench: str) -> None:
+@click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism, in a minute.")
+def run_command(profile: str, bench: str, quick: bool) -> None:
     """Run the benchmarks with asv, store the results, and compare them with the last ones of this machine."""
     console = _console()
+    chosen = bench or PROFILES["quick" if quick else profile]
     try:
-        found = history.run(bench or PROFILES[profile], lambda line: console.print(line, markup=False))
+        found = history.run(chosen, lambda line: console.print(line, markup=False, soft_wrap=True), quick=quick)
     except history.RunError as error:
         raise click.ClickException(str(error)) from error
     if found.before is None:
@@ -79,6 +81,33 @@ def compare_command(base: str, head: str, profile: str, bench: str) -> None:
     show(verdicts, f"{base} -> {head}, in alternating rounds", console)
     console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
     sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
+
+
+@cli.command("bisect", short_help="Find the commit since which a benchmark differs.")
+@click.argument("good")
+@click.argument("bad")
+@click.argument("benchmark")
+def bisect_command(good: str, bad: str, benchmark: str) -> None:
+    """Find the first commit after GOOD, up to BAD, with the difference that BENCHMARK has between the two.
+
+    BENCHMARK is a name with its parameters, or a regular expression of one. Every commit that git asks about runs
+    beside GOOD in alternating rounds, each from a folder of its own; nothing is checked out here.
+    """
+    console = _console()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = culprit.search(
+                good, bad, benchmark, Path(folder), lambda line: console.print(line, markup=False, soft_wrap=True)
+            )
+        except versions.VersionError as error:
+            raise click.UsageError(str(error)) from error
+    if len(found.commits) > 1:
+        console.print(f"one of these, which could not be measured: {', '.join(c[:10] for c in found.commits)}")
+        return
+    told = machine.git("show", "-s", "--format=%h %an, %ad: %s", "--date=short", found.commits[0])
+    console.print(f"first with the difference: {told}", markup=False, soft_wrap=True)
+    if found.step is not None:
+        show([found.step], "it beside its first parent", console)
 
 
 @cli.command("record", short_help="Add results of commits to those that come with the repository.")

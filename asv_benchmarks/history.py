@@ -12,10 +12,11 @@ import os
 import platform
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,10 @@ class Found:
     moved: str = ""
 
 
-def run(pattern: str, tell: Callable[[str], None]) -> Found:
+def run(pattern: str, tell: Callable[[str], None], *, quick: bool = False) -> Found:
     """Run the benchmarks that match the regular expression; store the results and compare them with the last ones.
+
+    `quick` takes one process for each, and few samples.
 
     Raises
     ------
@@ -69,14 +72,32 @@ def run(pattern: str, tell: Callable[[str], None]) -> Found:
     commit = version()
     before = last()  # read now: a run of the same commit replaces its results
     asv(["machine", "--yes"], lambda line: None)
+    chosen = benchmarks(pattern)
+    tell(f"{len(chosen)} benchmarks; {'less than a minute' if quick else expected(chosen)}")
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
+    options += ["-a", "rounds=1", "-a", "repeat=(3, 10, 0.05)", "-a", "warmup_time=0.0"] if quick else []
     asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell)
     if not files():
         raise RunError("asv stored no results")
     stored = files()[-1]
     name, numbers = before.get(environment(stored), (None, {}))
-    verdicts = judged(numbers, samples(stored), benchmarks(pattern))
+    verdicts = judged(numbers, samples(stored), chosen)
     return Found(name, short(stored), verdicts, moved(verdicts))
+
+
+def expected(chosen: Sequence[Benchmark]) -> str:
+    """Say how long benchmarks will take: as long as they took last, here or where the recorded ones were run."""
+    seconds: dict[str, float] = {}
+    for file in [*_files(RECORDED), *files()]:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        at = stored["result_columns"].index("duration")
+        for name, row in stored["results"].items():
+            numbers = sum(x is not None and not math.isnan(x) for x in row[0] or [])
+            if numbers and len(row) > at and row[at]:
+                seconds[name] = row[at] / numbers
+    usual = statistics.median(seconds.values()) if seconds else 1.0
+    minutes = sum(seconds.get(benchmark.name, usual) for benchmark in chosen) / 60.0
+    return f"about {max(1, math.ceil(minutes))} min, if all exist here"
 
 
 def record(version: str, pattern: str, name: str, tell: Callable[[str], None]) -> Path:
@@ -205,7 +226,8 @@ def asv(
     if arguments[0] != "machine":
         command += ["--config", str(conf or FOLDER / "asv.conf.json")]
     # asv drops PYTHONPATH, and hands this one on.
-    whole = {**os.environ, **held_to(1), **STEADY, "ASV_PYTHONPATH": str(ROOT), **(env or {})}
+    # On a terminal as narrow as this it prints tables of one number a row.
+    whole = {**os.environ, **held_to(1), **STEADY, "COLUMNS": "56", "ASV_PYTHONPATH": str(ROOT), **(env or {})}
     last: list[str] = []
     with subprocess.Popen(
         command,
@@ -217,13 +239,40 @@ def asv(
         encoding="utf-8",
     ) as process:
         assert process.stdout is not None
+        told = Told()
         for line in process.stdout:
             last = [*last[-20:], line.rstrip()]
-            if re.match(r"\[\s*\d+\.\d+%\] \S{3} (?!=|Running)", line):
-                tell(line.rstrip())
+            for text in told.read(line):
+                tell(text)
     # 2 says that some benchmark failed, which the comparison tells one by one
     if process.returncode not in (0, 2):
         raise RunError("\n".join(["asv failed:", *last]))
+
+
+class Told:
+    """Makes of asv's output one line for each number: how much is done, the benchmark with parameters, the number."""
+
+    def __init__(self) -> None:
+        self._names = {benchmark.name for benchmark in benchmarks()}
+        self._done = self._name = ""
+        self._params = 0
+
+    def read(self, line: str) -> Iterator[str]:
+        """Yield what the line tells."""
+        begun = re.match(r"\[\s*(\d+)\.\d+%\] \S+ (?:\.\.\.)?(\w*(?:\.\w+)+)\s+(\S.*)", line)
+        if begun:
+            whole = [name for name in self._names if name.endswith(begun[2])]  # long ones lose their beginning
+            self._done, self._name, self._params = begun[1], whole[0] if len(whole) == 1 else begun[2], 0
+            if begun[3] != "ok":
+                yield f"{self._done:>3} %  {self._name}: {begun[3].strip()}"
+            return
+        cells = re.split(r"\s{2,}", line.strip())
+        if not self._name or line.startswith("[") or set(line) <= set("-= \n"):
+            return
+        if self._params == 0:
+            self._params = len(cells)  # the names of the parameters
+        elif len(cells) == self._params + 1 and cells[-1] != "n/a":
+            yield f"{self._done:>3} %  {self._name}({', '.join(cells[:-1])})  {cells[-1]}"
 
 
 def version() -> str:
