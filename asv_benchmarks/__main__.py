@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from asv_benchmarks import changes as steplist
@@ -60,7 +61,9 @@ def run_command(profile: str, bench: str, quick: bool) -> None:
 @click.argument("head", default=versions.WORKING_TREE)
 @_profile
 @_bench
-def compare_command(base: str, head: str, profile: str, bench: str) -> None:
+@click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism.")
+@click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Write the table there, too.")
+def compare_command(base: str, head: str, profile: str, bench: str, quick: bool, markdown: Path | None) -> None:
     """Compare the commit BASE with the commit HEAD, or with the files as they are (a dot).
 
     Exits with 1 where something got slower or less exact, needs more memory, or fails, and with 2 where there is no
@@ -75,10 +78,14 @@ def compare_command(base: str, head: str, profile: str, bench: str) -> None:
             raise click.UsageError(str(error)) from error
         try:
             with _progress(console) as progress:
-                verdicts = versions.compare((homes[0], homes[1]), bench or PROFILES[profile], progress)
+                chosen = bench or PROFILES["quick" if quick else profile]
+                verdicts = versions.compare((homes[0], homes[1]), chosen, progress)
         except versions.VersionError as error:
             raise click.ClickException(str(error)) from error
-    show(verdicts, f"{base} -> {head}, in alternating rounds", console)
+    title = f"{base} -> {head}, in alternating rounds"
+    show(verdicts, title, console)
+    if markdown is not None:
+        markdown.write_text(as_markdown(verdicts, title), encoding="utf-8")
     console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
     sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
 
@@ -115,21 +122,26 @@ def bisect_command(good: str, bad: str, benchmark: str) -> None:
 @click.option("--machine", "name", required=True, metavar="NAME", help="What this machine is called there.")
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="history", help="Which benchmarks.")
 @_bench
-def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str) -> None:
-    """Run this checkout's benchmarks on each COMMIT, one after the other, and add what they give.
+@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="How often all are run, in turn.")
+def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str, rounds: int) -> None:
+    """Run this checkout's benchmarks on each COMMIT in turn, and add what they give.
 
     A benchmark that a commit has already is measured again. Nothing is installed. This is for a quiet machine.
     """
     console = _console()
-    for commit in commits:
-        try:
-            file = history.record(
-                commit, bench or PROFILES[profile], name, lambda line: console.print(line, markup=False)
-            )
-        except versions.VersionError as error:
-            raise click.UsageError(str(error)) from error
-        except history.RunError as error:
-            raise click.ClickException(str(error)) from error
+    try:
+        files = history.record(
+            commits,
+            bench or PROFILES[profile],
+            name,
+            lambda line: console.print(line, markup=False, soft_wrap=True),
+            rounds=rounds,
+        )
+    except versions.VersionError as error:
+        raise click.UsageError(str(error)) from error
+    except history.RunError as error:
+        raise click.ClickException(str(error)) from error
+    for file in files:
         console.print(f"wrote {file}", markup=False)
 
 
@@ -192,10 +204,24 @@ def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: st
     console.print(table)
 
 
+def differing_first(verdicts: list[Verdict]) -> list[Verdict]:
+    """Return what differs, what got worse first."""
+    found = [verdict for verdict in verdicts if verdict.word not in ("", "n/a", "new")]
+    return sorted(found, key=lambda verdict: (verdict.word not in WORSE, -(verdict.ratio or (0.0,) * 3)[1]))
+
+
+def as_markdown(verdicts: list[Verdict], title: str) -> str:
+    """Return what differs as a table in Markdown, and the counts."""
+    rows = [_cells(verdict) for verdict in differing_first(verdicts)]
+    heads = ["", "benchmark", "base", "head", "head / base"]
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: |"]
+    lines += [f"| {word} | `{name}` | {' | '.join(rest)} |" for word, name, *rest in rows]
+    return "\n".join([f"**{title}**", "", *(lines if rows else ["no difference"]), "", summary(verdicts), ""])
+
+
 def show(verdicts: list[Verdict], title: str, console: Console) -> None:
     """Print what differs, worst first, and the counts."""
-    differing = [verdict for verdict in verdicts if verdict.word not in ("", "n/a", "new")]
-    differing.sort(key=lambda verdict: (verdict.word not in WORSE, -(verdict.ratio or (0.0,) * 3)[1]))
+    differing = differing_first(verdicts)
     if differing:
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for name in ("", "benchmark", "base", "head", "head / base"):
@@ -233,7 +259,13 @@ def _progress(console: Console) -> Iterator[Any]:
     if not console.is_terminal:
         yield _lines
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
 
         def wrap(benchmarks: list[Any]) -> Iterator[Any]:
@@ -247,10 +279,12 @@ def _progress(console: Console) -> Iterator[Any]:
 
 
 def _lines(benchmarks: list[Any]) -> Iterator[Any]:
+    begun = time.monotonic()
     for done, benchmark in enumerate(benchmarks, start=1):
         yield benchmark
         if done == len(benchmarks) or done % 20 == 0:
-            click.echo(f"{done} of {len(benchmarks)} benchmarks", err=True)
+            left = (time.monotonic() - begun) / done * (len(benchmarks) - done) / 60.0
+            click.echo(f"{done} of {len(benchmarks)} benchmarks, {left:.1f} min left", err=True)
 
 
 if __name__ == "__main__":

@@ -107,8 +107,13 @@ def calibrated(series: Sequence[Series]) -> list[Series]:
 
     CPU times are divided by it and rates multiplied, but for shares of the peak, which know it already.
     """
-    pace = {commit: by for commit, by in paces(series).items() if abs(math.log(by)) > math.log(STILL)}
+    pace = {commit: by for commit, by in paces(series).items() if counts(by)}
     return [_by(one, pace) for one in series]
+
+
+def counts(pace: float) -> bool:
+    """Tell whether the machine's pace is beyond the noise of measuring it."""
+    return abs(math.log(pace)) > math.log(STILL)
 
 
 def paces(series: Sequence[Series]) -> dict[str, float]:

@@ -100,47 +100,69 @@ def expected(chosen: Sequence[Benchmark]) -> str:
     return f"about {max(1, math.ceil(minutes))} min, if all exist here"
 
 
-def record(version: str, pattern: str, name: str, tell: Callable[[str], None]) -> Path:
-    """Run benchmarks of this checkout on a commit, and add the results to `RECORDED`; return their file.
+def record(
+    versions: Sequence[str], pattern: str, name: str, tell: Callable[[str], None], *, rounds: int = 1
+) -> list[Path]:
+    """Run benchmarks of this checkout on commits, and add the results to `RECORDED`; return their files.
 
     Parameters
     ----------
-    version
-        What git calls the commit.
+    versions
+        What git calls the commits. Every round runs all of them in turn, so that what the machine does for a while
+        hits all; samples of several rounds are put together.
     pattern
         A regular expression of the benchmarks.
     name
-        What the machine is called there. Paths of this machine are left out of the file.
+        What the machine is called there. Paths of this machine are left out of the files.
+    rounds
+        How many times.
 
     Raises
     ------
     RunError
-        Where asv cannot be imported or fails.
+        Where asv cannot be imported or fails, and where the machine of this name is another one.
     VersionError
         Where there is no such commit.
     """
-    commit = git("rev-parse", "--verify", f"{version}^{{commit}}")
+    about = {"machine": name, **device()}
+    known = RECORDED / name / "machine.json"
+    if known.exists() and (other := json.loads(known.read_text(encoding="utf-8"))) != about | {"version": 1}:
+        raise RunError(f"machine: {name} is {other}, this is {about}: needs another name")
     with tempfile.TemporaryDirectory() as place:
-        home = check_out(commit or version, Path(place) / "version")
-        results = Path(place) / "results"
-        conf = _conf(Path(place), results, home / "asv_benchmarks" / "benchmarks")
-        own = results / name / f"{commit[:8]}-{_environment()}.json"
-        kept = RECORDED / name / f"{commit[:8]}-{_python()}.json"
-        env = {"HOME": place, "ASV_PYTHONPATH": str(home)}
-        about = {"machine": name, **device()}
         (Path(place) / ".asv-machine.json").write_text(json.dumps({name: about, "version": 1}), encoding="utf-8")
-        if kept.exists():
-            own.parent.mkdir(parents=True)
-            own.write_text(_as(kept, _environment(), sys.executable), encoding="utf-8")
-        options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", name]
-        options += ["-a", "rounds=1", "--show-stderr"]
-        asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, conf=conf, env=env)
-        if not own.exists():
-            raise RunError("asv stored no results")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
-        shutil.copy(results / name / "machine.json", kept.parent)
-        shutil.copy(results / "benchmarks.json", RECORDED)
+        homes = {}
+        for version in versions:
+            commit = git("rev-parse", "--verify", f"{version}^{{commit}}")
+            homes[commit] = check_out(commit or version, Path(place) / (commit or "version"))
+        kept = []
+        for n in range(rounds):
+            for m, (commit, home) in enumerate(homes.items(), start=1):
+                tell(f"{commit[:8]}, {m} of {len(homes)}, round {n + 1} of {rounds}")
+                file = _recorded(commit, home, pattern, name, tell, again=n > 0)
+                kept += [file] if n == 0 else []
+    return kept
+
+
+def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[str], None], *, again: bool) -> Path:
+    """Run benchmarks on one commit, and add the results to its file; return it. Samples stay in the folder of runs."""
+    place = home.parent
+    results = place / "results"
+    conf = _conf(place, results, home / "asv_benchmarks" / "benchmarks")
+    own = results / name / f"{commit[:8]}-{_environment()}.json"
+    kept = RECORDED / name / f"{commit[:8]}-{_python()}.json"
+    if kept.exists() and not again:
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(_as(kept, _environment(), sys.executable), encoding="utf-8")
+    options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", name]
+    options += ["-a", "rounds=1", "--show-stderr", "--record-samples", *(["--append-samples"] if again else [])]
+    env = {"HOME": str(place), "ASV_PYTHONPATH": str(home)}
+    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, conf=conf, env=env)
+    if not own.exists():
+        raise RunError("asv stored no results")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
+    shutil.copy(results / name / "machine.json", kept.parent)
+    shutil.copy(results / "benchmarks.json", RECORDED)
     return kept
 
 
@@ -207,9 +229,11 @@ def _python() -> str:
 
 
 def _as(file: Path, environment: str, python: str) -> str:
-    """Return a file of results under the name of another environment."""
+    """Return a file of results under the name of another environment, without samples."""
     stored = json.loads(file.read_text(encoding="utf-8"))
     stored |= {"env_name": environment, "python": python}
+    at = stored["result_columns"].index("samples")
+    stored["results"] = {name: [*row[:at], None, *row[at + 1 :]][: len(row)] for name, row in stored["results"].items()}
     stored["params"] |= {"python": python}
     return json.dumps(stored) + "\n"
 
@@ -338,10 +362,19 @@ def samples(file: Path, known: Sequence[Benchmark] | None = None) -> Samples:
 
 
 def judged(before: Samples, now: Samples, chosen: Sequence[Benchmark]) -> list[Verdict]:
-    """Return a verdict on each of the chosen benchmarks."""
+    """Return a verdict on each of the chosen benchmarks; what NumPy alone does, too, is divided out."""
+    series = [
+        changes.Series(benchmark, ("before", "now"), (statistics.median(before[key]), statistics.median(now[key])))
+        for benchmark in chosen
+        if before.get(key := str(benchmark)) and now.get(key)
+    ]
+    paces = changes.paces(series)
+    pace = paces.get("now", 1.0) / paces.get("before", 1.0)
     verdicts = []
     for benchmark in chosen:
         old, new = before.get(str(benchmark)), now.get(str(benchmark))
+        if new and changes.counts(pace):
+            new = [x * pace ** changes.paced(benchmark) for x in new]
         if new is None:
             verdicts.append(Verdict(benchmark, "gone" if old else "n/a"))
         elif not new:

@@ -106,9 +106,9 @@ def apart(benchmark: Benchmark, base: Sequence[float], head: Sequence[float]) ->
 
 
 def suspect(verdict: Verdict) -> bool:
-    """Tell whether a first look at a time is worth a second one: half of the factor is exceeded."""
+    """Tell whether a first look at a time or a rate is worth a second one: half of the factor is exceeded."""
     benchmark = verdict.benchmark
-    if benchmark.kind != "time" or verdict.ratio is None:
+    if benchmark.kind not in ("time", "rate") or verdict.ratio is None:
         return False
     return abs(_log(verdict.ratio[1])) > 0.5 * math.log(limit(benchmark).factor)
 
