@@ -53,6 +53,10 @@ def run_command(profile: str, bench: str, quick: bool) -> None:
         show(found.verdicts, title, console)
         if found.moved:
             console.print(f"[bold]{found.moved}[/]: believe no ratio near that; make bench-compare is robust to it")
+        for (name, python), stored in history.steps(chosen).items():
+            mine = {one: many for one, many in stored.items() if one.commits[-1].startswith(found.after)}
+            if any(mine.values()):
+                show_steps(mine, f"since earlier runs, {name}, {python.removesuffix('.json')}", console)
     sys.exit(1 if any(verdict.word == "fails" for verdict in found.verdicts) else 0)
 
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 import refattn as ra
 from asv_benchmarks import __main__ as command
 from asv_benchmarks import history
+from asv_benchmarks.changes import Change, Series
 from asv_benchmarks.compare import VersionError
 from asv_benchmarks.history import Found, RunError, judged, moved
 from asv_benchmarks.judge import Verdict
@@ -140,9 +141,14 @@ def test_files_that_are_not_committed_have_a_commit_of_their_own(
     ],
 )
 def test_the_command(monkeypatch: pytest.MonkeyPatch, found: Found, text: str, code: int) -> None:
+    series = {last: Series(TIME, ("012", last), (1.0, 2.0)) for last in ("345", "def012")}
+    stored = {series[last]: [Change(TIME, "012", last, 2.0, "both", 0.9)] for last in series}
+    monkeypatch.setattr(history, "steps", lambda pattern: {("m", "p.json"): stored})
     monkeypatch.setattr(history, "run", lambda pattern, tell, quick: found)
     done = CliRunner().invoke(command.cli, ["run"])
     assert done.exit_code == code and text in done.output, done.output
+    marked = "since earlier runs, m, p: 1 steps in 1 series" in done.output and "▁|█" in done.output
+    assert marked == (found.after == "def"), "only series that the run is the end of"
 
 
 # --- what comes with the repository
