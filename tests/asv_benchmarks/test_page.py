@@ -37,7 +37,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(pages, "git", git)
     made = [
         Series(TIME, COMMITS, (1e-3,) * 4 + (1.5e-3,) * 4),
-        Series(RATE, COMMITS[2:], (1e4,) * 3 + (2e4,) * 3),
+        Series(RATE, COMMITS[1:], (1e4,) * 4 + (3e4,) * 3),
         Series(SHARE, COMMITS, (0.3,) * 8),
         Series(WORK, COMMITS, (100.0,) * 7 + (101.0,)),
         Series(MACHINE, COMMITS, (1e-4,) * 8),
@@ -48,9 +48,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_got_worse_comes_first(shown: str) -> None:
     assert "beside <a href='https://example.org/a/refattn/commit/" + COMMITS[1] in shown, "the last release"
     assert "8 commits on mine, python3.11" in shown and "&lt;a fix&gt;" in shown and "<a fix>" not in shown
-    assert "<h2>2 worse, 0 better, of 3 compared</h2>" in shown, "no number of the rate at the release"
+    assert "<h2>2 worse, 1 better, of 4 compared</h2>" in shown
     worse = shown[shown.index("compared</h2>") : shown.index("<h2>Mechanisms")]
-    assert re.findall(r"class='worse'>([^<]+)<", worse) == ["slower", "more work"]
+    assert re.findall(r"class='(?:worse|better)'>([^<]+)<", worse) == ["slower", "more work", "higher rate"]
     assert "1 ms" in worse and "1.5 ms" in worse and "1.50" in worse
     assert "start.Machine" not in shown
 
@@ -58,7 +58,7 @@ def test_what_got_worse_comes_first(shown: str) -> None:
 def test_each_mechanism_has_its_curves(shown: str) -> None:
     table = shown[shown.index("<h2>Mechanisms") : shown.index("steps in the history")]
     softmax = next(row for row in table.split("<tr>") if row.startswith("<th>softmax"))
-    assert "<td class='n worse'>1.50</td>" in softmax and "<td class='n worse'>1.01</td>" in softmax
+    assert "<td class='n worse'>0.71</td>" in softmax and "<td class='n worse'>1.01</td>" in softmax
     assert softmax.count("<polyline") == 2 and "<circle class='worse'" in softmax
     assert "<td class='n '>0.3</td>" in next(row for row in table.split("<tr>") if row.startswith("<th>koopman"))
 
