@@ -220,6 +220,7 @@ def test_recorded_results_are_published(tmp_path: Path, monkeypatch: pytest.Monk
         pytest.skip("there is no browser: apt-get install chromium")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     options += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    options += ["--window-size=1300,1600"]
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "html"))
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *arguments: None)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
