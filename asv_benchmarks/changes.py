@@ -9,12 +9,10 @@ have no noise: any change of theirs is a step.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,30 +74,6 @@ class Change:
     def worse(self) -> bool:
         """Whether it is a regression."""
         return self.word in WORSE
-
-
-def read(files: Iterable[Path], known: Sequence[Benchmark]) -> dict[tuple[str, str], list[Series]]:
-    """Return the series of each machine and interpreter, from asv's files of results.
-
-    A commit that is no ancestor of a branch (files that were not committed) counts by its date like any other.
-    """
-    from asv_benchmarks.history import environment, samples  # which reads changes, too
-
-    found: dict[tuple[str, str], list[tuple[int, float, str, dict[str, list[float]]]]] = {}
-    for file in files:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        row = (stored["date"], file.stat().st_mtime, stored["commit_hash"], samples(file, known))
-        found.setdefault(environment(file), []).append(row)
-    series: dict[tuple[str, str], list[Series]] = {}
-    for place, rows in found.items():
-        rows.sort(key=lambda row: row[:3])
-        for benchmark in known:
-            have = [(commit, many[str(benchmark)]) for *_, commit, many in rows if many.get(str(benchmark))]
-            if have:
-                values = tuple(statistics.median(many) for _, many in have)
-                one = Series(benchmark, tuple(commit for commit, _ in have), values)
-                series.setdefault(place, []).append(one)
-    return series
 
 
 def calibrated(series: Sequence[Series]) -> list[Series]:

@@ -166,12 +166,34 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     return kept
 
 
+def series(known: Sequence[Benchmark]) -> dict[tuple[str, str], list[changes.Series]]:
+    """Return the series of each machine and interpreter, those that come with the repository included.
+
+    A commit that is no ancestor of a branch (files that were not committed) counts by its date like any other.
+    """
+    found: dict[tuple[str, str], list[tuple[int, float, str, Samples]]] = {}
+    for file in [*_files(RECORDED), *files()]:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        row = (stored["date"], file.stat().st_mtime, stored["commit_hash"], samples(file, known))
+        found.setdefault(environment(file), []).append(row)
+    by_place: dict[tuple[str, str], list[changes.Series]] = {}
+    for place, rows in found.items():
+        rows.sort(key=lambda row: row[:3])
+        for benchmark in known:
+            have = [(commit, many[str(benchmark)]) for *_, commit, many in rows if many.get(str(benchmark))]
+            if have:
+                values = tuple(statistics.median(many) for _, many in have)
+                one = changes.Series(benchmark, tuple(commit for commit, _ in have), values)
+                by_place.setdefault(place, []).append(one)
+    return by_place
+
+
 def steps(
     pattern: str = "", least: float | None = None
 ) -> dict[tuple[str, str], dict[changes.Series, list[changes.Change]]]:
     """Return by machine and interpreter the series of stored results that match the pattern, and the steps of each."""
     found = {}
-    for place, stored in changes.read([*_files(RECORDED), *files()], benchmarks()).items():
+    for place, stored in series(benchmarks()).items():
         chosen = [one for one in changes.calibrated(stored) if re.search(pattern, str(one.benchmark))]
         found[place] = {one: changes.changes(one, least) for one in chosen}
     return found
@@ -197,7 +219,7 @@ def publish(tell: Callable[[str], None]) -> tuple[Path, Path]:
         folder = Path(json.loads(conf.read_text(encoding="utf-8"))["html_dir"])
     site.offline(folder)
     newest = folder / "newest.html"
-    newest.write_text(page.page(changes.read([*_files(RECORDED), *files()], benchmarks())), encoding="utf-8")
+    newest.write_text(page.page(series(benchmarks())), encoding="utf-8")
     return newest, folder / "index.html"
 
 
