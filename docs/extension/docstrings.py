@@ -60,12 +60,13 @@ def summary(docstring: str | None) -> str:
 
 def escape(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Keep autodoc from reading markup into prose; blocks and examples stay as they are."""
-    block = False
+    block = example = False
     for n, line in enumerate(lines):
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
         indented = line.startswith("    ")
         after_marker = n >= 2 and not lines[n - 1].strip() and lines[n - 2].rstrip().endswith("::")
-        block = line.lstrip().startswith(">>>") or bool(line.strip()) and (indented and (block or after_marker))
-        if not block:
+        block = bool(line.strip()) and indented and (block or after_marker)
+        if not block and not example:
             pieces = _CODE.split(line)
             pieces[::2] = [re.sub(r"(?<!\\)([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for piece in pieces[::2]]
             lines[n] = "".join(pieces)

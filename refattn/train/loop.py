@@ -32,7 +32,21 @@ from refattn.xp import Array, dtype_name
 
 
 class Report(Protocol):
-    """Who is told how far a run has come."""
+    """Who is told how far a run has come.
+
+    >>> class Lines:
+    ...     def __init__(self):
+    ...         self.lines = []
+    ...     def say(self, text):
+    ...         self.lines.append(text)
+    ...     def step(self, row, steps):
+    ...         self.lines.append(f"{row['step']} of {steps}: {row['loss']:.2f}")
+    >>> report = Lines()
+    >>> report.say("the text has 400 bytes")
+    >>> report.step({"step": 1, "loss": 5.545}, 2)
+    >>> report.lines
+    ['the text has 400 bytes', '1 of 2: 5.54']
+    """
 
     def say(self, text: str) -> None:
         """Take one line."""
@@ -69,6 +83,14 @@ class Result:
         What ``result.json`` holds; empty where it is not finished.
     sample
         The text sample: a beginning from the held-out text, and what the model made of it.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from refattn.train.loop import Result
+    >>> stopped = Result(Path("runs/mine"), step=40, finished=False, facts={}, sample=b"")
+    >>> f"{stopped.folder.name} stopped after {stopped.step} steps"
+    'mine stopped after 40 steps'
     """
 
     folder: Path
@@ -89,6 +111,23 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False,
         Where a loss, a gradient or a parameter is not finite; the last good state is saved.
     OSError
         Where something cannot be read or written; what was saved before is untouched.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from refattn.train import loop
+    >>> from refattn.train.settings import Settings
+    >>> class Silent:
+    ...     def say(self, text): ...
+    ...     def step(self, row, steps): ...
+    >>> small = {"context": 8, "width": 4, "heads": 1, "layers": 1, "steps": 2, "warmup": 1, "batch": 2}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder)
+    ...     _ = (path / "text").write_text("to be or not to be, " * 20)
+    ...     settings = Settings("softmax", data=str(path / "text"), sample_bytes=3, **small)
+    ...     result = loop.run(settings, path / "run", Silent())
+    >>> result.step, result.finished
+    (2, True)
     """
     owner: Any = backends.get(settings.backend)
     with ExitStack() as stack:
@@ -164,6 +203,18 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     """Return the state after one more update, and what there is to write down of it.
 
     DivergedError where the loss, the gradients or the new parameters are not finite.
+
+    >>> import pathlib, tempfile
+    >>> from refattn.train import data, loop
+    >>> from refattn.train.settings import Settings
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "text"
+    ...     _ = path.write_text("to be or not to be, " * 20)
+    ...     text = data.load(path)
+    >>> settings = Settings("softmax", context=8, width=4, heads=1, layers=1, warmup=1, steps=2, batch=2)
+    >>> progress, row = loop.step(loop.fresh(settings), settings, text)
+    >>> progress.step, row["tokens"]
+    (1, 16)
     """
     number = state.step + 1
     batch = _batch(state.params, settings, text, number)

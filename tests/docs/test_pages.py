@@ -51,9 +51,9 @@ def test_prose_means_itself(text: str, made: str) -> None:
 
 
 def test_autodoc_reads_no_markup_into_prose() -> None:
-    lines = ["|x| and x_ and h*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> 2 * 3", "6"]
+    lines = ["|x| and x_ and h*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> f(*x)", "|6|"]
     docstrings.escape(None, "function", "f", None, None, lines)
-    assert lines == [r"\|x\| and x\_ and h\*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> 2 * 3", "6"]
+    assert lines == [r"\|x\| and x\_ and h\*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> f(*x)", "|6|"]
 
 
 def test_signatures_show_aliases_by_name() -> None:
