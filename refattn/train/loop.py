@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,11 +22,11 @@ from refattn import backends, model, tree
 from refattn.files import Maybe, Real, Whole, check
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
-from refattn.train.folder import Folder, begin, check_place, compare_with_checkpoint, hold
+from refattn.train.folder import Folder, RunError, begin, check_place, compare_with_checkpoint, hold, stored_config
 from refattn.train.interrupt import interruptible
 from refattn.train.optimiser import AdamWState, clip
 from refattn.train.sample import generate
-from refattn.train.settings import Settings
+from refattn.train.settings import Settings, from_json
 from refattn.train.step import loss_and_gradients, measured, score, to_tokens
 from refattn.xp import Array, dtype_name
 
@@ -129,12 +129,19 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False,
     >>> result.step, result.finished
     (2, True)
     """
+    with _precision(settings):
+        return _run(settings, path, report, resume, exact)
+
+
+@contextmanager
+def _precision(settings: Settings) -> Iterator[None]:
+    """Have the library compute as precisely as the settings need."""
     owner: Any = backends.get(settings.backend)
     with ExitStack() as stack:
         if settings.dtype == "float64" or settings.growing is not None:
             stack.enter_context(owner.with_float64())
         stack.enter_context(owner.full_precision())
-        return _run(settings, path, report, resume, exact)
+        yield
 
 
 def _run(settings: Settings, path: Path, report: Report, resume: bool, exact: bool) -> Result:
@@ -275,7 +282,8 @@ def _growth_told(row: Mapping[str, Any]) -> str:
     facts = row["growth"]
     if not facts["grown"]:
         return f"step {row['step']}: nothing to gain by growing, widths {facts['widths']}"
-    told = f"widths {facts['widths']}, loss {facts['before']:.4f} to {facts['after']:.4f}"
+    before, after = (facts[name] / math.log(2.0) for name in ("before", "after"))
+    told = f"widths {facts['widths']}, loss {before:.4f} to {after:.4f} bits/byte"
     return f"step {row['step']}: {told}" + (f" at amplitude {facts['amplitude']:g}" if facts["amplitude"] else "")
 
 
@@ -300,6 +308,30 @@ def fresh(settings: Settings) -> Progress:
     like = owner.from_numpy(np.zeros(1, settings.dtype), device=settings.device)
     params = model.init(settings.model, seed=settings.seed, like=like)
     return Progress(0, params, settings.optimiser.start(params), 0.0, 0)
+
+
+def continued(path: Path, prompt: bytes, length: int, warn: Callable[[str], None], **choice: Any) -> bytes:
+    """Return what the model of a run's newest checkpoint continues a prompt with; `choice` is for `generate`.
+
+    `warn` is told of each checkpoint that is passed over.
+
+    Raises
+    ------
+    RunError
+        Where the folder holds no run, one without a checkpoint, or one of a mechanism that the library does not list.
+    OSError
+        Where it cannot be read, or no checkpoint is whole.
+    """
+    config = stored_config(path, "")
+    if config is None:
+        raise RunError(f"run: got {path}, needs the folder of a run: there is no config.json")
+    settings = from_json(config["settings"])
+    with _precision(settings):
+        first = fresh(settings)
+        state = checkpoint.newest_as(lambda found: _restored(found, settings, first), Folder(path).checkpoints, warn)
+        if state is None:
+            raise RunError(f"run: {path} has no checkpoint yet")
+        return generate(state.params, prompt, length, **choice)
 
 
 def _score(params: model.Params, heldout: data.Bytes, every: int = 1) -> float:
