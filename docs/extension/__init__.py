@@ -8,7 +8,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from docs.extension import docstrings, equations, explorers, facts, listing, pages
+from docs.extension import docstrings, equations, explorers, facts, listing, notebooks, pages
 
 
 def drop_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -24,6 +24,7 @@ def _matches(app: Sphinx, pattern: str) -> bool:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect everything; Sphinx calls it."""
+    notebooks.install()
     app.connect("builder-inited", lambda app: pages.write(Path(app.srcdir) / "mechanisms"))
     app.connect("builder-inited", lambda app: explorers.write(Path(app.srcdir) / "static" / "explorer"))
     app.connect("source-read", drop_empty_globs)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import html
 import importlib
+import math
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 from docutils import nodes
+from numpy.typing import NDArray
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
+from refattn.backends import get
 from refattn.equations import tags
 from refattn.explorer.mathml import mathml
 from refattn.mechanisms import registry
-from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify import traced
 from refattn.verify.traced import Place, file_of, places
 
 _EQUATION = re.compile(r"\s*\[(d?[A-Z]+\.\w+)\]\s+(.*?)\s*$")
@@ -42,6 +51,11 @@ class Equations(SphinxDirective):
         mechanism, module = registry.mechanism(self.arguments[0]), importlib.import_module(self.arguments[1])
         self.env.note_dependency(module.__file__ or "")
         modules = defining(mechanism)
+        self._values = _values_of(mechanism.name)
+        page = Path(self.env.srcdir) / "derivations" / f"{mechanism.name}.md"
+        self.env.note_dependency(str(page))
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        self._derived = {id for ids in re.findall(r"```{derived} \w+ (.*)", text) for id in ids.split()}
         known, pieces = places(replace(mechanism, tagged=modules)), _parts_elsewhere(mechanism.name, modules)
         made: list[nodes.Node] = []
         for part in parts(module.__doc__):
@@ -83,16 +97,49 @@ class Equations(SphinxDirective):
             term += [nodes.Text(" "), nodes.inline("", "", *remark, classes=["note"])]
         about = nodes.paragraph()
         where = f"{place.file.rpartition('/')[2]}:{place.line}"
-        about += nodes.reference("", where, refuri=f"#{anchor_of_line(module, place.line)}", internal=True)
+        code = f"{self.arguments[0]}/code.html#{anchor_of_line(module, place.line)}"
+        about += nodes.reference("", where, refuri=code, internal=True)
         if place.axes is not None:
             about += [nodes.Text(", axes "), nodes.literal("", f"({', '.join(place.axes)})")]
         other = id.removeprefix("d") if id.startswith("d") else f"d{id}"
         if other in known:
             about += nodes.Text(", adjoint of " if id.startswith("d") else ", adjoint ")
             about += nodes.reference("", "", nodes.literal("", other), refuri=f"#{anchor(other)}", internal=True)
+        if id in self._derived:
+            derived = f"../derivations/{self.arguments[0]}.html#derived-{anchor(id)}"
+            about += [nodes.Text(", "), nodes.reference("", "derived", refuri=derived, internal=True)]
         if pieces:
             about += nodes.Text(f"; in parts: {', '.join(pieces)}")
-        return nodes.definition_list_item("", term, nodes.definition("", _block(place.code, "python"), about))
+        shown = nodes.definition("", _block(place.code, "python"), about)
+        if id in self._values:
+            where, value = self._values[id]
+            words = f"<details><summary>{id} in {where}</summary><pre>{html.escape(_printed(value))}</pre></details>"
+            shown += nodes.raw("", words, format="html")
+        return nodes.definition_list_item("", term, shown)
+
+
+def _printed(value: NDArray[Any]) -> str:
+    """Return an array in a few digits: whole where it is small, otherwise its corners."""
+    return np.array2string(value, precision=4, suppress_small=True, threshold=128, edgeitems=2, max_line_width=100)
+
+
+@functools.cache
+def _values_of(name: str) -> dict[str, tuple[str, NDArray[Any]]]:
+    """Return a value of every equation that runs in the case tiny, a step of the block, or a larger case, and where."""
+    mechanism, backend = registry.mechanism(name), get("numpy")
+    wanted = set(replace(mechanism, tagged=defining(mechanism)).equations)
+    found: dict[str, tuple[str, NDArray[Any]]] = {}
+    cases = sorted(mechanism.cases, key=lambda case: (case.name != "tiny", _size(case))) if mechanism.core else []
+    runs = [(f"the case {case.name}", functools.partial(traced.trace_core, mechanism, case.name)) for case in cases]
+    runs.insert(1, ("a step of the block", functools.partial(traced.trace_block, mechanism)))
+    for where, run in runs:
+        if not wanted <= set(found):
+            found = {step.id: (where, step.value) for step in run("float64", backend).steps} | found
+    return found
+
+
+def _size(case: Case) -> int:
+    return sum(math.prod(given.shape) for given in case.inputs.values())
 
 
 class EquationMap(SphinxDirective):
@@ -123,7 +170,7 @@ class Derived(SphinxDirective):
                 raise self.error(f"derived: got {id!r}, needs an equation of {name}")
             place = known[id]
             formula, _, note = re.sub(r" {2,}", "\0", place.formula).partition("\0")
-            term = nodes.term("", "", classes=["equation"])
+            term = nodes.term("", "", classes=["equation"], ids=[f"derived-{anchor(id)}"])
             # The modules around growth stand on no page of their own equations; the others have their anchors.
             if place.file in {file_of(module) for module in defining(mechanism)}:
                 address = f"../mechanisms/{name}.html#{anchor(id)}"
