@@ -50,6 +50,12 @@ def test_prose_means_itself(text: str, made: str) -> None:
     assert docstrings.markdown(text) == made
 
 
+def test_papers_are_links_but_for_code() -> None:
+    link = "[arXiv:1706.03762](https://arxiv.org/abs/1706.03762)"
+    assert docstrings.linked("of arXiv:1706.03762, `arXiv:1706.03762`") == f"of {link}, `arXiv:1706.03762`"
+    assert docstrings.linked(link) == link == docstrings.markdown("arXiv:1706.03762")
+
+
 def test_autodoc_reads_no_markup_into_prose() -> None:
     lines = ["|x| and x_ and h*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> f(*x)", "|6|"]
     docstrings.escape(None, "function", "f", None, None, lines)
