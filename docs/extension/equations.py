@@ -21,10 +21,12 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
+from refattn import counter, equations
 from refattn.backends import get
 from refattn.equations import tags
 from refattn.explorer.mathml import mathml
 from refattn.mechanisms import registry
+from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify import traced
 from refattn.verify.traced import Place, file_of, places
@@ -132,10 +134,23 @@ def _values_of(name: str) -> dict[str, tuple[str, NDArray[Any]]]:
     cases = sorted(mechanism.cases, key=lambda case: (case.name != "tiny", _size(case))) if mechanism.core else []
     runs = [(f"the case {case.name}", functools.partial(traced.trace_core, mechanism, case.name)) for case in cases]
     runs.insert(1, ("a step of the block", functools.partial(traced.trace_block, mechanism)))
+    if mechanism.grow is not None:
+        found = {id: ("a step of growth", value) for id, value in _grown(mechanism).items()}
     for where, run in runs:
         if not wanted <= set(found):
             found = {step.id: (where, step.value) for step in run("float64", backend).steps} | found
     return found
+
+
+def _grown(mechanism: Mechanism) -> dict[str, NDArray[Any]]:
+    """Return the values of a small step of growth: one column more for each of two heads."""
+    block, growth, x = mechanism.block, mechanism.grow, counter.normal((2, 3, 4), seed=0, purpose="docs.growth")
+    assert growth is not None
+    with equations.trace() as found:
+        params = block.init(block.Config(width=4, heads=2, head_width=1), like=x)
+        state, saved = block.forward(params, block.start(params, x, Context()), Context())
+        growth.apply(growth.plan(params, growth.observe(params, saved, state, keep=True), columns=1), 0.5)
+    return {id: np.asarray(value) for id, value in found.items()}
 
 
 def _size(case: Case) -> int:

@@ -115,6 +115,8 @@ def _derivation(name: str) -> str:
 def _contents(mechanism: Mechanism) -> Iterator[str]:
     for name, (title, sections) in BELOW.items():
         yield f"- [{title.capitalize()}]({mechanism.name}/{name}.md): {', '.join(part.lower() for part, _ in sections)}"
+    yield "- [Change a line](../trace.md#change-a-line) and see which checks and which stored numbers notice"
+    yield f"- Its tests stand in `tests/mechanisms/{mechanism.name}/`"
     yield from ("", "```{toctree}", ":hidden:", "", *_entries(mechanism), "```")
 
 
