@@ -76,8 +76,13 @@ class Equations(SphinxDirective):
         for line in lines:
             if match := _EQUATION.match(line):
                 found[match[1]] = [match[2]]
+                start = line.index(match[2]) + len(re.split(r" {2,}", match[2])[0])
             elif line.strip() and found:
-                found[list(found)[-1]].append(line.strip())
+                formula = found[list(found)[-1]]
+                if " " * 2 in formula[0] and len(line) - len(line.lstrip()) > start:  # the note goes on
+                    formula[0] += f" {line.strip()}"
+                else:
+                    formula.append(line.strip())
         listed = nodes.definition_list(classes=["equations"])
         for id, formula in found.items():
             listed += self._item(id, formula, known, module, pieces.get(id, []))

@@ -17,6 +17,7 @@ from typing import Any
 
 from docs.extension.docstrings import markdown, parts, summary
 from docs.extension.equations import anchor, defining
+from docs.extension.explorers import part_of
 from refattn.equations import declared
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
@@ -139,9 +140,9 @@ def _entries(mechanism: Mechanism) -> Iterator[str]:
 
 
 def _explorer(mechanism: Mechanism) -> Iterator[str]:
-    part = "" if mechanism.core is not None else " --block"
+    what, part = {"core": ("The case named tiny", ""), "block": ("A step of the block", " --block")}[part_of(mechanism)]
     command = f"refattn trace {mechanism.name}{part} --html FILE"
-    yield f"The case named tiny, each equation beside its adjoint; `{command}` makes such a page."
+    yield f"{what}, each equation beside its adjoint; `{command}` makes such a page."
     yield from ("", f"```{{explorer}} {mechanism.name}", "```", "")
 
 
