@@ -17,14 +17,15 @@ from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify import traced
 
-HIGH = "44rem"
+HIGH = "56rem"
 
 
 def write(folder: Path) -> None:
-    """Write the page of every mechanism, but for those that are newer than all of refattn's files."""
+    """Write the page of every mechanism, but for those that are newer than all of refattn's files and this one."""
     folder.mkdir(parents=True, exist_ok=True)
     root = Path(refattn.__file__).parent
-    newest = max(path.stat().st_mtime for path in root.rglob("*") if path.suffix in (".py", ".js", ".css", ".html"))
+    files = [Path(__file__), *(path for path in root.rglob("*") if path.suffix in (".py", ".js", ".css", ".html"))]
+    newest = max(path.stat().st_mtime for path in files)
     for name in registry.list_mechanisms():
         file = folder / f"{name}.html"
         if not file.exists() or file.stat().st_mtime < newest:

@@ -400,6 +400,7 @@ def test_small_arrays_have_several_tiles_where_tiles_are_large(monkeypatch: pyte
 # --- a sample, and processes side by side
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over two mechanisms, in the order that was asked for; what wraps the tasks sees each as it ends, and a mechanism
     comes once its own have ended."""
