@@ -16,15 +16,10 @@ from refattn.cli.arguments import (
     BAD_INPUT,
     NOTHING_RUN,
     Group,
-<<<<<<< HEAD
-    Place,
-    Problem,
-    campaign_options,
-=======
     Name,
     Place,
     Problem,
->>>>>>> main
+    campaign_options,
     check_writable,
     json_option,
     record_of,
