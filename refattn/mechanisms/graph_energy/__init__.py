@@ -55,7 +55,7 @@ from refattn.mechanisms.graph_energy.options import (
     Soft,
     Start,
 )
-from refattn.mechanisms.graph_energy.system import energy, residual, steps_taken
+from refattn.mechanisms.graph_energy.system import energy, longest_step, residual, steps_taken
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
@@ -83,6 +83,7 @@ __all__ = [
     "backward",
     "energy",
     "forward",
+    "longest_step",
     "nearest_graph",
     "record",
     "residual",
@@ -131,6 +132,8 @@ record = Mechanism(
         {"threshold": "proximal(tau=0.2)", **_LEARNED},
         {"graph": "min(over='keys')", "threshold": "soft(tau=0.1)", "learn_tau": True, "steps": 3},
         {"graph": "min(over='keys')", "state": "query", "steps": 3},
+        {"state": "query", "step": 0.1, "steps": 3},
+        {"state": "feature", "intrinsic": "none", "steps": 3},
         {"classes": 2, "coupling": "polynomial(coefficients=(1.0, 0.0))", "step": 0.2, "threshold": "soft(tau=0.1)"},
     ),
     stream=ModuleStream(_stream, _BLOCK),

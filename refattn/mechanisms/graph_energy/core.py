@@ -78,7 +78,7 @@ def forward(
     intrinsic: str = "anchor",
     mu: float | Array = 1.0,
     kappa: float | Array = 1.0,
-    step: float | Array | None = None,
+    step: float | Array = 1.0 / 3.0,
     steps: int = 10,
     integrator: str | Integrator = "euler",
     threshold: str | Threshold = "hard",
@@ -115,8 +115,7 @@ def forward(
         Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
         node, which `refattn.mechanisms.graph_energy.layer.sharing` takes from a table.
     step
-        h, above 0: a number, or an array (h,). None means 1/L, where an Euler step lowers the energy up to 2/L. With
-        a coupling or a force that gets steeper L depends on where scores start, unless that is between 0 and 1.
+        h, above 0: a number, or an array (h,). A longer one than `longest_step` is warned of, where Euler takes it.
     steps
         How many; with 0 scores stay where they start.
     integrator
@@ -189,7 +188,6 @@ def forward(
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
     chosen = _form(form, options, call.plane, v.shape[3])
     options = replace(options, attends=chosen == "dense")
-    kinds.check_bounded(options)
     way = way_of(options, chosen)
     more = {} if way is dense else {"form": _sums(chosen)}
     out, inner = equations.active(way).forward(call.q, call.k, call.v, allowed=allowed, options=options, **more)
@@ -229,8 +227,8 @@ def backward(
     Returns
     -------
     dict of str to Array
-        "q", "k", "v", "mu" and "kappa", and "scale", "step", "bias", "start", "tau" of the threshold and "coefficients"
-        of a polynomial where given, each of the shape of its argument. A step that was not given is a constant.
+        "q", "k", "v", "mu", "kappa" and "step", and "scale", "bias", "start", "tau" of the threshold and "coefficients"
+        of a polynomial where given, each of the shape of its argument.
 
     Raises
     ------
@@ -317,7 +315,7 @@ def _check_scores(inner: dense.Saved) -> None:
     if concrete(xp.any(given & ~xp.all(xp.isfinite(states[-1]), axis=2))) is False:
         return  # so were the inputs
     at = next(n for n, x in enumerate(states) if concrete(xp.any(given & ~xp.all(xp.isfinite(x), axis=2))))
-    raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.flow.step}")
+    raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.graph.options.step}")
 
 
 # --- checks
@@ -344,10 +342,6 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         )
     if isinstance(graph, kinds.Given):
         _check_given(graph.links, q, nodes, causal, integrator)
-        if causal and given["step"] is None:
-            raise ValueError(
-                "step: got None with causal scores and a graph, whose degrees it would follow; needs a number"
-            )
         if masked and isinstance(graph.links, CSR):
             raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges it hides")
     if causal:
@@ -373,9 +367,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         coupling = COUPLINGS[coupling]
     found = {name: check_per_head(name, given[name], q) for name in ("kappa", "step")}
     found |= {"mu": check_per_head("mu", given["mu"], q, nodes), "tau": check_per_head("tau", threshold.tau, q)}
-    if causal and given["step"] is None and len(getattr(given["mu"], "shape", ())) == 2:
-        raise ValueError("step: got None with causal scores and a mu of each node, which it would follow; needs one")
-    for name in ("mu", "kappa"):
+    for name in ("mu", "kappa", "step"):
         if found[name] is None:
             raise TypeError(f"{name}: got None, needs a number, or an array ({q.shape[1]},)")
     _check_signs(found)

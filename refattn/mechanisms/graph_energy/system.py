@@ -29,8 +29,9 @@ from typing import Any
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.dense import Graph
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
+from refattn.mechanisms.graph_energy.options import longest_of
 from refattn.ops.sums import summed_for
-from refattn.xp import Array, concrete, namespace, sum_wide
+from refattn.xp import Array, concrete, namespace, sum_wide, zeros
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,17 @@ def weights_of(graph: Graph) -> Array | float:
                 f"an energy exists only for graphs with detailed balance; |w_ij - w_ji| is up to {asymmetry}"
             )
     return 1.0
+
+
+def longest_step(saved: Any) -> Array:
+    """Return for each head the longest step of Euler that is known to lower the energy of all sequences, (h,).
+
+    It is 2 / L with L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j |w_ij|, and 0 where L is infinite; where f or g gets
+    steeper L is that of scores between 0 and 1. Half of it moves no score across the others.
+    """
+    graph = saved.inner.graph
+    longest = longest_of(saved.options, graph.links, graph.visible) + zeros(graph.start[:, :, :1, :].shape, graph.start)
+    return namespace(longest).min(longest, axis=(0, 2, 3))
 
 
 def energy(saved: Any) -> Array:

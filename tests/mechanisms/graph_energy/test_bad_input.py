@@ -47,8 +47,7 @@ from tests.mechanisms.graph_energy.calls import H, draw, forward, qkv, run
         ({"mask": np.ones((7, 7))}, TypeError, "mask: got dtype float64, needs bool"),
         ({"mask": np.ones((3, 7), bool)}, ValueError, r"mask: got shape \(3, 7\)"),
         ({"causal": "left"}, ValueError, "causal: got 'left', needs True, False"),
-        ({"state": "feature", "coupling": "sinh"}, ValueError, 'step: got None with state="feature", coupling="sinh"'),
-        ({"intrinsic": "double_well", "coupling": "cubic"}, ValueError, "step: got None .* whose slopes have no bound"),
+        ({"step": None}, TypeError, r"step: got None, needs a number, or an array \(4,\)"),
         ({"coupling": "tanh", "form": "products"}, ValueError, 'form: got "products" with the coupling tanh'),
         (
             {"state": "query", "causal": True, "symmetrise": "min"},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refattn import Context, backends, mechanism
-from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy import core, longest_step
 from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
 from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, qkv
 
@@ -181,11 +181,9 @@ def test_a_strength_of_each_node(kind: str, state: str) -> None:
     agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
     with pytest.raises(ValueError, match=r"mu: got shape \(4, 6\), needs a number or an array \(4,\) or \(4, 5\)"):
         forward(**arrays | {"mu": np.ones((H, 6))})
-    with pytest.raises(ValueError, match="step: got None with causal scores and a mu of each node"):
-        forward(**arrays, causal=True)
-    # One step for all nodes, from the strongest.
-    step: Any = forward(**arrays)[1].inner.flow.step
-    assert step.shape == (H, 1, 1)
+    # One bound for all nodes, from the strongest.
+    strongest = np.max(arrays["mu"], axis=1)
+    np.testing.assert_allclose(longest_step(forward(**arrays)[1]), 2.0 / (strongest + 2.0), rtol=1e-15)
 
 
 def test_pairs_of_classes_share_a_bias() -> None:

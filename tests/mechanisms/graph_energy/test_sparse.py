@@ -110,12 +110,12 @@ def test_what_is_no_graph(make: str, given: tuple[Any, ...], kind: type[Exceptio
         getattr(ra.graph_energy, make)(*given)
 
 
-def test_the_step_follows_the_degrees() -> None:
+def test_the_longest_step_follows_the_degrees() -> None:
     dense = weights() * (1.0 - np.eye(N))
     degree = np.max(np.sum(np.abs(dense), axis=1))
     for graph in (dense, ra.graph_energy.sparse_graph(dense)):
-        _, saved = run(graph=graph)
-        np.testing.assert_allclose(saved.inner.flow.step, 1.0 / (1.0 + 2.0 * degree), rtol=1e-15)
+        _, saved = run(graph=graph, steps=0)
+        np.testing.assert_allclose(ra.graph_energy.longest_step(saved), 2.0 / (1.0 + 2.0 * degree), rtol=1e-15)
 
 
 def test_energy_falls_on_a_symmetric_graph() -> None:
@@ -124,7 +124,7 @@ def test_energy_falls_on_a_symmetric_graph() -> None:
         levels = ra.graph_energy.energy(run(graph=window, integrator=integrator, steps=20)[1])
         assert np.all(np.diff(levels, axis=-1) <= 1e-15)
     with pytest.raises(ValueError, match="detailed balance"):
-        ra.graph_energy.energy(run(graph=weights())[1])
+        ra.graph_energy.energy(run(graph=weights(), step=0.1)[1])
 
 
 def test_no_edge_no_flow() -> None:
@@ -157,7 +157,6 @@ GOOD = ra.graph_energy.sparse_graph(weights())
         ({"graph": np.zeros((N, N), int)}, TypeError, "graph: got dtype int64, needs bool or a floating one"),
         ({"graph": np.zeros((3, N))}, ValueError, r"graph: got shape \(3, 7\), needs \(2, 4, 7, 7\)"),
         ({"graph": "kernel(over='rows')"}, ValueError, "over: got 'rows', needs one of tokens, keys"),
-        ({"graph": weights(), "causal": True}, ValueError, "step: got None with causal scores and a graph"),
         ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "graph: got one that is not symmetric"),
         ({"graph": GOOD, "integrator": "implicit_midpoint"}, ValueError, "graph: got a sparse one with an integrator"),
         ({"graph": GOOD, "form": "dense"}, ValueError, 'form: got "dense" with a sparse graph'),
@@ -185,5 +184,5 @@ def test_wrong_graphs(options: dict[str, Any], error: type[Exception], message: 
 
 
 def test_shapes_of_graphs() -> None:
-    _, saved = run(graph=np.abs(weights())[None, None] * np.ones((B, 1, 1, 1)))
+    _, saved = run(graph=np.abs(weights())[None, None] * np.ones((B, 1, 1, 1)), step=0.1)
     assert saved.graph.shape == (B, H, N, N)

@@ -35,6 +35,8 @@ SLOPES_BELOW_1 = ("sin", "tanh", "identity", "arctan")
 
 USUAL = defaults_of(core.forward)
 
+_NEEDS = "needs a number, such as 0.1"
+
 
 @dataclass(frozen=True)
 class Config(projections.Config):
@@ -47,8 +49,8 @@ class Config(projections.Config):
         learned by all heads together, the intrinsic force "anchor" or "none". With links over keys tokens may attend a
         memory, and where scores of keys start is learned.
     step
-        None: 1/L of the learned strengths, or for the graphs "mean" and "causal_mirror", whose degrees have no bound,
-        the core's own, a constant. A polynomial and classes need a number, or one that is learned.
+        None: GE.22, 1/L of the learned strengths, for links that add up to at most 1. "mean" and "causal_mirror",
+        which a causal block in state "query" has by itself, a polynomial and classes need a number.
     learn_step, learn_tau
         Whether the step and the threshold's tau are learned, per head, from what they would be otherwise.
     classes
@@ -66,7 +68,7 @@ class Config(projections.Config):
     state: str = USUAL["state"]
     coupling: str | Polynomial | None = USUAL["coupling"]
     intrinsic: str = USUAL["intrinsic"]
-    step: float | None = USUAL["step"]
+    step: float | None = None
     steps: int = USUAL["steps"]
     integrator: str | Integrator = USUAL["integrator"]
     threshold: str | Threshold = USUAL["threshold"]
@@ -106,6 +108,8 @@ class Config(projections.Config):
             for name, there in (("classes", self.classes is not None), ("polynomial", self.is_polynomial)):
                 if there:
                     raise ValueError(f"step: got None with {name}, needs a number, or learn_step")
+        if self.step is None and isinstance(self.links, (Mean, CausalMirror)):
+            raise ValueError(f"step: got None with graph={self.graph!r}, whose degrees have no bound; {_NEEDS}")
         for name in ("strength", "jitter"):
             check_number(name, getattr(self, name))
         if self.regulariser is not None:
@@ -117,8 +121,6 @@ class Config(projections.Config):
         if self.learn_tau and not self.first_tau > 0.0:
             tau = self.chosen("threshold").tau
             raise ValueError(f'tau: got {tau} with learn_tau and state="{self.state}", needs a number above 0')
-        if self.learn_step and self.step is None and isinstance(self.links, (Mean, CausalMirror)):
-            raise ValueError(f"step: got None with learn_step and graph={self.graph!r}, needs a number")
 
     def chosen(self, option: str) -> Any:
         """Return the object of an option that is one of several kinds, or None."""
@@ -226,11 +228,10 @@ def check_params(params: Params) -> None:
     check_shapes(params, needs)
 
 
-def is_bounded(config: Config, context: Context) -> bool:
-    """Tell whether no token of the graph has links of more than 1 in all."""
-    if config.links is None:
-        return config.state != "query" or context.causal is False
-    return not isinstance(config.links, (Mean, CausalMirror))
+def check_bounded(config: Config, context: Context) -> None:
+    """Raise where a step follows the strengths, and links may add up to more than 1."""
+    if config.step is None and config.links is None and config.state == "query" and context.causal is not False:
+        raise ValueError(f'step: got None with causal scores and state="query", whose degrees have no bound; {_NEEDS}')
 
 
 def core_options(config: Config, numbers: Mapping[str, Array | None]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.graph_energy.layer.config import Config, Params, is_bounded
+from refattn.mechanisms.graph_energy.layer.config import Config, Params, check_bounded
 from refattn.mechanisms.graph_energy.layer.sharing import nodes_backward, nodes_forward
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, namespace
@@ -43,6 +43,7 @@ from refattn.xp import Array, namespace
 def numbers(params: Params, context: Context) -> dict[str, Array | None]:
     """Return the numbers of the flow that are learned, by name; None where they are not."""
     config = params.config
+    check_bounded(config, context)
     mu = tau = step = None
     if params.raw_mu is not None:
         mu = _softplus(params.raw_mu)  # [GE.20]
@@ -51,7 +52,7 @@ def numbers(params: Params, context: Context) -> dict[str, Array | None]:
     kappa = _softplus(params.raw_kappa)  # (h) [GE.21]
     if params.raw_step is not None:
         step = _softplus(params.raw_step)  # (h) [GE.25]
-    elif config.step is None and is_bounded(config, context):
+    elif config.step is None:
         step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.22]
     if params.raw_tau is not None:
         tau = _softplus(params.raw_tau)  # (h) [GE.26]
