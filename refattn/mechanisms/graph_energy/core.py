@@ -22,7 +22,7 @@ from refattn.mechanisms.graph_energy import options as kinds
 from refattn.mechanisms.graph_energy.analytic import check_coupling
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Polynomial, polynomial
-from refattn.mechanisms.graph_energy.forms import pairs, products, sparse, tiled
+from refattn.mechanisms.graph_energy.forms import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
 from refattn.mechanisms.graph_energy.solvers import equilibrium
 from refattn.mechanisms.graph_energy.solvers import steps as general_steps
@@ -46,7 +46,7 @@ class Saved:
     form
         The form that ran.
     weights
-        (b, h, i, j): the attention weights p; None in state "feature".
+        (b, h, i, j): the attention weights p; None in state "feature", and in the form "rows" of a sparse graph.
     graph
         (b, h, j, j): the links w on which scores flowed.
     scores
@@ -183,10 +183,11 @@ def forward(
     call = enter(q, k, v, mask=mask, causal=causal)
     is_causal, masked = call.offset is not None, mask is not None
     options = checked(call.q, call.k, call.v, masked=masked, causal=is_causal, **given, scale=scale, bias=bias)
-    allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], q)
+    chosen = _form(form, options, call.plane, v.shape[3])
+    past = None if chosen == "rows" else call.offset
+    allowed = allowed_pairs(call.mask, past, *call.plane[2:], q)
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
-    chosen = _form(form, options, call.plane, v.shape[3])
     options = replace(options, attends=chosen == "dense")
     way = way_of(options, chosen)
     more = {} if way is dense else {"form": _sums(chosen)}
@@ -245,7 +246,7 @@ def backward(
     """
     check_saved(saved, Saved)
     if d_weights is not None and saved.weights is None:
-        raise ValueError('d_weights was given, but state="feature" has no weights')
+        raise ValueError('d_weights was given, but state="feature" has no weights, and a sparse graph keeps none')
     if d_graph is not None and isinstance(saved.graph, CSR):
         raise ValueError("d_graph was given, but a sparse graph is a constant")
     needs = {"weights": saved.weights, "scores": saved.scores, "graph": saved.graph}
@@ -275,11 +276,11 @@ def backward(
 
 
 def _form(form: str, options: Options, plane: tuple[int, ...], width: int) -> str:
-    """Return the form to run, "sparse" for a sparse graph."""
+    """Return the form to run: for a sparse graph "rows", or "sparse" where all pairs are there at once."""
     if isinstance(options.graph, CSR):
         if form != "auto":
             raise ValueError(f'form: got "{form}" with a sparse graph, needs "auto"')
-        return "sparse"
+        return form_of(form, ("sparse", "rows"), usual="rows" if rows.fits(options) else "sparse", plane=plane)
     n, channels = plane[3], {"token": 1, "query": plane[2], "feature": width}[options.state]
     solves = isinstance(options.integrator, kinds.DiscreteGradient)
     usual = "tiled" if options.coupling.terms is None or solves else "products"
@@ -295,12 +296,14 @@ def way_of(options: Options, form: str) -> ModuleType:
     plain = isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4)) and how.checkpoint is None and how.stops is None
     if how.adjoint == "implicit":
         return equilibrium
+    if form == "rows":
+        return rows
     return dense if form == "dense" and plain else general_steps
 
 
 def _sums(form: str) -> ModuleType:
     """Return the module that sums over pairs."""
-    return sparse if form == "sparse" else FORMS[form]
+    return FORMS.get(form, sparse)
 
 
 def _check_scores(inner: dense.Saved) -> None:

@@ -153,7 +153,7 @@ def test_wrong_gradients() -> None:
     with pytest.raises(TypeError, match="saved: got NoneType, needs what forward returned"):
         core.backward(None, out)  # type: ignore[arg-type]
     _, feature = run(state="feature")
-    with pytest.raises(ValueError, match='d_weights was given, but state="feature" has no weights'):
+    with pytest.raises(ValueError, match='d_weights was given, but state="feature" has no weights, and a'):
         core.backward(feature, out, draw("d_weights", 2, 4, 7, 7))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.csr import CSR
+from refattn.mechanisms.graph_energy.forms import rows
+from refattn.mechanisms.graph_energy.forms import sparse as sparse_form
 from refattn.mechanisms.graph_energy.forms.sparse import dense_graph, transposed
 from tests.conftest import Library
 from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run
@@ -41,8 +44,11 @@ def both(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_8_dense_and_sparse_graphs_are_one(coupling: str, state: str, causal: bool) -> None:
-    """Sums of products for sin, identity and cubic, edge by edge for the others; 1e-12."""
+def test_8_dense_and_sparse_graphs_are_one(
+    coupling: str, state: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of products for sin, identity and cubic, edge by edge for the others, three rows of attention at a time."""
+    monkeypatch.setattr(rows, "ELEMENTS", 3 * N)
     dense = weights(lower=causal)
     options: dict[str, Any] = {"state": state, "coupling": coupling, "step": 0.02, "steps": 3, "causal": causal}
     found = both({**options, "integrator": "heun"}, dense, ra.graph_energy.sparse_graph(dense), qkv())
@@ -66,6 +72,45 @@ def test_every_library_multiplies_sparse_graphs(coupling: str, backend: Any) -> 
             np.testing.assert_allclose(backend.host(each[name]), x, rtol=0, atol=1e-12 * size, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"start": draw("start", H, N)}, {"tau": 0.6, "empty": "dense", "scale": 0.3}, {"kind": "soft", "tau": 0.45}],
+    ids=["start", "dense", "soft"],
+)
+def test_options_of_the_readout_go_row_by_row(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "ELEMENTS", 3 * N)
+    dense = weights()
+    found = both({"step": 0.05, **more}, dense, ra.graph_energy.sparse_graph(dense), qkv())
+    assert found[0].keys() == found[1].keys()
+    for name, x in found[0].items():
+        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-12 * max(1.0, np.max(np.abs(x))), err_msg=name)
+
+
+@pytest.mark.parametrize("state", ["token", "feature"])
+def test_nothing_on_a_sparse_graph_is_as_large_as_all_pairs(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, and the making of graphs, in less than half of what one number for each pair takes."""
+    for module in (rows, sparse_form):
+        monkeypatch.setattr(module, "ELEMENTS", 2**12)
+
+    def call(n: int) -> Any:
+        q, k, v = (np.sin(np.arange(3 * n).reshape(1, 1, n, 3) * at) for at in (1.0, 2.0, 3.0))
+        graph = ra.graph_energy.nearest_graph(q[0, 0], 2)
+        lower = dataclasses.replace(graph, indices=np.minimum(graph.indices, graph.ends()[0]))
+        out, saved = core.forward(q, k, v, graph=lower, state=state, causal=True, coupling="sin", steps=2)
+        core.backward(saved, out)
+        return ra.graph_energy.window_graph(n, 2, q), saved
+
+    call(9)  # which imports
+    n = 700
+    tracemalloc.start()
+    try:
+        _, saved = call(n)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 0.5 * 8 * n * n and saved.weights is None
+
+
 def test_a_sparse_graph_is_its_matrix() -> None:
     for dense in (weights(), np.zeros((4, 4)), weights(5, 1.0)):
         sparse = ra.graph_energy.sparse_graph(dense)
@@ -74,7 +119,8 @@ def test_a_sparse_graph_is_its_matrix() -> None:
         assert np.array_equal(np.stack(sparse.ends()), np.stack(np.nonzero(dense)))
 
 
-def test_windows_and_nearest_tokens() -> None:
+def test_windows_and_nearest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_form, "ELEMENTS", 20)  # two rows at a time
     n, like = 9, np.zeros(1)
     apart = np.abs(np.arange(n)[:, None] - np.arange(n))
     window = dense_graph(ra.graph_energy.window_graph(n, 2, like))
