@@ -5,7 +5,6 @@ Everything is computed by `refattn.mechanisms.graph_energy`: couplings, intrinsi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,9 +21,6 @@ from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupli
 from refattn.mechanisms.graph_energy.forms import pairs, sparse
 from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
 from refattn.mechanisms.graph_energy.system import System
-
-PERIODS = {"sin": 2.0 * math.pi}
-"""The couplings that have a period."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ class GraphFlow:
     @property
     def period(self) -> float | None:
         """What may be added to any score without an effect; None where nothing may."""
-        return PERIODS.get(self.system.coupling.name) if self.moves_freely else None
+        return self.system.coupling.period if self.moves_freely else None
 
     def rate(self, x: Floats) -> Floats:
         """Return v at x, (..., n)."""

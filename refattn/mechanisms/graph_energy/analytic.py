@@ -45,6 +45,8 @@ def check_coupling(coupling: Coupling, like: Array) -> None:
         found = (function(x + STEP) - function(x - STEP)) / (2.0 * STEP)
         _check(coupling, f"{derivative}: it is not the derivative of {name}", found - claimed, claimed, SLOPES)
     _check(coupling, "potential: it is not 0 at 0", coupling.potential(0.0 * x), g, 1e-12)
+    for zero in coupling.zeros or ():
+        _check(coupling, f"zeros: it is not 0 at {zero:.6g}", coupling.force(0.0 * x + zero), g, 1e-12)
     coefficients = _chebyshev(coupling, like)
     _check(coupling, "force: it is not analytic around [-1.5, 1.5]", coefficients[-8:], coefficients, TAIL)
     _CHECKED.add(coupling)

@@ -26,7 +26,7 @@ from refattn.mechanisms.graph_energy.forms import pairs, products, rows, sparse,
 from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
 from refattn.mechanisms.graph_energy.solvers import equilibrium
 from refattn.mechanisms.graph_energy.solvers import steps as general_steps
-from refattn.mechanisms.graph_energy.system import System, energy_backward, system_of
+from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
@@ -477,10 +477,10 @@ def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Int
     )
     if isinstance(graph, CSR):
         graph.check(q, nodes, causal)
-        if solves or integrator.reads_energy:
+        if solves:
             raise ValueError(
-                "graph: got a sparse one with an integrator or a gradient that solves systems of equations, or a stop "
-                "by energy; needs a dense one"
+                "graph: got a sparse one with an integrator or a gradient that solves systems of equations; needs a "
+                "dense one"
             )
         return
     if not is_array(graph):
@@ -491,5 +491,5 @@ def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Int
     shape, full = tuple(graph.shape), (*q.shape[:2], nodes, nodes)
     if not fits(shape, full) or shape[-2:] != full[-2:]:
         raise ValueError(f"graph: got shape {shape}, needs {full}, or (n, n)")
-    if integrator.reads_energy and concrete(xp.all(graph == xp.matrix_transpose(graph))) is False:
-        raise ValueError("graph: got one that is not symmetric with what needs an energy; needs a symmetric one")
+    if integrator.reads_energy:
+        balanced(xp.astype(graph, raised(q).dtype))

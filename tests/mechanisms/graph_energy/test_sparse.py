@@ -14,7 +14,8 @@ from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forms import rows
 from refattn.mechanisms.graph_energy.forms import sparse as sparse_form
-from refattn.mechanisms.graph_energy.forms.sparse import dense_graph, transposed
+from refattn.mechanisms.graph_energy.forms.sparse import dense_graph
+from refattn.mechanisms.graph_energy.system import balanced
 from tests.conftest import Library
 from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run
 
@@ -115,7 +116,7 @@ def test_a_sparse_graph_is_its_matrix() -> None:
     for dense in (weights(), np.zeros((4, 4)), weights(5, 1.0)):
         sparse = ra.graph_energy.sparse_graph(dense)
         assert np.array_equal(dense_graph(sparse), dense)
-        assert np.array_equal(dense_graph(transposed(sparse)), dense.T)
+        assert np.array_equal(dense_graph(sparse.turned()), dense.T)
         assert np.array_equal(np.stack(sparse.ends()), np.stack(np.nonzero(dense)))
 
 
@@ -173,6 +174,56 @@ def test_energy_falls_on_a_symmetric_graph() -> None:
         ra.graph_energy.energy(run(graph=weights(), step=0.1)[1])
 
 
+def balanced_links(n: int) -> Any:
+    """Links (2, 4, n, n) with detailed balance and without symmetry, in two components, with loops."""
+    symmetric = np.where(kept("links", n, n, keep=0.6), np.abs(draw("links", B, H, n, n)), 0.0)
+    symmetric = symmetric + np.swapaxes(symmetric, 2, 3)
+    apart = np.arange(n) < 3
+    return np.where(apart[:, None] == apart, symmetric, 0.0) / np.exp(draw("balance", B, H, n, 1))
+
+
+@pytest.mark.parametrize("integrator", ["euler(stop_plateau=1e-9)", "discrete_gradient"])
+def test_energy_falls_where_there_is_detailed_balance(integrator: str) -> None:
+    """pi_i w_ij is symmetric, by component; and the rate is minus the gradient of the energy, over pi."""
+    links = balanced_links(N) / 20.0
+    pi: Any = balanced(links)
+    flux = pi * links
+    np.testing.assert_allclose(flux, np.swapaxes(flux, 2, 3), rtol=0, atol=1e-13 * np.max(flux))
+    _, saved = run(graph=links, integrator=integrator, steps=20)
+    levels = ra.graph_energy.energy(saved)
+    assert np.all(np.diff(levels, axis=-1) <= 1e-14) and np.all(levels[..., -1] < levels[..., 0])
+    start, h, moved = saved.inner.flow.states[0], 1e-5, np.zeros((B, H, N, 1))
+    moved[:, :, 2] = h
+    sides = [np.sum(saved.system.energy(pi, start + sign * moved), axis=(2, 3)) for sign in (1.0, -1.0)]
+    slope = -(sides[0] - sides[1]) / (2.0 * h) / pi[:, :, 2, 0]
+    np.testing.assert_allclose(slope, saved.system.rate(start)[:, :, 2, 0], rtol=0, atol=1e-8)
+
+
+def test_the_energy_of_a_sparse_graph_is_that_of_its_matrix() -> None:
+    dense = balanced_links(N)[0, 0] / 20.0
+    found = []
+    for graph in (dense, ra.graph_energy.sparse_graph(dense)):
+        _, saved = run(graph=graph, steps=3)
+        d = core.backward(saved, 0.0 * draw("d_out", B, H, N, 5), d_energy=draw("d_energy", B, H))
+        found.append({"energy": ra.graph_energy.energy(saved), "pi": balanced(graph), **d})
+    for name, x in found[0].items():
+        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        (np.triu(np.ones((3, 3)), 1), "a link has none back"),
+        (np.array([[0.0, 1.0], [-1.0, 0.0]]), "of another sign"),
+        (np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 2.0], [1.0, 1.0, 0.0]]), "a loop of links"),
+    ],
+)
+def test_what_has_no_detailed_balance(links: Any, message: str) -> None:
+    for graph in (links, ra.graph_energy.sparse_graph(links)):
+        with pytest.raises(ValueError, match=f"with detailed balance: .*({message}|a link has none back)"):
+            balanced(graph)
+
+
 def test_no_edge_no_flow() -> None:
     """Without edges a score stays at its anchor, sparse or dense."""
     nothing = np.zeros((N, N))
@@ -203,7 +254,7 @@ GOOD = ra.graph_energy.sparse_graph(weights())
         ({"graph": np.zeros((N, N), int)}, TypeError, "graph: got dtype int64, needs bool or a floating one"),
         ({"graph": np.zeros((3, N))}, ValueError, r"graph: got shape \(3, 7\), needs \(2, 4, 7, 7\)"),
         ({"graph": "kernel(over='rows')"}, ValueError, "over: got 'rows', needs one of tokens, keys"),
-        ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "graph: got one that is not symmetric"),
+        ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "only for graphs with detailed bal"),
         ({"graph": GOOD, "integrator": "implicit_midpoint"}, ValueError, "graph: got a sparse one with an integrator"),
         ({"graph": GOOD, "form": "dense"}, ValueError, 'form: got "dense" with a sparse graph'),
         ({"graph": GOOD, "mask": np.ones((N, N), bool)}, ValueError, "mask: got one with a sparse graph"),

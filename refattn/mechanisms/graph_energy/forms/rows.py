@@ -79,7 +79,8 @@ def backward(saved: Saved, d_out: Array, **read: Array | None) -> dict[str, Arra
             every.append(product(d_scores, k_heads))
             d_k = d_k + product(xp.matrix_transpose(d_scores), q[:, :, rows, :])
         d_q = xp.concat(every, axis=2)
-    d_start, _, numbers = flow_backward(saved.flow, d_x, tau_terms)
+    d_begin, _, numbers = flow_backward(saved.flow, d_x, tau_terms)
+    d_start = plus(d_begin, read.get("start"))
     if options.start is not None:
         numbers["start"] = summed_to(d_start[..., 0], options.start.shape)
     elif options.state == "token":

@@ -105,7 +105,7 @@ def couple_backward(
     coupling: Coupling, graph: CSR, visible: Array | None, d_coupled: Array, x: Array
 ) -> tuple[Array, Array]:
     """Return the gradient of x, and 0 for the graph, which is a constant."""
-    received, turned = seen(visible, d_coupled), transposed(graph)
+    received, turned = seen(visible, d_coupled), graph.turned()
     none = zeros((), x)
     if coupling.terms is not None:
         d_x = None
@@ -138,15 +138,6 @@ def links_gradient(edges: Array | None, graph: CSR) -> Array:
 def product(graph: CSR, x: Array) -> Array:
     """Return W x for x (b, h, n, c)."""
     return _spread(backend(x).sparse_product(graph.indptr, graph.indices, graph.data, _flat(x)), x)
-
-
-def transposed(graph: CSR) -> CSR:
-    xp = namespace(graph.indices)
-    rows, columns = graph.ends()
-    order = xp.argsort(columns, stable=True)
-    after = arange(0, graph.shape[1] + 1, graph.indptr)
-    indptr = xp.searchsorted(xp.take(columns, order), xp.astype(after, columns.dtype))
-    return CSR(indptr, xp.take(rows, order), xp.take(graph.data, order), graph.shape[::-1])
 
 
 def dense_graph(graph: CSR) -> Array:

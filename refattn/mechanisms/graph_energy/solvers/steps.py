@@ -35,7 +35,7 @@ from refattn.mechanisms.graph_energy.options import (
 from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
 from refattn.mechanisms.graph_energy.solvers.newton import end_of_step, pulled_back
 from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
-from refattn.mechanisms.graph_energy.system import System, balance_of, system_of
+from refattn.mechanisms.graph_energy.system import System, system_of, weights_of
 from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import sum_heads
 from refattn.ops.sums import moved_by, sum_of, summed_for
@@ -98,10 +98,10 @@ def flow_forward(graph: Graph, tau: Number, *, form: ModuleType) -> tuple[Array,
     factors: list[Number] = [1.0] * options.steps
     if isinstance(method, RK45):
         factors = [*rk45.plan(method, system, x, options.step, options.steps)]
-    balance = balance_of(graph) if method.stops else None
+    balance = weights_of(graph) if method.reads_energy else 1.0
     for factor in factors:
         if method.stops:
-            flows = still_flowing(method, system, 1.0 if balance is None else balance, x, energies, flows)
+            flows = still_flowing(method, system, balance, x, energies, flows)
             if concrete(namespace(x).any(flows > 0.0)) is False:
                 break
             factor = factor * flows  # (b, h, 1, c): 0 for a channel that has stopped
