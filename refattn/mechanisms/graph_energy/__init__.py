@@ -24,7 +24,7 @@ from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import dense as _dense
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forces import Coupling, Polynomial
+from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.forms.sparse import nearest_graph, sparse_graph, window_graph
 from refattn.mechanisms.graph_energy.judge import loops as _loops
 from refattn.mechanisms.graph_energy.judge.cases import CASES as _CASES
@@ -72,6 +72,7 @@ __all__ = [
     "Hard",
     "Heun",
     "ImplicitMidpoint",
+    "Intrinsic",
     "Kernel",
     "Mean",
     "Min",

@@ -19,9 +19,9 @@ from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_n
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy import options as kinds
-from refattn.mechanisms.graph_energy.analytic import check_coupling
+from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Polynomial, polynomial
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
 from refattn.mechanisms.graph_energy.forms import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
 from refattn.mechanisms.graph_energy.solvers import equilibrium
@@ -75,7 +75,7 @@ def forward(
     *,
     state: str = "token",
     coupling: str | Coupling | Polynomial | None = None,
-    intrinsic: str = "anchor",
+    intrinsic: str | Intrinsic = "anchor",
     mu: float | Array = 1.0,
     kappa: float | Array = 1.0,
     step: float | Array = 1.0 / 3.0,
@@ -110,7 +110,8 @@ def forward(
         text "polynomial(coefficients=(1.0, -0.2))"; None means "sin", and "tanh" in state "feature". Or a `Coupling` of
         your own, an odd analytic function with its derivatives, which is checked when it is first used.
     intrinsic
-        "anchor": a score is drawn to where it started; "none"; "double_well".
+        "anchor": a score is drawn to where it started; "none"; "double_well"; or an `Intrinsic` of your own, checked as
+        couplings are. Of both the text "MODULE:NAME" names one that can be imported.
     mu, kappa
         Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
         node, which `refattn.mechanisms.graph_energy.layer.sharing` takes from a table.
@@ -368,6 +369,9 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         check_coupling(coupling, q)
     else:
         coupling = COUPLINGS[coupling]
+    intrinsic = kinds.FAMILIES["intrinsic"](given["intrinsic"])
+    intrinsic = INTRINSICS.get(intrinsic, intrinsic)
+    check_intrinsic(intrinsic, q)
     found = {name: check_per_head(name, given[name], q) for name in ("kappa", "step")}
     found |= {"mu": check_per_head("mu", given["mu"], q, nodes), "tau": check_per_head("tau", threshold.tau, q)}
     for name in ("mu", "kappa", "step"):
@@ -392,7 +396,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     return Options(
         state=state,
         coupling=coupling,
-        intrinsic=INTRINSICS[kinds.choice("intrinsic", given["intrinsic"], tuple(INTRINSICS))],
+        intrinsic=intrinsic,
         mu=found["mu"],
         kappa=found["kappa"],
         step=found["step"],

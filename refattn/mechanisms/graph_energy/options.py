@@ -6,6 +6,7 @@ own numbers; the core takes the object, its name, or text such as ``soft(tau=0.1
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forces import COUPLINGS, Coupling, Intrinsic, Number, Polynomial
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Number, Polynomial
 from refattn.xp import Array, concrete, namespace
 
 STATES = ("token", "query", "feature")
@@ -23,6 +24,7 @@ STOPS = ("stop_force", "stop_plateau", "stop_level")
 
 
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return a value that is one of the choices; raise where it is none."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(choices)}")
     return value
@@ -284,8 +286,28 @@ class Proximal(Threshold):
 THRESHOLDS: dict[str, type[Threshold]] = {"hard": Hard, "soft": Soft, "proximal": Proximal}
 
 
+def _imported(option: str, given: Any, kind: type) -> Any:
+    """Return what the text MODULE:NAME names, and anything else as it is."""
+    module, sign, name = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if not sign:
+        return given
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of a {kind.__name__}: {error}") from error
+    check_is(f"{option} {given}", found, kind)
+    return found
+
+
+def _intrinsic(given: Any) -> str | Intrinsic:
+    """Return a name of `INTRINSICS`, or functions of the user's own."""
+    given = _imported("intrinsic", given, Intrinsic)
+    return given if isinstance(given, Intrinsic) else choice("intrinsic", given, tuple(INTRINSICS))
+
+
 def _coupling(given: Any) -> str | Coupling | Polynomial:
     """Return a name of `COUPLINGS`, a polynomial or functions of the user's own."""
+    given = _imported("coupling", given, Coupling)
     if isinstance(given, (Coupling, Polynomial)) or (isinstance(given, str) and given in COUPLINGS):
         return given
     if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):
@@ -296,6 +318,7 @@ def _coupling(given: Any) -> str | Coupling | Polynomial:
 
 FAMILIES: dict[str, Callable[[Any], Any]] = {
     "coupling": lambda given: _coupling(given),
+    "intrinsic": lambda given: _intrinsic(given),
     "integrator": lambda given: choose("integrator", given, INTEGRATORS),
     "threshold": lambda given: choose("threshold", given, THRESHOLDS),
     "graph": lambda given: choose("graph", given, LINKS) if isinstance(given, str) else given,

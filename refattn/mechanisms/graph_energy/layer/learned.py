@@ -48,7 +48,7 @@ def numbers(params: Params, context: Context) -> dict[str, Array | None]:
     if params.raw_mu is not None:
         mu = _softplus(params.raw_mu)  # [GE.20]
     if config.classes is not None:
-        mu = nodes_forward(mu, _classes(context))  # (h, j) [GE.28]
+        mu = nodes_forward(mu, classes_of(config, context))  # (h, j) [GE.28]
     kappa = _softplus(params.raw_kappa)  # (h) [GE.21]
     if params.raw_step is not None:
         step = _softplus(params.raw_step)  # (h) [GE.25]
@@ -64,7 +64,7 @@ def numbers_backward(
 ) -> dict[str, Array | None]:
     """Return the gradients of parameters, by their names, for those of the numbers that `numbers` returned.
 
-    `classes` are the positions of the context.
+    `classes` are those of the nodes.
     """
     found: dict[str, Array | None] = {"coefficients": d.get("coefficients")}
     # forward: step = 1 / (mu + 2 kappa)
@@ -124,14 +124,16 @@ def jitter_of(config: Config, context: Context) -> Array | None:
     return config.jitter * draws["start"] if config.jitter else None
 
 
-def _classes(context: Context) -> Array:
-    """Return the class of each node."""
+def classes_of(config: Config, context: Context) -> Array | None:
+    """Return the class of each node, or None where there are none."""
+    if config.classes is None:
+        return None
     positions = context.positions  # (j): it came in
     if positions is None:
         raise ValueError("classes: got some, needs context.positions (tokens,) with the class of each, or classes=None")
     if len(positions.shape) != 1:
         raise ValueError(f"context.positions: got shape {tuple(positions.shape)} with classes, needs (tokens,)")
-    return positions
+    return positions % config.classes
 
 
 def _softplus(x: Array) -> Array:
