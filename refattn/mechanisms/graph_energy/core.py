@@ -370,8 +370,8 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     else:
         coupling = COUPLINGS[coupling]
     intrinsic = kinds.FAMILIES["intrinsic"](given["intrinsic"])
-    intrinsic = INTRINSICS.get(intrinsic, intrinsic)
-    check_intrinsic(intrinsic, q)
+    if isinstance(intrinsic, Intrinsic):
+        check_intrinsic(intrinsic, q)
     found = {name: check_per_head(name, given[name], q) for name in ("kappa", "step")}
     found |= {"mu": check_per_head("mu", given["mu"], q, nodes), "tau": check_per_head("tau", threshold.tau, q)}
     for name in ("mu", "kappa", "step"):
@@ -396,7 +396,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     return Options(
         state=state,
         coupling=coupling,
-        intrinsic=intrinsic,
+        intrinsic=INTRINSICS.get(intrinsic, intrinsic),
         mu=found["mu"],
         kappa=found["kappa"],
         step=found["step"],
