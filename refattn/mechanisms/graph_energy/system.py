@@ -191,15 +191,17 @@ def balanced(links: Any) -> Array | float:
     if concrete(xp.all(~linked | (xp.sign(w) * xp.sign(w_back) > 0.0))) is not True:
         raise ValueError(f"{_NO_ENERGY}: a link has none back, or one of another sign")
     ratio = xp.where(linked, w_back / xp.where(linked, w, 1.0), 0.0)  # pi_i / pi_j
-    pi, every = nodes, arange(0, nodes.shape[-2], nodes)[:, None]
-    while concrete(xp.any(pi == 0.0)):
-        reached = pull(xp.astype(linked & (other(pi) > 0.0), w.dtype))
-        new = (pi == 0.0) & (reached > 0.0)
+    pi, known, every = nodes, nodes > 0.0, arange(0, nodes.shape[-2], nodes)[:, None]
+    while concrete(xp.all(known)) is False:
+        reached = pull(xp.astype(linked & other(known), w.dtype))
+        new = ~known & (reached > 0.0)
         if concrete(xp.any(new)):
             pi = xp.where(new, pull(ratio * other(pi)) / xp.where(new, reached, 1.0), pi)
         else:
-            first = xp.argmax(xp.astype(pi == 0.0, xp.int8), axis=-2, keepdims=True)
-            pi = xp.where((pi == 0.0) & (every == first), 1.0, pi)
+            first = xp.argmax(xp.astype(~known, xp.int8), axis=-2, keepdims=True)
+            new = ~known & (every == first)
+            pi = xp.where(new, 1.0, pi)
+        known = known | new
     error = xp.where(linked, xp.abs(own(pi) - ratio * other(pi)) / own(pi), 0.0)
     if concrete(xp.all(error <= 64.0 * nodes.shape[-2] * float(xp.finfo(w.dtype).eps))) is not True:
         raise ValueError(f"{_NO_ENERGY}: there is a loop of links whose product is another the other way round")
@@ -214,7 +216,7 @@ def longest_step(saved: Any) -> Array:
     """Return for each head the longest step of Euler that is known to lower the energy of all sequences, (h,).
 
     It is 2 / L with L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j |w_ij|, and 0 where L is infinite; where f or g gets
-    steeper L is that of scores between 0 and 1. Half of it moves no score across the others.
+    steeper L is that of scores between 0 and 1.
     """
     graph = saved.inner.graph
     longest = longest_of(saved.options, graph.links, graph.visible) + zeros(graph.start[:, :, :1, :].shape, graph.start)
@@ -225,7 +227,8 @@ def energy(saved: Any) -> Array:
     """Return the energy of each head before the first step and after every step, (b, h, steps + 1).
 
     E = sum_ic pi_i m_ic F(x_ic; b_ic) + kappa/2 sum_ijc pi_i w_ij m_ic m_jc G(x_jc - x_ic), with pi = 1 where the graph
-    is symmetric and for "kernel" the weights of its detailed balance, which add up to 1.
+    is symmetric, for "kernel" the weights of its detailed balance, which add up to 1, and for other links those of
+    `balanced`.
 
     Raises
     ------
