@@ -167,18 +167,21 @@ def known_from(results: Path) -> dict[str, list[list[Line]]]:
 
 def scores_of(known: Mapping[str, Sequence[Sequence[Line]]]) -> str:
     """Return the table of bits: as they are, and what replaced bytes cost."""
-    head = ["", "bits", *(f"+ with {100 * share:.0f} % replaced" for share in NOISE), "bits, 4 times as long"]
-    rows = [[*head, f"+ with {100 * NOISE[0]:.0f} % replaced", "seconds of the CPU"]]
+    more = [f"+ with {100 * share:.0f} % replaced" for share in NOISE]
+    rows = [["", "bits", *more, "bits, 4 times as long", *more, "seconds of the CPU"]]
     for name, (short, long) in known.items():
         results = [[line["result"] for line in lines] for lines in (short, long)]
-        costs = [
-            [ranged([one[f"bits, {share} replaced"] - one["bits"] for one in each], 3) for share in NOISE]
-            for each in results
-        ]
-        bits = [ranged([one["bits"] for one in each], 3) for each in results]
-        seconds = np.mean([one["seconds"] for one in results[0]])
-        rows.append([name, bits[0], *costs[0], bits[1], costs[1][0], f"{seconds:.0f}"])
+        cells = [name]
+        for each in results:
+            added = ([one[f"bits, {share} replaced"] - one["bits"] for one in each] for share in NOISE)
+            cells += [_shown(values) for values in ([one["bits"] for one in each], *added)]
+        rows.append([*cells, f"{np.mean([one['seconds'] for one in results[0]]):.0f}"])
     return table(rows)
+
+
+def _shown(values: Sequence[float]) -> str:
+    """Return a mean with its range, or a number alone."""
+    return ranged(values, 3) if len(values) > 1 else f"{values[0]:.3f}"
 
 
 def flows_of(known: Mapping[str, Sequence[Sequence[Line]]]) -> str:
@@ -192,7 +195,7 @@ def flows_of(known: Mapping[str, Sequence[Sequence[Line]]]) -> str:
         zeros = [f"{np.mean([one['zeros'][n] for one in results]):.2f}" for n in range(PLAN.layers)]
         ends = [", ".join(f"{x:.2f}" for x in np.mean(spreads[:, :, n], axis=0)) for n in (0, 1)]
         rest = [one["bits at rest"] - one["bits"] for one in results if "bits at rest" in one]
-        rows.append([name, ", ".join(zeros), *ends, ranged(rest, 3) if rest else ""])
+        rows.append([name, ", ".join(zeros), *ends, _shown(rest) if rest else ""])
     return table(rows)
 
 
