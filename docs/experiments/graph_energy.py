@@ -1,6 +1,6 @@
 """What the flow of graph energy attention is good for: sparsity, robustness, and scores that have converged.
 
-    python -m docs.experiments.graph_energy run     # some 20 minutes of one core; goes on where it was stopped
+    python -m docs.experiments.graph_energy run     # some 7 minutes of one core; goes on where it was stopped
     python -m docs.experiments.graph_energy page    # the tables of graph_energy.md, from the results
 
 Each variant learns the text with three seeds, and one more time, with one seed, for four times as many steps.
