@@ -21,6 +21,8 @@ from docs.experiments.runs import Line, Run, found, run_all
 from docs.experiments.tasks import Batch, Task, Text
 from docs.experiments.training import Plan, fresh, score, trained
 from refattn import counter, model, tree
+from refattn.campaign import Where
+from refattn.cli.arguments import campaign_options
 from refattn.mechanisms.graph_energy import residual
 
 RESULTS = Path(__file__).with_name("graph_energy.jsonl")
@@ -143,10 +145,10 @@ def main() -> None:
 
 @main.command(short_help="Train all models that have no line in the results yet.")
 @click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@click.option("--processes", type=click.IntRange(1), default=1, help="Trainings at a time.")
-def run(results: Path, processes: int) -> None:
+@campaign_options(keep=False)
+def run(results: Path, where: Where) -> None:
     """Train all models that have no line in the results yet."""
-    for each, line in zip(every(), run_all(every(), results, processes=processes), strict=True):
+    for each, line in zip(every(), run_all(every(), results, where), strict=True):
         click.echo(each.told(line["result"]))
 
 
