@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import refattn
 from refattn.golden.storage import TYPES
 from refattn.verify.museum.emulator import Flash
 from refattn.verify.museum.fault import Fault, faults
@@ -85,7 +84,7 @@ def score(command: str, kernels: Iterable[Fault], *, timeout: float = 600.0) -> 
         def run(fault: str, sizes: tuple[int, int]) -> tuple[bool, set[str]]:
             log = place / "log"
             log.write_text("")
-            root = str(Path(refattn.__file__).resolve().parents[1])
+            root = str(Path(__file__).resolve().parents[2])
             paths = [folder, root, *filter(None, [os.environ.get("PYTHONPATH")])]
             told = {FAULT: fault, SIZES: f"{sizes[0]},{sizes[1]}", LOG: str(log), "PYTHONPATH": os.pathsep.join(paths)}
             try:
