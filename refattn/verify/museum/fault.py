@@ -21,8 +21,8 @@ MECHANISM = "softmax"
 ROOMS = ("online", "scores", "masks", "memory", "splits", "options", "gradients")
 """The modules that hold faults."""
 
-SIZES = (16, 32, 64, 128)
-"""Sizes of tiles that are tried."""
+SIZES = (16, 32, 64, 128, 8)
+"""Sizes of tiles that are tried, those of kernels first."""
 
 UNEQUAL = ((64, 32), (128, 64), (128, 32), (64, 128), (32, 64), (16, 32), (32, 16))
 """Unequal tiles that are tried where both sizes matter."""

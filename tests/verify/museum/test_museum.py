@@ -103,6 +103,8 @@ def test_a_fault_is_told_in_words_with_its_tiles_and_its_report() -> None:
     assert (first.sort, first.link, first.ids) == ("fault", BY_NAME["AccumulatorNotRescaled"].link, ("SM.8",))
     assert (first.cases, first.failing, first.whole) == (("plain", "causal"), 2, 2)
     assert found.which == "the cases that fail are those with more than 16 keys"
+    small = named("SumNotRescaled", (64, 8), ("tiny", "plain", "causal"))
+    assert told(small.ranked[0]).endswith("(tiles of 8 keys): explains everything")
 
 
 def test_a_wrong_output_reaches_gradients_through_delta() -> None:
