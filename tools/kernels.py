@@ -118,10 +118,10 @@ def made(place: str) -> Any:
         return None
 
 
-def measured(record: Mechanism, dtypes: tuple[str, ...], only: str = "") -> Iterator[Row]:
-    """Yield the rows of all kernels whose names contain a text."""
+def measured(record: Mechanism, dtypes: tuple[str, ...], only: str = "", skip: str = "-") -> Iterator[Row]:
+    """Yield the rows of all kernels whose names contain a text, and not another one."""
     for name, place in KERNELS.items():
-        if only.lower() not in name.lower() or (kernel := made(place)) is None:
+        if only.lower() not in name.lower() or skip.lower() in name.lower() or (kernel := made(place)) is None:
             continue
         for dtype in dtypes if place != "compiled" else dtypes[:1]:  # which takes minutes
             row = of(name, verify(record, kernel, dtypes=[dtype]), dtype)
@@ -162,7 +162,8 @@ library means by its options, stands at the head of its file in `examples/`.
 
 *The formula* is what a reader would write down: without a maximum that is subtracted it overflows, and rows that may
 attend nothing are NaN. *The eager formula* adds the lowest number to hidden scores, so that such a row gets the mean of
-all values. `python -m tools.kernels --page docs/kernels.md` writes this page; here with {versions}.
+all values. `python -m tools.kernels --page docs/kernels.md` writes this page, `--only`, `--skip` and `--dtype` a part of it.
+Here: {versions}.
 """
 
 
@@ -181,12 +182,13 @@ def _versions() -> str:
 @click.command()
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Storage types; all by default.")
 @click.option("--only", default="", help="Kernels with this in their name.")
+@click.option("--skip", default="-", help="Kernels with this in their name are left out: compiled takes minutes.")
 @click.option("--page", "file", type=Path, help="Write the page here.")
-def main(dtypes: tuple[str, ...], only: str, file: Path | None) -> None:
+def main(dtypes: tuple[str, ...], only: str, skip: str, file: Path | None) -> None:
     """Verify common kernels, and set them side by side."""
     record = ra.mechanism("softmax")
     record = replace(record, cases=(*record.cases, *record.kernel_sizes), kernel_sizes=())
-    text = page(list(measured(record, dtypes or DTYPES, only)))
+    text = page(list(measured(record, dtypes or DTYPES, only, skip)))
     click.echo(text)
     if file is not None:
         file.write_text(text, encoding="utf-8")
