@@ -162,8 +162,8 @@ library means by its options, stands at the head of its file in `examples/`.
 
 *The formula* is what a reader would write down: without a maximum that is subtracted it overflows, and rows that may
 attend nothing are NaN. *The eager formula* adds the lowest number to hidden scores, so that such a row gets the mean of
-all values. `python -m tools.kernels --page docs/kernels.md` writes this page, `--only`, `--skip` and `--dtype` a part of it.
-Here: {versions}.
+all values. `python -m tools.kernels --page docs/kernels.md` writes this page, `--only`, `--skip` and `--dtype` a part
+of it. Here: {versions}.
 """
 
 

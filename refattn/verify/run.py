@@ -33,7 +33,17 @@ def verify_case(
     rounding: Iterable[str] = (),
     derivatives: Iterable[str] = (),
 ) -> Outcome:
-    """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too."""
+    """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too.
+
+    >>> import refattn as ra
+    >>> from refattn.verify import verify_case
+    >>> def attend(q, k, v):
+    ...     return ra.softmax.forward(q, k, v, form="tiled")[0]
+    >>> record = ra.mechanism("softmax")
+    >>> outcome = verify_case(record, attend, record.case("tiny"), "float32")
+    >>> outcome.status, outcome.verdicts[0].share < 1
+    ('agrees', True)
+    """
     declared = {**dict.fromkeys(rounding, ""), **roundings(implementation, mechanism.equations)}
     small = dtype in FLOAT8
     further = pulls(implementation, mechanism.pulled) if grad and not small else ()
@@ -140,6 +150,7 @@ def verify(
     derivatives: Iterable[str] = (),
     seed: int = 0,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    outcomes: Callable[..., Iterable[Outcome]] | None = None,
 ) -> Report:
     """Verify an implementation on all cases of a mechanism, which are the designed ones unless the record has others.
 
@@ -164,11 +175,26 @@ def verify(
         Of the random numbers of all inputs.
     progress
         Wraps the sequence of cases, for a progress bar.
+    outcomes
+        Runs the cases in place of `verify_case`, one after the other: `refattn.verify.many.outcomes` with its first
+        arguments.
 
     Returns
     -------
     Report
         All verdicts; `exit_code` says whether it agrees.
+
+    Examples
+    --------
+    >>> import dataclasses, refattn as ra
+    >>> from refattn.verify import verify
+    >>> record = ra.mechanism("softmax")
+    >>> few = dataclasses.replace(record, cases=(record.case("tiny"), record.case("plain")))
+    >>> def unscaled(q, k, v):
+    ...     return ra.softmax.forward(q, k, v, scale=1.0)[0]
+    >>> report = verify(few, unscaled, dtypes=["float32"])
+    >>> report.counts()["all"], report.exit_code
+    ({'run': 2, 'agreed': 0, 'failed': 2, 'declined': 0}, 1)
     """
     dtypes = tuple(dtypes)
     plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]
@@ -178,11 +204,14 @@ def verify(
     if "hessian" in asked and not grad:
         raise ValueError("grad: got False, needs True where the derivatives of gradients are asked")
     known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked, "seed": seed}
-    outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
-    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes), seed=seed)
+    if outcomes is None:
+        found = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
+    else:
+        found = [*outcomes(plan, progress=progress, **known)]
+    report = Report(mechanism.name, label or repr(implementation), grad, tuple(found), seed=seed)
     report = replace(report, reference=getattr(implementation, "reference", False) is True)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
-    if asked or not any(outcome.status == "disagrees" for outcome in outcomes):
+    if asked or not any(outcome.status == "disagrees" for outcome in found):
         return report
     plain = tuple(dtype for dtype in dtypes if dtype not in FLOAT8)  # nine calls without factors
     return replace(report, conventions=differing(implementation, mechanism, dtypes=plain)) if plain else report
