@@ -73,6 +73,8 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "scipy": (("backends/", "analysis/", "ops/solve.py"), True),
     "pytest": (("verify/plugin.py",), True),
     "mpmath": (("verify/",), False),
+    "onnx": (("verify/exported.py",), False),
+    "onnxruntime": (("verify/exported.py",), False),
     "matplotlib": (("analysis/", "train/plot.py"), False),
     "safetensors": (("golden/", "train/checkpoint.py", "cli/"), True),
     "threadpoolctl": (("backends/",), False),

@@ -21,6 +21,7 @@ import numpy as np
 import refattn as ra
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.blame.known import BACKWARD
 from refattn.verify.blame.suspects import suspects
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
@@ -64,9 +65,10 @@ def right(fault: Fault, found: Suspects, by_words: dict[str, Fault]) -> int:
     """Return the place of the first right suspect."""
     for place, one in enumerate(found.ranked, start=1):
         names = {*one.ids, one.kind}
-        other = next((known for words, known in by_words.items() if one.kind.startswith(words)), None)
+        kind = one.kind.removeprefix(BACKWARD)
+        other = next((known for words, known in by_words.items() if kind.startswith(words)), None)
         names |= {*other.of} if one.sort == "fault" and other else set()
-        names |= {*one.kind.split()} if one.sort == "input" else set()
+        names |= {*kind.split()} if one.sort == "input" else set()
         if names & {*fault.of} or (other is not None and other.name == fault.name):
             return place
     return 0
@@ -76,9 +78,7 @@ def measured(
     record: Mechanism, dtype: str, *, grad: bool, step: int = 1, known: bool = False, only: str = ""
 ) -> Iterator[Named]:
     """Yield what is named of every `step`-th fault, each with the second of its tile sizes."""
-    emulated = {*"qkv", "mask", "causal", "scale", "softcap"}
-    cases = [case for case in record.cases if {*case.inputs, *case.options} <= emulated]
-    truths = [(case, truth(record, case, dtype, grad=grad)) for case in cases]
+    truths = [(case, truth(record, case, dtype, grad=grad)) for case in record.cases]
     by_words = {one.wrong: one for one in faults(record.name)}
     for fault in faults(record.name)[::step]:
         if (fault.backward and not grad) or only not in fault.name:

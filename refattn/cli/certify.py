@@ -246,8 +246,9 @@ def verify(
                         asked["outcomes"] = partial(many.outcomes, record, implementation, start, where)
                     found = run.verify(record, implementation, dtypes=dtypes, **asked)
                     if not asked_for:
-                        six = shrink.smallest(record, implementation, found, text, rounding=rounded)
-                        found = replace(found, smallest=six)
+                        least = shrink.least(record, implementation, found, rounding=rounded)
+                        six = shrink.lines(record.name, *least, text, found.grad, rounded, number) if least else ()
+                        found = replace(found, smallest=six, least=least)
                         stand_in = shrink.in_place_of_long(record, implementation, found, rounding=rounded)
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
@@ -265,7 +266,8 @@ def verify(
                 found = replace(found, suspects=suspects.locate(*stand_in, progress=wrap).suspects)
     if html is not None:
         lines = suspects_text.lines(found.suspects) if found.suspects else ()
-        write_text(html, page.page(found, record, refattn.__version__, lines), "--html")
+        instead = stand_in[1].outcomes if stand_in else ()
+        write_text(html, page.page(found, record, refattn.__version__, lines, instead), "--html")
     deliver(lambda **form: report.verified(found, record, details=verbose, **form), found.to_json(), file)
     ctx.exit(found.exit_code)
 

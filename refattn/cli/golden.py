@@ -30,6 +30,7 @@ from refattn.mechanisms import registry
 if TYPE_CHECKING:
     from refattn.campaign import Where
     from refattn.golden.vectors import GoldenSet
+    from refattn.mechanisms.record import Case, Mechanism
 
 PART = 16
 """Cases that are computed again together: a set that is no larger needs no second process."""
@@ -48,10 +49,19 @@ def golden() -> None:
 @click.argument("mechanisms", type=Name(), nargs=-1, metavar="[MECHANISM]...")
 @click.option("--size", default="small", metavar="NAME", help="small (default), or full: the cases as designed.")
 @click.option("--replace", is_flag=True, help="Put it in the place of the whole set that is there.")
-def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) -> None:
+@click.option(
+    "--format",
+    "kind",
+    default="safetensors",
+    metavar="NAME",
+    help="safetensors (default), a set that is checked and read again; npz; or onnx, models with test data.",
+)
+@click.pass_context
+def write(ctx: click.Context, folder: str, mechanisms: tuple[str, ...], size: str, replace: bool, kind: str) -> None:
     """Write the designed cases of all mechanisms, or of those that are named, into DIR, a new or empty folder.
 
-    The same version gives the same bytes on the same machine.
+    The same version gives the same bytes on the same machine. --format onnx writes the cases that the operator
+    Attention has, and runs them with ONNX Runtime and ONNX's reference evaluator: exit code 1 where one disagrees.
     """
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     from refattn.golden import vectors
@@ -61,6 +71,9 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
         raise Problem(f"--size: got {size!r}, needs one of {', '.join(freeze.SIZES)}")
     path = Path(folder)
     todo = list(freeze.frozen_cases(records, size))
+    if kind != "safetensors":
+        _write_elsewhere(ctx, path, todo, kind, replace)
+        return
     try:
         if path.exists() and not path.is_dir():
             raise Problem(f"DIR: got {folder!r}, a file, needs a folder")
@@ -73,6 +86,44 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
         raise Problem(f"DIR: {folder!r} cannot be written: {error.strerror} ({error.filename})") from error
     total = sum(entry["bytes"] for entry in manifest["cases"])
     click.echo(f"{folder}: {manifest['count']} cases, {total} bytes, sha256 {manifest['sha256']}", file=sys.stdout)
+
+
+def _write_elsewhere(
+    ctx: click.Context, path: Path, todo: list[tuple[Mechanism, Case]], kind: str, replace: bool
+) -> None:
+    """Write cases in a format of others; exit where a runtime disagrees with one."""
+    from refattn.verify import exported, freeze
+
+    if kind not in exported.FORMATS:
+        raise Problem(f"--format: got {kind!r}, needs one of {', '.join(exported.FORMATS)}")
+    if replace:
+        raise Problem("--replace: only a set of safetensors vouches for its files")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise Problem(f"DIR: got {str(path)!r}, needs a new or empty folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if kind == "npz":
+            with progress("golden", "cases") as wrap:
+                count = exported.write_npz(path, (freeze.freeze(record, case) for record, case in wrap(todo)))
+            click.echo(f"{path}: {count} cases", file=sys.stdout)
+            return
+        with progress("golden", "cases") as wrap:
+            models, sets, left = exported.write_onnx(path, wrap(todo))
+        wrong = list(exported.checked(path, {case.name: case for _, case in todo}, todo[0][0]))
+    except ImportError as error:
+        raise Problem(f"--format onnx: {error}, needs refattn[onnx]") from error
+    except ValueError as error:
+        raise Problem(f"--format onnx: {error}") from error
+    except OSError as error:
+        raise Problem(f"DIR: {str(path)!r} cannot be written: {error.strerror} ({error.filename})") from error
+    click.echo(
+        f"{path}: {models} models, {sets} test data sets, checked with ONNX Runtime and ONNX's reference evaluator"
+    )
+    for place, runtime, told in wrong:
+        click.echo(f"  {runtime} disagrees: {place}: {told}")
+    for reason, cases in left.items():
+        click.echo(f"  left out, {len(cases)}: {reason}")
+    ctx.exit(1 if wrong else 0)
 
 
 @golden.command(short_help="Check that a set is whole, and that the reference still computes it.")

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.mechanisms.record import Case
+
 Floats = NDArray[np.float64]
 
 
@@ -323,6 +325,8 @@ class Report:
         Where the error is (`refattn.verify.blame.suspects.locate`); None where nobody asked, or no number disagrees.
     smallest
         Lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
+    least
+        That case, and what was found; None where nothing fails.
     conventions
         Where something fails, those that are not the conventions of refattn: see `refattn.verify.foreign.conventions`.
     seed
@@ -347,6 +351,7 @@ class Report:
     outcomes: tuple[Outcome, ...]
     suspects: Suspects | None = None
     smallest: tuple[str, ...] = ()
+    least: tuple[Case, Outcome] | None = None
     conventions: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     reference: bool = False
@@ -373,7 +378,10 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for JSON; an infinite share is null."""
-        data = dataclasses.asdict(replace(self, outcomes=tuple(replace(one, seen=None) for one in self.outcomes)))
+        data = dataclasses.asdict(
+            replace(self, outcomes=tuple(replace(one, seen=None) for one in self.outcomes), least=None)
+        )
+        del data["least"]
         for one in data["suspects"]["ranked"] if data["suspects"] else ():
             one["share"] = None if math.isinf(one["share"]) else one["share"]
         if data["suspects"] and data["suspects"]["departure"]:

@@ -46,9 +46,22 @@ def smallest(
         Empty where nothing fails. Of a case that hangs, which takes the whole time limit each time, those of the case
         as it is.
     """
+    found = least(mechanism, implementation, report, rounding=rounding, seconds=seconds)
+    return () if found is None else lines(mechanism.name, *found, text, report.grad, rounding, report.seed)
+
+
+def least(
+    mechanism: Mechanism,
+    implementation: Any,
+    report: Report,
+    *,
+    rounding: tuple[str, ...] = (),
+    seconds: float = SECONDS,
+) -> tuple[Case, Outcome] | None:
+    """Return the smallest case found that fails as the first one of a report does, and what was found; or None."""
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     if not failed:
-        return ()
+        return None
     wanted, end = failed[0], time.monotonic() + seconds
     asked: dict[str, Any] = {"grad": report.grad, "rounding": rounding}
 
@@ -67,11 +80,11 @@ def smallest(
         case = affordable(case)
         found = run(case)
         if found is None:
-            return ()
+            return None
         outcome = found
     if "did not end" not in wanted.detail:
-        case, outcome = _descend(mechanism, case, wanted, run)
-    return lines(mechanism.name, case, outcome, text, report.grad, rounding, report.seed)
+        case, outcome = _descend(mechanism, case, outcome, run)
+    return case, outcome
 
 
 def in_place_of_long(

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import refattn as ra
 from refattn import equations
 from refattn.cli import cli
 from refattn.golden import tensors, vectors
+from refattn.verify import exported, freeze
+from refattn.verify.itself.samples import shrunk
 from tests.verify.test_freeze import written
 
 
@@ -142,3 +145,34 @@ def test_what_a_set_says_of_all_its_cases_is_what_the_package_says(
     (tmp_path / "set" / "manifest.json").write_text(json.dumps(manifest))
     found = run("golden", "check", str(tmp_path / "set"))
     assert found.exit_code == 2 and where in found.stderr
+
+
+def test_npz_files_hold_what_the_set_holds(folder: Path, tmp_path: Path) -> None:
+    record = ra.mechanism("higher_order")
+    assert exported.write_npz(tmp_path / "npz", [freeze.freeze(record, shrunk(record.case("tiny")))]) == 1
+    with np.load(tmp_path / "npz" / "higher_order" / "tiny.npz", allow_pickle=False) as file:
+        entry = json.loads(str(file["entry"]))
+        out, _ = record.core.forward(*(file[f"float64.{name}"] for name in "qkv"), **entry["options"])  # type: ignore[union-attr]
+        assert np.allclose(out, file["results.out"], rtol=0.0, atol=1e-13)
+    assert run("golden", "write", str(tmp_path / "npz"), "softmax", "--format", "npz").exit_code == 2
+    assert run("golden", "write", str(tmp_path / "x"), "higher_order", "--format", "onnx").exit_code == 2
+    assert run("golden", "write", str(tmp_path / "x"), "softmax", "--format", "csv").exit_code == 2
+
+
+def test_models_have_data_that_runtimes_agree_with(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    record = ra.mechanism("softmax")
+    cases = {name: shrunk(record.case(name)) for name in ("causal-tail", "mask-full", "softcap", "sink")}
+    models, sets, left = exported.write_onnx(tmp_path, [(record, case) for case in cases.values()])
+    assert (models, sets) == (6, 6) and [*left] == ["the operator has no option sink"]
+    assert list(exported.checked(tmp_path, cases, record)) == []
+    places = sorted(file.parent for file in tmp_path.glob("*/test_data_set_0/output_0.pb"))
+    assert len(places) == 6 and all((place.parent / "model.onnx").is_file() for place in places)
+    file = next(tmp_path.glob("attention_float32*softcap*")) / "model.onnx"
+    model = onnx.load(str(file))
+    next(one for one in model.graph.node[0].attribute if one.name == "softcap").f = 0.5
+    file.write_bytes(model.SerializeToString())
+    wrong = list(exported.checked(tmp_path, cases, record))
+    assert [runtime for _, runtime, _ in wrong] == ["onnxruntime", "onnx reference"]
+    assert all("case softcap: out" in told for *_, told in wrong)

@@ -37,6 +37,9 @@ LARGE = 1e3
 MOST = 1e16
 """The largest error in granted errors: their squares are summed in float32."""
 
+LEAST = 1e-3
+"""What an element is granted at least, in roundings of a result's root mean square."""
+
 DISTURBED = 0.1
 """Relative size of a disturbance: far above rounding, and small enough that nothing overflows."""
 
@@ -137,8 +140,13 @@ class Bank:
         granted = rows(name, self.truth.variance[name])
         if granted.size:
             granted = np.maximum(granted, np.mean(granted, axis=-1, keepdims=True))
-        step = spacing(np.where(np.isfinite(value), value, 0.0), self.truth.stored[name])
-        return np.maximum(np.sqrt(granted.reshape(value.shape) + step**2 / 12.0), SMALLEST)
+        finite = np.where(np.isfinite(value), value, 0.0)
+        step = spacing(finite, self.truth.stored[name])
+        # Where exact zeros are granted nothing an error keeps its shape.
+        least = (
+            LEAST * TYPES[self.truth.stored[name]].unit * (float(np.sqrt(np.mean(finite**2))) if finite.any() else 1.0)
+        )
+        return np.maximum(np.sqrt(granted.reshape(value.shape) + step**2 / 12.0), max(least, SMALLEST))
 
     @cached_property
     def ran(self) -> dict[str, int]:
@@ -222,10 +230,15 @@ def reach(
 def disturbances(id: str) -> tuple[Change, ...]:
     """Return what is done to an equation: a random change of every element, all signs flipped, and all zeroed.
 
-    One alone could be something that does not matter, such as a factor of what is normalised afterwards.
+    One alone could be something that does not matter, such as a factor of what is normalised afterwards. What is 0
+    throughout is made something else.
     """
+
+    def random(x: NDArray[Any]) -> NDArray[Any]:
+        return DISTURBED * counter.normal(x.shape, seed=0, purpose=f"reach.{id}")
+
     return (
-        lambda x: x * (1.0 + DISTURBED * counter.normal(x.shape, seed=0, purpose=f"reach.{id}")),
+        lambda x: x * (1.0 + random(x)) if np.any(x) else random(x),
         lambda x: -x,
         lambda x: x * 0.0,
     )

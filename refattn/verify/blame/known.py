@@ -22,7 +22,7 @@ from refattn.verify.blame.mutants import FAULTS, Mutant, kernel
 from refattn.verify.judge.budget import evaluate
 from refattn.verify.judge.compare import judge
 from refattn.verify.museum.emulator import Flash, Unknown
-from refattn.verify.museum.fault import Fault, faults
+from refattn.verify.museum.fault import Fault, backward_of, faults
 from refattn.verify.outcome import Result, Truth
 
 Floats = NDArray[np.float64]
@@ -39,6 +39,12 @@ LARGE_ERROR = 100.0
 
 FAR = 0.1
 """The part of a large error that it leaves at most."""
+
+EMPTY_ROWS = "empty rows"
+"""The question of conventions that an error of rows without a key is an answer to."""
+
+PLAIN = ("ignored", "left out")
+"""Of errors of a sort that explain as much, what comes first: nothing is done where something should be."""
 
 ORDER = ("convention", "fault", "input", "storing")
 """Of errors that explain as much, what comes first."""
@@ -121,6 +127,10 @@ def errors_with_names(mechanism: Mechanism, dtype: str, without: Iterable[str] =
         for sizes in fault.sizes():
             run = functools.partial(_fault, fault, sizes)
             found.append(Known(fault.told(sizes), "fault", fault.of, fault.name, fault.link, fault.backward, run))
+            if fault.recomputed:
+                told, of = BACKWARD + fault.told(sizes), (*fault.of, *_again(fault.of))
+                again = functools.partial(_fault_backward, fault, sizes)
+                found.append(Known(told, "fault", of, fault.name, fault.link, True, again))
     found += _inputs(mechanism)
     found += [
         Known(name, "storing", (name,), name, "", False, functools.partial(_mutant, name, dtype)) for name in FAULTS
@@ -145,51 +155,146 @@ def _fault(fault: Fault, sizes: tuple[int, int], bank: Bank, grad: bool) -> Valu
     return fault.results(bank.inputs, bank.case.options, bank.upstream if grad else None, sizes)
 
 
-Change = Callable[[NDArray[Any]], NDArray[Any]]
+BACKWARD = "in the backward alone: "
+"""What the name of an error begins with that the forward of a kernel does not have, and its backward has."""
+
+AGAIN = {"v": ("dSM.7",), "k": ("dSM.q",), "q": ("dSM.k",), "d_out": ("dSM.7",), "keep": ("dSM.7",)}
+"""Equations of the backward that read an input, beside those that weights enter which it computes again."""
 
 
-def _read(names: tuple[str, ...], change: Change, bank: Bank, grad: bool) -> Values:
-    changed = {name: change(bank.inputs[name]) for name in names if name in bank.inputs}
-    if all(np.array_equal(x, bank.inputs[name]) for name, x in changed.items()):
-        return {}
-    inputs = {**bank.inputs, **changed}
-    with np.errstate(all="ignore"):
-        return evaluate(bank.mechanism, inputs, bank.case.options, bank.upstream if grad else None)
+def _again(of: Iterable[str]) -> tuple[str, ...]:
+    return ("dSM.3", "dSM.v", *(id for name in of for id in AGAIN.get(name, ())))
 
 
-READ: dict[str, tuple[int, Change]] = {
-    "of the next batch": (-4, lambda x: np.roll(x, -1, axis=-4)),
-    "of the first batch in all": (-4, lambda x: np.broadcast_to(x[:1], x.shape)),
-    "of the next head": (-3, lambda x: np.roll(x, -1, axis=-3)),
-    "of the head before": (-3, lambda x: np.roll(x, 1, axis=-3)),
-    "of the first head in all": (-3, lambda x: np.broadcast_to(x[..., :1, :, :], x.shape)),
-    "of the next token": (-2, lambda x: np.roll(x, -1, axis=-2)),
-    "of the token before": (-2, lambda x: np.roll(x, 1, axis=-2)),
-    "without the last token": (
-        -2,
-        lambda x: np.where(np.arange(x.shape[-2])[:, None] < x.shape[-2] - 1, x, x.dtype.type(0)),
-    ),
-    "with tokens in the opposite order": (-2, lambda x: x[..., ::-1, :]),
-    "with the width in the opposite order": (-1, lambda x: x[..., ::-1]),
+def _fault_backward(fault: Fault, sizes: tuple[int, int], bank: Bank, grad: bool) -> Values:
+    return _right_outputs(bank) | fault.gradients(
+        bank.inputs, bank.case.options, _upstream(bank), sizes, _outputs(bank)
+    )
+
+
+def _outputs(bank: Bank) -> tuple[NDArray[Any], NDArray[Any]]:
+    return bank.truth.values["out"], bank.truth.values["lse"]
+
+
+def _right_outputs(bank: Bank) -> dict[str, Any]:
+    return {name: bank.truth.values[name] for name in outputs_of(bank.mechanism) if name in bank.truth.values}
+
+
+def _upstream(bank: Bank) -> NDArray[Any]:
+    if bank.upstream is None:
+        raise Unknown("no gradient was asked")
+    return bank.upstream
+
+
+Change = Callable[[NDArray[Any], int], NDArray[Any] | None]
+
+READ: dict[str, tuple[str, Change]] = {
+    "ignored": ("", lambda x, axis: None),
+    "of the next batch": ("b", lambda x, axis: np.roll(x, -1, axis=axis)),
+    "of the batch before": ("b", lambda x, axis: np.roll(x, 1, axis=axis)),
+    "of the first batch in all": ("b", lambda x, axis: _first(x, axis)),
+    "of the next head": ("h", lambda x, axis: np.roll(x, -1, axis=axis)),
+    "of the head before": ("h", lambda x, axis: np.roll(x, 1, axis=axis)),
+    "of the first head in all": ("h", lambda x, axis: _first(x, axis)),
+    "of the next token": ("i", lambda x, axis: np.roll(x, -1, axis=axis)),
+    "of the token before": ("i", lambda x, axis: np.roll(x, 1, axis=axis)),
+    "of the first token in all": ("i", lambda x, axis: _first(x, axis)),
+    "without the last token": ("i", lambda x, axis: _times(x, axis, np.arange(x.shape[axis]) < x.shape[axis] - 1)),
+    "with tokens in the opposite order": ("i", lambda x, axis: np.flip(x, axis)),
+    "with the width in the opposite order": ("d", lambda x, axis: np.flip(x, axis)),
     "without the second half of the width": (
-        -1,
-        lambda x: np.where(np.arange(x.shape[-1]) < (x.shape[-1] + 1) // 2, x, x.dtype.type(0)),
+        "d",
+        lambda x, axis: _times(x, axis, np.arange(x.shape[axis]) < (x.shape[axis] + 1) // 2),
     ),
 }
 """What an input may be in place of itself: the axis that it needs, and the change."""
 
+UPSTREAM = "d_out"
+"""The upstream gradient, which the backward alone reads."""
+
+
+def _first(x: NDArray[Any], axis: int) -> NDArray[Any]:
+    return np.broadcast_to(np.take(x, [0], axis=axis), x.shape)
+
+
+def _times(x: NDArray[Any], axis: int, kept: NDArray[Any]) -> NDArray[Any]:
+    """Return x with zeros where it is not kept along an axis."""
+    return np.where(np.expand_dims(kept, tuple(range(1, -axis))), x, x.dtype.type(0))
+
+
+def _axis(x: NDArray[Any], letter: str) -> int | None:
+    """Return the axis of an input for its batches, heads, tokens or width; None where it has none of more than one."""
+    if x.ndim == 1 and x.dtype.kind in "iu":  # lengths, and where queries stand: one for each batch
+        axis = -1 if letter == "b" else None
+    elif x.ndim < 3 and x.dtype.kind == "f":  # numbers of heads
+        axis = -x.ndim if letter == "h" else None
+    else:
+        axis = {"b": -4, "h": -3, "i": -2, "d": -1}[letter]
+    return axis if axis is not None and x.ndim >= -axis and x.shape[axis] > 1 else None
+
+
+def _changed(inputs: Mapping[str, NDArray[Any]], names: tuple[str, ...], told: str) -> dict[str, NDArray[Any]] | None:
+    """Return inputs of which some are read as `READ` tells; None where that changes none."""
+    letter, change = READ[told]
+    changed = dict(inputs)
+    for name in names:
+        if name in inputs:
+            axis = _axis(inputs[name], letter) if letter else 0
+            instead = inputs[name] if axis is None else change(inputs[name], axis)
+            if instead is None:
+                del changed[name]
+            else:
+                changed[name] = instead
+    same = all(name in changed and np.array_equal(changed[name], x, equal_nan=True) for name, x in inputs.items())
+    return None if same else changed
+
+
+def _read(names: tuple[str, ...], told: str, bank: Bank, grad: bool) -> Values:
+    inputs = _changed(bank.inputs, names, told)
+    if inputs is None:
+        return {}
+    with np.errstate(all="ignore"):
+        return evaluate(bank.mechanism, inputs, bank.case.options, bank.upstream if grad else None)
+
+
+def _read_backward(names: tuple[str, ...], told: str, bank: Bank, grad: bool) -> Values:
+    inputs = _changed({**bank.inputs, UPSTREAM: _upstream(bank)}, names, told)
+    if inputs is None:
+        return {}
+    upstream = inputs.pop(UPSTREAM)
+    kernel = Flash(128, 128)
+    return _right_outputs(bank) | backward_of(kernel, inputs, bank.case.options, upstream, _outputs(bank))
+
 
 def _inputs(mechanism: Mechanism) -> Iterator[Known]:
     single = dict.fromkeys(name for case in mechanism.cases for name in case.inputs)
-    for names in (*((name,) for name in single), ("k", "v")):
-        for told, (axis, change) in READ.items():
-            run = functools.partial(_read, names, functools.partial(_where_it_has, axis, change))
+    flash = bool(faults(mechanism.name))
+    for names in (*((name,) for name in single), ("k", "v"), (UPSTREAM,)):
+        for told, (letter, _) in READ.items():
+            if not letter and {*names} & {*"qkv", UPSTREAM}:
+                continue
             kind = f"{' and '.join(names)} {told}"
-            yield Known(kind, "input", names, kind, "", False, run)
+            if names != (UPSTREAM,):
+                yield Known(kind, "input", names, kind, "", False, functools.partial(_read, names, told))
+            if flash:
+                run = functools.partial(_read_backward, names, told)
+                yield Known(BACKWARD + kind, "input", (*names, *_again(names)), BACKWARD + kind, "", True, run)
 
 
-def _where_it_has(axis: int, change: Change, x: NDArray[Any]) -> NDArray[Any]:
-    return change(x) if x.ndim >= -axis and x.shape[axis] > 1 else x
+def empty_rows(failing: Sequence[Evidence]) -> Iterator[Known]:
+    """Yield what explains outputs that are wrong in rows which may attend nothing alone, whatever they hold."""
+    got = {one.bank.case.name: one.result.tensors for one in failing}
+
+    def run(bank: Bank, grad: bool) -> Values:
+        empty, values = np.isneginf(bank.truth.values["lse"]), _right_outputs(bank)
+        if bank.case.name not in got:
+            return values
+        out = np.asarray(got[bank.case.name]["out"], np.float64)
+        return values | {"out": np.where(empty[..., None], out, values["out"])}
+
+    if all("lse" in one.bank.truth.values for one in failing):
+        told = "rows that may attend nothing hold something else than 0, and all other rows are right"
+        yield Known(told, "storing", (EMPTY_ROWS,), EMPTY_ROWS, "", False, run)
 
 
 def outputs_of(mechanism: Mechanism) -> tuple[str, ...]:
@@ -268,18 +373,6 @@ def _far(one: Evidence, values: Values, names: set[str]) -> bool:
     return False
 
 
-class _Given(Flash):
-    """A kernel whose backward is right, and begins with an output and lse that were got."""
-
-    def __init__(self, out: NDArray[Any], lse: NDArray[Any]) -> None:
-        super().__init__(128, 128)
-        self.results = out, lse
-
-    def forward(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        out, lse = self.results
-        return out, lse[..., None]
-
-
 def recomputed(one: Evidence) -> list[Values]:
     """Return what gradients may be where the backward is right and outputs are those that were got.
 
@@ -295,7 +388,9 @@ def recomputed(one: Evidence) -> list[Values]:
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
         for lse in lses:
             try:
-                values = _Given(out, lse).run(one.bank.inputs, one.bank.case.options, one.bank.upstream)
+                values = backward_of(
+                    Flash(128, 128), one.bank.inputs, one.bank.case.options, one.bank.upstream, (out, lse)
+                )
             except Unknown:
                 break
             found.append({name: values[name] for name in names if name in values})
@@ -333,7 +428,7 @@ def explained(
             found.append(Explained(error, cases, whole, max(share for _, at, share in tried if at)))
     found.sort(key=_rank)
     best: dict[str, Explained] = {}
-    for doubted in _doubted(found, agreeing):
+    for doubted in _doubted(found, failing, agreeing):
         best.setdefault(doubted.known.name, doubted)
     return _without_twins(list(best.values()))
 
@@ -343,15 +438,32 @@ def _cost(one: Evidence) -> float:
     return float(b * h * max(n, 64) * max(one.bank.inputs["k"].shape[2], 64))
 
 
+def _given(one: Evidence) -> set[str]:
+    """Return what a case has beside q, k and v."""
+    return {*one.bank.case.inputs, *one.bank.case.options} - {*"qkv"}
+
+
 def _rank(one: Explained) -> tuple[Any, ...]:
-    return -len(one.whole), -len(one.cases), one.against, ORDER.index(one.known.sort), round(one.share, 1)
+    plain = any(word in one.known.kind for word in PLAIN)
+    return (
+        -len(one.whole),
+        -len(one.cases),
+        one.against,
+        ORDER.index(one.known.sort),
+        not plain,
+        round(one.share, 1),
+    )
 
 
-def _doubted(found: list[Explained], agreeing: Sequence[Evidence]) -> list[Explained]:
-    """Return the errors that explain most with how many cases that agree speak against each, in their new order."""
+def _doubted(found: list[Explained], failing: Sequence[Evidence], agreeing: Sequence[Evidence]) -> list[Explained]:
+    """Return the errors that explain most with how many cases that agree speak against each, in their new order.
+
+    Of the cases that agree those are asked that have most of what the failing ones have.
+    """
     if not found or not agreeing:
         return found
-    few = sorted(agreeing, key=_cost)[-AGREEING:]
+    given = {name for one in failing for name in _given(one)}
+    few = sorted(agreeing, key=lambda one: (len(given & _given(one)), _cost(one)))[-AGREEING:]
     most = len(found[0].whole), len(found[0].cases)
     return sorted(
         (
@@ -377,10 +489,12 @@ def _spoils(one: Evidence, known: Known) -> bool:
 
 
 def _without_twins(found: list[Explained]) -> list[Explained]:
-    """Leave out a fault that is a convention which explains as much."""
-    conventions = {one.known.name: len(one.cases) for one in found if one.known.sort == "convention"}
+    """Leave out a fault that is a convention which explains as much, and that no more cases speak against."""
+    conventions = {one.known.name: (len(one.cases), -one.against) for one in found if one.known.sort == "convention"}
+    none = (-1, 0)
     return [
         one
         for one in found
-        if one.known.sort != "fault" or not any(conventions.get(name, -1) >= len(one.cases) for name in one.known.of)
+        if one.known.sort != "fault"
+        or not any(conventions.get(name, none) >= (len(one.cases), -one.against) for name in one.known.of)
     ]

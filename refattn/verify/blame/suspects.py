@@ -20,6 +20,7 @@ from refattn.verify.blame.bank import Bank, changes
 from refattn.verify.blame.evidence import Evidence, Fit, chosen, evidence, fit, narrowed, rank, restricted
 from refattn.verify.blame.known import (
     Explained,
+    empty_rows,
     errors_with_names,
     explained,
     follows,
@@ -86,7 +87,8 @@ def suspects(
     agreeing = [one for one, failed in all_seen if not failed and one.errors]
     if not failing:
         return None
-    names = explained(errors_with_names(mechanism, dtype, without), failing, agreeing)
+    with_names = (*errors_with_names(mechanism, dtype, without), *empty_rows(failing))
+    names = explained(with_names, failing, agreeing)
     named, left = _cover(names, failing)
     at_hand = {one.bank.case.name: one for one in (*failing, *agreeing)}
     looked_at = chosen([(one.bank, one in left) for one in (*(left or failing), *agreeing)])
@@ -197,10 +199,33 @@ def ranked_fits(
     left_out: tuple[str, frozenset[int]] | None = None,
 ) -> list[Fit]:
     """Return the fits of the equations that can disturb what is wrong, the best first; `left_out` are kinds of one."""
-    possible = narrowed(seen)[0] or list(seen[0].bank.known)
-    return rank(
-        fit(id, seen, left_out[1] if left_out and id == left_out[0] else frozenset()) for id in progress(possible)
+    fits = rank(
+        fit(id, seen, left_out[1] if left_out and id == left_out[0] else frozenset())
+        for id in progress(candidates(seen))
     )
+    wrong = {name for one in seen for name in one.wrong}
+    if not fits or wrong <= _disturbed(fits[0].id, seen):
+        return fits
+    rest = wrong - _disturbed(fits[0].id, seen)  # which another equation has to explain
+    return [fits[0], *sorted(fits[1:], key=lambda one: not rest & _disturbed(one.id, seen))]
+
+
+def candidates(seen: Sequence[Evidence]) -> list[str]:
+    """Return the equations that may be to blame: where outputs are right those of the backward, if there are some.
+
+    Where none can disturb all that is wrong, there are several errors, and those that disturb some of it are tried.
+    """
+    known = list(seen[0].bank.known)
+    able = narrowed(seen)[0]
+    wrong = {name for one in seen for name in one.wrong}
+    if wrong & {*outputs_of(seen[0].bank.mechanism)}:
+        return able or known
+    backward = [id for id in able if id.startswith("d")]
+    return backward or [id for id in known if id.startswith("d") and wrong & _disturbed(id, seen)] or able or known
+
+
+def _disturbed(id: str, seen: Sequence[Evidence]) -> set[str]:
+    return {name for one in seen if one.wrong for name in one.bank.reached[id]}
 
 
 def _confirmed(

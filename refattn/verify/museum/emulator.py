@@ -2,7 +2,8 @@
 
 It is right for any sizes of its tiles. Each step is a method, so that a fault is a few lines: a class that has another
 one. Arrays are (b, h, ...) with keys and values repeated for each query head, and tiles of keys are padded with zeros
-to their full size, as they are in a kernel's memory.
+to their full size, as they are in a kernel's memory. A place is where query 0 stands among the keys: a whole number, or
+(b, 1, 1, 1) where sequences differ.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Place = Any
 Round = Callable[[Array], Array]
 
 
@@ -24,6 +26,17 @@ def _as_is(x: Array) -> Array:
 
 class Unknown(ValueError):  # noqa: N818
     """An option that the emulator does not have."""
+
+
+OPTIONS = {
+    *"qkv", "mask", "causal", "scale", "softcap", "window", "offset", "bias", "sink", "keep", "q_lengths", "k_lengths"
+}  # fmt: skip
+"""What a call may have."""
+
+
+def _existing(x: Array, lengths: Array | None) -> Array:
+    """Return an array with zeros in place of what does not exist, which may be anything."""
+    return x if lengths is None else np.where(np.arange(x.shape[2])[:, None] < lengths[:, None, None, None], x, 0.0)
 
 
 class Flash:
@@ -54,19 +67,51 @@ class Flash:
         """Return the factor of the scores."""
         return 1.0 / math.sqrt(d) if scale is None else scale
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
         """Return the causal offset: query i may attend key j where j <= i + offset; None without a causal mask."""
-        return None if causal is False else 0 if causal == "top_left" else keys - queries
+        return None if causal is False else self.place
 
     def mask_of(self, mask: Array, shape: tuple[int, ...]) -> Array:
         """Return the mask for every batch, head, query and key."""
         return np.broadcast_to(mask, shape)
 
+    def bias_of(self, bias: Array, shape: tuple[int, ...]) -> Array:
+        """Return the bias of every batch, head, query and key."""
+        return np.broadcast_to(bias, shape)
+
+    def keep_of(self, keep: Array, shape: tuple[int, ...]) -> Array:
+        """Return the factors of dropout for every batch, head, query and key."""
+        return np.broadcast_to(keep, shape)
+
+    def sinks_of(self, sink: Array, heads: int) -> Array:
+        """Return the sinks of every query head, (h, s)."""
+        return sink.reshape(heads, -1)
+
+    def lengths_of(self, lengths: Array, size: int) -> Array:
+        """Return how many queries or keys of each sequence exist."""
+        return lengths
+
+    def window_of(self, window: Any, queries: int, keys: int) -> Any:
+        """Return how many keys to the left and to the right of its own place a query may attend."""
+        return window
+
+    def place_of(self, offset: Any, causal: Any, queries: int, keys: int) -> Place:
+        """Return where query 0 stands among the keys: those that exist end together unless it is told otherwise."""
+        if offset is not None:
+            return offset if isinstance(offset, int) else np.asarray(offset)[:, None, None, None]
+        if causal == "top_left":
+            return 0
+        if self.q_lengths is None and self.k_lengths is None:
+            return keys - queries
+        last_key = keys if self.k_lengths is None else self.k_lengths
+        last_query = queries if self.q_lengths is None else self.q_lengths
+        return np.asarray(last_key - last_query)[:, None, None, None]
+
     # The loop over tiles
 
     def starts(self, first: int, last: int) -> Iterable[int]:
         """Return where the tiles of keys begin that the queries from `first` to before `last` visit."""
-        end = self.n_k if self.offset is None else min(self.n_k, max(last + self.offset, 0))
+        end = self.n_k if self.offset is None else min(self.n_k, max(last + int(np.max(self.offset)), 0))
         return range(0, end, self.columns)
 
     def tile(self, x: Array, start: int) -> Array:
@@ -91,17 +136,40 @@ class Flash:
             return np.ones((len(rows), len(columns)), bool)
         return columns[None, :] <= rows[:, None] + self.offset
 
+    def near(self, rows: Array, columns: Array) -> Array:
+        """Tell which keys the window leaves to which queries."""
+        assert self.window is not None
+        (left, right), at = self.window, rows[:, None] + self.place
+        pairs = np.ones(np.broadcast_shapes(at.shape, (1, len(columns))), bool)
+        pairs = pairs if left is None else pairs & (columns >= at - left)
+        return pairs if right is None else pairs & (columns <= at + right)
+
+    def exist(self, rows: Array, columns: Array) -> Array:
+        """Tell which pairs are of a query and a key that exist."""
+        pairs = np.ones((1, 1, len(rows), len(columns)), bool)
+        if self.q_lengths is not None:
+            pairs = pairs & (rows[:, None] < self.q_lengths[:, None, None, None])
+        if self.k_lengths is not None:
+            pairs = pairs & (columns < self.k_lengths[:, None, None, None])
+        return pairs
+
     def allowed(self, rows: Array, columns: Array) -> Array:
         """Tell which pairs of a tile may attend: (rows, columns), or (b, h, rows, columns)."""
         pairs = self.inside(columns)[None, :] & self.visible(rows, columns)
-        if self.mask is None:
-            return pairs
-        return pairs & self.masked(rows, columns)
+        if self.window is not None:
+            pairs = pairs & self.near(rows, columns)
+        if self.q_lengths is not None or self.k_lengths is not None:
+            pairs = pairs & self.exist(rows, columns)
+        return pairs if self.mask is None else pairs & self.masked(rows, columns)
 
     def masked(self, rows: Array, columns: Array) -> Array:
         """Return the mask of a tile."""
         assert self.mask is not None
-        return self.mask[:, :, rows[:, None], np.minimum(columns, self.n_k - 1)[None, :]]
+        return self.of_tile(self.mask, rows, columns)
+
+    def of_tile(self, x: Array, rows: Array, columns: Array) -> Array:
+        """Return the part of an array of pairs that belongs to a tile; the last key's where there is none."""
+        return x[:, :, rows[:, None], np.minimum(columns, self.n_k - 1)[None, :]]
 
     # Scores
 
@@ -114,15 +182,18 @@ class Flash:
     def capped(self, s: Array) -> Array:
         return s if self.softcap is None else self.softcap * np.tanh(s / self.softcap)
 
+    def biased(self, c: Array, rows: Array, columns: Array) -> Array:
+        return c if self.bias is None else c + self.of_tile(self.bias, rows, columns)
+
     def hidden(self, c: Array, allowed: Array) -> Array:
         """Return the scores with -inf where a pair may not attend."""
         return np.where(allowed, c, -np.inf)
 
     def scores(self, rows: Array, start: int) -> Array:
-        """Return the scores of a tile, capped and masked."""
+        """Return the scores of a tile, capped, biased and masked."""
         columns = np.arange(start, start + self.columns)
         c = self.capped(self.scaled(self.product(self.q[:, :, rows], self.keys(start))))
-        return self.hidden(c, self.allowed(rows, columns))
+        return self.hidden(self.biased(c, rows, columns), self.allowed(rows, columns))
 
     # The online softmax
 
@@ -153,6 +224,22 @@ class Flash:
     def accumulated(self, acc: Array, decay: Array, p: Array, v: Array) -> Array:
         return acc * decay + self.store(p) @ v
 
+    def dropped(self, p: Array, rows: Array, start: int) -> Array:
+        """Return the exponentials, or weights, after dropout."""
+        return p if self.keep is None else p * self.of_tile(self.keep, rows, np.arange(start, start + self.columns))
+
+    def with_sinks(self, top: Array, total: Array, acc: Array, rows: Array) -> tuple[Array, Array, Array]:
+        """Add the sinks, which have no value, to the sum."""
+        if self.sink is None:
+            return top, total, acc
+        sinks = np.broadcast_to(self.sink[:, None, :], (*top.shape[:3], self.sink.shape[1]))
+        if self.q_lengths is not None:
+            sinks = np.where(rows[:, None] < self.q_lengths[:, None, None, None], sinks, -np.inf)
+        new = np.maximum(top, np.max(sinks, axis=-1, keepdims=True))
+        decay = np.where(np.isneginf(top), 0.0, np.exp(top - self.shift(new))).astype(top.dtype)
+        added = np.sum(np.exp(sinks - self.shift(new)), axis=-1, keepdims=True)
+        return new, total * decay + added, acc * decay
+
     def empty(self, rows: Array) -> tuple[Array, Array, Array]:
         """Return the running maximum, sum and accumulator that a tile of queries begins with."""
         shape, like = (*self.q.shape[:2], len(rows)), self.q.dtype
@@ -170,7 +257,7 @@ class Flash:
             new = self.maximum(top, s)
             p, decay = self.powers(s, top, new), self.decay(top, new)
             total = self.summed(total, decay, p)
-            acc = self.accumulated(acc, decay, p, self.values(start))
+            acc = self.accumulated(acc, decay, self.dropped(p, rows, start), self.values(start))
             top = new
         return top, total, acc
 
@@ -189,7 +276,7 @@ class Flash:
         out = np.zeros((*self.q.shape[:3], self.v.shape[-1]), self.q.dtype)
         lse = np.full((*self.q.shape[:3], 1), -np.inf, self.q.dtype)
         for rows in self.query_tiles():
-            top, total, acc = self.attend(rows)
+            top, total, acc = self.with_sinks(*self.attend(rows), rows)
             out[:, :, rows], lse[:, :, rows] = self.divided(acc, total), self.lse_of(top, total)
         return out, lse
 
@@ -256,19 +343,41 @@ class Flash:
     def backward(self, out: Array, lse: Array, d_out: Array, groups: int) -> dict[str, Array]:
         """Return the gradients of q, k and v."""
         d_out, lse = self.upstream(d_out), self.lse_read(lse)
+        if self.q_lengths is not None:
+            d_out = np.where(np.arange(self.n_q)[:, None] < self.q_lengths[:, None, None, None], d_out, 0.0)
         delta = self.delta(out, d_out)
+        found = {name: np.zeros((*lse.shape[:3], self.n_k), lse.dtype) for name in self.pairs}
         d_q, d_k, d_v = np.zeros_like(self.q), np.zeros_like(self.k), np.zeros_like(self.v)
         for start in range(0, self.n_k, self.columns):
             for rows in self.query_tiles():
                 if not self.visits(rows, start):
                     continue
                 p = self.recomputed(rows, start, lse[:, :, rows])
-                self.add_key(d_v, start, np.swapaxes(self.store(p), -1, -2) @ d_out[:, :, rows])
-                d_p = self.d_weights(d_out[:, :, rows], self.values(start))
-                d_s = self.store(self.d_scores(p, d_p, delta[:, :, rows]) * self.slope(rows, start))
+                y, columns = self.dropped(p, rows, start), np.arange(start, min(start + self.columns, self.n_k))
+                self.add_key(d_v, start, np.swapaxes(self.store(y), -1, -2) @ d_out[:, :, rows])
+                d_y = self.d_weights(d_out[:, :, rows], self.values(start))
+                d_c = self.d_scores(p, self.dropped(d_y, rows, start), delta[:, :, rows])
+                for name, pair in (("d_bias", d_c), ("d_keep", d_y * p)):
+                    if name in found:
+                        found[name][:, :, rows[:, None], columns] = pair[..., : len(columns)]
+                d_s = self.store(d_c * self.slope(rows, start))
                 self.add_query(d_q, rows, d_s @ self.keys(start) * self.scale_of_query())
                 self.add_key(d_k, start, np.swapaxes(d_s, -1, -2) @ self.q[:, :, rows] * self.scale_of_key())
-        return {"d_q": d_q, "d_k": self.per_group(d_k, groups), "d_v": self.per_group(d_v, groups)}
+        found = {name: self.as_given(x, self.pairs[name]) for name, x in found.items()}
+        if self.sink is not None:
+            found["d_sink"] = self.d_sinks(lse, delta).reshape(self.sink_shape)
+        return found | {"d_q": d_q, "d_k": self.per_group(d_k, groups), "d_v": self.per_group(d_v, groups)}
+
+    def as_given(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """Sum the gradient of an array of pairs over the axes that it was broadcast along."""
+        wide = (1,) * (4 - len(shape)) + tuple(shape)
+        axes = tuple(axis for axis, size in enumerate(wide) if size == 1)
+        return np.sum(x, axis=axes, keepdims=True).reshape(shape)
+
+    def d_sinks(self, lse: Array, delta: Array) -> Array:
+        assert self.sink is not None
+        weights = np.where(np.isneginf(lse), 0.0, np.exp(self.sink[:, None, :] - self.shift(lse)))
+        return -np.sum(weights * delta, axis=(0, 2))
 
     # All of it
 
@@ -289,17 +398,37 @@ class Flash:
         Unknown
             Where a case has an option that it does not have.
         """
-        if unknown := sorted({*inputs, *options} - {*"qkv", "mask", "causal", "scale", "softcap"}):
+        if unknown := sorted({*inputs, *options} - OPTIONS):
             raise Unknown(f"the emulator has no {', '.join(unknown)}")
         q, k, v = (inputs[name].astype(working) for name in "qkv")
+        self.q_lengths, self.k_lengths = (
+            self.lengths_of(inputs[name], x.shape[2]) if name in inputs else None
+            for name, x in (("q_lengths", q), ("k_lengths", k))
+        )
+        q, k, v = _existing(q, self.q_lengths), _existing(k, self.k_lengths), _existing(v, self.k_lengths)
         q, k, v, mask = self.given(q, k, v, inputs.get("mask"))
         (_, heads, self.n_q, d), groups, self.n_k = q.shape, k.shape[1], k.shape[2]
+        shape, self.plane = (*q.shape[:2], self.n_q, self.n_k), (heads, groups)
         head = self.head_of(heads, groups)
         self.q, self.k, self.v = q, k[:, head], v[:, head]
         self.scale = self.scale_of(options.get("scale"), d)
         self.softcap = options.get("softcap")
-        self.offset = self.offset_of(options.get("causal", False), self.n_q, self.n_k, mask)
-        self.mask = None if mask is None else self.mask_of(mask, (*q.shape[:2], self.n_q, self.n_k))
+        causal, offset = options.get("causal", False), options.get("offset", inputs.get("offset"))
+        self.placed = offset is not None
+        self.place = self.place_of(offset, causal, self.n_q, self.n_k)
+        self.offset = self.offset_of(causal, self.n_q, self.n_k, mask)
+        window = options.get("window")
+        self.window = None if window is None else self.window_of(window, self.n_q, self.n_k)
+        self.mask = None if mask is None else self.mask_of(mask, shape)
+        self.bias, self.keep = (
+            of(inputs[name].astype(working), shape) if name in inputs else None
+            for name, of in (("bias", self.bias_of), ("keep", self.keep_of))
+        )
+        floating = (name for name in ("bias", "keep") if name in inputs and inputs[name].dtype.kind == "f")
+        self.pairs = {f"d_{name}": inputs[name].shape for name in floating}
+        sink = inputs.get("sink")
+        self.sink = None if sink is None else self.sinks_of(sink.astype(working), heads)
+        self.sink_shape = None if sink is None else sink.shape
         with np.errstate(all="ignore"):
             out, lse = self.forward()
             out, lse = self.written(self.store(out), lse)

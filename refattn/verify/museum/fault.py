@@ -18,14 +18,21 @@ Kind = TypeVar("Kind", bound=type[Flash])
 MECHANISM = "softmax"
 """The mechanism whose kernels the museum has: its emulator is one."""
 
-ROOMS = ("online", "scores", "masks", "memory", "splits", "gradients")
+ROOMS = ("online", "scores", "masks", "memory", "splits", "options", "gradients")
 """The modules that hold faults."""
 
-SIZES = (16, 32, 64, 128)
-"""Sizes of tiles that are tried."""
+SIZES = (16, 32, 64, 128, 8)
+"""Sizes of tiles that are tried, those of kernels first."""
 
 UNEQUAL = ((64, 32), (128, 64), (128, 32), (64, 128), (32, 64), (16, 32), (32, 16))
 """Unequal tiles that are tried where both sizes matter."""
+
+RECOMPUTED = {
+    "given", "head_of", "scale_of", "offset_of", "place_of", "window_of", "lengths_of", "mask_of", "bias_of", "keep_of",
+    "starts", "tile", "keys", "values", "inside", "visible", "near", "exist", "allowed", "masked", "product", "scaled",
+    "capped", "biased", "hidden", "scores", "exp", "dropped"
+}  # fmt: skip
+"""Steps of the forward that the backward goes through again."""
 
 _FOUND: list[Fault] = []
 
@@ -82,6 +89,23 @@ class Fault:
         """Whether outputs are right, and gradients alone are wrong."""
         return self.of[0].startswith("d")
 
+    @property
+    def recomputed(self) -> bool:
+        """Whether it may as well be a fault of the backward alone, which computes the weights again."""
+        own = {name for kind in self.kernel.__mro__ if kind not in (Flash, object) for name in vars(kind)}
+        return not self.backward and bool(own & RECOMPUTED) and "run" not in own
+
+    def gradients(
+        self,
+        inputs: Mapping[str, Array],
+        options: Mapping[str, Any],
+        d_out: Array,
+        sizes: tuple[int, int],
+        outputs: tuple[Array, Array],
+    ) -> dict[str, Array]:
+        """Return what a kernel gives whose forward is right, and gave these (out, lse): the backward alone is wrong."""
+        return backward_of(self.kernel(*sizes), inputs, options, d_out, outputs)
+
     def results(
         self,
         inputs: Mapping[str, Array],
@@ -98,6 +122,20 @@ class Fault:
 
         kernel = self.kernel(*sizes, store) if low else self.kernel(*sizes)
         return kernel.run(inputs, options, d_out, np.float64 if dtype == "float64" else np.float32)
+
+
+def backward_of(
+    kernel: Flash,
+    inputs: Mapping[str, Array],
+    options: Mapping[str, Any],
+    d_out: Array,
+    outputs: tuple[Array, Array],
+) -> dict[str, Array]:
+    """Return what a kernel gives whose backward begins with these (out, lse), whatever its forward is."""
+    out, lse = outputs
+    kernel.forward = lambda: (out, lse[..., None])  # type: ignore[method-assign]
+    kernel.written = lambda out, lse: (out, lse)  # type: ignore[method-assign]
+    return kernel.run(inputs, options, d_out)
 
 
 def fault(*of: str, link: str, tiles: str = "") -> Callable[[Kind], Kind]:

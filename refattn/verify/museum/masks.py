@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.verify.museum.emulator import Array, Flash
+from refattn.verify.museum.emulator import Array, Flash, Place
 from refattn.verify.museum.fault import fault
 
 
@@ -15,7 +15,7 @@ from refattn.verify.museum.fault import fault
 class CausalIgnored(Flash):
     """The causal mask is ignored."""
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
         return None
 
 
@@ -23,7 +23,7 @@ class CausalIgnored(Flash):
 class CausalAlways(Flash):
     """The kernel is causal whether it is asked for or not."""
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
         return super().offset_of(True if causal is False else causal, queries, keys, mask)
 
 
@@ -31,23 +31,23 @@ class CausalAlways(Flash):
 class CausalTopLeft(Flash):
     """The causal mask is aligned at the first key: the keys of the past are not seen."""
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
-        return None if causal is False else 0
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
+        return None if causal is False else self.place if self.placed else 0
 
 
 @fault("SM.3", "bottom-right causality", "causal mask", link="https://github.com/ml-explore/mlx/issues/2835")
 class CausalBottomRight(Flash):
     """The causal mask is aligned at the last key where the first one was asked for."""
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
-        return None if causal is False else keys - queries
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
+        return None if causal is False else self.place if self.placed else self.place_of(None, True, queries, keys)
 
 
 @fault("SM.3", "causal mask", link="https://github.com/RVC-Boss/GPT-SoVITS/issues/965")
 class CausalOneTooMany(Flash):
     """A query sees one key too many: the next token."""
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
         offset = super().offset_of(causal, queries, keys, mask)
         return None if offset is None else offset + 1
 
@@ -56,7 +56,7 @@ class CausalOneTooMany(Flash):
 class CausalStrict(Flash):
     """A query does not see the key of its own token."""
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
         offset = super().offset_of(causal, queries, keys, mask)
         return None if offset is None else offset - 1
 
@@ -65,7 +65,7 @@ class CausalStrict(Flash):
 class CausalIgnoredWithMask(Flash):
     """Where a mask is given the causal one is ignored."""
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
         return super().offset_of(causal, queries, keys, mask) if mask is None else None
 
 
@@ -82,7 +82,7 @@ class MaskIgnoredWithCausal(Flash):
 class CausalForOneQueryTopLeft(Flash):
     """A single query is taken for the first one: it sees the first key alone."""
 
-    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> int | None:
+    def offset_of(self, causal: Any, queries: int, keys: int, mask: Array | None) -> Place:
         offset = super().offset_of(causal, queries, keys, mask)
         return offset if queries != 1 or offset is None else 0
 
@@ -96,7 +96,7 @@ class CausalFirstStage(Flash):
             return super().visible(rows, columns)
         first = int(rows[0]) // self.rows * self.rows + self.offset
         before = columns < -(-first // self.columns) * self.columns
-        return super().visible(rows, columns) | before[None, :]
+        return super().visible(rows, columns) | before
 
 
 @fault("SM.3", "causal mask", link="https://github.com/Dao-AILab/flash-attention/pull/436", tiles="both")
@@ -115,7 +115,7 @@ class CausalLoopWithoutOffset(Flash):
     """The loop over keys ends at the last query of the tile, as if there were as many keys as queries."""
 
     def starts(self, first: int, last: int) -> Iterable[int]:
-        end = self.n_k if self.offset is None else min(self.n_k, last, last + self.offset)
+        end = self.n_k if self.offset is None else min(self.n_k, last, last + int(np.max(self.offset)))
         return range(0, max(end, 0), self.columns)
 
 

@@ -172,7 +172,8 @@ class SoftmaxOverQueries(Flash):
     def forward(self) -> tuple[Array, Array]:
         _, lse = super().forward()
         rows, columns = np.arange(self.n_q), np.arange(self.n_k)
-        s = self.hidden(self.capped(self.scaled(self.product(self.q, self.k))), self.allowed(rows, columns))
+        c = self.capped(self.scaled(self.product(self.q, self.k)))
+        s = self.hidden(self.biased(c, rows, columns), self.allowed(rows, columns))
         p = np.exp(s)
         total = np.sum(p, axis=-2, keepdims=True)
         return p / np.where(total > 0.0, total, 1.0) @ self.v, lse

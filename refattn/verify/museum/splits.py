@@ -21,7 +21,7 @@ class Split(Flash):
             new = self.maximum(top, s)
             p = self.powers(s, top, new)
             total = self.summed(total, np.ones_like(total), p)
-            acc = self.accumulated(acc, np.ones_like(total), p, self.values(start))
+            acc = self.accumulated(acc, np.ones_like(total), self.dropped(p, rows, start), self.values(start))
             outs.append(self.part_out(acc, total))
             lses.append(self.part_lse(new, total))
         if not outs:

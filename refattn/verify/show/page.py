@@ -6,6 +6,7 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -18,8 +19,8 @@ from refattn.mechanisms.record import Mechanism
 from refattn.verify.judge.budget import finite, ratio, rounded, rows
 from refattn.verify.judge.compare import row_limit
 from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
-from refattn.verify.show import diagnosis
-from refattn.verify.show.report import call_of, closing
+from refattn.verify.show import diagnosis, example
+from refattn.verify.show.report import call_of, closing, decline_rows
 from refattn.verify.show.texts import share_text
 
 MAPS = 12
@@ -63,11 +64,18 @@ svg, table {{ max-width: 100% }}
 """
 
 
-def page(report: Report, mechanism: Mechanism, producer: str, suspects: Iterable[tuple[int, str]] = ()) -> str:
-    """Return the page: the verdict, budget bars, heat maps, what failed, what was declined, and versions.
+def page(
+    report: Report,
+    mechanism: Mechanism,
+    producer: str,
+    suspects: Iterable[tuple[int, str]] = (),
+    instead: Sequence[Outcome] = (),
+) -> str:
+    """Return the page: the verdict, what fails as numbers, budget bars, heat maps, all cases, and versions.
 
     `producer` is the version of refattn; `suspects` are the lines on where the error is, each with its columns of
-    indentation, where there are any.
+    indentation, where there are any; `instead` are outcomes of smaller cases in place of long ones, whose results are
+    not kept.
     """
     what = "outputs and gradients" if report.grad else "outputs"
     title = f"{report.implementation} against {mechanism.title.lower()}"
@@ -76,19 +84,61 @@ def page(report: Report, mechanism: Mechanism, producer: str, suspects: Iterable
     parts = [f"<h1>{escape(title)}: {what}</h1>", f'<p class="verdict {status}">{escape(closing(report))}</p>']
     parts += _box(report, mechanism)
     parts += _section("Suspects", _verbatim(" " * columns + text for columns, text in suspects))
+    parts += _smallest(report)
     parts += _section("Used share of the allowed error", _bars(report))
-    parts += _section("Where the errors are", _maps(report))
+    parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))
+    parts += _section("Cases and types", _grid(report))
     parts += _section(
         f"Failed: {len(failed)} of {report.counts()['all']['run']} cases run", _failures(failed, mechanism)
     )
-    if report.smallest:
-        parts += _section("The smallest case found that fails", _verbatim(report.smallest))
-    declined = [(o.dtype, o.case, o.detail) for o in report.outcomes if o.status == "declined"]
-    parts += _section("Declined", _table(("dtype", "case", "reason"), declined) if declined else "")
+    declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
+    parts += _section("Declined", _table(("cases", "reason", "where"), decline_rows(declined)) if declined else "")
     counts = [(kind, *row.values()) for kind, row in report.counts().items()]
     parts += _section("Cases", _table(("class", "run", "agreed", "failed", "declined"), counts))
     parts += _section("Versions", _table(("program", "version"), _versions(producer)))
     return _PAGE.format(title=escape(title), body="\n".join(parts))
+
+
+def _smallest(report: Report) -> list[str]:
+    """Return the smallest case that fails: as numbers, as a program of NumPy, and as one that judges it."""
+    parts: list[str] = []
+    if report.least:
+        case, outcome = report.least
+        about = f"{outcome.dtype}: {call_of(case)}"
+        if numbers := example.rows(outcome):
+            verdict = example.wrong(outcome)
+            header = (verdict.tensor if verdict else "", "got", "expected", "difference")
+            parts += [f"<p>{escape(about)}</p>", _table(header, numbers)]
+        if lines := example.program(case, outcome, report.implementation):
+            parts += ["<p>In NumPy alone:</p>", _verbatim(lines)]
+    if report.smallest:
+        parts += ["<p>With the verdict:</p>" if parts else "", _verbatim(report.smallest)]
+    return _section("The smallest case found that fails", "".join(parts))
+
+
+def _grid(report: Report) -> str:
+    """Return a table of all cases by type: the largest used share, or what became of a case."""
+    dtypes = list(dict.fromkeys(outcome.dtype for outcome in report.outcomes))
+    cells: dict[str, dict[str, Outcome]] = {}
+    for outcome in report.outcomes:
+        cells.setdefault(outcome.case, {})[outcome.dtype] = outcome
+
+    def cell(outcome: Outcome | None) -> str:
+        if outcome is None:
+            return "<td></td>"
+        shares = [math.inf if math.isnan(one.share) else one.share for one in outcome.verdicts]
+        told = share_text(max(shares)) if shares and outcome.status != "declined" else outcome.status
+        word = "disagrees" if outcome.status == "raises" else outcome.status
+        return f'<td class="{word}">{escape(told)}</td>'
+
+    rows = "".join(
+        f"<tr><td>{escape(case)}</td>{''.join(cell(found.get(dtype)) for dtype in dtypes)}</tr>"
+        for case, found in cells.items()
+    )
+    header = "".join(f"<th>{escape(text)}</th>" for text in ("case", *dtypes))
+    table = f'<table class="n"><tr>{header}</tr>{rows}</table>'
+    told = f"{len(cells)} cases in {', '.join(dtypes)}: the largest used share of the allowed error"
+    return f"<details><summary>{escape(told)}</summary>{table}</details>" if cells else ""
 
 
 def _box(report: Report, mechanism: Mechanism) -> list[str]:

@@ -117,7 +117,7 @@ def verified(
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     if declined:
         parts.append(f"Declined ({len(declined)} of {len(report.outcomes)} cases)")
-        parts += [_table(("cases", "reason", "where"), _decline_rows(declined), width), ""]
+        parts += [_table(("cases", "reason", "where"), decline_rows(declined), width), ""]
     if declined and not report.counts()["all"]["run"]:
         parts += ["The cases that come nearest", *(indented(2, line) for line in nearest(report, mechanism)), ""]
     if report.reference:
@@ -248,7 +248,7 @@ def call_of(case: Case) -> str:
     return ", ".join((*arrays, *(f"{name}={value!r}" for name, value in case.options.items())))
 
 
-def _decline_rows(declined: Sequence[Outcome]) -> list[tuple[str, ...]]:
+def decline_rows(declined: Sequence[Outcome]) -> list[tuple[str, ...]]:
     """Return one row for each reason: how many cases, the reason, and the cases by dtype, or some of them."""
     reasons: dict[str, list[Outcome]] = {}
     for outcome in declined:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shutil
 import subprocess
@@ -19,7 +21,9 @@ from refattn.cli import cli
 from refattn.verify.blame.suspects import locate
 from refattn.verify.outcome import Outcome, Report
 from refattn.verify.run import verify
+from refattn.verify.show import example
 from refattn.verify.show.page import COLUMNS, page, row_shares
+from refattn.verify.shrink import least
 
 RECORD = ra.mechanism("softmax")
 FEW_NAMES = ("tiny", "causal-tail", "mask-keys", "softcap")
@@ -89,6 +93,34 @@ def test_it_says_what_the_report_says(file: Path, report: Report) -> None:
             if not verdict.agrees:
                 assert f"{verdict.got}, not {verdict.expected}" in text
     assert "<td>refattn</td><td>1.2.3</td>" in text and "<td>numpy</td>" in text
+
+
+def test_cases_and_types_are_a_grid_and_declines_stand_together(report: Report) -> None:
+    text = page(replace(report, outcomes=report.outcomes * 2), FEW, "1")
+    assert "4 cases in float32: the largest used share" in text
+    assert '<tr><td>mask-keys</td><td class="declined">declined</td></tr>' in text
+    assert re.search(r'<tr><td>softcap</td><td class="disagrees">(inf|&gt;1000)</td></tr>', text)
+    assert "<tr><td>2</td><td>no &lt;masks&gt; &amp; such</td><td>float32: mask-keys</td></tr>" in text
+
+
+def test_the_smallest_case_is_shown_as_numbers_and_as_a_program_of_numpy() -> None:
+    def attend(q: Any, k: Any, v: Any, *, causal: Any = False) -> Any:
+        return np.asarray(ra.softmax.forward(q, k, v)[0])
+
+    one = replace(RECORD, cases=(RECORD.case("causal"),), kernel_sizes=())
+    found = verify(one, attend, label="no such file.py:attend", dtypes=["float32"])
+    pair = least(one, attend, found)
+    assert pair is not None
+    numbers, lines = example.rows(pair[1]), example.program(*pair, found.implementation)
+    assert len(lines) <= 10 and not any("refattn" in line for line in lines)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec("\n".join(lines), {"attend": attend})
+    apart = [float(row[3]) for row in numbers]
+    assert any(abs(float(said.getvalue()) - one) <= 1e-6 for one in apart if one != 0.0)
+    text = page(replace(found, least=pair, smallest=("x",)), one, "1")
+    assert "In NumPy alone" in text and f"<td>{numbers[0][1]}</td>" in text
+    assert "least" not in found.to_json()
 
 
 def test_it_asks_nobody_for_anything(file: Path) -> None:
