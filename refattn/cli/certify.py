@@ -93,7 +93,9 @@ def check(
 @click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
 @click.option(
-    "--rounding", metavar="ID,...", help="Equations that it rounds to the storage type, beside those of the record."
+    "--rounding",
+    metavar="NAME[=TYPE],...",
+    help="What it rounds beside what every kernel does: ids of equations, products (=tf32, bf16x3, ...), q, k, v.",
 )
 @click.option("--grad", is_flag=True, help="Judge the gradients too.")
 @click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
@@ -239,6 +241,8 @@ def verify(
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
     from refattn.verify.blame import suspects
+    from refattn.verify.foreign.adapter import read_roundings, roundings
+    from refattn.verify.judge.precision import explained
     from refattn.verify.show import page, report
     from refattn.verify.show import suspects as suspects_text
 
@@ -246,6 +250,8 @@ def verify(
         deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
         ctx.exit(laws.exit_code)
     if not asked_for and any(outcome.status == "disagrees" for outcome in found.outcomes):
+        told = {} if outputs is not None else roundings(implementation, record.equations)
+        found = explained(record, found, read_roundings(rounded, record.equations) | told)
         with progress(f"suspects of {record.name}", "equations") as wrap:
             found = suspects.locate(record, found, progress=wrap)
             if stand_in and not found.suspects:
@@ -291,8 +297,15 @@ def _roundings(record: Mechanism, given: str | None, stored: bool) -> tuple[str,
     ids = tuple(id.strip() for id in (given or "").split(",") if id.strip())
     if given is not None and stored:
         raise Problem("--rounding: the budgets of golden vectors are stored in them; needs --impl or --exec")
-    if (given is not None and not ids) or set(ids) - set(record.equations):
-        raise Problem(f"--rounding: got {given!r}, needs ids of equations such as {next(iter(record.equations))}")
+    from refattn.verify.foreign.adapter import read_roundings
+
+    try:
+        if given is not None and not ids:
+            raise ValueError("name nothing")
+        read_roundings(ids, record.equations)
+    except ValueError as error:
+        needs = f"{error}".partition(", needs ")[2] or f"ids of equations such as {next(iter(record.equations))}"
+        raise Problem(f"--rounding: got {given!r}, needs {needs}") from error
     return ids
 
 

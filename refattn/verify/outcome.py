@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+UNTAGGED = ("products", "q", "k", "v")
+"""What may be declared to be rounded and is no equation."""
+
 
 @dataclass(frozen=True)
 class Decline:
@@ -282,6 +285,24 @@ class Suspects:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """What would explain the failures in a dtype.
+
+    Attributes
+    ----------
+    roundings
+        With these declared the cases agree: see `refattn.verify.judge.budget.Roundings`.
+    cases, failing
+        How many cases were judged once more with them, and how many fail.
+    """
+
+    dtype: str
+    roundings: dict[str, str]
+    cases: int
+    failing: int
+
+
+@dataclass(frozen=True)
 class Report:
     """All outcomes of one implementation.
 
@@ -297,6 +318,8 @@ class Report:
         Of the random numbers of the inputs.
     reference
         Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
+    precision
+        Where something fails, what it may have rounded that would explain it: see `refattn.verify.judge.precision`.
     """
 
     mechanism: str
@@ -308,6 +331,7 @@ class Report:
     conventions: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     reference: bool = False
+    precision: tuple[Precision, ...] = ()
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,17 @@ import numpy as np
 from refattn.checked import One, Whole, checked
 from refattn.golden.storage import DTYPES, FLOAT8
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.adapter import CallError, attribute, call, learned, of_float8, own_keep, pulls, roundings
+from refattn.verify.foreign.adapter import (
+    CallError,
+    attribute,
+    call,
+    learned,
+    of_float8,
+    own_keep,
+    pulls,
+    read_roundings,
+    roundings,
+)
 from refattn.verify.foreign.conventions import differing
 from refattn.verify.judge import sampled
 from refattn.verify.judge.budget import rounded, truth, with_equations
@@ -34,7 +44,8 @@ def verify_case(
     derivatives: Iterable[str] = (),
 ) -> Outcome:
     """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too."""
-    declared = {**dict.fromkeys(rounding, ""), **roundings(implementation, mechanism.equations)}
+    declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism.equations)
+    declared |= roundings(implementation, mechanism.equations)
     small = dtype in FLOAT8
     further = pulls(implementation, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
@@ -156,7 +167,7 @@ def verify(
     grad
         Whether gradients are asked and judged too.
     rounding
-        Equations that it rounds to the storage type, beside those of the record and of its attribute `roundings`.
+        What it rounds beside its attribute `roundings`: names, or "NAME=TYPE".
     derivatives
         "tangent": the derivative of its outputs along a direction of all its arrays is judged too. "hessian": that of
         its gradients, which needs `grad`. Both in float64 and float32 alone.

@@ -35,7 +35,7 @@ from refattn.checked import checked
 from refattn.golden.storage import FLOAT8, TYPES, has_gradient
 from refattn.verify.foreign import manners
 from refattn.verify.foreign.pushed import derivatives
-from refattn.verify.outcome import Decline, Result
+from refattn.verify.outcome import UNTAGGED, Decline, Result
 
 
 class LoadError(Exception):
@@ -377,23 +377,35 @@ def _jax_gradients(
 
 
 def roundings(implementation: Any, equations: Iterable[str]) -> dict[str, str]:
-    """Return the equations that an implementation declares to round, beside those that every kernel rounds.
-
-    Each comes with the type that it rounds to, "" for the storage type.
+    """Return what an implementation declares to round, as `refattn.verify.judge.budget.Roundings` has it.
 
     Raises
     ------
     LoadError
-        Where its attribute `roundings` is no tuple, list or dict of ids of `equations`, or a type is none.
+        Where its attribute `roundings` is no tuple, list or dict of such names, or a type is none.
     """
     declared = attribute(implementation, "roundings")
-    declared = () if declared is None else declared
-    known = tuple(equations)
-    listed = dict.fromkeys(declared, "") if isinstance(declared, (tuple, list)) else declared
+    try:
+        return read_roundings(() if declared is None else declared, equations)
+    except ValueError as error:
+        raise LoadError(f"--impl: its roundings {error}") from error
+
+
+def read_roundings(declared: Any, equations: Iterable[str]) -> dict[str, str]:
+    """Return what is declared to be rounded with its type, of names, "NAME=TYPE", or a dict; "" is the storage type.
+
+    Raises
+    ------
+    ValueError
+        Where it is something else.
+    """
+    known, listed = (*equations, *UNTAGGED), declared
+    if isinstance(declared, (tuple, list)) and all(isinstance(id, str) for id in declared):
+        listed = {id: type_ for id, _, type_ in (one.partition("=") for one in declared)}
     if not isinstance(listed, dict) or not all(id in known for id in listed):
-        raise LoadError(f"--impl: its roundings are {declared!r}, needs a tuple of ids such as {known[0]}")
+        raise ValueError(f"are {declared!r}, needs some of products, q, k, v and ids such as {known[0]}")
     if wrong := [type_ for type_ in listed.values() if type_ and type_ not in TYPES]:
-        raise LoadError(f"--impl: its roundings name {wrong[0]!r}, needs one of {', '.join(TYPES)}")
+        raise ValueError(f"name {wrong[0]!r}, needs one of {', '.join(TYPES)}")
     return listed
 
 
