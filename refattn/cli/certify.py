@@ -105,7 +105,7 @@ def check(
     "dtypes",
     multiple=True,
     metavar="NAME",
-    help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2.",
+    help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
 )
 @click.option(
     "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens, not the designed cases."
@@ -187,15 +187,15 @@ def verify(
     if own:
         record, stored = own_cases(record, shapes, listed, inputs)
         dtypes = dtypes or stored
-    from refattn.golden.storage import DTYPES, FLOAT8
+    from refattn.golden.storage import DTYPES, SCALED
     from refattn.verify import large, run, shrink, verify_bitwise, verify_memory
     from refattn.verify.foreign import adapter, dumped
     from refattn.verify.judge import derivatives, sampled
 
     for name in dtypes:
-        if name not in (*DTYPES, *FLOAT8):
-            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join((*DTYPES, *FLOAT8))}")
-        if name in FLOAT8 and (impl is None or own or memory or bitwise):
+        if name not in (*DTYPES, *SCALED):
+            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join((*DTYPES, *SCALED))}")
+        if name in SCALED and (impl is None or own or memory or bitwise):
             raise Problem(f"--dtype: got {name}, whose numbers have factors, needs --impl on the designed cases")
     if (memory or bitwise) and len(dtypes) > 1:
         raise Problem(f"{others[0]}: got --dtype {', '.join(dtypes)}, needs one")

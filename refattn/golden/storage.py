@@ -51,7 +51,9 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 """The types that implementations are verified in unless they ask for others."""
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-"""Types whose numbers come with factors, by which they are multiplied: verified in where they are asked for."""
+
+SCALED = (*FLOAT8, "mxfp8", "nvfp4")
+"""Formats whose numbers come with factors, by which they are multiplied: verified in where they are asked for."""
 
 LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8", "bfloat16": "float8"}
 """The type that is one step coarser."""

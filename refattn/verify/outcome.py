@@ -62,7 +62,9 @@ class Truth:
     further
         Gradients with respect to outputs beside `out`, by the names of the backward's arguments: "d_lse".
     factors
-        In float8 what q, k and v are multiplied by, by name; {} in other types.
+        In formats with factors these of q, k and v by name, as a kernel is given them; {} in others.
+    times
+        The same as what each element is multiplied by, broadcast.
     along
         The direction of the derivatives "t_out" and "h_q", ..., by the names of the inputs; {} where none are asked.
     """
@@ -76,6 +78,7 @@ class Truth:
     exact: frozenset[str] = frozenset()
     further: dict[str, NDArray[Any]] = field(default_factory=dict)
     factors: dict[str, NDArray[Any]] = field(default_factory=dict)
+    times: dict[str, NDArray[Any]] = field(default_factory=dict)
     along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from refattn.checked import One, Whole, checked
-from refattn.golden.storage import DTYPES, FLOAT8
+from refattn.golden.storage import DTYPES, SCALED
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.adapter import (
     CallError,
@@ -31,7 +31,7 @@ from refattn.verify.judge.derivatives import with_derivatives
 from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
 
 
-@checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *FLOAT8)), grad=bool, seed=Whole())
+@checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *SCALED)), grad=bool, seed=Whole())
 def verify_case(
     mechanism: Mechanism,
     implementation: Any,
@@ -46,7 +46,7 @@ def verify_case(
     """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too."""
     declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism.equations)
     declared |= roundings(implementation, mechanism.equations)
-    small = dtype in FLOAT8
+    small = dtype in SCALED
     further = pulls(implementation, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
     more |= of_float8(implementation) if small else {}
@@ -64,6 +64,7 @@ def verify_case(
         if asked:
             case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
         descale = {"descale": tuple(case_truth.factors[name].tolist() for name in "qkv")} if small else {}
+        descale |= {"descale_whole": tuple(case_truth.factors["whole"].tolist())} if dtype == "nvfp4" else {}
         result = call(
             implementation,
             case_truth.inputs,
@@ -195,5 +196,5 @@ def verify(
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in outcomes):
         return report
-    plain = tuple(dtype for dtype in dtypes if dtype not in FLOAT8)  # nine calls without factors
+    plain = tuple(dtype for dtype in dtypes if dtype not in SCALED)  # nine calls without factors
     return replace(report, conventions=differing(implementation, mechanism, dtypes=plain)) if plain else report

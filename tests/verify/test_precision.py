@@ -98,3 +98,53 @@ def test_what_cannot_be_declared_is_refused() -> None:
         kernel.roundings = declared
         with pytest.raises(LoadError, match=words):
             verify(some("tiny"), kernel, dtypes=["float32"])
+
+
+class Scaled:
+    """A kernel that multiplies what it is given by its factors first, by loops of its own."""
+
+    def __init__(self, format: str, descale: Any = None, forgets: str = "") -> None:
+        self.format, self.descale, self.forgets, self.shapes = format, descale, forgets, [()]
+        self.result = "float32"
+
+    def forward(self, q: Any, k: Any, v: Any, *, dtype: str, descale: Any, descale_whole: Any = (1, 1, 1)) -> Any:
+        assert dtype == self.format
+        self.shapes = [x.shape for x in descale]
+        size = {"mxfp8": 32, "nvfp4": 16}.get(dtype, self.descale)
+        wide = []
+        for name, x, factors, whole in zip("qkv", (q, k, v), descale, descale_whole, strict=True):
+            x = x.astype(np.float64)
+            for at in np.ndindex(x.shape) if name != self.forgets else ():
+                b, h, n, d = at
+                n, d = (n // size, d) if name == "v" or self.descale else (n, d // size)
+                x[at] *= factors[(b, h, n) if self.descale else (b, h, n, d)] * np.float64(whole)
+            wide.append(x)
+        return ra.softmax.forward(*wide)[0].astype(F)
+
+
+@pytest.mark.parametrize(
+    ("format", "descale", "shapes"),
+    [
+        ("mxfp8", None, [(2, 4, 37, 1), (2, 4, 37, 1), (2, 4, 2, 16)]),
+        ("nvfp4", None, [(2, 4, 37, 1), (2, 4, 37, 1), (2, 4, 3, 16)]),
+        ("float8_e5m2", 16, [(2, 4, 3)] * 3),
+    ],
+)
+def test_factors_of_blocks(format: str, descale: Any, shapes: Any) -> None:
+    kernel = Scaled(format, descale)
+    (outcome,) = verify(some("plain"), kernel, dtypes=[format]).outcomes
+    assert outcome.status == "agrees" and kernel.shapes == shapes
+    (outcome,) = verify(some("plain"), Scaled(format, descale, forgets="v"), dtypes=[format]).outcomes
+    assert outcome.status == "disagrees"
+
+
+def test_numbers_times_factors_are_the_designed_numbers_rounded() -> None:
+    case = RECORD.case("plain")
+    designed = truth(RECORD, case, "float32", grad=False).inputs
+    for format, unit in (("mxfp8", 2.0**-3), ("nvfp4", 2.0**-2)):  # a block's largest may saturate, by 448 / 512
+        known = truth(RECORD, case, format, grad=False)
+        for name in "qkv":
+            most = np.max(np.abs(designed[name]), axis=3 if name != "v" else 2, keepdims=True)
+            assert np.all(np.abs(known.inputs[name] * known.times[name] - designed[name]) <= unit * most)
+            held = {"mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m1fn"}[format]
+            assert np.array_equal(round_to(known.inputs[name].astype(np.float64), held), known.inputs[name])

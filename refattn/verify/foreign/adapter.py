@@ -7,12 +7,12 @@ by its id ("SM.7"), each of which is judged. It may carry attributes: ``framewor
 tensors of that library, not NumPy arrays), ``d_lse`` (true where its autograd may be asked for the gradient of lse; a
 ``backward(d_out, d_lse)`` says so by its parameters), ``slack`` ("unwritten" where it leaves rows beyond the lengths as
 they are: these are not judged), ``keep`` (a function of a case's name and a shape that returns the factors of a kernel
-that draws its own dropout, asked before the truth is computed) and ``roundings`` (ids of equations that it rounds to
-float16 or bfloat16 beside those that every kernel rounds, or a dict of these with types). In float8 it is given numbers
-and ``descale``, their factors: ``descale = "tensor"`` asks for one of each tensor, and ``result`` names the type of its
-output. Where it has, after a call, an attribute ``intermediates``,
-that is a dict of its own values of equations, by id: `refattn.verify.blame.substitution` finds with them where it goes
-wrong.
+that draws its own dropout, asked before the truth is computed) and ``roundings`` (what it rounds
+beside what every kernel does: see `refattn.verify.judge.budget.Roundings`). In formats with factors it is given numbers
+and ``descale``, these factors: in float8 ``descale = "tensor"`` asks for one of each tensor, and ``descale = 64`` for
+one for each 64 tokens of a head; ``result`` names the type of its output. Where it has, after a call, an attribute
+``intermediates``, that is a dict of its own values of equations, by id: `refattn.verify.blame.substitution` finds with
+them where it goes wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.checked import checked
-from refattn.golden.storage import FLOAT8, TYPES, has_gradient
+from refattn.golden.storage import SCALED, TYPES, has_gradient
 from refattn.verify.foreign import manners
 from refattn.verify.foreign.pushed import derivatives
 from refattn.verify.outcome import UNTAGGED, Decline, Result
@@ -162,11 +162,13 @@ def _call(
     if manners.current() == "interleaved" and hasattr(implementation, "backward"):
         return Decline("an object with a backward of its own has one forward at a time")
     told = _takes_dtype(forward)
-    if not told and (dtype in FLOAT8 or (dtype == "bfloat16" and not framework)):
+    if not told and (dtype in SCALED or (dtype == "bfloat16" and not framework)):
         return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
     extra = dict(options) | ({"dtype": dtype} if told else {})
-    if dtype in FLOAT8:
-        extra["descale"] = tuple(_given(np.asarray(x, np.float32), framework, "float32") for x in options["descale"])
+    if dtype in SCALED:
+        for name in ("descale", "descale_whole"):
+            if name in options:
+                extra[name] = tuple(_given(np.asarray(x, np.float32), framework, "float32") for x in options[name])
         dtype = "float32"
     arguments = {name: _given(x, framework, dtype) for name, x in inputs.items()}
     if lacking := _lacking(forward, (*arguments, *extra)):
@@ -420,9 +422,10 @@ def of_float8(implementation: Any) -> dict[str, Any]:
     result, descale = (attribute(implementation, name) or "" for name in ("result", "descale"))
     if result not in ("", "float32", "float16", "bfloat16"):
         raise LoadError(f"--impl: its result is {result!r}, needs one of float32, float16, bfloat16")
-    if descale not in ("", "head", "tensor"):
-        raise LoadError(f'--impl: its descale is {descale!r}, needs "head" or "tensor"')
-    return {"result": result or "bfloat16", "whole": descale == "tensor"}
+    per = {"": None, "head": None, "tensor": 0}
+    if descale not in per and not (str(descale).isdecimal() and int(descale) > 0):
+        raise LoadError(f'--impl: its descale is {descale!r}, needs "head", "tensor" or a number of tokens')
+    return {"result": result or "bfloat16", "per": per[descale] if descale in per else int(descale)}
 
 
 def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:

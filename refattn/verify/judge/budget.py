@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import FLOAT8, TYPES, has_gradient, round_to, spacing, stored
+from refattn.golden.storage import FLOAT8, SCALED, TYPES, has_gradient, round_to, spacing, stored
 from refattn.instruments.products import products
 from refattn.instruments.wrapper import plain
 from refattn.mechanisms.record import Case, Mechanism
@@ -88,7 +88,7 @@ def truth(
     further: Iterable[str] = (),
     replaced: Mapping[str, NDArray[Any]] | None = None,
     result: str = "bfloat16",
-    whole: bool = False,
+    per: int | None = None,
 ) -> Truth:
     """Return inputs, true results and error budget of a case in a storage type.
 
@@ -96,18 +96,19 @@ def truth(
     inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
     on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
 
-    In float8 there are factors of q, k and v, of `whole` tensors or of each head, and no gradients; the result is of
-    the type `result`, and what kernels round on the way is rounded to that.
+    In formats with factors these are of so many tokens, `per` (see `refattn.verify.judge.scaled`), and there are no
+    gradients; the result is of the type `result`, and what kernels round on the way is rounded to that.
     """
     factors: dict[str, NDArray[Any]] = {}
-    if dtype in FLOAT8:
-        inputs, factors = scaled.scaled(mechanism, case, dtype, whole=whole, seed=seed)
+    times: dict[str, NDArray[Any]] = {}
+    if dtype in SCALED:
+        inputs, factors, times = scaled.scaled(mechanism, case, dtype, per=per, seed=seed)
         inputs, dtype = inputs | dict(replaced or {}), result
     else:
         inputs = make(mechanism.name, case, given or dtype, seed=seed) | dict(replaced or {})
     kept = "float32" if factors else dtype
     inputs = {name: stored(x.astype(np.float64), kept) if has_gradient(x) else x for name, x in inputs.items()}
-    exact = scaled.products(inputs, factors)
+    exact = scaled.products(inputs, times)
     outputs = evaluate(mechanism, exact, case.options, None)
     pulls: dict[str, Any] = {}
     for name in ("out", *further) if grad else ():
@@ -118,7 +119,7 @@ def truth(
     exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes and not factors)
     stored_pulls = {name: stored(x, dtype) for name, x in pulls.items()}
     types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in outputs}
-    known = Truth(inputs, upstream, {}, {}, {}, {"out": dtype, **types}, exact_names, stored_pulls, factors)
+    known = Truth(inputs, upstream, {}, {}, {}, {"out": dtype, **types}, exact_names, stored_pulls, factors, times)
     return granting(mechanism, case, dtype, known, roundings, seed)
 
 
@@ -126,7 +127,7 @@ def granting(
     mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings = (), seed: int = 0
 ) -> Truth:
     """Return a truth with the values of its inputs, and the error that is granted with such roundings."""
-    exact = scaled.products(known.inputs, known.factors)
+    exact = scaled.products(known.inputs, known.times)
     upstream = None if known.upstream is None else known.upstream.astype(np.float64)
     pulls = wide(known.further)
     with equations.trace() as traced:
@@ -178,7 +179,7 @@ def with_equations(
     KeyError
         Where an equation is none of the forward.
     """
-    exact = scaled.products(known.inputs, known.factors)
+    exact = scaled.products(known.inputs, known.times)
     dtype = known.stored["out"] if known.factors else dtype
     with equations.trace() as traced:
         evaluate(mechanism, exact, case.options, None)

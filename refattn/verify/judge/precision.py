@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from refattn.golden.storage import FLOAT8
+from refattn.golden.storage import FLOAT8, SCALED
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.judge.budget import Roundings, granting
 from refattn.verify.judge.compare import judge
@@ -57,7 +57,7 @@ def _candidates(mechanism: Mechanism, dtype: str) -> Iterator[dict[str, str]]:
         yield dict.fromkeys(forward[:2], dtype)
         if dtype == "float16":
             yield {"products": "bfloat16"}
-    elif dtype in FLOAT8:
+    elif dtype in SCALED:
         yield from ({id: type_} for type_ in FLOAT8 for id in mechanism.summed_first)
 
 
