@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+SCHEMA_VERSION = 1
+"""Of what a report is as JSON: it grows where a field goes or changes its meaning."""
+
 UNTAGGED = ("products", "q", "k", "v")
 """What may be declared to be rounded and is no equation."""
 
@@ -357,20 +360,33 @@ class Report:
         return 1 if total["failed"] else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON; an infinite share is null."""
+        """Return the report as plain data for JSON, as `refattn/verify/show/report.schema.json` describes it."""
         data = dataclasses.asdict(replace(self, outcomes=tuple(replace(one, seen=None) for one in self.outcomes)))
-        for one in data["suspects"]["ranked"] if data["suspects"] else ():
-            one["share"] = None if math.isinf(one["share"]) else one["share"]
-        if data["suspects"] and data["suspects"]["departure"]:
-            verdict = data["suspects"]["departure"]["verdict"]
-            verdict["share"] = None if math.isinf(verdict["share"]) else verdict["share"]
+        suspects = data["suspects"] or {"ranked": (), "departure": None}
+        for one in suspects["ranked"]:
+            one["share"] = _finite(one["share"])
         for outcome in data["outcomes"]:
             del outcome["seen"]
-            for verdict in outcome["verdicts"]:
-                verdict["agrees"] = verdict["share"] <= 1.0
-                if math.isinf(verdict["share"]):
-                    verdict["share"] = None
-        return {**data, "counts": self.counts(), "exit_code": self.exit_code}
+        departure = [suspects["departure"]["verdict"]] if suspects["departure"] else []
+        for verdict in (*(each for one in data["outcomes"] for each in one["verdicts"]), *departure):
+            verdict["agrees"] = verdict["share"] <= 1.0
+            verdict["share"] = _finite(verdict["share"])
+            if verdict["statistic"] not in ("shape", "dtype"):
+                verdict |= {name: _number(verdict[name]) for name in ("got", "expected")}
+        about = {"schema_version": SCHEMA_VERSION, "kind": "cases"}
+        return {**about, **data, "counts": self.counts(), "exit_code": self.exit_code}
+
+
+def _finite(x: float | None) -> float | None:
+    return x if x is not None and math.isfinite(x) else None
+
+
+def _number(text: str) -> float | str:
+    """Return the number that a text is; the text where it is none, or not finite, for which JSON has no numbers."""
+    try:
+        return float(text) if math.isfinite(float(text)) else text
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)
@@ -425,6 +441,6 @@ class CheckReport:
         """Return the report as plain data for JSON; a share that is not finite is null."""
         data = dataclasses.asdict(self)
         for row in data["rows"]:
-            if row["share"] is not None and not math.isfinite(row["share"]):
-                row["share"] = None
-        return {**data, "counts": self.counts(), "exit_code": self.exit_code}
+            row["share"] = _finite(row["share"])
+        about = {"schema_version": SCHEMA_VERSION, "kind": "checks"}
+        return {**about, **data, "counts": self.counts(), "exit_code": self.exit_code}
