@@ -31,7 +31,7 @@ def test_mine(golden_case):
 
 def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "test_user.py").write_text(text)
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs", "--rootdir", str(folder)]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rsx", "--rootdir", str(folder)]
     loaded = [] if _installed() else ["-p", "refattn.verify.plugin"]
     call = [sys.executable, "-m", "pytest", *options, *loaded, str(folder)]
     path = str(Path(str(ra.__file__)).parents[1])
@@ -78,6 +78,52 @@ def test_a_case_tells_what_it_is() -> None:
     assert outcome.status == "agrees" and [verdict.tensor for verdict in outcome.verdicts] == ["out"]
     with pytest.raises(pytest.fail.Exception, match="softmax-softcap-bfloat16: raised RuntimeError: no kernel"):
         case.check(_fails)
+
+
+HANGS = """
+import os
+import refattn as ra
+
+def crashes(q, k, v, *, causal=False):
+    if causal:
+        os._exit(7)
+    return ra.softmax.forward(q, k, v)[0]
+
+def declines(q, k, v):
+    return ra.Decline("nothing yet")
+
+class Products:
+    def forward(self, q, k, v, **options):
+        rounded = [x.view("uint32") // 8192 * 8192 for x in (q, k, v)]
+        return ra.softmax.forward(*(x.view("float32") for x in rounded), **options)[0]
+"""
+
+USES = """
+import pytest
+import theirs
+
+@pytest.mark.xfail
+@pytest.mark.golden("softmax", cases=["tiny", "causal"])
+def test_crash(golden_case):
+    golden_case.check(theirs.crashes)
+
+@pytest.mark.golden("softmax", cases=["tiny", "causal"])
+def test_nothing(golden_case):
+    golden_case.check("theirs:declines")
+
+@pytest.mark.golden("softmax", cases=["tiny", "causal"])
+def test_declared(golden_case):
+    golden_case.check(theirs.Products, rounding=["q=bfloat16", "k=bfloat16", "v=bfloat16"])
+"""
+
+
+def test_a_kernel_has_its_own_process_and_nothing_run_is_red(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(HANGS)
+    found = run(USES, tmp_path)
+    assert "2 passed, 2 skipped, 1 xfailed, 1 xpassed" in found.stdout
+    assert "softmax-causal-float32: ended its process with exit code 7" in found.stdout
+    assert "FAILED test_user.py::test_nothing: nothing was run: every case was declined" in found.stdout
+    assert found.returncode == 1
 
 
 def _fails(q: object, k: object, v: object, dtype: str, **options: object) -> None:

@@ -55,7 +55,8 @@ def wrong(x: Any, schema: Any, at: str = "") -> list[str]:
             found += [f"{at}: has {more}"] if says is False and more else []
             found += [line for name in more for line in wrong(x[name], says, f"{at}/{name}")]
         else:
-            assert word in ("$schema", "$defs", "title", "description", "properties", "required", "items"), word
+            known = ("$schema", "$defs", "title", "description", "properties", "required", "items")
+            assert word in (*known, "additionalProperties"), word
     return found
 
 
