@@ -22,6 +22,7 @@ from refattn.cli.arguments import (
     json_option,
     record_of,
 )
+from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, say, write_text
 from refattn.cli.own import own_cases, own_given, seed_of, supported
@@ -119,6 +120,12 @@ def check(
 @click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
 @click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
 @click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
+@click.option("--junit", type=Place(), metavar="FILE", help="Write the report as JUnit's XML, too.")
+@click.option(
+    "--init",
+    type=click.Choice(INITS),
+    help="Write an adapter to begin with (plain attention, which agrees) into this folder, and end.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
 @click.pass_context
@@ -144,6 +151,8 @@ def verify(
     memory: bool,
     bitwise: bool,
     html: str | None,
+    junit: str | None,
+    init: str | None,
     verbose: bool,
     file: str | None,
 ) -> None:
@@ -158,6 +167,9 @@ def verify(
     record = record_of(mechanism)
     if record.core is None:
         raise Problem(f"mechanism: got {mechanism!r}, which is no map of q, k and v, needs one that is")
+    if init is not None:
+        begin(init, mechanism)
+        return
     given = [name for name, x in (("--impl", impl), ("--exec", program), ("--outputs", outputs)) if x is not None]
     if len(given) != 1:
         raise Problem(f"got {' and '.join(given) or 'no implementation'}, needs one of --impl, --exec and --outputs")
@@ -205,6 +217,7 @@ def verify(
         raise Problem(f"--{asked_for[0]}: got --dtype {wrong[0]}, needs {' or '.join(derivatives.DTYPES)}")
     check_writable(file)
     check_writable(html, "--html")
+    check_writable(junit, "--junit")
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
     usual = derivatives.DTYPES if asked_for else large.DTYPES if others else DTYPES
@@ -245,7 +258,10 @@ def verify(
     from refattn.verify.judge.precision import explained
     from refattn.verify.show import page, report
     from refattn.verify.show import suspects as suspects_text
+    from refattn.verify.show.junit import junit as as_junit
 
+    if junit is not None:
+        write_text(junit, as_junit(laws if others else found), "--junit")
     if others:
         deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
         ctx.exit(laws.exit_code)

@@ -128,7 +128,12 @@ def _loaded(implementation: Any, seconds: float, in_process: bool) -> Any:
 def _places(implementation: Any) -> Iterator[str]:
     """Yield what names a function or class in another process: by its module, or by the module's file."""
     name, module = getattr(implementation, "__qualname__", ""), sys.modules.get(implementation.__module__)
-    if module is not None and name.isidentifier() and getattr(module, name, None) is implementation and module.__name__ != "__main__":
+    if (
+        module is not None
+        and name.isidentifier()
+        and getattr(module, name, None) is implementation
+        and module.__name__ != "__main__"
+    ):
         yield f"{module.__name__}:{name}"
         if str(getattr(module, "__file__", None)).endswith(".py"):
             yield f"{module.__file__}:{name}"
