@@ -25,7 +25,7 @@ from refattn.cli.arguments import (
 from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, say, write_text
-from refattn.cli.own import own_cases, own_given, seed_of, supported
+from refattn.cli.own import own_cases, own_given, seed_of, sizes_of_large, supported
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def check(
     help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
 )
 @click.option(
-    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens, not the designed cases."
+    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens (with --shape h=2,d=16)."
 )
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
@@ -182,6 +182,8 @@ def verify(
     others = [
         name for name, given in (("--large", tokens is not None), ("--memory", memory), ("--bitwise", bitwise)) if given
     ]
+    wide = sizes_of_large(shapes) if tokens is not None and len(shapes) == 1 else None
+    shapes = shapes if wide is None else ()
     if len(others) > 1 or (others and own_given(shapes, listed, inputs)):
         raise Problem(f"got {' and '.join(others)}, needs one of them, and no cases beside it")
     if (memory or bitwise) and (impl is None or html or rounding or tangent or hessian):
@@ -207,7 +209,7 @@ def verify(
     for name in dtypes:
         if name not in (*DTYPES, *SCALED):
             raise Problem(f"--dtype: got {name!r}, needs one of {', '.join((*DTYPES, *SCALED))}")
-        if name in SCALED and (impl is None or own or memory or bitwise):
+        if name in SCALED and (impl is None or own or others):
             raise Problem(f"--dtype: got {name}, whose numbers have factors, needs --impl on the designed cases")
     if (memory or bitwise) and len(dtypes) > 1:
         raise Problem(f"{others[0]}: got --dtype {', '.join(dtypes)}, needs one")
@@ -243,6 +245,7 @@ def verify(
                     kind = verify_memory if memory else verify_bitwise
                     laws = kind(record, implementation, dtype=dtypes[0], seed=number, **asked)
                 elif tokens is not None:
+                    asked |= wide or {}
                     laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
                 else:
                     asked |= {"derivatives": asked_for, "rounding": rounded, "seed": number}
