@@ -89,7 +89,7 @@ class Foreign(Core):
         arrays = wide(inputs)
         with equations.trace() as traced:
             values = evaluate(record, arrays, options, d_out)
-        given = case, self.dtype, arrays, d_out, {}, traced, values, dict.fromkeys("qkv", ""), 0
+        given: Any = case, self.dtype, arrays, d_out, {}, traced, values, dict.fromkeys("qkv", ""), 0
         found = {}
         for name, errors in disturbances(record, *given).items():
             size = 0.0 if name in record.outputs else float(np.max(np.abs(finite(values[name])), initial=0.0))
