@@ -25,7 +25,7 @@ from refattn.cli.arguments import (
 from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, say, write_text
-from refattn.cli.own import own_cases, own_given, seed_of, sizes_of_large, supported
+from refattn.cli.own import own_cases, own_given, seed_of, sizes_of_large, supported, without_float64
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
@@ -224,6 +224,7 @@ def verify(
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
     usual = derivatives.DTYPES if asked_for else large.DTYPES if others else DTYPES
     chosen, dtypes = dtypes, tuple(dict.fromkeys(dtypes)) or usual
+    left_out = ""
     stand_in: tuple[Mechanism, Report] | None = None
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
@@ -240,6 +241,9 @@ def verify(
                     more = () if asked_for else record.kernel_sizes
                     record = replace(record, cases=(*record.cases, *more), kernel_sizes=())
                     record, dtypes = supported(record, implementation, dtypes, given=bool(chosen))
+                if dtypes == DTYPES and not (chosen or others or own) and impl is not None:
+                    left_out = without_float64(record, implementation)
+                    dtypes = DTYPES[1:] if left_out else DTYPES
                 asked: dict[str, Any] = {"label": program or impl or "", "grad": grad or hessian, "progress": wrap}
                 if memory or bitwise:
                     kind = verify_memory if memory else verify_bitwise
@@ -249,7 +253,7 @@ def verify(
                     laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
                 else:
                     asked |= {"derivatives": asked_for, "rounding": rounded, "seed": number}
-                    found = run.verify(record, implementation, dtypes=dtypes, **asked)
+                    found = replace(run.verify(record, implementation, dtypes=dtypes, **asked), left_out=left_out)
                     if not asked_for:
                         six = shrink.smallest(record, implementation, found, text, rounding=rounded)
                         found = replace(found, smallest=six)

@@ -13,6 +13,9 @@ from refattn.cli.arguments import Problem
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
 
+TRIED = 8
+"""Cases that are tried to see whether there is float64."""
+
 
 def seed_of(text: str) -> int:
     """Return the seed that was asked for; of "random" one that nobody knows before."""
@@ -85,3 +88,22 @@ def supported(
     if not cases:
         raise Problem(f"supports: got {stated!r}, which no case can be made to fit")
     return replace(record, cases=tuple(cases)), dtypes if given else types or dtypes
+
+
+def without_float64(record: Mechanism, implementation: Any) -> str:
+    """Return why an implementation that has float32 has no float64, from the first case that it runs; "" where it has.
+
+    It raises there, or returns another type.
+    """
+    from refattn.verify.run import verify_case
+
+    for case in record.cases[:TRIED]:
+        usual = verify_case(record, implementation, case, "float32")
+        if usual.status == "declined":
+            continue
+        if usual.status == "raises" or any(one.statistic == "dtype" for one in usual.verdicts):
+            return ""
+        wide = verify_case(record, implementation, case, "float64")
+        of_dtype = [f"{one.tensor} is {one.got}" for one in wide.verdicts if one.statistic == "dtype"]
+        return wide.detail if wide.status == "raises" else "; ".join(of_dtype)
+    return ""

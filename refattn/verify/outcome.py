@@ -326,6 +326,8 @@ class Report:
         Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
     precision
         Where something fails, what it may have rounded that would explain it: see `refattn.verify.judge.precision`.
+    left_out
+        Why float64, which nobody asked for by name, was not run; "" where it was.
     """
 
     mechanism: str
@@ -338,6 +340,7 @@ class Report:
     seed: int = 0
     reference: bool = False
     precision: tuple[Precision, ...] = ()
+    left_out: str = ""
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""

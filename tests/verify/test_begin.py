@@ -46,6 +46,20 @@ def test_a_template_runs_and_agrees(kind: str, tmp_path: Path, monkeypatch: pyte
     assert report.counts()["all"] == expected
 
 
+@pytest.mark.parametrize("has", ["if q.dtype == 'float64': raise ValueError('no')", "q = q.astype('float32')"])
+def test_float64_is_left_out_where_it_is_not_there(has: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refattn.cli.certify.record_of", lambda name: replace(RECORD, kernel_sizes=()))
+    path = tmp_path / "kernel.py"
+    path.write_text(
+        f"import refattn as ra\ndef attend(q, k, v):\n    {has}\n    k, v = k.astype(q.dtype), v.astype(q.dtype)\n"
+        "    return ra.softmax.forward(q, k, v)[0]\n"
+    )
+    call = ["verify", "softmax", "--impl", f"{path}:attend", "--in-process"]
+    found = CliRunner().invoke(cli, call)
+    assert "float64 was left out, which it does not have" in found.stdout and "--dtype float64" in found.stdout
+    assert CliRunner().invoke(cli, [*call, "--dtype", "float64"]).exit_code == 1
+
+
 def test_junit_has_a_test_for_each_case() -> None:
     def attend(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
         return ra.softmax.forward(q, k, v)[0]
