@@ -98,6 +98,6 @@ def test_the_action_gives_the_command_what_it_was_given(tmp_path: Path) -> None:
     found = subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert found.returncode == 3 and (tmp_path / "output").read_text() == "exit-code=3\n"
     wanted = ["verify", "softmax", "--grad", "--seed", "7", "--dtype", "float32", "--dtype", "bfloat16"]
-    wanted += ["--impl", "my kernel.py:attend; false", "--junit", "refattn.xml", "--json", "refattn.json"]
-    assert found.stdout.split("\n")[:-1] == [f"<{x}>" for x in (*wanted, "--html", "refattn.html")]
+    wanted += ["--impl", "my kernel.py:attend; false", "--junit", "report.xml", "--json", "report.json"]
+    assert found.stdout.split("\n")[:-1] == [f"<{x}>" for x in (*wanted, "--html", "report.html")]
     assert "<softmax>" in (tmp_path / "summary").read_text()

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.backends import blas, use_workers
+
 LAYOUTS = ("transposed", "columns", "sliced", "strided", "expanded", "reversed", "guarded")
 """Where arrays lie; `expanded` is for arrays whose heads are all the same."""
 
@@ -46,12 +48,8 @@ def _around_all(manner: str) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """Let BLAS, OpenMP and torch use so many threads, and refattn so many workers."""
-    from threadpoolctl import threadpool_limits
-
-    from refattn.backends import use_workers
-
     with contextlib.ExitStack() as stack:
-        stack.enter_context(threadpool_limits(limits=count))
+        stack.enter_context(blas.threads(count))
         stack.enter_context(use_workers(count))
         if "torch" in sys.modules:
             import torch
