@@ -43,7 +43,17 @@ def verify_case(
     rounding: Iterable[str] = (),
     derivatives: Iterable[str] = (),
 ) -> Outcome:
-    """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too."""
+    """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too.
+
+    >>> import refattn as ra
+    >>> from refattn.verify import verify_case
+    >>> def attend(q, k, v):
+    ...     return ra.softmax.forward(q, k, v, form="tiled")[0]
+    >>> record = ra.mechanism("softmax")
+    >>> outcome = verify_case(record, attend, record.case("tiny"), "float32")
+    >>> outcome.status, outcome.verdicts[0].share < 1
+    ('agrees', True)
+    """
     declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism.equations)
     declared |= roundings(implementation, mechanism.equations)
     small = dtype in SCALED
@@ -63,8 +73,12 @@ def verify_case(
             case_truth = truth(mechanism, case, dtype, grad=grad and not small, seed=seed, **more)
         if asked:
             case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
-        descale = {"descale": tuple(case_truth.factors[name].tolist() for name in "qkv")} if small else {}
-        descale |= {"descale_whole": tuple(case_truth.factors["whole"].tolist())} if dtype == "nvfp4" else {}
+        factors = [case_truth.factors[name] for name in "qkv"] if small else []
+        # With their shapes: lists of lists lose those of empty arrays on the way to another process.
+        descale: dict[str, Any] = {"descale": [(x.shape, x.ravel().tolist()) for x in factors]} if small else {}
+        descale |= (
+            {"descale_whole": [((), x) for x in case_truth.factors["whole"].tolist()]} if dtype == "nvfp4" else {}
+        )
         result = call(
             implementation,
             case_truth.inputs,
@@ -181,6 +195,18 @@ def verify(
     -------
     Report
         All verdicts; `exit_code` says whether it agrees.
+
+    Examples
+    --------
+    >>> import dataclasses, refattn as ra
+    >>> from refattn.verify import verify
+    >>> record = ra.mechanism("softmax")
+    >>> few = dataclasses.replace(record, cases=(record.case("tiny"), record.case("plain")))
+    >>> def unscaled(q, k, v):
+    ...     return ra.softmax.forward(q, k, v, scale=1.0)[0]
+    >>> report = verify(few, unscaled, dtypes=["float32"])
+    >>> report.counts()["all"], report.exit_code
+    ({'run': 2, 'agreed': 0, 'failed': 2, 'declined': 0}, 1)
     """
     dtypes = tuple(dtypes)
     plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]

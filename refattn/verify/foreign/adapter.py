@@ -56,6 +56,13 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
     ------
     LoadError
         Where the spec has no colon, the module or file is missing or fails, or the name is missing or not callable.
+
+    Examples
+    --------
+    >>> from refattn.verify import load
+    >>> attend = load("refattn.mechanisms.softmax:forward")
+    >>> callable(attend)
+    True
     """
     place, colon, name = spec.rpartition(":")
     if not (colon and place and name):
@@ -169,9 +176,8 @@ def _call(
     if dtype in SCALED:
         for name in ("descale", "descale_whole"):
             if name in options:
-                extra[name] = tuple(
-                    _given(np.asarray(x, np.float32), framework, "float32", device) for x in options[name]
-                )
+                factors = (np.asarray(x, np.float32).reshape(shape) for shape, x in options[name])
+                extra[name] = tuple(_given(x, framework, "float32", device) for x in factors)
         dtype = "float32"
     arguments = {name: _given(x, framework, dtype, device) for name, x in inputs.items()}
     if lacking := _lacking(forward, (*arguments, *extra)):
