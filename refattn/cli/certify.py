@@ -262,7 +262,7 @@ def verify(
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
     from refattn.verify.blame import suspects
-    from refattn.verify.foreign.adapter import read_roundings, roundings
+    from refattn.verify.foreign.declared import read_roundings, roundings
     from refattn.verify.judge.precision import explained
     from refattn.verify.show import page, report
     from refattn.verify.show import suspects as suspects_text
@@ -321,7 +321,7 @@ def _roundings(record: Mechanism, given: str | None, stored: bool) -> tuple[str,
     ids = tuple(id.strip() for id in (given or "").split(",") if id.strip())
     if given is not None and stored:
         raise Problem("--rounding: the budgets of golden vectors are stored in them; needs --impl or --exec")
-    from refattn.verify.foreign.adapter import read_roundings
+    from refattn.verify.foreign.declared import read_roundings
 
     try:
         if given is not None and not ids:

@@ -16,11 +16,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-SCHEMA_VERSION = 1
-"""Of what a report is as JSON: it grows where a field goes or changes its meaning."""
-
-UNTAGGED = ("products", "q", "k", "v")
-"""What may be declared to be rounded and is no equation."""
+SCHEMA_VERSION = 1  # of reports as JSON: it grows where a field goes or changes its meaning
+UNTAGGED = ("products", "q", "k", "v")  # what may be declared to be rounded and is no equation
 
 
 @dataclass(frozen=True)
@@ -326,12 +323,8 @@ class Suspects:
 class Precision:
     """What would explain the failures in a dtype.
 
-    Attributes
-    ----------
-    roundings
-        With these declared the cases agree: see `refattn.verify.judge.budget.Roundings`.
-    cases, failing
-        How many cases were judged once more with them, and how many fail.
+    With `roundings` declared (see `refattn.verify.judge.budget.Roundings`) those cases agree that were judged once
+    more, `cases` of those `failing`.
     """
 
     dtype: str

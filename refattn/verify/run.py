@@ -16,13 +16,11 @@ from refattn.verify.foreign.adapter import (
     attribute,
     call,
     learned,
-    of_float8,
     own_keep,
     pulls,
-    read_roundings,
-    roundings,
 )
 from refattn.verify.foreign.conventions import differing
+from refattn.verify.foreign.declared import of_float8, read_roundings, roundings
 from refattn.verify.judge import sampled
 from refattn.verify.judge.budget import rounded, truth, with_equations
 from refattn.verify.judge.compare import judge
