@@ -1,4 +1,4 @@
-"""What an implementation declares of its precision: what it rounds, and the type of its output where there are factors."""
+"""What an implementation declares: what it rounds, and the type of its output in formats with factors."""
 
 from __future__ import annotations
 
