@@ -113,6 +113,13 @@ class uninterrupted:  # noqa: N801 (it is called as a function)
                 self.handler(*self.came)
 
 
+def threads(count: int) -> Any:
+    """Return a context in which the libraries that threadpoolctl knows, of BLAS and OpenMP, use so many threads."""
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(limits=count)
+
+
 @functools.cache
 def _controllers(scipy: bool) -> tuple[Any, Any]:
     """Return threadpoolctl's controllers of the libraries set for the process, and of those set by each thread.

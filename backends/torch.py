@@ -52,7 +52,7 @@ class TorchBackend(BaseBackend):
             return None
         if torch.is_autocast_enabled(x.device.type):
             return "torch.autocast is on"
-        set_to = torch.get_float32_matmul_precision()
+        set_to = _matmul_precision(torch)
         return None if set_to == "highest" else f"torch's products of float32 are set to {set_to!r}"
 
     @contextmanager
@@ -61,12 +61,16 @@ class TorchBackend(BaseBackend):
         if torch.compiler.is_compiling():
             yield
             return
-        set_to = torch.get_float32_matmul_precision()
+        set_to = _matmul_precision(torch)
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         with ExitStack() as stack:
             for kind in kinds:
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            if set_to != "highest":
+            if set_to not in SETTINGS:  # it was set for each library of products by itself
+                for products in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+                    stack.callback(setattr, products, "fp32_precision", products.fp32_precision)
+                    products.fp32_precision = "ieee"
+            elif set_to != "highest":
                 torch.set_float32_matmul_precision("highest")
                 stack.callback(torch.set_float32_matmul_precision, set_to)
             yield
@@ -109,3 +113,19 @@ class TorchBackend(BaseBackend):
 
 
 backend = TorchBackend()
+
+
+SETTINGS = ("highest", "high", "medium")
+
+
+def _matmul_precision(torch: Any) -> str:
+    """Return how products of float32 are computed: torch's word for all, or what each library of products is set to.
+
+    Where they were set one by one torch raises when it is asked for one word.
+    """
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        both = {name: getattr(torch.backends, name).matmul.fp32_precision for name in ("cuda", "mkldnn")}
+        low = [f"{name} {set_to}" for name, set_to in both.items() if set_to not in ("none", "ieee")]
+        return ", ".join(low) or "highest"

@@ -33,7 +33,8 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
         It takes what ``ra.NAME.forward`` takes. Every tensor of floating point among its arguments, and among the
         numbers of options that are objects, has a gradient where the mechanism's backward gives one. Its gradient has
         one too, and it has forward-mode derivatives: both by the arrays of `refattn.tangent`, on the CPU. There is no
-        third derivative. `torch.func.vmap` calls it once for each element of the batch.
+        third derivative. `torch.func.vmap` calls it once for each element of the batch, whose masks
+        and lengths are the same.
 
     Raises
     ------
@@ -233,6 +234,9 @@ def torch(name: str, *, outputs: bool = False) -> Callable[..., Any]:
         given = {"q": q, "k": k, "v": v, **options, **_numbers(options)}
         learned = {each: x for each, x in given.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
         fixed = {each: x for each, x in options.items() if each not in learned}
+        split = [n for n, x in fixed.items() if isinstance(x, torch.Tensor) and torch._C._functorch.is_batchedtensor(x)]
+        if split:
+            raise TypeError(f"{split[0]}: got a {fixed[split[0]].dtype} that vmap splits, needs floating point there")
         found = Bridge.apply(Kept(tuple(learned), fixed), *learned.values())
         return found if outputs else found[0]
 

@@ -187,6 +187,8 @@ def test_the_transformations_of_torch() -> None:
     batch = torch.stack([q, 2.0 * q])
     assert torch.equal(torch.func.vmap(attend)(batch)[1], attend(2.0 * q))
     assert torch.allclose(torch.func.vmap(torch.func.grad(loss))(batch)[1], torch.func.grad(loss)(2.0 * q))
+    with pytest.raises(TypeError, match="mask: got a torch.bool that vmap splits"):
+        torch.func.vmap(lambda x, mask: ra.bridges.torch("softmax")(x, x, x, mask=mask))(batch, batch[..., :1] > 0.0)
 
 
 def test_a_third_derivative_is_refused() -> None:

@@ -388,7 +388,8 @@ def test_a_wrong_implementation_disagrees(few: tuple[str, ...], kernels: Callabl
     assert (outcome["case"], verdict["tensor"], verdict["agrees"]) == ("causal-tail", "out", False)
     index = f"[{','.join(map(str, verdict['index']))}]"
     (row,) = (line for line in result.stdout.splitlines() if line.startswith("float32") and " out " in line)
-    for words in ("causal-tail", index, verdict["got"], verdict["expected"], verdict["statistic"], "1 disagree"):
+    got, needed = (f"{verdict[name]:.9g}" for name in ("got", "expected"))
+    for words in ("causal-tail", index, got, needed, verdict["statistic"], "1 disagree"):
         assert words in row
     assert row.split()[3] == ">1000" and verdict["share"] > 1000.0
     assert "  float32, 1 case: out disagrees: causal-tail" in result.stdout.splitlines()

@@ -24,9 +24,10 @@ from refattn.cli.arguments import (
     json_option,
     record_of,
 )
+from refattn.cli.begin import INITS, begin
 from refattn.cli.golden import read_set
 from refattn.cli.output import deliver, progress, say, write_text
-from refattn.cli.own import own_cases, own_given, seed_of, supported
+from refattn.cli.own import own_cases, own_given, seed_of, sizes_of_large, supported, without_float64
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ def check(
 @click.option("--timeout", type=float, default=60.0, metavar="SECONDS", help="For each case; 60 by default.")
 @click.option("--in-process", is_flag=True, help="Run --impl in this process: for a debugger, without a time limit.")
 @click.option(
-    "--rounding", metavar="ID,...", help="Equations that it rounds to the storage type, beside those of the record."
+    "--rounding",
+    metavar="NAME[=TYPE],...",
+    help="What it rounds beside what every kernel does: ids of equations, products (=tf32, bf16x3, ...), q, k, v.",
 )
 @click.option("--grad", is_flag=True, help="Judge the gradients too.")
 @click.option("--tangent", is_flag=True, help="Judge the derivative along a direction (forward mode) too.")
@@ -106,10 +109,10 @@ def check(
     "dtypes",
     multiple=True,
     metavar="NAME",
-    help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2.",
+    help="float64, float32, float16, bfloat16: all by default; float8_e4m3fn, float8_e5m2, mxfp8, nvfp4.",
 )
 @click.option(
-    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens, not the designed cases."
+    "--large", "tokens", type=click.IntRange(min=8), metavar="N", help="Check laws on N tokens (with --shape h=2,d=16)."
 )
 @click.option(
     "--shape", "shapes", multiple=True, metavar="b=1,h=8,...", help="A shape of your own in place of the cases."
@@ -121,6 +124,12 @@ def check(
 @click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
 @campaign_options(jobs="1")
 @click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
+@click.option("--junit", type=Place(), metavar="FILE", help="Write the report as JUnit's XML, too.")
+@click.option(
+    "--init",
+    type=click.Choice(INITS),
+    help="Write an adapter to begin with (plain attention, which agrees) into this folder, and end.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
 @click.pass_context
@@ -147,6 +156,8 @@ def verify(
     bitwise: bool,
     where: Where,
     html: str | None,
+    junit: str | None,
+    init: str | None,
     verbose: bool,
     file: str | None,
 ) -> None:
@@ -161,6 +172,9 @@ def verify(
     record = record_of(mechanism)
     if record.core is None:
         raise Problem(f"mechanism: got {mechanism!r}, which is no map of q, k and v, needs one that is")
+    if init is not None:
+        begin(init, mechanism)
+        return
     given = [name for name, x in (("--impl", impl), ("--exec", program), ("--outputs", outputs)) if x is not None]
     if len(given) != 1:
         raise Problem(f"got {' and '.join(given) or 'no implementation'}, needs one of --impl, --exec and --outputs")
@@ -173,6 +187,8 @@ def verify(
     others = [
         name for name, given in (("--large", tokens is not None), ("--memory", memory), ("--bitwise", bitwise)) if given
     ]
+    wide = sizes_of_large(shapes) if tokens is not None and len(shapes) == 1 else None
+    shapes = shapes if wide is None else ()
     if len(others) > 1 or (others and own_given(shapes, listed, inputs)):
         raise Problem(f"got {' and '.join(others)}, needs one of them, and no cases beside it")
     if (memory or bitwise) and (impl is None or html or rounding or tangent or hessian):
@@ -195,15 +211,15 @@ def verify(
     if own:
         record, stored = own_cases(record, shapes, listed, inputs)
         dtypes = dtypes or stored
-    from refattn.golden.storage import DTYPES, FLOAT8
+    from refattn.golden.storage import DTYPES, SCALED
     from refattn.verify import large, many, run, shrink, verify_bitwise, verify_memory
     from refattn.verify.foreign import adapter, dumped
     from refattn.verify.judge import derivatives, sampled
 
     for name in dtypes:
-        if name not in (*DTYPES, *FLOAT8):
-            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join((*DTYPES, *FLOAT8))}")
-        if name in FLOAT8 and (impl is None or own or memory or bitwise):
+        if name not in (*DTYPES, *SCALED):
+            raise Problem(f"--dtype: got {name!r}, needs one of {', '.join((*DTYPES, *SCALED))}")
+        if name in SCALED and (impl is None or own or others):
             raise Problem(f"--dtype: got {name}, whose numbers have factors, needs --impl on the designed cases")
     if (memory or bitwise) and len(dtypes) > 1:
         raise Problem(f"{others[0]}: got --dtype {', '.join(dtypes)}, needs one")
@@ -213,10 +229,12 @@ def verify(
         raise Problem(f"--{asked_for[0]}: got --dtype {wrong[0]}, needs {' or '.join(derivatives.DTYPES)}")
     check_writable(file)
     check_writable(html, "--html")
+    check_writable(junit, "--junit")
     if "" not in sys.path:
         sys.path.append("")  # a module in the working directory is found, and shadows none that is installed
     usual = derivatives.DTYPES if asked_for else large.DTYPES if others else DTYPES
     chosen, dtypes = dtypes, tuple(dict.fromkeys(dtypes)) or usual
+    left_out = ""
     stand_in: tuple[Mechanism, Report] | None = None
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
@@ -233,18 +251,22 @@ def verify(
                     more = () if asked_for else record.kernel_sizes
                     record = replace(record, cases=(*record.cases, *more), kernel_sizes=())
                     record, dtypes = supported(record, implementation, dtypes, given=bool(chosen))
+                if dtypes == DTYPES and not (chosen or others or own) and impl is not None:
+                    left_out = without_float64(record, implementation)
+                    dtypes = DTYPES[1:] if left_out else DTYPES
                 asked: dict[str, Any] = {"label": program or impl or "", "grad": grad or hessian, "progress": wrap}
                 if memory or bitwise:
                     kind = verify_memory if memory else verify_bitwise
                     laws = kind(record, implementation, dtype=dtypes[0], seed=number, **asked)
                 elif tokens is not None:
+                    asked |= wide or {}
                     laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
                 else:
                     asked |= {"derivatives": asked_for, "rounding": rounded, "seed": number}
                     if not where.plain:
                         start = many.Given(_absolute(impl or ""), program or "", ("out", *record.outputs), timeout)
                         asked["outcomes"] = partial(many.outcomes, record, implementation, start, where)
-                    found = run.verify(record, implementation, dtypes=dtypes, **asked)
+                    found = replace(run.verify(record, implementation, dtypes=dtypes, **asked), left_out=left_out)
                     if not asked_for:
                         least = shrink.least(record, implementation, found, rounding=rounded)
                         six = shrink.lines(record.name, *least, text, found.grad, rounded, number) if least else ()
@@ -253,13 +275,20 @@ def verify(
         except (adapter.LoadError, sampled.TooLargeError) as error:
             raise Problem(str(error)) from error
     from refattn.verify.blame import suspects
+    from refattn.verify.foreign.declared import read_roundings, roundings
+    from refattn.verify.judge.precision import explained
     from refattn.verify.show import page, report
     from refattn.verify.show import suspects as suspects_text
+    from refattn.verify.show.junit import junit as as_junit
 
+    if junit is not None:
+        write_text(junit, as_junit(laws if others else found), "--junit")
     if others:
         deliver(lambda **form: report.checked(laws, **form), laws.to_json(), file)
         ctx.exit(laws.exit_code)
     if not asked_for and any(outcome.status == "disagrees" for outcome in found.outcomes):
+        told = {} if outputs is not None else roundings(implementation, record.equations)
+        found = explained(record, found, read_roundings(rounded, record.equations) | told)
         with progress(f"suspects of {record.name}", "equations") as wrap:
             found = suspects.locate(record, found, progress=wrap)
             if stand_in and not found.suspects:
@@ -312,8 +341,15 @@ def _roundings(record: Mechanism, given: str | None, stored: bool) -> tuple[str,
     ids = tuple(id.strip() for id in (given or "").split(",") if id.strip())
     if given is not None and stored:
         raise Problem("--rounding: the budgets of golden vectors are stored in them; needs --impl or --exec")
-    if (given is not None and not ids) or set(ids) - set(record.equations):
-        raise Problem(f"--rounding: got {given!r}, needs ids of equations such as {next(iter(record.equations))}")
+    from refattn.verify.foreign.declared import read_roundings
+
+    try:
+        if given is not None and not ids:
+            raise ValueError("name nothing")
+        read_roundings(ids, record.equations)
+    except ValueError as error:
+        needs = f"{error}".partition(", needs ")[2] or f"ids of equations such as {next(iter(record.equations))}"
+        raise Problem(f"--rounding: got {given!r}, needs {needs}") from error
     return ids
 
 

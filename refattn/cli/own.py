@@ -13,6 +13,9 @@ from refattn.cli.arguments import Problem
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
 
+TRIED = 8
+"""Cases that are tried to see whether there is float64."""
+
 
 def seed_of(text: str) -> int:
     """Return the seed that was asked for; of "random" one that nobody knows before."""
@@ -21,6 +24,17 @@ def seed_of(text: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 63:
         raise Problem(f"--seed: got {text!r}, needs a whole number, or random")
     return int(text)
+
+
+def sizes_of_large(shapes: Sequence[str]) -> dict[str, int]:
+    """Return the heads and the width that a shape beside --large has."""
+    found = {}
+    for part in shapes[0].split(","):
+        name, _, value = (x.strip() for x in part.partition("="))
+        if name not in ("h", "d") or not value.isdecimal() or int(value) < 1:
+            raise Problem(f"--large: got --shape {shapes[0]!r}, needs the number of heads and the width, h=2,d=16")
+        found[{"h": "heads", "d": "width"}[name]] = int(value)
+    return found
 
 
 def own_given(shapes: Sequence[str], file: str | None, arrays: str | None) -> bool:
@@ -74,3 +88,22 @@ def supported(
     if not cases:
         raise Problem(f"supports: got {stated!r}, which no case can be made to fit")
     return replace(record, cases=tuple(cases)), dtypes if given else types or dtypes
+
+
+def without_float64(record: Mechanism, implementation: Any) -> str:
+    """Return why an implementation that has float32 has no float64, from the first case that it runs; "" where it has.
+
+    It raises there, or returns another type.
+    """
+    from refattn.verify.run import verify_case
+
+    for case in record.cases[:TRIED]:
+        usual = verify_case(record, implementation, case, "float32")
+        if usual.status == "declined":
+            continue
+        if usual.status == "raises" or any(one.statistic == "dtype" for one in usual.verdicts):
+            return ""
+        wide = verify_case(record, implementation, case, "float64")
+        of_dtype = [f"{one.tensor} is {one.got}" for one in wide.verdicts if one.statistic == "dtype"]
+        return wide.detail if wide.status == "raises" else "; ".join(of_dtype)
+    return ""

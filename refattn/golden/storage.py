@@ -42,13 +42,18 @@ TYPES = {
     "float8": Storage(4, -6, 8),  # as coarse as E4M3, without its special codes: only to round worse than bfloat16
     "float8_e4m3fn": Storage(4, -6, 8, lost=1, saturates=True),  # up to 448; 480 is NaN, and nothing is infinite
     "float8_e5m2": Storage(3, -14, 15, saturates=True),  # up to 57344
+    "float4_e2m1fn": Storage(2, 0, 2, saturates=True),  # 0, 0.5, 1, 1.5, 2, 3, 4 and 6
+    "tf32": Storage(11, -126, 127),  # what matrix units round float32 to
+    "bf16x3": Storage(16, -126, 127),  # as exact as three products of bfloat16: high and low parts, but low by low
 }
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 """The types that implementations are verified in unless they ask for others."""
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-"""Types whose numbers come with factors, by which they are multiplied: verified in where they are asked for."""
+
+SCALED = (*FLOAT8, "mxfp8", "nvfp4")
+"""Formats whose numbers come with factors, by which they are multiplied: verified in where they are asked for."""
 
 LOWER = {"float64": "float32", "float32": "bfloat16", "float16": "float8", "bfloat16": "float8"}
 """The type that is one step coarser."""

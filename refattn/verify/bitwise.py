@@ -18,6 +18,7 @@ from refattn.checked import checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import spacing
 from refattn.mechanisms.record import Mechanism
+from refattn.verify.foreign import manners
 from refattn.verify.foreign.adapter import CallError, call
 from refattn.verify.itself.sections import NotRun
 from refattn.verify.outcome import CheckReport, Decline, Row
@@ -28,9 +29,12 @@ SIZES = {"b": 3, "h": 4, "g": 2, "n_q": 70, "n_k": 133, "d": 64}
 PADDING = 59
 """Keys that nothing attends."""
 
+THREADS = (2, 3, 4)
+"""How many threads are compared with one."""
+
 Arrays = Mapping[str, NDArray[Any]]
 Pair = tuple[Arrays, Arrays]
-Run = Callable[[Arrays, Mapping[str, Any]], Arrays]
+Run = Callable[..., Arrays]  # of arrays, options, and perhaps a manner
 
 
 def _cut(arrays: Arrays, batch: Any = np.s_[:], groups: Any = np.s_[:], rows: Any = np.s_[:]) -> dict[str, Any]:
@@ -46,6 +50,12 @@ def _cut(arrays: Arrays, batch: Any = np.s_[:], groups: Any = np.s_[:], rows: An
 
 def _repetition(run: Run, given: Arrays) -> Iterator[Pair]:
     yield run(given, {}), run(given, {})
+
+
+def _threads(run: Run, given: Arrays) -> Iterator[Pair]:
+    one = run(given, {}, f"{manners.THREADS}1")
+    for count in THREADS:
+        yield run(given, {}, f"{manners.THREADS}{count}"), one
 
 
 def _batch(run: Run, given: Arrays) -> Iterator[Pair]:
@@ -118,10 +128,10 @@ def verify_bitwise(
         shape = (*given["q"].shape[:3], given["v"].shape[3])
         given["d_out"] = make_upstream(mechanism.name, case, "out", shape, dtype, seed=seed)
 
-    def run(arrays: Arrays, options: Mapping[str, Any]) -> Arrays:
+    def run(arrays: Arrays, options: Mapping[str, Any], manner: str = "") -> Arrays:
         arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
         d_out = arrays.pop("d_out", None)
-        found = call(implementation, arrays, options, dtype, d_out, ("out", *mechanism.outputs))
+        found = call(implementation, arrays, options, dtype, d_out, ("out", *mechanism.outputs), manner=manner)
         if isinstance(found, Decline):
             raise NotRun(f"declined: {found.reason}")
         if found.declined:
@@ -130,6 +140,7 @@ def verify_bitwise(
 
     tasks: list[tuple[str, Callable[[Run, Arrays], Iterator[Pair]]]] = [
         ("repetition", _repetition),
+        ("threads", _threads),
         ("batch size", _batch),
         ("position in the batch", _position),
     ]

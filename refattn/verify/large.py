@@ -15,19 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from refattn import backends
+from refattn import backends, equations
 from refattn.checked import Whole, checked
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import has_gradient
+from refattn.golden.storage import TYPES, has_gradient, stored
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.foreign.adapter import CallError, call
 from refattn.verify.itself import laws
 from refattn.verify.itself.probe import Core, Values, used_share
 from refattn.verify.itself.samples import Sample
 from refattn.verify.itself.sections import NotRun, one_line
+from refattn.verify.judge.budget import disturbances, evaluate, finite, wide
 from refattn.verify.outcome import CheckReport, Decline, Row
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 WINDOW = 64
 """Tokens that the noise is measured on."""
@@ -47,8 +48,9 @@ class Foreign(Core):
 
     def __call__(self, inputs: Values, options: Mapping[str, Any], upstream: Values) -> Values:
         """Return what it gives: `out`, and what it has of further outputs and gradients."""
-        arrays = {name: x.astype(self.dtype) if has_gradient(x) else x for name, x in inputs.items()}
-        d_out = upstream["d_out"].astype(self.dtype) if self.grad and upstream else None
+        wide = {**inputs, **({"d_out": upstream["d_out"]} if self.grad and upstream else {})}
+        arrays = {n: stored(x.astype(np.float64), self.dtype) if has_gradient(x) else x for n, x in wide.items()}
+        d_out = arrays.pop("d_out", None)
         named = ("out", *self.mechanism.outputs)
         found = call(self.implementation, arrays, options, self.dtype, d_out, named)
         if isinstance(found, Decline):
@@ -60,8 +62,9 @@ class Foreign(Core):
         for name, x in found.tensors.items():
             if x.shape != shapes.get(name, x.shape):
                 raise CallError(f"{name} has shape {x.shape}, needs {shapes[name]}")
-            if found.dtypes[name] != self.dtype:
-                raise CallError(f"{name} is {found.dtypes[name]}, needs {self.dtype}")
+            needed = "float32" if name in self.mechanism.outputs and self.dtype != "float64" else self.dtype
+            if found.dtypes[name] not in (needed, "float32" if needed == "bfloat16" else needed):
+                raise CallError(f"{name} is {found.dtypes[name]}, needs {needed}")
         return found.tensors
 
     def forward(self, inputs: Values, options: Mapping[str, Any]) -> tuple[Values, Any]:
@@ -75,8 +78,24 @@ class Foreign(Core):
         """Return the noise on the first tokens, times the root of how many times as many there are."""
         tokens = max(inputs["q"].shape[2], inputs["k"].shape[2])
         growth = math.sqrt(max(1.0, tokens / WINDOW))
-        known = super().noise(_window(inputs), options, _window({"d_out": upstream["d_out"]}))
-        return {name: growth * x for name, x in known.items()}
+        given, pulled = _window(inputs), _window({"d_out": upstream["d_out"]})
+        if self.dtype in ("float16", "bfloat16"):
+            return self._low(given, options, pulled["d_out"], growth)
+        return {name: growth * x for name, x in super().noise(given, options, pulled).items()}
+
+    def _low(self, inputs: Values, options: Mapping[str, Any], d_out: Any, growth: float) -> dict[str, float]:
+        """Return the noise in a type of few digits, to which laws round what they change of q, k and v, too."""
+        record, case = self.mechanism, Case("large", "law", {}, options)
+        arrays = wide(inputs)
+        with equations.trace() as traced:
+            values = evaluate(record, arrays, options, d_out)
+        given: Any = case, self.dtype, arrays, d_out, {}, traced, values, dict.fromkeys("qkv", ""), 0
+        found = {}
+        for name, errors in disturbances(record, *given).items():
+            size = 0.0 if name in record.outputs else float(np.max(np.abs(finite(values[name])), initial=0.0))
+            noise = math.sqrt(float(np.max(np.mean(errors**2, axis=0), initial=0.0)))
+            found[name] = math.hypot(growth * noise, TYPES[self.dtype].unit * size)
+        return found
 
 
 def _window(arrays: Values) -> Values:
@@ -155,7 +174,7 @@ def verify_large(
     tokens, heads, width
         Sizes of the one case: q, k and v are (1, heads, tokens, width).
     dtype
-        float32 or float64.
+        float32, float64, float16 or bfloat16.
 
     Returns
     -------
@@ -177,12 +196,13 @@ def verify_large(
     core = Foreign(record, "", backends.get("numpy"), dtype, {}, implementation, grad)
     given = {name: Input((1, heads, tokens, width)) for name in "qkv"}
     case = Case("large", "law", given, mechanism.sampled)
-    inputs = make(mechanism.name, case, "float64")
-    upstream = {"d_out": make_upstream(mechanism.name, case, "out", (1, heads, tokens, width), "float64")}
+    held = dtype if dtype in ("float16", "bfloat16") else "float64"
+    inputs = wide(make(mechanism.name, case, held))
+    upstream = wide({"d_out": make_upstream(mechanism.name, case, "out", (1, heads, tokens, width), held)})
     subject = Sample(case.name, inputs, case.options, upstream, long=True)
     tasks = [(name, partial(law, core, subject)) for name, law in laws_of(mechanism).items()]
     found = tuple(_row(name, run, tokens) for name, run in progress(tasks))
-    return CheckReport(mechanism.name, label or repr(implementation), False, found)
+    return CheckReport(mechanism.name, label or repr(implementation), False, found, full=True)
 
 
 def _row(name: str, run: Callable[[], float], tokens: int) -> Row:

@@ -18,6 +18,9 @@ from refattn.mechanisms.record import Case
 
 Floats = NDArray[np.float64]
 
+SCHEMA_VERSION = 1  # of reports as JSON: it grows where a field goes or changes its meaning
+UNTAGGED = ("products", "q", "k", "v")  # what may be declared to be rounded and is no equation
+
 
 @dataclass(frozen=True)
 class Decline:
@@ -70,7 +73,9 @@ class Truth:
     further
         Gradients with respect to outputs beside `out`, by the names of the backward's arguments: "d_lse".
     factors
-        In float8 what q, k and v are multiplied by, by name; {} in other types.
+        In formats with factors these of q, k and v by name, as a kernel is given them; {} in others.
+    times
+        The same as what each element is multiplied by, broadcast.
     along
         The direction of the derivatives "t_out" and "h_q", ..., by the names of the inputs; {} where none are asked.
     """
@@ -84,6 +89,7 @@ class Truth:
     exact: frozenset[str] = frozenset()
     further: dict[str, NDArray[Any]] = field(default_factory=dict)
     factors: dict[str, NDArray[Any]] = field(default_factory=dict)
+    times: dict[str, NDArray[Any]] = field(default_factory=dict)
     along: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
@@ -316,6 +322,20 @@ class Suspects:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """What would explain the failures in a dtype.
+
+    With `roundings` declared (see `refattn.verify.judge.budget.Roundings`) those cases agree that were judged once
+    more, `cases` of those `failing`.
+    """
+
+    dtype: str
+    roundings: dict[str, str]
+    cases: int
+    failing: int
+
+
+@dataclass(frozen=True)
 class Report:
     """All outcomes of one implementation.
 
@@ -333,6 +353,10 @@ class Report:
         Of the random numbers of the inputs.
     reference
         Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
+    precision
+        Where something fails, what it may have rounded that would explain it: see `refattn.verify.judge.precision`.
+    left_out
+        Why float64, which nobody asked for by name, was not run; "" where it was.
 
     Examples
     --------
@@ -355,6 +379,8 @@ class Report:
     conventions: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     reference: bool = False
+    precision: tuple[Precision, ...] = ()
+    left_out: str = ""
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many cases agreed, failed and were declined: by case class, then "all"."""
@@ -377,23 +403,35 @@ class Report:
         return 1 if total["failed"] else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON; an infinite share is null."""
-        data = dataclasses.asdict(
-            replace(self, outcomes=tuple(replace(one, seen=None) for one in self.outcomes), least=None)
-        )
+        """Return the report as plain data for JSON, as `refattn/verify/show/report.schema.json` describes it."""
+        plain = tuple(replace(one, seen=None) for one in self.outcomes)
+        data = dataclasses.asdict(replace(self, outcomes=plain, least=None))
         del data["least"]
-        for one in data["suspects"]["ranked"] if data["suspects"] else ():
-            one["share"] = None if math.isinf(one["share"]) else one["share"]
-        if data["suspects"] and data["suspects"]["departure"]:
-            verdict = data["suspects"]["departure"]["verdict"]
-            verdict["share"] = None if math.isinf(verdict["share"]) else verdict["share"]
+        suspects = data["suspects"] or {"ranked": (), "departure": None}
+        for one in suspects["ranked"]:
+            one["share"] = _finite(one["share"])
         for outcome in data["outcomes"]:
             del outcome["seen"]
-            for verdict in outcome["verdicts"]:
-                verdict["agrees"] = verdict["share"] <= 1.0
-                if math.isinf(verdict["share"]):
-                    verdict["share"] = None
-        return {**data, "counts": self.counts(), "exit_code": self.exit_code}
+        departure = [suspects["departure"]["verdict"]] if suspects["departure"] else []
+        for verdict in (*(each for one in data["outcomes"] for each in one["verdicts"]), *departure):
+            verdict["agrees"] = verdict["share"] <= 1.0
+            verdict["share"] = _finite(verdict["share"])
+            if verdict["statistic"] not in ("shape", "dtype"):
+                verdict |= {name: _number(verdict[name]) for name in ("got", "expected")}
+        about = {"schema_version": SCHEMA_VERSION, "kind": "cases"}
+        return {**about, **data, "counts": self.counts(), "exit_code": self.exit_code}
+
+
+def _finite(x: float | None) -> float | None:
+    return x if x is not None and math.isfinite(x) else None
+
+
+def _number(text: str) -> float | str:
+    """Return the number that a text is; the text where it is none, or not finite, for which JSON has no numbers."""
+    try:
+        return float(text) if math.isfinite(float(text)) else text
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)
@@ -462,6 +500,6 @@ class CheckReport:
         """Return the report as plain data for JSON; a share that is not finite is null."""
         data = dataclasses.asdict(self)
         for row in data["rows"]:
-            if row["share"] is not None and not math.isfinite(row["share"]):
-                row["share"] = None
-        return {**data, "counts": self.counts(), "exit_code": self.exit_code}
+            row["share"] = _finite(row["share"])
+        about = {"schema_version": SCHEMA_VERSION, "kind": "checks"}
+        return {**about, **data, "counts": self.counts(), "exit_code": self.exit_code}

@@ -4,12 +4,16 @@
 
     @pytest.mark.golden("softmax", dtypes=["float32", "bfloat16"])
     def test_my_kernel(golden_case):
-        golden_case.check(my_attention, grad=True)
+        golden_case.check(my_attention, grad=True, rounding=["products=tf32"])
+
+An implementation that a module has by its name, or that is named, ``"mine.py:attend"``, runs in a process of its own. A
+test of which every case is declined has run nothing: it fails the session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +21,7 @@ import pytest
 
 if TYPE_CHECKING:
     from refattn.mechanisms.record import Mechanism
+    from refattn.verify.foreign.isolate import Isolated
     from refattn.verify.outcome import Outcome
 
 
@@ -52,27 +57,131 @@ class GoldenCase:
 
         return registry.mechanism(self.mechanism).case(self.case).options
 
-    def check(self, implementation: Any, *, grad: bool = False) -> Outcome:
+    def check(
+        self,
+        implementation: Any,
+        *,
+        grad: bool = False,
+        rounding: Iterable[str] = (),
+        timeout: float = 60.0,
+        in_process: bool = False,
+    ) -> Outcome:
         """Fail, in one line, where an implementation disagrees with the reference; skip where it declines.
 
         Parameters
         ----------
         implementation
-            A function ``f(q, k, v, **options)``, or an object with ``forward`` and ``backward``, as for
-            ``refattn verify``.
+            A function ``f(q, k, v, **options)``, or an object with ``forward`` and ``backward``, as for ``refattn
+            verify``, or a text that names one: ``"MODULE:NAME"``, ``"FILE.py:NAME"``. A text, and a function or class
+            that its module has under its name, runs in another process, which is started once: one that hangs or
+            crashes fails its case. Anything else, such as a function inside a function, runs in this one.
         grad
             Whether its gradients are judged too.
+        rounding
+            What it rounds beside what every kernel does: names, or "NAME=TYPE".
+        timeout
+            Seconds for each case, in another process.
+        in_process
+            Run it in this process: for a debugger.
         """
         from refattn.mechanisms import registry
         from refattn.verify.run import verify_case
 
         record = registry.mechanism(self.mechanism)
-        outcome = verify_case(record, implementation, record.case(self.case), self.dtype, grad=grad)
+        found = _loaded(implementation, timeout, in_process)
+        case = record.case(self.case)
+        outcome = verify_case(record, found, case, self.dtype, grad=grad, rounding=rounding)
         if outcome.status == "declined":
-            pytest.skip(outcome.detail)
+            pytest.skip(f"{DECLINED}{outcome.detail}")
         if outcome.status != "agrees":
             pytest.fail(f"{self}: {told(outcome)}{_suspect(record, outcome, grad)}", pytrace=False)
         return outcome
+
+
+DECLINED = "declined: "
+
+_PROCESSES: dict[str, Isolated] = {}
+"""Implementations in processes of their own, by what names them."""
+
+
+def _loaded(implementation: Any, seconds: float, in_process: bool) -> Any:
+    """Return an implementation in a process of its own, where it can be found there."""
+    from refattn.verify.foreign.adapter import LoadError, load
+    from refattn.verify.foreign.isolate import Isolated
+
+    if in_process:
+        return load(implementation) if isinstance(implementation, str) else implementation
+    places = [implementation] if isinstance(implementation, str) else list(_places(implementation))
+    for place in places:
+        try:
+            if place not in _PROCESSES:
+                _PROCESSES[place] = Isolated(place, seconds)
+        except LoadError as error:
+            if isinstance(implementation, str):
+                raise pytest.UsageError(str(error)) from error
+            continue
+        _PROCESSES[place].seconds = seconds
+        return _PROCESSES[place]
+    return implementation
+
+
+def _places(implementation: Any) -> Iterator[str]:
+    """Yield what names a function or class in another process: by its module, or by the module's file."""
+    name, module = getattr(implementation, "__qualname__", ""), sys.modules.get(implementation.__module__)
+    if (
+        module is not None
+        and name.isidentifier()
+        and getattr(module, name, None) is implementation
+        and module.__name__ != "__main__"
+    ):
+        yield f"{module.__name__}:{name}"
+        if str(getattr(module, "__file__", None)).endswith(".py"):
+            yield f"{module.__file__}:{name}"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the processes of implementations."""
+    while _PROCESSES:
+        _PROCESSES.popitem()[1].close()
+
+
+# --- a test that has run nothing
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have a report say that it is of a golden case, in another process too."""
+    if "golden_case" in getattr(item, "fixturenames", ()):
+        item.user_properties.append(("golden_case", item.nodeid.partition("[")[0]))
+
+
+class _Watch:
+    """Sees the reports of this session, those of other workers too."""
+
+    def __init__(self) -> None:
+        self.ran: dict[str, set[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take note of what became of a golden case."""
+        test = dict(report.user_properties).get("golden_case")
+        if test is None or (report.when != "call" and report.passed):
+            return
+        why = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+        declined = why.removeprefix("Skipped: ").startswith(DECLINED)
+        self.ran.setdefault(str(test), set()).add(DECLINED if declined else report.outcome)
+
+    def empty(self) -> list[str]:
+        """Return the tests of which every case was declined."""
+        return [test for test, what in self.ran.items() if what == {DECLINED}]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail the session where a test has run nothing."""
+        if self.empty() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say which."""
+        for test in self.empty():
+            terminalreporter.write_line(f"FAILED {test}: nothing was run: every case was declined", red=True)
 
 
 def _suspect(record: Mechanism, outcome: Outcome, grad: bool) -> str:
@@ -102,6 +211,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "golden(*mechanisms, dtypes=None, cases=None): what golden_case runs over; all mechanisms, float32 by default",
     )
+    if not hasattr(config, "workerinput"):  # where pytest-xdist runs others, they report to this one
+        config.pluginmanager.register(_Watch(), "refattn-watch")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from refattn.checked import One, Whole, checked
-from refattn.golden.storage import DTYPES, FLOAT8
+from refattn.golden.storage import DTYPES, SCALED
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.foreign.adapter import CallError, attribute, call, learned, of_float8, own_keep, pulls, roundings
+from refattn.verify.foreign.adapter import (
+    CallError,
+    attribute,
+    call,
+    learned,
+    own_keep,
+    pulls,
+)
 from refattn.verify.foreign.conventions import differing
+from refattn.verify.foreign.declared import of_float8, read_roundings, roundings
 from refattn.verify.judge import sampled
 from refattn.verify.judge.budget import rounded, truth, with_equations
 from refattn.verify.judge.compare import judge
@@ -21,7 +29,7 @@ from refattn.verify.judge.derivatives import with_derivatives
 from refattn.verify.outcome import Decline, Outcome, Report, Result, Truth
 
 
-@checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *FLOAT8)), grad=bool, seed=Whole())
+@checked(mechanism=Mechanism, case=Case, dtype=One((*DTYPES, *SCALED)), grad=bool, seed=Whole())
 def verify_case(
     mechanism: Mechanism,
     implementation: Any,
@@ -44,8 +52,9 @@ def verify_case(
     >>> outcome.status, outcome.verdicts[0].share < 1
     ('agrees', True)
     """
-    declared = {**dict.fromkeys(rounding, ""), **roundings(implementation, mechanism.equations)}
-    small = dtype in FLOAT8
+    declared = read_roundings(rounding if isinstance(rounding, Mapping) else tuple(rounding), mechanism.equations)
+    declared |= roundings(implementation, mechanism.equations)
+    small = dtype in SCALED
     further = pulls(implementation, mechanism.pulled) if grad and not small else ()
     more: dict[str, Any] = {"roundings": declared, "further": further}
     more |= of_float8(implementation) if small else {}
@@ -62,7 +71,12 @@ def verify_case(
             case_truth = truth(mechanism, case, dtype, grad=grad and not small, seed=seed, **more)
         if asked:
             case_truth = with_derivatives(case_truth, mechanism, case, dtype, asked, seed)
-        descale = {"descale": tuple(case_truth.factors[name].tolist() for name in "qkv")} if small else {}
+        factors = [case_truth.factors[name] for name in "qkv"] if small else []
+        # With their shapes: lists of lists lose those of empty arrays on the way to another process.
+        descale: dict[str, Any] = {"descale": [(x.shape, x.ravel().tolist()) for x in factors]} if small else {}
+        descale |= (
+            {"descale_whole": [((), x) for x in case_truth.factors["whole"].tolist()]} if dtype == "nvfp4" else {}
+        )
         result = call(
             implementation,
             case_truth.inputs,
@@ -167,7 +181,7 @@ def verify(
     grad
         Whether gradients are asked and judged too.
     rounding
-        Equations that it rounds to the storage type, beside those of the record and of its attribute `roundings`.
+        What it rounds beside its attribute `roundings`: names, or "NAME=TYPE".
     derivatives
         "tangent": the derivative of its outputs along a direction of all its arrays is judged too. "hessian": that of
         its gradients, which needs `grad`. Both in float64 and float32 alone.
@@ -213,5 +227,5 @@ def verify(
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
     if asked or not any(outcome.status == "disagrees" for outcome in found):
         return report
-    plain = tuple(dtype for dtype in dtypes if dtype not in FLOAT8)  # nine calls without factors
+    plain = tuple(dtype for dtype in dtypes if dtype not in SCALED)  # nine calls without factors
     return replace(report, conventions=differing(implementation, mechanism, dtypes=plain)) if plain else report

@@ -122,6 +122,24 @@ def test_fewer_digits_of_products_are_refused_in_torch(precision: str) -> None:
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.parametrize(("products", "set_to"), [("cuda", "tf32"), ("mkldnn", "bf16")])
+@pytest.mark.filterwarnings("ignore")
+def test_fewer_digits_that_are_set_for_one_library_of_products(products: str, set_to: str) -> None:
+    torch = pytest.importorskip("torch")
+    matmul = getattr(torch.backends, products).matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("this torch has no such setting")
+    before, x = matmul.fp32_precision, torch.asarray(X.astype(np.float32))
+    matmul.fp32_precision = set_to
+    try:
+        with pytest.raises(RuntimeError, match=f"products of float32 are set to '{products} {set_to}'"):
+            ra.softmax.forward(x, x, x)
+        assert error_of(torch, lambda q, k, v: (ra.bridges.torch("softmax")(q, k, v), None)) < 1e-6
+        assert matmul.fp32_precision == set_to
+    finally:
+        matmul.fp32_precision = before
+
+
 def test_fewer_digits_of_products_are_refused_in_jax() -> None:
     jax = pytest.importorskip("jax")
     x = jax.numpy.asarray(X.astype(np.float32))

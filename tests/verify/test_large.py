@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
+from refattn.golden.storage import round_to, stored
 from refattn.verify.large import laws_of, verify_large
 
 RECORD = ra.mechanism("softmax")
@@ -109,6 +110,28 @@ def test_an_honest_kernel_keeps_them_all() -> None:
     assert verify_large(RECORD, attend, 20, dtype="float64").exit_code == 0
 
 
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
+def test_types_of_few_digits(dtype: str) -> None:
+    """A kernel that computes in float32 keeps all laws; one that cuts its scores off does not."""
+
+    def low(rounds: Callable[[Any], Any] = lambda s: s) -> Any:
+        def kernel(q: Any, k: Any, v: Any, *, dtype: str, **options: Any) -> Any:
+            q, k, v = (x.astype(np.float32) for x in (q, k, v))
+
+            def weights(w: Any) -> Any:
+                return round_to(w.astype(np.float64), dtype).astype(np.float32)
+
+            out, lse = attend(q, k, v, weights=weights, scores=rounds, **options)
+            return stored(out.astype(np.float64), dtype), lse
+
+        return kernel
+
+    report = verify_large(RECORD, low(), 80, dtype=dtype, width=24, heads=1)
+    assert status(report) == dict.fromkeys(LAWS, "agrees")
+    assert 0.02 < max(row.share for row in report.rows if row.share is not None) < 0.7
+    assert verify_large(RECORD, low(lambda s: np.minimum(s, 2.0)), 80, dtype=dtype, heads=1).exit_code == 1
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_each_fault_is_seen_by_its_law(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = laws_of(RECORD)
@@ -171,7 +194,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert found.exit_code == 0 and data["counts"] == {"agrees": 10, "disagrees": 0, "not run": 1}
     assert f"softmax on {file}:attend: agrees: 10 checks agree" in found.stderr
     for wrong, words in {
-        ("--dtype", "float16"): "--large: got --dtype float16, needs one of float32, float64",
+        ("--dtype", "mxfp8"): "--dtype: got mxfp8, whose numbers have factors, needs --impl on the designed cases",
+        ("--shape", "b=2"): "--large: got --shape 'b=2', needs the number of heads and the width",
         ("--rounding", "SM.1"): "--large: needs",
         ("--html", tmp_path / "x"): "--large: needs",
     }.items():

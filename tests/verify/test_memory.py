@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 from click.testing import CliRunner
 
 import refattn as ra
@@ -194,7 +195,16 @@ def test_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["prefill and decode"] == found["padding by mask"] == found["chunk of queries"] == "agrees"
     report = verify_bitwise(RECORD, Counted())
     assert [row.name for row in report.rows if row.status == "disagrees"] == ["batch size"]
-    assert "out[0, 0, 0, 0] is" in report.rows[1].detail and "1 units in the last place" in report.rows[1].detail
+    (detail,) = [row.detail for row in report.rows if row.status == "disagrees"]
+    assert "out[0, 0, 0, 0] is" in detail and "1 units in the last place" in detail
+
+    def of_threads(q: Any, k: Any, v: Any) -> Any:
+        most = max(each["num_threads"] for each in threadpoolctl.threadpool_info())
+        return q * np.float32(1.0 + (most > 2))
+
+    assert [name for name, what in status(verify_bitwise(RECORD, of_threads)).items() if what == "disagrees"] == [
+        "threads"
+    ]
 
 
 def test_how_far_bits_differ() -> None:

@@ -80,5 +80,50 @@ def test_a_case_tells_what_it_is() -> None:
         case.check(_fails)
 
 
+HANGS = """
+import os
+import refattn as ra
+
+def crashes(q, k, v, *, causal=False):
+    if causal:
+        os._exit(7)
+    return ra.softmax.forward(q, k, v)[0]
+
+def declines(q, k, v):
+    return ra.Decline("nothing yet")
+
+class Products:
+    def forward(self, q, k, v, **options):
+        rounded = [x.view("uint32") // 8192 * 8192 for x in (q, k, v)]
+        return ra.softmax.forward(*(x.view("float32") for x in rounded), **options)[0]
+"""
+
+USES = """
+import pytest
+import theirs
+
+@pytest.mark.xfail
+@pytest.mark.golden("softmax", cases=["tiny", "causal"])
+def test_crash(golden_case):
+    golden_case.check(theirs.crashes)
+
+@pytest.mark.golden("softmax", cases=["tiny", "causal"])
+def test_nothing(golden_case):
+    golden_case.check("theirs:declines")
+
+@pytest.mark.golden("softmax", cases=["tiny", "causal"])
+def test_declared(golden_case):
+    golden_case.check(theirs.Products, rounding=["q=bfloat16", "k=bfloat16", "v=bfloat16"])
+"""
+
+
+def test_a_kernel_has_its_own_process_and_nothing_run_is_red(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(HANGS)
+    found = run(USES, tmp_path)
+    assert "2 passed, 2 skipped, 1 xfailed, 1 xpassed" in found.stdout
+    assert "FAILED test_user.py::test_nothing: nothing was run: every case was declined" in found.stdout
+    assert found.returncode == 1
+
+
 def _fails(q: object, k: object, v: object, dtype: str, **options: object) -> None:
     raise RuntimeError("no kernel")

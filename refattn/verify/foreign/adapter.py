@@ -4,15 +4,15 @@ An implementation is ``f(q, k, v, *, mask=None, causal=False, scale=None, **opti
 ``forward`` of that signature and ``backward(d_out)``. It is given fresh read-only NumPy arrays and returns an array of
 any library, ``(out, lse)``, `Decline`, or a dict: "out", and any further output by its name or equation of the forward
 by its id ("SM.7"), each of which is judged. It may carry attributes: ``framework`` ("torch" or "jax": it is given
-tensors of that library, not NumPy arrays), ``d_lse`` (true where its autograd may be asked for the gradient of lse; a
-``backward(d_out, d_lse)`` says so by its parameters), ``slack`` ("unwritten" where it leaves rows beyond the lengths as
-they are: these are not judged), ``keep`` (a function of a case's name and a shape that returns the factors of a kernel
-that draws its own dropout, asked before the truth is computed) and ``roundings`` (ids of equations that it rounds to
-float16 or bfloat16 beside those that every kernel rounds, or a dict of these with types). In float8 it is given numbers
-and ``descale``, their factors: ``descale = "tensor"`` asks for one of each tensor, and ``result`` names the type of its
-output. Where it has, after a call, an attribute ``intermediates``,
-that is a dict of its own values of equations, by id: `refattn.verify.blame.substitution` finds with them where it goes
-wrong.
+tensors of that library, not NumPy arrays), ``device`` (where these lie: "cuda:0"), ``d_lse`` (true where its autograd
+may be asked for the gradient of lse; a ``backward(d_out, d_lse)`` says so by its parameters), ``slack`` ("unwritten"
+where it leaves rows beyond the lengths as they are: these are not judged), ``keep`` (a function of a case's name and a
+shape that returns the factors of a kernel that draws its own dropout, asked before the truth is computed) and
+``roundings`` (what it rounds beside what every kernel does: see `refattn.verify.judge.budget.Roundings`). In formats
+with factors it is given numbers and ``descale``, these factors: in float8 ``descale = "tensor"`` asks for one of each
+tensor, and ``descale = 64`` for one for each 64 tokens of a head; ``result`` names the type of its output. Where it
+has, after a call, an attribute ``intermediates``, that is a dict of its own values of equations, by id:
+`refattn.verify.blame.substitution` finds with them where it goes wrong.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from refattn import backends
 from refattn.checked import checked
-from refattn.golden.storage import FLOAT8, TYPES, has_gradient
-from refattn.verify.foreign import manners
+from refattn.golden.storage import SCALED, has_gradient
+from refattn.verify.foreign import devices, manners
 from refattn.verify.foreign.pushed import derivatives
 from refattn.verify.outcome import Decline, Result
 
@@ -165,21 +165,27 @@ def _call(
     asked: tuple[str, ...],
 ) -> Result | Decline:
     forward = getattr(implementation, "forward", implementation)
-    framework = getattr(forward, "framework", None)
+    framework = attribute(implementation, "framework")
     if manners.current() == "interleaved" and hasattr(implementation, "backward"):
         return Decline("an object with a backward of its own has one forward at a time")
+    device = devices.checked(framework, attribute(implementation, "device"))
     told = _takes_dtype(forward)
-    if not told and (dtype in FLOAT8 or (dtype == "bfloat16" and not framework)):
+    if not told and (dtype in SCALED or (dtype == "bfloat16" and not framework)):
         return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
     extra = dict(options) | ({"dtype": dtype} if told else {})
-    if dtype in FLOAT8:
-        extra["descale"] = tuple(_given(np.asarray(x, np.float32), framework, "float32") for x in options["descale"])
+    if dtype in SCALED:
+        for name in ("descale", "descale_whole"):
+            if name in options:
+                factors = (np.asarray(x, np.float32).reshape(shape) for shape, x in options[name])
+                extra[name] = tuple(_given(x, framework, "float32", device) for x in factors)
         dtype = "float32"
-    arguments = {name: _given(x, framework, dtype) for name, x in inputs.items()}
+    arguments = {name: _given(x, framework, dtype, device) for name, x in inputs.items()}
     if lacking := _lacking(forward, (*arguments, *extra)):
         return Decline(f"it takes no {', '.join(lacking)}")
+    devices.wait()
     before = {name: to_host(name, x).tobytes() for name, x in arguments.items()}
     returned = manners.around(forward, arguments, extra)
+    devices.wait()
     if isinstance(returned, Decline):
         return Decline(str(returned.reason))
     result = _named(returned, outputs)
@@ -187,13 +193,15 @@ def _call(
     declined = ""
     if upstream is not None:
         pulls = {**{f"d_{outputs[0]}": upstream}, **further}
-        gradients = _gradients(implementation, forward, inputs, extra, dtype, result[outputs[0]], pulls, outputs)
+        asked_of = implementation, forward, inputs, extra, dtype, result[outputs[0]], pulls, outputs
+        gradients = _gradients(*asked_of, device)
+        devices.wait()
         if isinstance(gradients, Decline):
             declined = str(gradients.reason)
         else:
             result |= {f"d_{name}": x for name, x in gradients.items()}
     if asked:
-        place = partial(_given, framework=_library(result[outputs[0]]) or framework, dtype=dtype)
+        place = partial(_given, framework=_library(result[outputs[0]]) or framework, dtype=dtype, device=device)
         pushed, refused = derivatives(
             implementation, forward, place, inputs, extra, result[outputs[0]], outputs, along, upstream, asked
         )
@@ -284,17 +292,10 @@ def _intermediates(forward: Any, implementation: Any) -> dict[str, Any]:
     return own or {}
 
 
-def _given(x: NDArray[Any], framework: str | None, dtype: str) -> Any:
+def _given(x: NDArray[Any], framework: str | None, dtype: str, device: str | None = None) -> Any:
     """Return a fresh copy of an input: a read-only NumPy array, or a tensor of the library that was named."""
-    if framework == "torch":
-        import torch
-
-        given = torch.tensor(x, dtype=getattr(torch, dtype)) if has_gradient(x) else torch.tensor(x)
-        return manners.laid_out(given)
-    if framework == "jax":
-        import jax.numpy as jnp
-
-        return jnp.asarray(x, dtype=dtype) if has_gradient(x) else jnp.asarray(x)
+    if framework in devices.FRAMEWORKS:
+        return manners.laid_out(devices.placed(x, framework, dtype, device))
     return _read_only(x)
 
 
@@ -307,16 +308,19 @@ def _gradients(
     out: Any,
     pulls: Mapping[str, NDArray[Any]],
     outputs: tuple[str, ...],
+    device: str | None,
 ) -> dict[str, Any] | Decline:
     """Return the gradients of its arrays: by its own backward, or by the library that its output is of."""
     if hasattr(implementation, "backward"):
         upstream, *others = pulls
-        more = {name: _read_only(pulls[name]) for name in others}
-        found = implementation.backward(_read_only(pulls[upstream]), **more)
+        library = None if device is None else attribute(implementation, "framework")
+        place = {name: _given(pull, library, dtype, device) for name, pull in pulls.items()}
+        devices.wait()
+        found = implementation.backward(place[upstream], **{name: place[name] for name in others})
         if isinstance(found, Decline):
             return found
         if isinstance(found, dict):
-            return {str(name): x for name, x in found.items()}
+            return {str(name).removeprefix("d_"): x for name, x in found.items()}
         names = learned(inputs)
         if isinstance(found, tuple) and len(found) in (3, len(names)):
             return dict(zip(names, found, strict=False))
@@ -324,9 +328,9 @@ def _gradients(
         raise CallError(f"backward returned {type(found).__name__}, needs a dict or ({listed})")
     library = type(out).__module__.partition(".")[0]
     if library == "torch":
-        return _torch_gradients(forward, inputs, extra, dtype, pulls, outputs)
+        return _torch_gradients(forward, inputs, extra, dtype, pulls, outputs, device)
     if library in ("jax", "jaxlib"):
-        return _jax_gradients(forward, inputs, extra, dtype, pulls, outputs)
+        return _jax_gradients(forward, inputs, extra, dtype, pulls, outputs, device)
     return Decline("no gradients: it has no backward, and is no function of torch or jax")
 
 
@@ -337,11 +341,12 @@ def _torch_gradients(
     dtype: str,
     pulls: Mapping[str, Any],
     outputs: tuple[str, ...],
+    device: str | None,
 ) -> dict[str, Any] | Decline:
     import torch
 
     names = learned(inputs)
-    tensors = {name: _given(x, "torch", dtype).requires_grad_(name in names) for name, x in inputs.items()}
+    tensors = {name: _given(x, "torch", dtype, device).requires_grad_(name in names) for name, x in inputs.items()}
     out = forward(**tensors, **extra)
     if isinstance(out, Decline):
         return out
@@ -351,7 +356,8 @@ def _torch_gradients(
     if not asked[0].requires_grad:
         return Decline("no gradients: torch says that the output depends on no input")
     upstream = [
-        manners.laid_out(torch.tensor(pull, dtype=x.dtype)) for pull, x in zip(pulls.values(), asked, strict=True)
+        manners.laid_out(torch.tensor(pull, dtype=x.dtype).to(x.device))
+        for pull, x in zip(pulls.values(), asked, strict=True)
     ]
     leaves = [tensors[name] for name in names]
     # What comes without a gradient of q, k or v is an error; of other arrays few kernels have one.
@@ -366,12 +372,13 @@ def _jax_gradients(
     dtype: str,
     pulls: Mapping[str, Any],
     outputs: tuple[str, ...],
+    device: str | None,
 ) -> dict[str, Any] | Decline:
     import jax
     import jax.numpy as jnp
 
     names = learned(inputs)
-    arrays = {name: _given(x, "jax", dtype) for name, x in inputs.items()}
+    arrays = {name: _given(x, "jax", dtype, device) for name, x in inputs.items()}
 
     def run(*values: Any) -> Any:
         out = forward(**{**arrays, **dict(zip(names, values, strict=True))}, **extra)
@@ -381,43 +388,6 @@ def _jax_gradients(
     results, pull = jax.vjp(run, *(arrays[name] for name in names))
     upstream = tuple(jnp.asarray(x, dtype=y.dtype) for x, y in zip(pulls.values(), results, strict=True))
     return dict(zip(names, pull(upstream), strict=True))
-
-
-def roundings(implementation: Any, equations: Iterable[str]) -> dict[str, str]:
-    """Return the equations that an implementation declares to round, beside those that every kernel rounds.
-
-    Each comes with the type that it rounds to, "" for the storage type.
-
-    Raises
-    ------
-    LoadError
-        Where its attribute `roundings` is no tuple, list or dict of ids of `equations`, or a type is none.
-    """
-    declared = attribute(implementation, "roundings")
-    declared = () if declared is None else declared
-    known = tuple(equations)
-    listed = dict.fromkeys(declared, "") if isinstance(declared, (tuple, list)) else declared
-    if not isinstance(listed, dict) or not all(id in known for id in listed):
-        raise LoadError(f"--impl: its roundings are {declared!r}, needs a tuple of ids such as {known[0]}")
-    if wrong := [type_ for type_ in listed.values() if type_ and type_ not in TYPES]:
-        raise LoadError(f"--impl: its roundings name {wrong[0]!r}, needs one of {', '.join(TYPES)}")
-    return listed
-
-
-def of_float8(implementation: Any) -> dict[str, Any]:
-    """Return what an implementation says of its results in float8, as `refattn.verify.judge.budget.truth` takes it.
-
-    Raises
-    ------
-    LoadError
-        Where its attribute `result` or `descale` is none.
-    """
-    result, descale = (attribute(implementation, name) or "" for name in ("result", "descale"))
-    if result not in ("", "float32", "float16", "bfloat16"):
-        raise LoadError(f"--impl: its result is {result!r}, needs one of float32, float16, bfloat16")
-    if descale not in ("", "head", "tensor"):
-        raise LoadError(f'--impl: its descale is {descale!r}, needs "head" or "tensor"')
-    return {"result": result or "bfloat16", "whole": descale == "tensor"}
 
 
 def learned(inputs: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
@@ -431,7 +401,7 @@ def to_host(name: str, x: Any) -> NDArray[Any]:
         try:
             return _numbers(backends.of(x).to_numpy(x))
         except TypeError:
-            return _numbers(np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x))
+            return _numbers(devices.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x))
     except Exception as error:
         why = words(error).removeprefix("raised ")
         raise CallError(f"{name}: got {type(x).__name__}, needs an array ({why})") from error

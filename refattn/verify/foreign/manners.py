@@ -14,8 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refattn.backends import blas, use_workers
+
 LAYOUTS = ("transposed", "columns", "sliced", "strided", "expanded", "reversed", "guarded")
 """Where arrays lie; `expanded` is for arrays whose heads are all the same."""
+
+THREADS = "threads "
+"""Before how many there are."""
 
 TIMES = 50
 """How often the same call is repeated."""
@@ -28,10 +33,30 @@ def using(manner: str) -> Iterator[None]:
     """Call in a manner."""
     token = _manner.set(manner)
     try:
-        with poisoned() if manner == "poisoned" else contextlib.nullcontext():
+        with _around_all(manner):
             yield
     finally:
         _manner.reset(token)
+
+
+def _around_all(manner: str) -> contextlib.AbstractContextManager[None]:
+    if manner.startswith(THREADS):
+        return threads(int(manner.removeprefix(THREADS)))
+    return poisoned() if manner == "poisoned" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let BLAS, OpenMP and torch use so many threads, and refattn so many workers."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(blas.threads(count))
+        stack.enter_context(use_workers(count))
+        if "torch" in sys.modules:
+            import torch
+
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(count)
+        yield
 
 
 def current() -> str:

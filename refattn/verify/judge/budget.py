@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,15 +20,21 @@ from numpy.typing import NDArray
 
 from refattn import counter, equations
 from refattn.golden.inputs import make, make_upstream
-from refattn.golden.storage import FLOAT8, TYPES, has_gradient, round_to, spacing, stored
+from refattn.golden.storage import FLOAT8, SCALED, TYPES, has_gradient, round_to, spacing, stored
+from refattn.instruments.products import products
+from refattn.instruments.wrapper import plain
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.judge.scaled import products, scaled
-from refattn.verify.outcome import Truth
+from refattn.verify.judge import scaled
+from refattn.verify.outcome import UNTAGGED, Truth
 
 Floats = NDArray[np.float64]
 
 DRAWS = 16
 """Disturbed runs per case: the noise is known to about 1/sqrt(2 * 16), that is 18 %."""
+
+MORE = 1.5
+"""Times that what declared roundings of factors do is granted: these errors are no upper bounds as those of sums are,
+and of each element only as much is known as `DRAWS` tell."""
 
 SMALLEST = 2.0**-500
 """An error that is always granted: the squares of smaller ones underflow."""
@@ -60,7 +66,8 @@ def evaluate(
 
 
 Roundings = Mapping[str, str] | tuple[str, ...]
-"""Ids of equations that an implementation rounds beside those that every kernel rounds, or these with the type that it
+"""What an implementation rounds beside what every kernel rounds: ids of equations, "q", "k" and "v" (a q that is
+multiplied by the scale first), and "products", what it multiplies in matrix products. Or these with the type that it
 rounds to, "" for the storage type."""
 
 
@@ -81,7 +88,7 @@ def truth(
     further: Iterable[str] = (),
     replaced: Mapping[str, NDArray[Any]] | None = None,
     result: str = "bfloat16",
-    whole: bool = False,
+    per: int | None = None,
 ) -> Truth:
     """Return inputs, true results and error budget of a case in a storage type.
 
@@ -89,18 +96,19 @@ def truth(
     inputs are rounded to `given` where that is another type, one that `dtype` holds. `further` are outputs beside `out`
     on which the loss of the gradients depends, too; `replaced` are inputs that are not those of the case.
 
-    In float8 there are factors of q, k and v, of `whole` tensors or of each head, and no gradients; the result is of
-    the type `result`, and what kernels round on the way is rounded to that.
+    In formats with factors these are of so many tokens, `per` (see `refattn.verify.judge.scaled`), and there are no
+    gradients; the result is of the type `result`, and what kernels round on the way is rounded to that.
     """
     factors: dict[str, NDArray[Any]] = {}
-    if dtype in FLOAT8:
-        inputs, factors = scaled(mechanism, case, dtype, whole=whole, seed=seed)
+    times: dict[str, NDArray[Any]] = {}
+    if dtype in SCALED:
+        inputs, factors, times = scaled.scaled(mechanism, case, dtype, per=per, seed=seed)
         inputs, dtype = inputs | dict(replaced or {}), result
     else:
         inputs = make(mechanism.name, case, given or dtype, seed=seed) | dict(replaced or {})
     kept = "float32" if factors else dtype
     inputs = {name: stored(x.astype(np.float64), kept) if has_gradient(x) else x for name, x in inputs.items()}
-    exact = products(inputs, factors)
+    exact = scaled.products(inputs, times)
     outputs = evaluate(mechanism, exact, case.options, None)
     pulls: dict[str, Any] = {}
     for name in ("out", *further) if grad else ():
@@ -108,14 +116,26 @@ def truth(
         pulls[f"d_{name}"] = pull.astype(np.float64)
     exact_upstream = pulls.pop("d_out", None)
     upstream = None if exact_upstream is None else stored(exact_upstream, dtype)
-    with equations.trace() as traced:
-        values = evaluate(mechanism, exact, case.options, exact_upstream, further=pulls)
-    errors = disturbances(mechanism, case, dtype, exact, exact_upstream, pulls, traced, values, roundings, seed)
-    types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in values}
-    variance, bias = granted(values, errors, types, dtype)
     exact_names = frozenset(name for name, dtypes in case.exact.items() if dtype in dtypes and not factors)
     stored_pulls = {name: stored(x, dtype) for name, x in pulls.items()}
-    return Truth(inputs, upstream, values, variance, bias, types, exact_names, stored_pulls, factors)
+    types = {name: "float32" if name in mechanism.outputs and dtype != "float64" else dtype for name in outputs}
+    known = Truth(inputs, upstream, {}, {}, {}, {"out": dtype, **types}, exact_names, stored_pulls, factors, times)
+    return granting(mechanism, case, dtype, known, roundings, seed)
+
+
+def granting(
+    mechanism: Mechanism, case: Case, dtype: str, known: Truth, roundings: Roundings = (), seed: int = 0
+) -> Truth:
+    """Return a truth with the values of its inputs, and the error that is granted with such roundings."""
+    exact = scaled.products(known.inputs, known.times)
+    upstream = None if known.upstream is None else known.upstream.astype(np.float64)
+    pulls = wide(known.further)
+    with equations.trace() as traced:
+        values = evaluate(mechanism, exact, case.options, upstream, further=pulls)
+    errors = disturbances(mechanism, case, dtype, exact, upstream, pulls, traced, values, roundings, seed)
+    types = {name: known.stored.get(name, dtype) for name in values}
+    variance, bias = granted(values, errors, types, dtype)
+    return replace(known, values=values, variance=variance, bias=bias, stored=types)
 
 
 def granted(
@@ -159,7 +179,7 @@ def with_equations(
     KeyError
         Where an equation is none of the forward.
     """
-    exact = products(known.inputs, known.factors)
+    exact = scaled.products(known.inputs, known.times)
     dtype = known.stored["out"] if known.factors else dtype
     with equations.trace() as traced:
         evaluate(mechanism, exact, case.options, None)
@@ -170,14 +190,15 @@ def with_equations(
             ran[id] = mechanism.before[ran[id]]
     held = held_in(mechanism, dtype, roundings)
     sizes = kernel_sizes(mechanism, {**exact, **case.options}, traced, dtype, roundings)
+    erring = _Erring(dtype, roundings, seed)
     errors: dict[str, list[Floats]] = {id: [] for id in types}
     for draw in range(DRAWS):
         disturbing = equations.apply(disturbance(sizes, unit_of(dtype), draw, seed, held))
         with equations.trace() as disturbed, disturbing:
-            evaluate(mechanism, exact, case.options, None)
+            erring.evaluate(mechanism, exact, case.options, None, {}, draw)
         for id in types:
             value = traced[ran[id]]
-            errors[id].append(np.where(np.isfinite(value), finite(disturbed[ran[id]]) - finite(value), 0.0))
+            errors[id].append(np.where(np.isfinite(value), finite(plain(disturbed[ran[id]])) - finite(value), 0.0))
     values, variance, bias = dict(known.values), dict(known.variance), dict(known.bias)
     for id, type_ in types.items():
         values[id] = traced[ran[id]]
@@ -202,21 +223,75 @@ def disturbances(
 
     `grown` says of some equations how many times larger their errors are than this call tells.
     """
-    if unknown := [id for id in roundings if id not in mechanism.equations]:
-        raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}")
+    if unknown := [id for id in roundings if id not in mechanism.equations and id not in UNTAGGED]:
+        raise ValueError(f"roundings: got {', '.join(unknown)}, needs ids of {mechanism.name}, {', '.join(UNTAGGED)}")
     given = {**inputs, **case.options, "d_out": upstream, **pulls}
     held = held_in(mechanism, dtype, roundings)
     sizes = kernel_sizes(mechanism, given, traced, dtype, roundings)
     computed = unit_of(dtype)
     sizes |= {id: sizes[id] * times for id, times in (grown or {}).items()}
+    erring = _Erring(dtype, roundings, seed)
     errors: dict[str, list[Floats]] = {name: [] for name in values}
     for draw in range(DRAWS):
         with equations.apply(disturbance(sizes, computed, draw, seed, held)):
-            disturbed = evaluate(mechanism, inputs, case.options, upstream, further=pulls)
+            disturbed = erring.evaluate(mechanism, inputs, case.options, upstream, pulls, draw)
         for name, value in values.items():
             # An output that is not finite has no noise.
             errors[name].append(np.where(np.isfinite(value), finite(disturbed[name]) - finite(value), 0.0))
     return {name: np.stack(draws) for name, draws in errors.items()}
+
+
+@dataclass(frozen=True)
+class _Erring:
+    """Runs in which what is declared to be rounded, and is no equation, errs, too."""
+
+    dtype: str
+    roundings: Roundings
+    seed: int
+
+    def evaluate(
+        self,
+        mechanism: Mechanism,
+        inputs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        upstream: Any,
+        pulls: Mapping[str, Any],
+        draw: int,
+    ) -> dict[str, Any]:
+        """Do what `evaluate` does with one draw of these errors."""
+        low = untagged(self.roundings, self.dtype)
+        product = low.pop("products", "")
+        inputs = {n: self._near(x, low[n], n, draw) if n in low else x for n, x in inputs.items()}
+        if not product:
+            return evaluate(mechanism, inputs, options, upstream, further=pulls)
+        count = 0
+
+        def change(x: Floats) -> Floats:
+            nonlocal count
+            count += 1
+            # What the type holds is multiplied as it is: inputs in a type that is as short.
+            held = np.array_equal(round_to(x, product), x, equal_nan=True)
+            return x if held else self._near(x, product, f"factor {count}", draw)
+
+        with products(change) as unit:
+            given = {n: unit.array(x) for n, x in inputs.items()}
+            pulled = {n: unit.array(x) for n, x in pulls.items()}
+            d_out = None if upstream is None else unit.array(upstream)
+            return {n: plain(x) for n, x in evaluate(mechanism, given, options, d_out, further=pulled).items()}
+
+    def _near(self, x: Floats, type_: str, name: str, draw: int) -> Floats:
+        signs = SIGMA * _signs(x.size, f"budget.{name}", draw, self.seed).reshape(x.shape)
+        kind = TYPES[type_]
+        size = MORE * np.maximum(kind.unit * np.abs(finite(x)), 2.0 ** (kind.lowest - kind.bits))
+        return np.asarray(np.where(np.isfinite(x) & (x != 0.0), x + signs * size, x))
+
+
+def untagged(roundings: Roundings, dtype: str) -> dict[str, str]:
+    """Return what is no equation and rounded to a type with fewer digits than there are: in float64 nothing is."""
+    named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
+    low = {n: named[n] or dtype for n in UNTAGGED if n in named and dtype != "float64"}
+    # A q that was scaled is rounded to the storage type again.
+    return {n: t for n, t in low.items() if TYPES[t].bits < TYPES[dtype].bits + (n != "products")}
 
 
 def held_in(mechanism: Mechanism, dtype: str, roundings: Roundings) -> dict[str, str]:
@@ -250,8 +325,11 @@ def kernel_sizes(
     named = roundings if isinstance(roundings, Mapping) else dict.fromkeys(roundings, "")
     short = dtype in ("float16", "bfloat16")
     low = dict.fromkeys(mechanism.stored, dtype) if short else {}
+    if product := untagged(roundings, dtype).get("products"):
+        # The adjoint of a sum is taken from the output, with the errors that it has by then.
+        low |= {id: product for id in mechanism.stored if id.startswith("d")}
     for id, type_ in named.items():
-        if type_ or short:
+        if id not in UNTAGGED and (type_ or short):
             low[_felt_in(mechanism, id, type_, traced)] = type_ or dtype
     counts = passes_of(traced)
     for key in [key for key in sizes if key.partition("[")[0] in low]:

@@ -1,7 +1,12 @@
-"""Inputs in float8: q, k and v are numbers of that type times factors, one for each key/value head or each tensor.
+"""Inputs of few digits: q, k and v are numbers of a short type times factors.
 
 A kernel is given the numbers and the factors. The truth is the core in float64 on their products, which are exact
 there; what quantising did to the designed numbers is not the kernel's fault.
+
+In float8 a factor belongs to a key/value head, to a whole tensor, or to so many tokens of a head. Two formats have
+factors for blocks of numbers that are summed over in a product, of q and k along the width and of v along the tokens:
+mxfp8 (OCP Microscaling Formats 1.0: E4M3, a power of two for 32 numbers) and nvfp4 (E2M1, a number of E4M3 for 16, and
+one factor of the whole tensor).
 """
 
 from __future__ import annotations
@@ -13,43 +18,90 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.golden.inputs import make
-from refattn.golden.storage import has_gradient, largest
+from refattn.golden.storage import has_gradient, largest, round_to
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.layouts import quantise
 
 LENGTHS = {"q": "q_lengths", "k": "k_lengths", "v": "k_lengths"}
 """What says how many rows of an array exist."""
 
+BLOCKS = {"mxfp8": ("float8_e4m3fn", 32), "nvfp4": ("float4_e2m1fn", 16)}
+"""The type of the numbers, and how many have one factor."""
+
+SUMMED = {"q": 3, "k": 3, "v": 2}
+"""The axis that products sum over."""
+
 Arrays = dict[str, NDArray[Any]]
 
 
-def scaled(mechanism: Mechanism, case: Case, dtype: str, *, whole: bool, seed: int = 0) -> tuple[Arrays, Arrays]:
-    """Return the inputs of a case, float32 arrays with q, k and v in numbers of a float8 type, and these' factors.
+def scaled(
+    mechanism: Mechanism, case: Case, dtype: str, *, per: int | None = None, seed: int = 0
+) -> tuple[Arrays, Arrays, Arrays]:
+    """Return the inputs of a case, float32 arrays with q, k and v in numbers of a format, these' factors, and the same
+    factors as what each number is multiplied by.
 
-    The factors are (b, g), those of q for the heads of a group; or (), of a `whole` tensor. Other inputs are float32.
-    Rows that do not exist hold NaN, or the largest number, where the case says so.
+    In float8 the factors are (b, g), those of q for the heads of a group; () where `per` is 0, of a whole tensor; or
+    (b, h, blocks), one for each `per` tokens of a head. In a format of blocks they have the shape of the array with as
+    many numbers as there are blocks along one axis; of nvfp4 there is "whole", too, the factors of the tensors.
+
+    Other inputs are float32. Rows that do not exist hold NaN, or the largest number, where the case says so.
     """
     inputs = make(mechanism.name, case, "float32", seed=seed)
-    b, groups = inputs["k"].shape[:2]
-    factors = {}
+    groups = inputs["k"].shape[1]
+    number, factors, times, whole = BLOCKS.get(dtype, (dtype, 0))[0], {}, {}, []
     for name in "qkv":
         x = inputs[name].astype(np.float64)
-        missing = np.zeros((b, 1, x.shape[2], 1), dtype=np.bool_)
+        b, heads, rows, width = x.shape
+        missing = np.zeros((b, 1, rows, 1), dtype=np.bool_)
         if LENGTHS[name] in inputs:
-            missing = (np.arange(x.shape[2]) >= inputs[LENGTHS[name]][:, None])[:, None, :, None]
-        grouped = np.where(missing, 0.0, x).reshape(b, groups, x.shape[1] // max(groups, 1), *x.shape[2:])
-        small, factors[name] = quantise(grouped, dtype, (0, 1, 2, 3, 4) if whole else (2, 3, 4))
-        slack = {"": 0.0, "nan": np.nan, "huge": largest(dtype)}[case.slack]
+            missing = (np.arange(rows) >= inputs[LENGTHS[name]][:, None])[:, None, :, None]
+        x = np.where(missing, 0.0, x)
+        if dtype in BLOCKS:
+            small, factors[name], times[name], tensor = _in_blocks(x, dtype, SUMMED[name])
+            whole.append(tensor)
+        elif per:
+            blocks = _cut(x, 2, per)
+            small, factors[name] = quantise(blocks, dtype, (3, 4))
+            small = small.reshape(b, heads, -1, width)[:, :, :rows]
+            times[name] = np.repeat(factors[name], per, axis=2)[:, :, :rows, None]
+        else:
+            grouped = x.reshape(b, groups, heads // max(groups, 1), rows, width)
+            small, factors[name] = quantise(grouped, dtype, (2, 3, 4) if per is None else (0, 1, 2, 3, 4))
+            times[name] = factors[name]
+            if per is None:  # heads of a group share one
+                times[name] = np.repeat(factors[name], heads // max(groups, 1), axis=1)[:, :, None, None]
+        slack = {"": 0.0, "nan": np.nan, "huge": largest(number)}[case.slack]
         inputs[name] = np.where(missing, np.float32(slack), small.reshape(x.shape))
-    return inputs, factors
+    if dtype == "nvfp4":
+        factors["whole"] = np.asarray(whole, np.float32)
+    return inputs, factors, {name: x.astype(np.float64) for name, x in times.items()}
 
 
-def products(inputs: Mapping[str, NDArray[Any]], factors: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return inputs in float64, those that have factors times these: exactly."""
+def _cut(x: NDArray[Any], axis: int, size: int) -> NDArray[Any]:
+    """Return x with one more axis after this one, for the numbers of a block; the last block is filled up with 0."""
+    blocks = -(-x.shape[axis] // size)
+    more = [(0, blocks * size - x.shape[axis] if n == axis else 0) for n in range(x.ndim)]
+    return np.pad(x, more).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
+
+
+def _in_blocks(x: NDArray[Any], dtype: str, axis: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], float]:
+    """Return numbers, the factors of blocks, what each number is multiplied by, and the factor of the tensor."""
+    type_, size = BLOCKS[dtype]
+    cut = _cut(x, axis, size)
+    most = np.max(np.abs(cut), axis=axis + 1, initial=0.0)
+    if dtype == "mxfp8":
+        # The largest power of two in the block becomes that of the type, 2^8; what lies above 448 saturates.
+        whole = 1.0
+        factor = np.ldexp(1.0, np.maximum(np.frexp(most)[1] - 1, -119) - 8)
+    else:
+        whole = float(np.float32(np.max(most, initial=0.0) / largest(type_) / largest("float8_e4m3fn"))) or 1.0
+        factor = round_to(most / largest(type_) / whole, "float8_e4m3fn")
+    factor = np.where((most == 0.0) | (factor == 0.0), 1.0, factor)
+    each = np.take(np.repeat(factor * whole, size, axis=axis), np.arange(x.shape[axis]), axis=axis)
+    return round_to(x / each, type_).astype(np.float32), factor.astype(np.float32), each, whole
+
+
+def products(inputs: Mapping[str, NDArray[Any]], times: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return inputs in float64, each times what it is multiplied by: exactly."""
     found = {name: x.astype(np.float64) if has_gradient(x) else x for name, x in inputs.items()}
-    for name, factor in factors.items():
-        wide = np.asarray(factor, np.float64)
-        if wide.ndim:  # heads of a group share one
-            wide = np.repeat(wide, found[name].shape[1] // max(wide.shape[1], 1), axis=1)[:, :, None, None]
-        found[name] = found[name] * wide
-    return found
+    return {name: x * times[name] if name in times else x for name, x in found.items()}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.blame.where import told_all
 from refattn.verify.foreign.conventions import expected
-from refattn.verify.outcome import Outcome, Report, Verdict
+from refattn.verify.outcome import Outcome, Precision, Report, Verdict
 from refattn.verify.show.suspects import told
 from refattn.verify.show.texts import share_text, size
 
@@ -33,10 +33,15 @@ def lines(report: Report, mechanism: Mechanism) -> Iterator[tuple[str, str]]:
     )
     if worst:
         yield "how much", _how_much(*worst)
+    for one in report.precision:
+        yield "precision", _precision(one)
     conventions, right = list(report.conventions.items()), expected(mechanism)
     for question, answer in conventions[:CONVENTIONS]:
         yield "convention", f"{question}: {answer}; needs {right[question]}"
-    for number, suspect in enumerate(found.ranked if found else (), start=1):
+    ranked = found.ranked if found else ()
+    if found and any(one.dtype == found.dtype for one in report.precision):
+        ranked = tuple(suspect for suspect in ranked if suspect.share <= 1.0)
+    for number, suspect in enumerate(ranked, start=1):
         yield "which" if number == 1 else "or", told(suspect)
         if suspect.link and number == 1:
             yield "report", suspect.link
@@ -53,6 +58,18 @@ def _what(report: Report, failed: list[Outcome]) -> str:
     parts += [f"{', '.join(right)} right"] if right and wrong else []
     parts += [f"{raised} raise or give no result"] if raised else []
     return f"{len(failed)} of {run} cases fail ({dtypes}): {'; '.join(parts)}"
+
+
+def _precision(one: Precision) -> str:
+    """Return what would explain the failures of a dtype."""
+    words = [
+        f"what it multiplies were in {type_}"
+        if name == "products"
+        else f"{name}{' (or scale times q)' if name == 'q' else ''} were rounded to {type_}"
+        for name, type_ in one.roundings.items()
+    ]
+    seen = "" if one.cases == one.failing else f" ({one.cases} of {one.failing} were judged again)"
+    return f"{one.dtype} agrees if {' and '.join(words)}{seen}; meant so? declare roundings = {one.roundings}"
 
 
 def _how_much(outcome: Outcome, verdict: Verdict) -> str:

@@ -122,6 +122,8 @@ def verified(
         parts += ["The cases that come nearest", *(indented(2, line) for line in nearest(report, mechanism)), ""]
     if report.reference:
         parts += ["It has loaded a definition of refattn: where it calls that, its agreement says nothing.", ""]
+    if report.left_out:
+        parts += [f"float64 was left out, which it does not have ({report.left_out}); --dtype float64 asks for it", ""]
     if report.seed:
         parts += [f"seed {report.seed}", ""]
     counts = [(kind, *map(str, row.values())) for kind, row in report.counts().items()]
@@ -158,7 +160,9 @@ def closing(report: Report) -> str:
     if not report.outcomes:
         return f"{report.mechanism}: nothing was run: there was no case"
     if not total["run"]:
-        return f"{report.mechanism}: nothing was run: all {total['declined']} cases were declined"
+        count = sum(bool(outcome.verdicts) for outcome in report.outcomes)
+        outputs = f"; the outputs of {count} were judged all the same, and agree" if count else ""
+        return f"{report.mechanism}: nothing was run: all {total['declined']} cases were declined{outputs}"
     statuses = {outcome.status for outcome in report.outcomes}
     verdict = next(status for status in ("disagrees", "raises", "agrees") if status in statuses)
     counts = f"{total['run']} cases run, {total['declined']} declined, {total['failed']} failed"

@@ -271,7 +271,7 @@ def test_bad_usage() -> None:
         return found.stderr
 
     assert "needs seconds above 0" in refused("--impl", "a:b", "--timeout", "0")
-    assert "got 'SM.1,SM.77', needs ids of equations such as SM.1" in refused(
+    assert "got 'SM.1,SM.77', needs some of products, q, k, v and ids such as SM.1" in refused(
         "--impl", "a:b", "--rounding", "SM.1,SM.77"
     )
     assert "needs --impl or --exec" in refused("--outputs", ".", "--rounding", "SM.1")

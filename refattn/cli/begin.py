@@ -1,0 +1,31 @@
+"""``refattn verify --init``: an adapter to begin with."""
+
+from __future__ import annotations
+
+import sys
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from refattn.cli.arguments import Problem
+from refattn.files import write_output
+
+INITS = ("torch", "jax", "numpy", "c")
+"""Whose adapters there are."""
+
+
+def begin(kind: str, mechanism: str) -> None:
+    """Write an adapter into the working directory, and say how it is run."""
+    path = Path("attend.c" if kind == "c" else f"attend_{kind}.py")
+    if path.exists():
+        raise Problem(f"--init: got {kind}, and there is {path}, needs a folder without it")
+    template = resources.files("refattn.verify.foreign").joinpath("templates", f"{kind}.txt").read_text("utf-8")
+    try:
+        write_output(path, template.replace("MECHANISM", mechanism).replace("ADAPTER", path.name).encode())
+    except OSError as error:
+        raise Problem(f"--init: {path} cannot be written ({error.strerror})") from error
+    call = f"refattn verify {mechanism} --impl {path}:{'Attend' if kind == 'numpy' else 'attend'} --grad"
+    if kind == "c":
+        call = f"cc -O2 -o attend {path} -lm && refattn verify {mechanism} --exec ./attend --dtype float32"
+    click.echo(f"wrote {path}: plain attention, to be replaced by your kernel; {call}", file=sys.stdout)

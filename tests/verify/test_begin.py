@@ -1,0 +1,103 @@
+"""What a user begins with: adapters that run, JUnit's XML, and the action of a workflow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+import refattn as ra
+from refattn.cli import cli
+from refattn.cli.begin import INITS
+from refattn.verify import Program, load, verify
+from refattn.verify.outcome import CheckReport, Row
+from refattn.verify.show.junit import junit
+
+RECORD = ra.mechanism("softmax")
+RECORD = replace(RECORD, cases=tuple(RECORD.case(name) for name in ("tiny", "grouped", "causal-tail", "empty-rows")))
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("jax", marks=pytest.mark.slow), *(k for k in INITS if k != "jax")])
+def test_a_template_runs_and_agrees(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(cli, ["verify", "softmax", "--init", kind])
+    (path,) = tmp_path.iterdir()
+    assert found.exit_code == 0 and path.name in found.stdout and "MECHANISM" not in path.read_text()
+    assert CliRunner().invoke(cli, ["verify", "softmax", "--init", kind]).exit_code == 2  # nothing is overwritten
+    if kind == "c":
+        if not (compiler := shutil.which("cc")):
+            pytest.skip("there is no compiler")
+        subprocess.run([compiler, "-Wall", "-Werror", "-o", "attend", path, "-lm"], check=True)
+        implementation: Any = Program("./attend", ("out", "lse"), 10.0)
+        declined = 1  # a mask
+    else:
+        pytest.importorskip(kind)
+        implementation, declined = load(f"{path}:{'Attend' if kind == 'numpy' else 'attend'}"), 0
+    report = verify(RECORD, implementation, dtypes=["float32"], grad=kind != "c")
+    expected = {"run": 4 - declined, "agreed": 4 - declined, "failed": 0, "declined": declined}
+    assert report.counts()["all"] == expected
+
+
+@pytest.mark.parametrize("has", ["if q.dtype == 'float64': raise ValueError('no')", "q = q.astype('float32')"])
+def test_float64_is_left_out_where_it_is_not_there(has: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refattn.cli.certify.record_of", lambda name: replace(RECORD, kernel_sizes=()))
+    path = tmp_path / "kernel.py"
+    path.write_text(
+        f"import refattn as ra\ndef attend(q, k, v):\n    {has}\n    k, v = k.astype(q.dtype), v.astype(q.dtype)\n"
+        "    return ra.softmax.forward(q, k, v)[0]\n"
+    )
+    call = ["verify", "softmax", "--impl", f"{path}:attend", "--in-process"]
+    found = CliRunner().invoke(cli, call)
+    assert "float64 was left out, which it does not have" in found.stdout and "--dtype float64" in found.stdout
+    assert CliRunner().invoke(cli, [*call, "--dtype", "float64"]).exit_code == 1
+
+
+def test_junit_has_a_test_for_each_case() -> None:
+    def attend(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+        return ra.softmax.forward(q, k, v)[0]
+
+    suite = ElementTree.fromstring(junit(verify(RECORD, attend, dtypes=["float32"])))[0]
+    assert dict(suite.attrib) == {
+        "name": "refattn verify softmax",
+        "tests": "4",
+        "failures": "1",
+        "skipped": "1",
+        "errors": "0",
+    }
+    tests = {(one.get("classname"), one.get("name")): [child.tag for child in one] for one in suite}
+    assert tests["refattn.softmax.float32", "causal-tail"] == ["failure"]
+    assert tests["refattn.softmax.float32", "empty-rows"] == ["skipped"]
+    assert "of the allowed error" in str(suite.find("testcase/failure").get("message"))  # type: ignore[union-attr]
+    rows = Row("laws", "causal", "not run", None, "declined: \x1b[31m"), Row("laws", "rows", "disagrees", 2.0, "no")
+    suite = ElementTree.fromstring(junit(CheckReport("softmax", "mine", False, rows)))[0]
+    assert (suite.get("failures"), suite.get("skipped")) == ("1", "1")
+    suite = ElementTree.fromstring(junit(CheckReport("softmax", "mine", False, rows[:1])))[0]
+    assert suite.get("failures") == "1"  # nothing was run
+
+
+def test_the_action_gives_the_command_what_it_was_given(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    action = yaml.safe_load((ROOT / ".github/actions/verify/action.yml").read_text())
+    step = action["runs"]["steps"][-1]
+    program = tmp_path / "refattn"
+    program.write_text('#!/bin/sh\nfor x in "$@"; do echo "<$x>"; done\nexit 3\n')
+    program.chmod(0o755)
+    given = {name: str(each.get("default", "")) for name, each in action["inputs"].items()}
+    given |= {"impl": "my kernel.py:attend; false", "dtypes": "float32 bfloat16", "args": "--grad --seed 7"}
+    env = {name: given[value.removeprefix("${{ inputs.").removesuffix(" }}")] for name, value in step["env"].items()}
+    env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_OUTPUT": "output", "GITHUB_STEP_SUMMARY": "summary"}
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    found = subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert found.returncode == 3 and (tmp_path / "output").read_text() == "exit-code=3\n"
+    wanted = ["verify", "softmax", "--grad", "--seed", "7", "--dtype", "float32", "--dtype", "bfloat16"]
+    wanted += ["--impl", "my kernel.py:attend; false", "--junit", "report.xml", "--json", "report.json"]
+    assert found.stdout.split("\n")[:-1] == [f"<{x}>" for x in (*wanted, "--html", "report.html")]
+    assert "<softmax>" in (tmp_path / "summary").read_text()

@@ -1,0 +1,150 @@
+"""What a kernel rounds and declares is granted, and what it does not declare is named where it explains a failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn.golden.storage import round_to
+from refattn.instruments.products import products
+from refattn.verify import verify
+from refattn.verify.foreign.adapter import LoadError
+from refattn.verify.judge.budget import truth
+from refattn.verify.judge.compare import judge
+from refattn.verify.judge.precision import explained
+from refattn.verify.outcome import Result
+from refattn.verify.show import diagnosis
+from tests.verify import kernels
+
+RECORD = ra.mechanism("softmax")
+F = np.float32
+
+
+def some(*names: str) -> Any:
+    return replace(RECORD, cases=tuple(RECORD.case(name) for name in names))
+
+
+def with_products(type_: str) -> Any:
+    """A kernel whose matrix products are of factors that are rounded to a type."""
+
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        with products(lambda x: round_to(x.astype(np.float64), type_)) as unit:
+            out, _ = ra.softmax.forward(*map(unit.array, (q, k, v)), **options)
+        return out.value.astype(q.dtype)
+
+    return attend
+
+
+@pytest.mark.parametrize("type_", ["bf16x3", "tf32", "bfloat16"])
+def test_undeclared_products_are_named_and_declared_ones_agree(type_: str) -> None:
+    record = some("tiny", "causal")
+    report = verify(record, with_products(type_), dtypes=["float32"])
+    assert {outcome.status for outcome in report.outcomes} == {"disagrees"}
+    report = explained(record, report, {})
+    (found,) = report.precision
+    assert (found.dtype, found.roundings, found.failing) == ("float32", {"products": type_}, 2)
+    assert ("precision", f"float32 agrees if what it multiplies were in {type_}; meant so? declare roundings = ") in [
+        (word, text.partition("{")[0]) for word, text in diagnosis.lines(report, record)
+    ]
+    declared = verify(record, with_products(type_), dtypes=["float32"], rounding=[f"products={type_}"])
+    assert {outcome.status for outcome in declared.outcomes} == {"agrees"}
+
+
+def test_gradients_with_products_of_eleven_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward takes an inner product from an output that has the errors of the forward."""
+
+    def product(a: Any, b: Any) -> Any:
+        return round_to(a.astype(np.float64), "tf32").astype(F) @ round_to(b.astype(np.float64), "tf32").astype(F)
+
+    monkeypatch.setitem(kernels.PRODUCTS, "low", product)
+    kernel = kernels.Kernel("low", product="low", rounded_weights=False, fused_scale=True, chunk=16)
+    for name in ("one-key", "plain", "peaked"):
+        case = RECORD.case(name)
+        known = truth(RECORD, case, "float32", grad=True, roundings={"products": "tf32"})
+        assert known.upstream is not None
+        tensors = kernels.run(kernel, "float32", known.inputs, known.upstream, **case.options)
+        shares = {v.tensor: v.share for v in judge(Result(tensors, dict.fromkeys(tensors, "float32")), known)}
+        assert max(shares.values()) < 0.8 and shares["d_v"] > 0.05, shares
+
+
+def test_a_q_that_is_scaled_and_rounded_again() -> None:
+    def scaled(q: Any, k: Any, v: Any, *, dtype: str, scale: float) -> Any:
+        q = round_to(q * np.float64(scale), dtype)
+        return ra.softmax.forward(q.astype(F), k, v, scale=1.0)[0]
+
+    record = replace(RECORD, cases=(replace(RECORD.case("huge-scores"), options={"scale": 0.3}),))
+    report = explained(record, verify(record, scaled, dtypes=["bfloat16"]), {})
+    assert [found.roundings for found in report.precision] == [{"q": "bfloat16"}]
+    assert verify(record, scaled, dtypes=["bfloat16"], rounding=["q"]).exit_code == 0
+
+
+def test_a_wrong_kernel_is_explained_by_no_precision() -> None:
+    record = some("tiny", "causal")
+
+    def wrong(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return ra.softmax.forward(q, k, v, **options, scale=1.02 * q.shape[-1] ** -0.5)[0]
+
+    report = verify(record, wrong, dtypes=["float32"])
+    assert report.exit_code == 1 and not explained(record, report, {}).precision
+
+
+def test_what_cannot_be_declared_is_refused() -> None:
+    kernel = with_products("tf32")
+    for declared, words in (({"products": "tf33"}, "'tf33'"), (("product",), "needs some of products, q, k, v")):
+        kernel.roundings = declared
+        with pytest.raises(LoadError, match=words):
+            verify(some("tiny"), kernel, dtypes=["float32"])
+
+
+class Scaled:
+    """A kernel that multiplies what it is given by its factors first, by loops of its own."""
+
+    def __init__(self, format: str, descale: Any = None, forgets: str = "") -> None:
+        self.format, self.descale, self.forgets, self.shapes = format, descale, forgets, [()]
+        self.result = "float32"
+
+    def forward(self, q: Any, k: Any, v: Any, *, dtype: str, descale: Any, descale_whole: Any = (1, 1, 1)) -> Any:
+        assert dtype == self.format
+        self.shapes = [x.shape for x in descale]
+        size = {"mxfp8": 32, "nvfp4": 16}.get(dtype, self.descale)
+        wide = []
+        for name, x, factors, whole in zip("qkv", (q, k, v), descale, descale_whole, strict=True):
+            x = x.astype(np.float64)
+            for at in np.ndindex(x.shape) if name != self.forgets else ():
+                b, h, n, d = at
+                n, d = (n // size, d) if name == "v" or self.descale else (n, d // size)
+                x[at] *= factors[(b, h, n) if self.descale else (b, h, n, d)] * np.float64(whole)
+            wide.append(x)
+        return ra.softmax.forward(*wide)[0].astype(F)
+
+
+@pytest.mark.parametrize(
+    ("format", "descale", "shapes"),
+    [
+        ("mxfp8", None, [(2, 4, 37, 1), (2, 4, 37, 1), (2, 4, 2, 16)]),
+        ("nvfp4", None, [(2, 4, 37, 1), (2, 4, 37, 1), (2, 4, 3, 16)]),
+        ("float8_e5m2", 16, [(2, 4, 3)] * 3),
+    ],
+)
+def test_factors_of_blocks(format: str, descale: Any, shapes: Any) -> None:
+    kernel = Scaled(format, descale)
+    (outcome,) = verify(some("plain"), kernel, dtypes=[format]).outcomes
+    assert outcome.status == "agrees" and kernel.shapes == shapes
+    (outcome,) = verify(some("plain"), Scaled(format, descale, forgets="v"), dtypes=[format]).outcomes
+    assert outcome.status == "disagrees"
+
+
+def test_numbers_times_factors_are_the_designed_numbers_rounded() -> None:
+    case = RECORD.case("plain")
+    designed = truth(RECORD, case, "float32", grad=False).inputs
+    for format, unit in (("mxfp8", 2.0**-3), ("nvfp4", 2.0**-2)):  # a block's largest may saturate, by 448 / 512
+        known = truth(RECORD, case, format, grad=False)
+        for name in "qkv":
+            most = np.max(np.abs(designed[name]), axis=3 if name != "v" else 2, keepdims=True)
+            assert np.all(np.abs(known.inputs[name] * known.times[name] - designed[name]) <= unit * most)
+            held = {"mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m1fn"}[format]
+            assert np.array_equal(round_to(known.inputs[name].astype(np.float64), held), known.inputs[name])
