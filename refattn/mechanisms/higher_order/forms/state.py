@@ -146,7 +146,7 @@ def merge_backward(states: Sequence[State], d_state: State) -> list[State]:
     """
     whole = merge(states)
     centre = mean(whole.values)
-    held = centred_gradient(whole, d_state, centre)
+    held = centred_gradient(whole, State(d_state.products, d_state.values, 0.0 * d_state.settings), centre)
     return [whole_gradient(state, _at(held, centre, mean(state.values))) for state in states]
 
 
