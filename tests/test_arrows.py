@@ -32,14 +32,15 @@ ARROWS: dict[str, set[str]] = {
     "train": BASE | {"files", "ops", "model", "mechanisms.arguments"} | RECORDS,
     "analysis": BASE | {"files", "ops", "mechanisms", "instruments"},
     "golden": BASE | {"files"} | RECORDS,
-    "verify": BASE | RECORDS | {"files", "ops", "golden", "instruments"},
+    "verify": BASE | RECORDS | {"files", "ops", "golden", "instruments", "shards"},
     "bridges": BASE | RECORDS | {"instruments"},
+    "shards": BASE | RECORDS,
     "instruments": BASE,
     "show": RECORDS | {"golden"},
     "explorer": BASE | RECORDS | {"verify"},
     "cli": BASE
     | RECORDS
-    | {"files", "ops", "model", "train", "analysis", "golden", "verify", "bridges", "show", "explorer"},
+    | {"files", "ops", "model", "train", "analysis", "golden", "verify", "bridges", "shards", "show", "explorer"},
     "__main__": {"cli"},
 }
 
@@ -56,6 +57,7 @@ HOST = (
     "show/",
     "explorer/",
     "instruments/",
+    "shards/",
     *TRAINING,
     "bridges.py",
     "cli/analyse/stack.py",
@@ -64,7 +66,7 @@ HOST = (
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", "analysis/", *HOST), True),
     "torch": (("backends/torch.py", "verify/", "bridges.py"), False),
-    "jax": (("backends/jax.py", "verify/", "bridges.py"), False),
+    "jax": (("backends/jax.py", "verify/", "bridges.py", "shards/"), False),
     "cupy": (("backends/cupy.py",), False),
     "cupyx": (("backends/cupy.py",), False),
     "array_api_compat": (("xp.py", "backends/"), True),

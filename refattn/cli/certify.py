@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
 @click.option("--full", is_flag=True, help="Run every case, dtype and sample of a law, and more directions.")
 @click.option("-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; one for each CPU by default.")
+@click.option(
+    "--devices", type=click.IntRange(1), metavar="N", help="Of JAX: check the forms on arrays over N devices."
+)
+@click.option(
+    "--mesh", metavar="SIZES", help="How these share the work, such as heads=2,tokens=4; tokens=N by default."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only those of a mechanism that disagrees.")
 @click.pass_context
 def check(
@@ -50,6 +57,8 @@ def check(
     require_all: bool,
     full: bool,
     jobs: int | None,
+    devices: int | None,
+    mesh: str | None,
     verbose: bool,
 ) -> None:
     """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named.
@@ -60,21 +69,42 @@ def check(
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     library = backend_of(backend)
     check_writable(file)
+    sizes = _mesh(library.name, devices, mesh)
     from refattn.verify.itself import check
     from refattn.verify.show import report
 
     found: list[CheckReport] = []
     names = [record.name for record in records]
-    asked: dict[str, Any] = {"full": full, "require_all": require_all, "jobs": jobs}
+    asked: dict[str, Any] = {"full": full, "require_all": require_all, "jobs": jobs, "mesh": sizes}
     with progress("check", "parts") as wrap:
         for one in check.check_all(names, library.name, progress=wrap, **asked):
-            say(partial(report.checked, one, table=verbose or one.exit_code == 1), file)
+            say(partial(report.checked, one, table=verbose or sizes is not None or one.exit_code == 1), file)
             found.append(one)
     codes = {one.exit_code for one in found}
     code = 1 if 1 in codes else NOTHING_RUN if codes == {NOTHING_RUN} or require_all and NOTHING_RUN in codes else 0
     data = {"checks": [one.to_json() for one in found], "exit_code": code}
     deliver(None, data, file)
     ctx.exit(code)
+
+
+def _mesh(library: str, devices: int | None, text: str | None) -> dict[str, int] | None:
+    """Return the sizes of the mesh that is asked for, and see to so many devices; None where none is asked for."""
+    if devices is None and text is None:
+        return None
+    if library != "jax":
+        raise Problem(f"--devices and --mesh: got the backend {library}, needs --backend jax")
+    from refattn import backends
+    from refattn.shards import mesh
+
+    try:
+        sizes = {"tokens": devices or 1} if text is None else mesh.sizes_of(text)
+        if devices is not None and math.prod(sizes.values()) != devices:
+            raise Problem(f"--mesh: got {text}, needs sizes whose product is {devices}, the number of devices")
+        if backends.get("jax").why_unavailable() is None:
+            mesh.use_devices(math.prod(sizes.values()))
+    except ValueError as error:
+        raise Problem(str(error)) from error
+    return sizes
 
 
 @click.command("verify", short_help="Verify an implementation against the reference.")

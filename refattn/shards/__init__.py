@@ -51,5 +51,7 @@ def parallel(mechanism: str | Mechanism, mesh: Any, **options: Any) -> Keys | St
     record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
     kind = kind_of(record)
     if kind is None:
-        raise Unsupported(f"mechanism: got {record.name}, needs one with an lse or a state; others run under jax.jit as they are")
+        raise Unsupported(
+            f"mechanism: got {record.name}, needs one with an lse or a state; others run under jax.jit as they are"
+        )
     return kind(record, mesh, **options)

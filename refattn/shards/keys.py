@@ -50,8 +50,8 @@ class Keys:
     record
         The mechanism.
     mesh
-        Of axes among `refattn.shards.mesh.AXES`. Heads of queries and of keys have to be multiples of its `heads`; tokens
-        that are no multiple of its `tokens` are padded.
+        Of axes among `refattn.shards.mesh.AXES`. Heads of queries and of keys have to be multiples of its `heads`;
+        tokens that are no multiple of its `tokens` are padded.
     form
         The form that attends one block.
     """
@@ -92,7 +92,9 @@ class Keys:
         found = {**tokens, **heads, **numbers}
         return {name: _shaped(x, saved.like.get(name), saved.like["q"].dtype) for name, x in found.items()}
 
-    def _enter(self, q: Array, k: Array, v: Array, options: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
+    def _enter(
+        self, q: Array, k: Array, v: Array, options: Mapping[str, Any]
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return the arrays of a call, padded, and its other options.
 
         Where queries are aligned, or keys hidden, is an array from here on: `at` (b,) is the place of query 0 among the
@@ -172,7 +174,9 @@ class Keys:
         (d_q, _, _, d_k, d_v), rest = jax.lax.scan(step, start, jnp.arange(self.size))
         order = (self._index() - jnp.arange(self.size)) % self.size  # when the block of each device came by
         planes = {name: jnp.concatenate(list(rest.pop(name)[order]), axis=3) for name in PLANE if name in rest}
-        heads = {name: self._sum(jnp.sum(rest.pop(name), axis=0), "batch", "tokens") for name in ("sink",) if name in rest}
+        heads = {
+            name: self._sum(jnp.sum(rest.pop(name), axis=0), "batch", "tokens") for name in ("sink",) if name in rest
+        }
         numbers = {name: self._sum(jnp.sum(x, axis=0), "batch", "heads", "tokens") for name, x in rest.items()}
         return {"q": d_q, "k": d_k, "v": d_v, **planes}, heads, numbers
 

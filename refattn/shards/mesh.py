@@ -102,12 +102,14 @@ def place(mesh: Any, name: str, x: Array, tokenless: Sequence[str] = ()) -> Arra
     axes = axes_of(name, x, tokenless)
     for axis, size in zip(axes, x.shape, strict=True):
         if size % mesh.shape.get(axis, 1):
-            raise ValueError(f"{name}: got {size} {axis}, needs a multiple of the {mesh.shape[axis]} devices of the mesh")
+            raise ValueError(
+                f"{name}: got {size} {axis}, needs a multiple of the {mesh.shape[axis]} devices of the mesh"
+            )
     return jax.device_put(x, sharding(mesh, axes))
 
 
 def over(mesh: Any, function: Any, in_specs: Any, out_specs: Any) -> Any:
-    """Return a function that runs on every device of a mesh, on its shards: `jax.shard_map`, under its older name too."""
+    """Return a function that runs on every device of a mesh, on its shards: `jax.shard_map`, or as it was called."""
     import jax
 
     if hasattr(jax, "shard_map"):

@@ -69,7 +69,7 @@ class States:
         self.effects: Sums | Maps = Sums(record) if hasattr(registry.room(record.name), "merge_states") else Maps()
 
     def forward(self, q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Saved]:
-        """Return what the core's forward returns, out and a `Saved` with state; it takes the same options but `form`."""
+        """Return what the core's forward returns, out and a `Saved` with state, for the same options but `form`."""
         given, static = self._enter(q, k, v, options)
 
         def local(given: dict[str, Any]) -> tuple[Array, Tree]:
@@ -104,7 +104,12 @@ class States:
 
         given = {name: x for name, x in options.items() if is_array(x) or name == "state" and x is not None}
         static = {name: x for name, x in options.items() if name not in given and x is not None}
-        if static.get("causal", True) is False or "lengths" in static or "causal" in self.record.defaults and "causal" not in static:
+        if (
+            static.get("causal", True) is False
+            or "lengths" in static
+            or "causal" in self.record.defaults
+            and "causal" not in static
+        ):
             raise Unsupported("a state over devices: needs a causal call of sequences that are not packed")
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"q: got {q.shape[2]} tokens, needs those of k: {k.shape[2]}")
@@ -181,7 +186,7 @@ class States:
         return self.core.forward(**given, **static, form=self.form)
 
     def _pieces(self, given: Mapping[str, Any], static: Mapping[str, Any], state: Tree) -> tuple[Array, Tree, Tree]:
-        """Run this device's tokens from a state, piece by piece; return out, the last state and all before the pieces."""
+        """Run this device's tokens from a state, in pieces; return out, the last state, and all before pieces."""
         import jax
 
         cut, whole = self._cut(given)
@@ -271,9 +276,7 @@ class Sums:
         """Return the states before the first shard, and after each of them."""
         return [self.room.merge_states([first, *effects[:n]]) for n in range(len(effects) + 1)]
 
-    def chain_backward(
-        self, first: Tree, effects: Sequence[Tree], d_states: Sequence[Tree]
-    ) -> tuple[Tree, list[Tree]]:
+    def chain_backward(self, first: Tree, effects: Sequence[Tree], d_states: Sequence[Tree]) -> tuple[Tree, list[Tree]]:
         """Return the gradients of the first state and of the effects."""
         import jax
         import jax.numpy as jnp
@@ -295,7 +298,9 @@ class Maps:
         import jax.numpy as jnp
 
         # Its shape is the mechanism's business; that of the state after one token is the same.
-        shape = jax.eval_shape(lambda given: run(given, static)[1].state, {n: x for n, x in given.items() if n != "state"})
+        shape = jax.eval_shape(
+            lambda given: run(given, static)[1].state, {n: x for n, x in given.items() if n != "state"}
+        )
         return jnp.zeros(shape.shape, shape.dtype)
 
     def alone(self, run: Any, given: Mapping[str, Any], static: Mapping[str, Any]) -> tuple[dict[str, Any], Tree]:
@@ -317,9 +322,7 @@ class Maps:
             states.append(b + (a @ _rows(states[-1])).reshape(first.shape))
         return states
 
-    def chain_backward(
-        self, first: Tree, effects: Sequence[Tree], d_states: Sequence[Tree]
-    ) -> tuple[Tree, list[Tree]]:
+    def chain_backward(self, first: Tree, effects: Sequence[Tree], d_states: Sequence[Tree]) -> tuple[Tree, list[Tree]]:
         """Return the gradients of the first state and of the effects."""
         import jax.numpy as jnp
 

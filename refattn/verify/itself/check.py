@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +19,7 @@ from refattn import backends
 from refattn.backends import blas
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
+from refattn.verify.itself import sharded
 from refattn.verify.itself.sections import NotRun, Scope, Task, one_line, small_tiles, tasks
 from refattn.verify.outcome import CheckReport, Row
 
@@ -29,6 +30,7 @@ def check(
     *,
     full: bool = False,
     require_all: bool = False,
+    mesh: Mapping[str, int] | None = None,
     progress: Callable[[Sequence[Task]], Iterable[Task]] = iter,
 ) -> CheckReport:
     """Check a mechanism on a backend, in this process.
@@ -46,6 +48,9 @@ def check(
         Whether everything is run; otherwise a sample, which `refattn.verify.itself.sections.Scope` describes.
     require_all
         Whether something that could not run makes `exit_code` 3.
+    mesh
+        Of JAX alone: what is checked is each form on devices of a mesh of these sizes by axis, see
+        `refattn.verify.itself.sharded`.
     progress
         Wraps the sequence of tasks, for a progress bar.
 
@@ -59,8 +64,10 @@ def check(
     if reason is not None:
         row = Row("backend", owner.name, "not run", None, reason)
         return CheckReport(mechanism.name, owner.name, require_all, (row,), full)
-    with owner.with_float64(), _quiet(owner):
-        rows = tuple(_row(task) for task in progress(list(tasks(Scope(mechanism, owner, full)))))
+    # Small tiles are for small arrays; over devices long ones are compiled, too.
+    with owner.with_float64(), _quiet(owner) if mesh is None else owner.full_precision():
+        listed = tasks(Scope(mechanism, owner, full)) if mesh is None else sharded.tasks(mechanism, mesh, full)
+        rows = tuple(_row(task) for task in progress(list(listed)))
     return CheckReport(mechanism.name, owner.name, require_all, rows, full)
 
 
@@ -71,6 +78,7 @@ def check_all(
     full: bool = False,
     require_all: bool = False,
     jobs: int | None = None,
+    mesh: Mapping[str, int] | None = None,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Iterator[CheckReport]:
     """Check mechanisms of the registry on a backend, in processes side by side.
@@ -79,8 +87,8 @@ def check_all(
     ----------
     names
         The mechanisms.
-    backend, full, require_all
-        As for `check`.
+    backend, full, require_all, mesh
+        As for `check`; on a mesh everything runs in this process.
     jobs
         How many processes; None means one for each CPU that may be used, and one alone for a library that compiles or
         computes on a device. With 1 everything runs in this process.
@@ -97,9 +105,9 @@ def check_all(
     if jobs is None:
         jobs = 1 if owner.name in ALONE else backends.workers()
     records = {name: registry.mechanism(name) for name in names}
-    if jobs == 1 or owner.why_unavailable() is not None:
+    if jobs == 1 or mesh is not None or owner.why_unavailable() is not None:
         for record in records.values():
-            yield check(record, owner, full=full, require_all=require_all, progress=progress)
+            yield check(record, owner, full=full, require_all=require_all, mesh=mesh, progress=progress)
         return
     listed = {name: list(tasks(Scope(record, owner, full))) for name, record in records.items()}
     units = [(name, part) for name, found in listed.items() for part in _units(found)]
