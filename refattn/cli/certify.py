@@ -146,6 +146,7 @@ def _mesh(library: str, devices: int | None, text: str | None) -> dict[str, int]
 @click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
 @click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
 @click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
+@click.option("--mesh", metavar="SIZES", help="Run --impl over devices or processes: tokens=4, or heads=2,tokens=4.")
 @click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
@@ -171,6 +172,7 @@ def verify(
     seed: str,
     memory: bool,
     bitwise: bool,
+    mesh: str | None,
     html: str | None,
     verbose: bool,
     file: str | None,
@@ -204,6 +206,8 @@ def verify(
         raise Problem(f"{others[0]}: needs --impl, and neither --html, --rounding, --tangent nor --hessian")
     if tokens is not None and (outputs or html or rounding):
         raise Problem("--large: needs --impl or --exec, and neither --html nor --rounding, which are of designed cases")
+    if mesh is not None and (impl is None or tokens is not None or memory or bitwise or tangent or hessian):
+        raise Problem("--mesh: needs --impl, and neither --large, --memory, --bitwise, --tangent nor --hessian")
     asked_for = tuple(name for name, given in (("tangent", tangent), ("hessian", hessian)) if given)
     if asked_for and (outputs is not None or tokens is not None or program is not None):
         raise Problem(f"--{asked_for[0]}: needs --impl, whose derivatives it takes on the designed cases")
@@ -212,6 +216,8 @@ def verify(
         raise Problem("--shape, --cases, --inputs and --seed: need --impl or --exec, and neither --outputs nor --large")
     rounded = _roundings(record, rounding, outputs is not None)
     number = seed_of(seed)
+    if mesh is not None:
+        record, impl = _over_mesh(record, mesh), f"{impl}@{mesh}"
     if own:
         record, stored = own_cases(record, shapes, listed, inputs)
         dtypes = dtypes or stored
@@ -285,6 +291,19 @@ def verify(
         write_text(html, page.page(found, record, refattn.__version__, lines), "--html")
     deliver(lambda **form: report.verified(found, record, details=verbose, **form), found.to_json(), file)
     ctx.exit(found.exit_code)
+
+
+def _over_mesh(record: Mechanism, text: str) -> Mechanism:
+    """Return the record with cases whose axes are multiples of the sizes of a mesh."""
+    from refattn.shards.mesh import sizes_of
+    from refattn.verify.itself.samples import fitted
+
+    try:
+        sizes = sizes_of(text)
+    except ValueError as error:
+        raise Problem(str(error)) from error
+    found = (fitted(case, sizes, 2) for case in record.cases)
+    return replace(record, cases=tuple(case for case in found if case is not None), kernel_sizes=())
 
 
 def _implementation(

@@ -274,19 +274,24 @@ class Sums:
 
     def chain(self, first: Tree, effects: Sequence[Tree]) -> list[Tree]:
         """Return the states before the first shard, and after each of them."""
-        return [self.room.merge_states([first, *effects[:n]]) for n in range(len(effects) + 1)]
+        states = [first]
+        for effect in effects:
+            states.append(self.room.merge_states([states[-1], effect]))
+        return states
 
     def chain_backward(self, first: Tree, effects: Sequence[Tree], d_states: Sequence[Tree]) -> tuple[Tree, list[Tree]]:
         """Return the gradients of the first state and of the effects."""
         import jax
         import jax.numpy as jnp
 
-        found = [jax.tree.map(jnp.zeros_like, x) for x in (first, *effects)]
-        for n, d_state in enumerate(d_states):
-            # forward: states[n] = merge([first, *effects[:n]])
-            for m, part in enumerate(self.room.merge_states_backward([first, *effects[:n]], d_state)):
-                found[m] = jax.tree.map(jnp.add, found[m], part)
-        return found[0], found[1:]
+        states, found = self.chain(first, effects), []
+        d_after = d_states[-1]
+        for before, effect, d_before in zip(states[-2::-1], effects[::-1], d_states[-2::-1], strict=True):
+            # forward: after = merge([before, effect])
+            d_through, d_effect = self.room.merge_states_backward([before, effect], d_after)
+            found.append(d_effect)
+            d_after = jax.tree.map(jnp.add, d_before, d_through)
+        return d_after, found[::-1]
 
 
 class Maps:

@@ -20,18 +20,21 @@ from refattn import backends, shards
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.shards import measure, mesh
 from refattn.verify.itself.probe import Values, host, used_share
-from refattn.verify.itself.samples import Sample, resized, resized_by, sample, sizes_of
+from refattn.verify.itself.samples import Sample, fitted, resized, resized_by, sample, sizes_of
 from refattn.verify.itself.sections import Found, NotRun, Scope, Task
 
 KINDS = 3
 """Of how many kinds of designed cases a sample has the first: plain, causal and masked ones for most mechanisms."""
 
-LONG, SHORT, WRITTEN = 256, 32, 4096
+LONG, SHORT = 256, 32
 """Tokens of the sequence whose memory is counted: of forms as they are, of those that run token by token, which takes
-XLA long to compile, and of those that are written for devices."""
+XLA long to compile."""
 
-PIECE = 64
-"""How many tokens of a shard run at once where a state goes from piece to piece."""
+WRITTEN: dict[Any, tuple[str, int, dict[str, Any]]] = {
+    shards.Keys: ("ring", 4096, {}),
+    shards.States: ("scan", 16384, {"piece": 64}),
+}
+"""The forms that are written for devices: what each is called, and with how many tokens and how it is counted."""
 
 WITHIN = 1.25
 """How much more memory than its part a device may hold."""
@@ -45,56 +48,25 @@ def tasks(mechanism: Mechanism, sizes: Mapping[str, int], full: bool = False) ->
     """Yield what is run on a mesh of these sizes by axis."""
     count = math.prod(sizes.values())
     forms: dict[str, CoreOn] = {form: partial(_as_it_is, mechanism, form) for form in mechanism.forms}
-    if written := shards.kind_of(mechanism):
-        forms[WRITTEN_AS[written]] = partial(_written, mechanism, None)
+    written = shards.kind_of(mechanism)
+    if written:
+        forms[WRITTEN[written][0]] = partial(_written, mechanism, {})
     for form, core_on in forms.items():
         yield Task("sharded", form, partial(_agrees, mechanism, core_on, sizes, full))
     if count > 2:
         for form in mechanism.forms:
             yield Task("memory", form, partial(_held, mechanism, forms[form], count))
     if written and count > 2:
-        piece = PIECE if written is shards.States else None
-        yield Task(
-            "memory", WRITTEN_AS[written], partial(_falls, mechanism, partial(_written, mechanism, piece), count)
-        )
-
-
-WRITTEN_AS = {shards.Keys: "ring", shards.States: "scan"}
-"""What the forms for devices are called."""
+        name, tokens, how = WRITTEN[written]
+        yield Task("memory", name, partial(_falls, mechanism, partial(_written, mechanism, how), count, tokens))
 
 
 def _as_it_is(mechanism: Mechanism, form: str, on: Any) -> tuple[Any, dict[str, Any]]:
     return mechanism.core, {"form": form}
 
 
-def _written(mechanism: Mechanism, piece: int | None, on: Any) -> tuple[Any, dict[str, Any]]:
-    return shards.parallel(mechanism, on, **({"piece": piece} if piece else {})), {}
-
-
-def fitted(case: Case, sizes: Mapping[str, int], cuts: int = 1) -> Case | None:
-    """Return a case whose axes are multiples of the sizes of a mesh, tokens of `cuts` parts for each of its devices.
-
-    None where numbers were given that are right in their own size alone.
-    """
-    batch, heads, tokens = (sizes.get(axis, 1) for axis in mesh.AXES)
-    tokens *= cuts
-
-    def up(size: int, to: int) -> int:
-        return -(-size // to) * to
-
-    (b, h, queries, d), (_, g, keys, _) = case.inputs["q"].shape, case.inputs["k"].shape
-    fits = not (b % batch or h % heads or g % heads or queries % tokens or keys % tokens)
-    if case.inputs["q"].axes:
-        known = sizes_of(case)
-        fewest = min(known[a] for a in "hfg" if a in known)
-        more = heads // math.gcd(fewest, heads)
-        wanted = {a: known[a] * more for a in "hfg" if a in known}
-        found = resized_by(case, {**known, **wanted, "b": up(known["b"], batch), "n": up(known["n"], tokens)})
-    else:
-        groups = up(g, heads)
-        e = case.inputs["v"].shape[3]
-        found = resized(case, up(b, batch), groups, h // g, up(queries, tokens), up(keys, tokens), d, e)
-    return case if fits else None if case.exact or case.given else found
+def _written(mechanism: Mechanism, how: Mapping[str, Any], on: Any) -> tuple[Any, dict[str, Any]]:
+    return shards.parallel(mechanism, on, **how), {}
 
 
 def _agrees(mechanism: Mechanism, core_on: CoreOn, sizes: Mapping[str, int], full: bool) -> Found:
@@ -105,7 +77,7 @@ def _agrees(mechanism: Mechanism, core_on: CoreOn, sizes: Mapping[str, int], ful
     worst, where, count = 0.0, "", 0
     for case in scope.cases if full else scope.cases[:KINDS]:
         grown = fitted(case, sizes)
-        if grown is None or "lengths" in grown.options:
+        if grown is None:
             continue
         s = sample(mechanism, grown)
         try:
@@ -159,9 +131,9 @@ def _held(mechanism: Mechanism, core_on: CoreOn, count: int) -> Found:
     raise NotRun(str(reason))
 
 
-def _falls(mechanism: Mechanism, core_on: CoreOn, count: int) -> Found:
+def _falls(mechanism: Mechanism, core_on: CoreOn, count: int, tokens: int) -> Found:
     """Judge what a device holds of a form that is written for devices."""
-    few, many = (_compiled(core_on, _long_cases(mechanism)[0], n, WRITTEN) for n in (2, count))
+    few, many = (_compiled(core_on, _long_cases(mechanism)[0], n, tokens) for n in (2, count))
     share = many.bytes / few.bytes * count / 2.0 / WITHIN
     return math.inf if many.pairs else share, _told(few, many, count)
 
