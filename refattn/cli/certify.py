@@ -315,15 +315,15 @@ def _implementation(
     in_process: bool,
 ) -> tuple[Any, str]:
     """Return the implementation and how Python names it."""
-    from refattn.verify.foreign import adapter
     from refattn.verify.foreign.isolate import Isolated
+    from refattn.verify.foreign.meshed import load
     from refattn.verify.foreign.program import Program
 
     if program is not None:
         named = ("out", *record.outputs)
         return Program(program, named, timeout), f"Program({program!r}, {named}, {timeout:g})"
     if in_process:
-        return adapter.load(impl or ""), f"load({impl!r})"
+        return load(impl or ""), f"load({impl!r})"
     implementation = stack.enter_context(Isolated(impl or "", timeout))
     stack.callback(_told, implementation)
     return implementation, f"load({impl!r})"

@@ -282,7 +282,6 @@ class Sums:
     def chain_backward(self, first: Tree, effects: Sequence[Tree], d_states: Sequence[Tree]) -> tuple[Tree, list[Tree]]:
         """Return the gradients of the first state and of the effects."""
         import jax
-        import jax.numpy as jnp
 
         states, found = self.chain(first, effects), []
         d_after = d_states[-1]
@@ -290,7 +289,7 @@ class Sums:
             # forward: after = merge([before, effect])
             d_through, d_effect = self.room.merge_states_backward([before, effect], d_after)
             found.append(d_effect)
-            d_after = jax.tree.map(jnp.add, d_before, d_through)
+            d_after = jax.tree.map(lambda a, b: a + b, d_before, d_through)
         return d_after, found[::-1]
 
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from refattn import backends
 from refattn.checked import checked
 from refattn.golden.storage import FLOAT8, TYPES, has_gradient
-from refattn.verify.foreign import manners, meshed
+from refattn.verify.foreign import manners
 from refattn.verify.foreign.pushed import derivatives
 from refattn.verify.outcome import Decline, Result
 
@@ -50,8 +50,6 @@ class CallError(Exception):
 def load(spec: str, *, interrupts: bool = True) -> Any:
     """Return the implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
 
-    ``NAME@tokens=4`` is one for many devices, see `refattn.verify.foreign.meshed`.
-
     With ``interrupts=False`` a KeyboardInterrupt is the implementation's own, and one more error.
 
     Raises
@@ -59,11 +57,9 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
     LoadError
         Where the spec has no colon, the module or file is missing or fails, or the name is missing or not callable.
     """
-    spec, _, on = spec.partition("@")
     place, colon, name = spec.rpartition(":")
     if not (colon and place and name):
         raise LoadError(f"--impl: got {spec!r}, needs MODULE_OR_FILE:FUNCTION")
-    sizes = meshed.prepare(on) if on else None
     try:
         module = _import_file(Path(place)) if place.endswith(".py") or "/" in place else importlib.import_module(place)
     except LoadError:
@@ -85,12 +81,7 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
         raise LoadError(f"--impl {spec}: making {name} {words(error)}") from error
     if not callable(implementation) and not hasattr(implementation, "forward"):
         raise LoadError(f"--impl {spec}: {name} is {type(found).__name__}, needs a function or an object with forward")
-    if sizes is None:
-        return implementation
-    try:
-        return meshed.over(implementation, sizes, spec)
-    except Exception as error:
-        raise LoadError(f"--impl {spec}: {words(error).removeprefix('raised ')}") from error
+    return implementation
 
 
 def _import_file(path: Path) -> Any:

@@ -13,6 +13,7 @@ rows of the rank's queries and all columns, in the order of the sequence.
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import math
 import os
@@ -28,19 +29,31 @@ from typing import Any
 import numpy as np
 
 from refattn.shards import mesh
+from refattn.verify.foreign import adapter
 from refattn.verify.outcome import Decline
 
 LAYOUTS = ("contiguous", "zigzag")
 PLANE = ("mask", "bias", "keep")
 
 
-def prepare(text: str) -> dict[str, int]:
-    """Return the sizes of a mesh, and see to its devices before a file is loaded that may begin with JAX."""
-    sizes = mesh.sizes_of(text)
+def load(spec: str, *, interrupts: bool = True) -> Any:
+    """Return the implementation that a text names, as `adapter.load` does, on a mesh where it ends in ``@tokens=4``."""
+    place, _, text = spec.partition("@")
+    if not text:
+        return adapter.load(spec, interrupts=interrupts)
+    try:
+        sizes = mesh.sizes_of(text)
+        _prepare(math.prod(sizes.values()))
+        return over(adapter.load(place, interrupts=interrupts), sizes, place)
+    except (ImportError, ValueError) as error:
+        raise adapter.LoadError(f"--impl {spec}: {error}") from error
+
+
+def _prepare(count: int) -> None:
+    """See to virtual devices of a CPU before a file is loaded that may begin with JAX."""
     if "jax" not in sys.modules and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        flags = os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={math.prod(sizes.values())}"
+        flags = os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={count}"
         os.environ["XLA_FLAGS"] = " ".join(flags).strip()
-    return sizes
 
 
 def over(implementation: Any, sizes: Mapping[str, int], spec: str) -> Any:
@@ -62,7 +75,7 @@ class OnDevices:
         mesh.use_devices(math.prod(sizes.values()))
         self._implementation, self._mesh = implementation, mesh.make(sizes)
         forward = getattr(implementation, "forward", implementation)
-        more = {"mesh": self._mesh} if "mesh" in getattr(getattr(forward, "__code__", None), "co_varnames", ()) else {}
+        more = {"mesh": self._mesh} if "mesh" in inspect.signature(forward).parameters else {}
 
         @functools.wraps(forward)
         def placed(**arguments: Any) -> Any:
@@ -211,13 +224,11 @@ def _serve(spec: str, rank: int, size: int, store: str, pipe: Connection) -> Non
     import torch
     import torch.distributed as dist
 
-    from refattn.verify.foreign.adapter import load
-
     torch.set_num_threads(1)  # as many processes as there are cores, or more
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    function = load(spec)
+    function = adapter.load(spec)
     while True:
         try:
             arguments = _unpacked(pipe.recv_bytes())
