@@ -22,6 +22,8 @@ from refattn.mechanisms.record import Mechanism, Unsupported
 from refattn.shards.keys import Keys
 from refattn.shards.states import States
 
+__all__ = ["Keys", "States", "kind_of", "parallel"]
+
 
 def kind_of(record: Mechanism) -> type[Keys] | type[States] | None:
     """Return how shards of a mechanism's tokens work together; None where nothing is written for it."""

@@ -128,8 +128,9 @@ class Keys:
         }, static
 
     def _specs(self, given: Mapping[str, Array]) -> dict[str, Any]:
-        known = {name: ("batch", "heads", "tokens") for name in ("q", "k", "v", *PLANE)}
-        known |= dict.fromkeys(("at", "q_lengths", "k_lengths"), ("batch",)) | {"sink": ("heads",)}  # type: ignore[dict-item]
+        known: dict[str, tuple[str, ...]] = dict.fromkeys(("at", "q_lengths", "k_lengths"), ("batch",))
+        known |= {name: ("batch", "heads", "tokens") for name in ("q", "k", "v", *PLANE)}
+        known["sink"] = ("heads",)
         return {name: spec(self.mesh, *known.get(name, ())) for name in given}
 
     # --- on one device

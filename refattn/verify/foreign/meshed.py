@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Mapping
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -154,8 +154,8 @@ class Ranks:
         answers: dict[int, Any] = {}
         pipes = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
         while len(answers) < self._size:
-            for pipe in wait([pipe for pipe, rank in pipes.items() if rank not in answers]):
-                assert isinstance(pipe, Connection)
+            for ready in wait([pipe for pipe, rank in pipes.items() if rank not in answers]):
+                pipe = cast(Connection, ready)
                 try:
                     kind, found = _unpacked(pipe.recv_bytes())
                 except EOFError:

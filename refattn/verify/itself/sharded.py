@@ -105,7 +105,6 @@ def _run(mechanism: Mechanism, core: Any, options: Mapping[str, Any], s: Sample,
     owner = backends.get("jax")
     still = (*mechanism.tokenless, *(f"d_{name}" for name in mechanism.tokenless))
 
-    @jax.jit
     def both(inputs: Mapping[str, Any], upstream: Mapping[str, Any]) -> dict[str, Any]:
         out, saved = core.forward(**inputs, **options)
         found = {"out": out, **{n: getattr(saved, n) for n in mechanism.outputs if hasattr(saved, n)}}
@@ -114,7 +113,7 @@ def _run(mechanism: Mechanism, core: Any, options: Mapping[str, Any], s: Sample,
     placed = (
         {n: mesh.place(on, n, owner.from_numpy(x), still) for n, x in xs.items()} for xs in (s.inputs, s.upstream)
     )
-    return {name: owner.to_numpy(x) for name, x in both(*placed).items()}
+    return {name: owner.to_numpy(x) for name, x in jax.jit(both)(*placed).items()}
 
 
 def _held(mechanism: Mechanism, core_on: CoreOn, count: int) -> Found:

@@ -48,6 +48,5 @@ def test_memory_falls_as_one_over_devices(name: str) -> None:
     kind = shards.kind_of(record)
     assert kind is not None
     word, tokens, how = sharded.WRITTEN[kind]
-    core_on = lambda on: (shards.parallel(record, on, **how), {})  # noqa: E731
-    share, told = sharded._falls(record, core_on, 4, tokens)
+    share, told = sharded._falls(record, lambda on: (shards.parallel(record, on, **how), {}), 4, tokens)
     assert share <= 1.0, (word, told)
