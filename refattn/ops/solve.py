@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refattn.xp import Array, concrete, eye_like, namespace
+from refattn.xp import Array, concrete, eye_like, namespace, zeros
 
 Linear = Callable[[Array], Array]
 
@@ -107,27 +107,56 @@ def conjugate_gradients(
     return solution, iterations
 
 
-def unit_lower(lower: Array, b: Array) -> Array:
-    """Return x (..., n, k) with (I + L) x = b for a strictly lower L (..., n, n), by substitution in halves.
+BLOCK = 8
+"""Rows of the blocks of a triangular system that are inverted, all at once, so that few products are needed."""
 
-    What stands on and above the diagonal of `lower` is not read. No inverse and no power of L is formed: with n equal
-    keys such powers grow like binomial coefficients, of both signs.
+
+def unit_lower(lower: Array, b: Array) -> Array:
+    """Return x (..., n, k) with (I + L) x = b for a strictly lower L (..., n, n), by substitution of blocks of rows.
+
+    What stands on and above the diagonal of `lower` is not read. No power of L is formed, and no inverse of more than a
+    block: with n equal keys powers grow like binomial coefficients, of both signs.
     """
-    n = b.shape[-2]
-    if n <= 1:
-        return b
-    half = n // 2
-    top = unit_lower(lower[..., :half, :half], b[..., :half, :])
-    rest = b[..., half:, :] - lower[..., half:, :half] @ top
-    return namespace(b).concat([top, unit_lower(lower[..., half:, half:], rest)], axis=-2)
+    return _forward(lower, b, _inverses(lower))
 
 
 def unit_lower_transposed(lower: Array, b: Array) -> Array:
     """Return x (..., n, k) with (I + L)^T x = b: the adjoint of `unit_lower` with respect to b."""
+    return _backward(lower, b, _inverses(lower))
+
+
+def _forward(lower: Array, b: Array, inverses: Array) -> Array:
     n = b.shape[-2]
-    if n <= 1:
-        return b
-    xp, half = namespace(b), n // 2
-    bottom = unit_lower_transposed(lower[..., half:, half:], b[..., half:, :])
+    if n <= BLOCK:
+        return inverses[..., 0, :n, :n] @ b
+    half = -(-n // (2 * BLOCK)) * BLOCK
+    top = _forward(lower[..., :half, :half], b[..., :half, :], inverses)
+    rest = b[..., half:, :] - lower[..., half:, :half] @ top
+    below = _forward(lower[..., half:, half:], rest, inverses[..., half // BLOCK :, :, :])
+    return namespace(b).concat([top, below], axis=-2)
+
+
+def _backward(lower: Array, b: Array, inverses: Array) -> Array:
+    xp, n = namespace(b), b.shape[-2]
+    if n <= BLOCK:
+        return xp.matrix_transpose(inverses[..., 0, :n, :n]) @ b
+    half = -(-n // (2 * BLOCK)) * BLOCK
+    bottom = _backward(lower[..., half:, half:], b[..., half:, :], inverses[..., half // BLOCK :, :, :])
     rest = b[..., :half, :] - xp.matrix_transpose(lower[..., half:, :half]) @ bottom
-    return xp.concat([unit_lower_transposed(lower[..., :half, :half], rest), bottom], axis=-2)
+    return xp.concat([_backward(lower[..., :half, :half], rest, inverses), bottom], axis=-2)
+
+
+def _inverses(lower: Array) -> Array:
+    """Return (I + L)^-1 (..., l, i, i) of the l blocks on the diagonal, the last one filled up with rows of I."""
+    xp, n = namespace(lower), lower.shape[-1]
+    missing = -n % BLOCK
+    if missing:
+        lower = xp.concat([lower, zeros((*lower.shape[:-1], missing), lower)], axis=-1)
+        lower = xp.concat([lower, zeros((*lower.shape[:-2], missing, n + missing), lower)], axis=-2)
+    blocks = [lower[..., at : at + BLOCK, at : at + BLOCK] for at in range(0, n, BLOCK)]
+    strict = xp.stack(blocks, axis=-3)  # (..., l, i, i)
+    inverse = identity(BLOCK, lower)[:1, :] + xp.zeros_like(strict[..., :1, :])  # (..., l, 1, i)
+    for row in range(1, BLOCK):
+        unit = identity(BLOCK, lower)[row : row + 1, :]  # (1, i)
+        inverse = xp.concat([inverse, unit - strict[..., row : row + 1, :row] @ inverse], axis=-2)
+    return inverse

@@ -54,6 +54,7 @@ def test_a_loss_of_accuracy_is_found_where_it_is(homes: versions.Homes) -> None:
     assert tiled.ratio and tiled.ratio[1] > 100.0
 
 
+@pytest.mark.slow
 def test_what_does_not_exist_in_both_is_told(homes: versions.Homes, tmp_path: Path) -> None:
     newer = check_out(WORKING_TREE, tmp_path / "newer")
     core = newer / "refattn" / "mechanisms" / "softmax" / "core.py"
@@ -63,6 +64,7 @@ def test_what_does_not_exist_in_both_is_told(homes: versions.Homes, tmp_path: Pa
         assert [(verdict.benchmark.params[0], verdict.word) for verdict in found] == [("softmax.third", word)]
 
 
+@pytest.mark.slow
 def test_a_version_that_lacks_what_a_benchmark_needs_has_the_others(homes: versions.Homes, tmp_path: Path) -> None:
     older = check_out(WORKING_TREE, tmp_path / "older")
     (older / "refattn" / "verify" / "judge" / "budget.py").unlink()
@@ -70,6 +72,7 @@ def test_a_version_that_lacks_what_a_benchmark_needs_has_the_others(homes: versi
     assert names == {benchmark.name.partition(".")[0] for benchmark in listed(homes[0], "")} - {"accuracy"}
 
 
+@pytest.mark.slow
 def test_what_fails_is_told_with_its_error(homes: versions.Homes, tmp_path: Path) -> None:
     broken = check_out(WORKING_TREE, tmp_path / "broken")
     core = broken / "refattn" / "mechanisms" / "softmax" / "core.py"
@@ -86,6 +89,7 @@ def test_what_is_not_available_here_is_n_a(homes: versions.Homes) -> None:
     assert verdict.word == "n/a" and "numpy does not count" in verdict.detail
 
 
+@pytest.mark.slow
 def test_times_and_memory_are_measured(homes: versions.Homes) -> None:
     small = Benchmark("core.Core.time_forward", ("softmax.dense", 64, 16, "float32", "numpy"), "time")
     verdict = measure(small, (homes[0], homes[0]), 1)

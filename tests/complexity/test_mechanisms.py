@@ -23,7 +23,7 @@ from refattn.mechanisms.context import Context
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 
-WIDTHS = (8, 4)
+WIDTHS = (4, 8)
 CHUNK, STEPS = 256, 2
 """Tokens of a chunk at these widths; steps of the flow."""
 
@@ -162,7 +162,7 @@ ALL = pytest.mark.parametrize(
 
 
 @ALL
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [WIDTHS[0], pytest.param(WIDTHS[1], marks=pytest.mark.slow)])
 def test_products_grow_as_stated(stated: Stated, width: int) -> None:
     for (factor, degree), found in zip((stated.forward, stated.backward), tallies(stated.name, width), strict=True):
         values = [tally.products for tally in found]

@@ -46,6 +46,7 @@ def test_all_runs_differ_and_say_how_they_grow() -> None:
         assert run.to_json()["options"] == WAYS[run.way]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_training_is_read_twice_and_ends_with_the_same_numbers(way: str) -> None:
     task = Teacher(10.0, sequences=16)

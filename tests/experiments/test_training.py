@@ -91,6 +91,7 @@ def test_a_training_ends_with_the_same_numbers(mechanism: str, options: dict[str
     assert train(mechanism, options, TASK, PLAN, 2)["losses"] != first["losses"]
 
 
+@pytest.mark.slow
 def test_softmax_attention_learns_to_recall() -> None:
     result = train("softmax", {}, TASK, replace(PLAN, steps=300, batch=64, width=32), 0)
     assert result["accuracy"] > 0.95

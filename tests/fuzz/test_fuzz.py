@@ -28,7 +28,9 @@ def test_functions(calls: int) -> None:
     assert counts["refused"] > calls // 2 and counts["fine"] > calls // 8
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.slow(sampled=False))])
+@pytest.mark.parametrize(
+    "count", [pytest.param(2, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow(sampled=False))]
+)
 @pytest.mark.timeout(1800)
 def test_kills(count: int) -> None:
     counts, bad = kills.run(count, seed=0)

@@ -232,7 +232,10 @@ def test_another_machine_or_other_code_is_told(
 # --- nobody who reads
 
 
-@pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize(
+    "streams",
+    [*(pytest.param(s, marks=pytest.mark.slow) for s in ("2>&-", "2>/dev/full", "1>&- 2>&-")), "0<&- 1>&- 2>&-"],
+)
 def test_a_run_does_not_depend_on_who_reads(tmp_path: Path, trained: Trained, streams: str) -> None:
     whole = remains(trained.folder)
     words = arguments(trained.settings.data, tmp_path / "run", steps=4, checkpoint_every=2)

@@ -67,6 +67,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bytes(tmp_pat
     assert len(seen) >= 3 and max(seen) == 60  # deaths, or ends, between many different steps
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_call_that_changes_the_disk_ends_with_the_same_bytes(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.train.killed_run", str(tmp_path), write_text(tmp_path)],

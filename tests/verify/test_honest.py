@@ -66,27 +66,31 @@ def _shares(case: Case, dtype: str, seed: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "dtype",
+    ("dtype", "every"),
     [
-        "float32",
-        pytest.param("float16", marks=pytest.mark.slow(sampled=False)),
-        pytest.param("bfloat16", marks=pytest.mark.slow),
+        ("float32", 8),
+        pytest.param("bfloat16", 8, marks=pytest.mark.slow),
+        *(
+            pytest.param(dtype, 1, marks=pytest.mark.slow(sampled=False))
+            for dtype in ("float32", "float16", "bfloat16")
+        ),
     ],
 )
-def test_no_false_alarm(dtype: str, record_property: Callable[[str, object], None]) -> None:
+def test_no_false_alarm(dtype: str, every: int, record_property: Callable[[str, object], None]) -> None:
     # Each seed meets another pair of logits and options; 24 pairs come round twice.
     drawn = [(_case(LOGITS[seed % 4], **KINDS[seed // 4 % 6]), seed) for seed in range(SEEDS)]
     alarms: dict[str, float] = {}
-    for case, seed in (*drawn, *((case, 0) for case in RECORD.cases)):
+    tried = [*drawn, *((case, 0) for case in RECORD.cases)][::every]
+    for case, seed in tried:
         shares = _shares(case, dtype, seed)
         learned = {"q", "k", "v", "bias", "sink", "keep"} & case.inputs.keys()
         assert len(shares) == len(KERNELS) * (2 + len(learned))  # out, lse and the gradients
         alarms |= {f"{case.name}, seed {seed}, {name}": share for name, share in shares.items() if share > 1.0}
-    number = (SEEDS + len(RECORD.cases)) * len(KERNELS)
+    number = len(tried) * len(KERNELS)
     rejected = f"{len({alarm.rpartition(':')[0] for alarm in alarms})} of {number} honest runs rejected"
-    by = f"{len(KERNELS)} kernels, {SEEDS} seeds and {len(RECORD.cases)} designed cases"
+    by = f"{len(KERNELS)} kernels, {SEEDS} seeds and {len(RECORD.cases)} designed cases, 1 in {every}"
     record_property("rate", f"softmax, {dtype}: {rejected} ({by})")
-    assert number >= 1000 and not alarms
+    assert (number >= 1000 or every > 1) and not alarms
 
 
 def test_a_row_of_one_number_counts_as_an_element() -> None:

@@ -111,7 +111,7 @@ def test_energy_falls_with_steps_of_any_length(coupling: str, state: str, symmet
 
 def test_energy_falls_in_wells() -> None:
     for step in (0.1, 3.0, 100.0):
-        options: dict[str, Any] = {"intrinsic": "double_well", "mu": 2.0, "step": step, "steps": 20}
+        options: dict[str, Any] = {"intrinsic": "double_well", "mu": 2.0, "step": step, "steps": 8}
         _, saved = run(**options, integrator="discrete_gradient", state="feature")
         assert np.max(np.diff(ra.graph_energy.energy(saved), axis=-1)) <= 1e-12
 

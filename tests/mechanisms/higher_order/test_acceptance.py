@@ -123,7 +123,7 @@ def test_float32_is_as_good_over_many_tokens(form: str) -> None:
     assert np.abs(found - truth).max() < 1e-6 * np.abs(truth).max()
 
 
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("parts", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", ["linear", "chunked", "recurrent"])
 def test_a_mean_of_the_values_costs_float32_no_digits_of_the_gradients(form: str, parts: int) -> None:
     """That of a weight is da . (v_j - o_i): values have a mean of 30 here, and sums over keys of 30 n would be rounded.

@@ -41,13 +41,14 @@ from refattn.mechanisms.delta.forms import weights
 from refattn.mechanisms.delta.forms.weights import Weights
 from refattn.ops.heads import group_heads, repeat_heads, sum_heads, ungroup_heads
 from refattn.ops.solve import identity, unit_lower, unit_lower_transposed
+from refattn.ops.tiles import concat, run
 from refattn.ops.unit_norm import unit, unit_backward
-from refattn.xp import Array, namespace, sum_wide, zeros
+from refattn.xp import Array, backend, namespace, sum_wide, zeros
 
 Gates = dict[str, Array]
 
-AT_ONCE = 512
-"""Tokens whose chunks are computed at once: of more a core's cache does not hold what is passed on."""
+AT_ONCE = 2048
+"""Tokens times heads whose chunks are computed at once: of more a core's cache does not hold what is passed on."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class Piece:
     written: Array  # (b, g, l, i, e): U
 
 
+Share = tuple[slice, tuple[tuple[Piece, ...], ...]]
+"""Some heads, and their pieces of each sequence; none where it has no token."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """What the backward of the chunked form reads."""
@@ -79,7 +84,7 @@ class Saved:
     scale: float | Array
     shape: tuple[int, ...]  # of the first state
     read: Array  # (b, h, n, e): out without its scale
-    parts: tuple[tuple[Piece, ...], ...]  # of each sequence; none where it has no token
+    parts: tuple[Share, ...]
 
 
 def forward(
@@ -113,30 +118,36 @@ def forward(
         count = v.shape[0] if lengths is None else len(lengths)
         two = () if log_momentum is None else (2,)
         state = zeros((count, groups, *two, k.shape[3], v.shape[3]), v)  # S_0 = 0
-    reads, ends = [], []
-    parts = []
-    for first, last, at in sequences(state, v.shape[2], lengths):
-        found = []
-        for own in pieces(first, last, chunk):
-            count = own.stop - own.start
-            size = min(chunk, count)
-            rows = xp.permute_dims(
-                in_chunks(queries[:, :, :, own, :], size, 3), (0, 1, 3, 2, 4, 5)
-            )  # (b, g, l, r, i, d)
-            columns, values = (
-                in_chunks(keys[:, :, own, :], size, 2),
-                in_chunks(v[:, :, own, :], size, 2),
-            )  # (b, g, l, i, ...)
-            inner = {name: in_chunks(x[:, :, own, ...], size, 2) for name, x in gates.items()}
-            read, at, piece = of_piece(own, rows, columns, values, inner, at)  # (b, g, l, r, i, e), as S, -
-            reads.append(of_tokens(xp.permute_dims(read, (0, 1, 3, 2, 4, 5)), count, 3))
-            found.append(piece)
-        ends.append(at)
-        parts.append(tuple(found))
-    read = ungroup_heads(xp.concat(reads, axis=3))  # (b, h, n, e)
-    final = xp.concat(ends, axis=0)  # as `state`
+    begin = state  # as it was given
+
+    def swept(heads: slice) -> tuple[Array, Array, Share]:
+        """Return what the queries of these heads read (b, g, r, n, e), their last states, and the pieces."""
+        reads, ends, parts = [], [], []
+        for first, last, at in sequences(begin[:, heads, ...], v.shape[2], lengths):
+            found = []
+            for own in pieces(first, last, chunk, at.shape[1]):
+                count = own.stop - own.start
+                size = min(chunk, last - first)
+                rows = xp.permute_dims(
+                    in_chunks(queries[:, heads, :, own, :], size, 3), (0, 1, 3, 2, 4, 5)
+                )  # (b, g, l, r, i, d)
+                columns, values = (
+                    in_chunks(keys[:, heads, own, :], size, 2),
+                    in_chunks(v[:, heads, own, :], size, 2),
+                )  # (b, g, l, i, ...)
+                inner = {name: in_chunks(x[:, heads, own, ...], size, 2) for name, x in gates.items()}
+                read, at, piece = of_piece(own, rows, columns, values, inner, at)  # (b, g, l, r, i, e), as S, -
+                reads.append(of_tokens(xp.permute_dims(read, (0, 1, 3, 2, 4, 5)), count, 3))
+                found.append(piece)
+            ends.append(at)
+            parts.append(tuple(found))
+        return concat(reads, axis=3), concat(ends, axis=0), (heads, tuple(parts))
+
+    reads, ends, parts = zip(*run(v, swept, shares(groups, v)), strict=True)
+    read = ungroup_heads(concat(reads, axis=1))  # (b, h, n, e)
+    final = concat(ends, axis=1)  # as `state`
     given = tuple(name for name, x in named.items() if x is not None)
-    saved = Saved(q_hat, k_hat, q_normal, k_normal, groups, given, lengths, scale, state.shape, read, tuple(parts))
+    saved = Saved(q_hat, k_hat, q_normal, k_normal, groups, given, lengths, scale, state.shape, read, parts)
     return scale * read, final, saved
 
 
@@ -186,33 +197,39 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
     """Return the gradients of all that came in, of the scale and of the first state, for d_out and that of the last."""
     xp = namespace(d_out)
     d_rows = saved.scale * group_heads(d_out, saved.groups)  # (b, g, r, n, e): for the read without its scale
-    found: dict[str, list[Array]] = {name: [] for name in ("q", "k", "v", *saved.given)}
-    starts = []
-    if d_state is None:
-        d_state = zeros(saved.shape, d_out)  # as `state`
-    spans = sequences(d_state, d_out.shape[2], saved.lengths)
-    for (_, _, d_at), part in zip(spans, saved.parts, strict=True):
-        backwards = []
-        for piece in part[::-1]:
-            size, count = piece.keys.shape[-2], piece.tokens.stop - piece.tokens.start
-            d_read = xp.permute_dims(
-                in_chunks(d_rows[:, :, :, piece.tokens, :], size, 3), (0, 1, 3, 2, 4, 5)
-            )  # (b, g, l, r, i, e)
-            d, d_at = of_piece_backward(piece, d_read, d_at)  # -, as S
-            d["q"] = xp.permute_dims(d["q"], (0, 1, 3, 2, 4, 5))  # (b, g, r, l, i, d)
-            backwards.append({name: of_tokens(d[name], count, 3 if name == "q" else 2) for name in found})
-        for name, rows in found.items():
-            rows += [d[name] for d in backwards[::-1]]
-        starts.append(d_at)
-    d_queries = ungroup_heads(xp.concat(found["q"], axis=3))  # (b, h, n, d): by head of out
+    d_last = zeros(saved.shape, d_out) if d_state is None else d_state  # as `state`
+
+    def swept(share: Share) -> tuple[dict[str, Array], Array]:
+        """Return the gradients of what came in for some heads, and of their first states."""
+        heads, parts = share
+        found: dict[str, list[Array]] = {name: [] for name in ("q", "k", "v", *saved.given)}
+        starts = []
+        spans = sequences(d_last[:, heads, ...], d_out.shape[2], saved.lengths)
+        for (_, _, d_at), part in zip(spans, parts, strict=True):
+            backwards = []
+            for piece in part[::-1]:
+                size, count = piece.keys.shape[-2], piece.tokens.stop - piece.tokens.start
+                d_read = xp.permute_dims(
+                    in_chunks(d_rows[:, heads, :, piece.tokens, :], size, 3), (0, 1, 3, 2, 4, 5)
+                )  # (b, g, l, r, i, e)
+                d, d_at = of_piece_backward(piece, d_read, d_at)  # -, as S
+                d["q"] = xp.permute_dims(d["q"], (0, 1, 3, 2, 4, 5))  # (b, g, r, l, i, d)
+                backwards.append({name: of_tokens(d[name], count, 3 if name == "q" else 2) for name in found})
+            for name, rows in found.items():
+                rows += [d[name] for d in backwards[::-1]]
+            starts.append(d_at)
+        return {name: concat(rows, 3 if name == "q" else 2) for name, rows in found.items()}, concat(starts, axis=0)
+
+    found, starts = zip(*run(d_out, swept, saved.parts), strict=True)
+    d = {name: concat([rows[name] for rows in found], axis=1) for name in found[0]}
+    d_queries = ungroup_heads(d["q"])  # (b, h, n, d): by head of out
     d_q_hat = sum_heads(d_queries, saved.q_hat.shape[1])  # (b, h, n, d)
-    d_k_hat = sum_heads(xp.concat(found["k"], axis=2), saved.k_hat.shape[1])  # (b, f, n, d)
+    d_k_hat = sum_heads(d["k"], saved.k_hat.shape[1])  # (b, f, n, d)
     q_normal, k_normal = saved.q_normal, saved.k_normal
     d_q = d_q_hat if q_normal is None else unit_backward(*q_normal, d_q_hat)  # (b, h, n, d)
     d_k = d_k_hat if k_normal is None else unit_backward(*k_normal, d_k_hat)  # (b, f, n, d)
     d_scale = sum_wide(d_out * saved.read)  # ()
-    gates = {name: xp.concat(found[name], axis=2) for name in ("v", *saved.given)}
-    return {"q": d_q, "k": d_k, **gates, "state": xp.concat(starts, axis=0), "scale": d_scale}
+    return {**d, "q": d_q, "k": d_k, "state": concat(starts, axis=1), "scale": d_scale}
 
 
 def of_piece_backward(part: Piece, d_read: Array, d_state: Array) -> tuple[dict[str, Array], Array]:
@@ -278,9 +295,18 @@ def of_piece_backward(part: Piece, d_read: Array, d_state: Array) -> tuple[dict[
     return {"q": d_q, "k": d_k, "v": d_v, **gates, **more}, xp.reshape(flat, d_state.shape)
 
 
-def pieces(first: int, last: int, chunk: int) -> list[slice]:
+def shares(groups: int, like: Array) -> list[slice]:
+    """Return the state heads two by two where the backend has workers, and all at once otherwise and under a hook.
+
+    One by one they would be twice as many calls, each of so little work that the workers wait for the interpreter.
+    """
+    step = 2 if backend(like).pools and not equations.is_active() else groups
+    return [slice(first, first + step) for first in range(0, groups, step)]
+
+
+def pieces(first: int, last: int, chunk: int, heads: int) -> list[slice]:
     """Return the tokens of a sequence in pieces of whole chunks."""
-    step = chunk * max(AT_ONCE // chunk, 1)
+    step = chunk * max(AT_ONCE // (chunk * heads), 1)
     return [slice(start, min(start + step, last)) for start in range(first, last, step)]
 
 
