@@ -25,7 +25,7 @@ lint: $(VENV)/.with-dev
 	$(BIN)/mypy refattn tests asv_benchmarks docs
 
 # Runs the benchmarks (float32 on NumPy), stores the results, and says what differs from those stored last on this
-# machine.  make bench ARGS="--profile full"
+# machine.  make bench ARGS=--quick      make bench ARGS="--profile full"
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m asv_benchmarks run $(ARGS)
 
@@ -33,6 +33,7 @@ bench: $(VENV)/.with-bench
 bench-compare: $(VENV)/.with-bench
 	$(BIN)/python -m asv_benchmarks compare $(or $(BASE),HEAD) $(or $(HEAD),.) $(ARGS)
 
+# Web pages of all stored results: newest.html on the newest commit, index.html with every curve.
 bench-publish: $(VENV)/.with-bench
 	$(BIN)/python -m asv_benchmarks publish
 

@@ -6,18 +6,20 @@ import contextlib
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
-from asv_benchmarks import history, machine
+from asv_benchmarks import culprit, history, machine
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary
 from asv_benchmarks.suite import PROFILES
 
@@ -35,11 +37,13 @@ def cli() -> None:
 @cli.command("run", short_help="Run the benchmarks and compare them with the last stored results.")
 @_profile
 @_bench
-def run_command(profile: str, bench: str) -> None:
+@click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism, in a minute.")
+def run_command(profile: str, bench: str, quick: bool) -> None:
     """Run the benchmarks with asv, store the results, and compare them with the last ones of this machine."""
     console = _console()
+    chosen = bench or PROFILES["quick" if quick else profile]
     try:
-        found = history.run(bench or PROFILES[profile], lambda line: console.print(line, markup=False))
+        found = history.run(chosen, lambda line: console.print(line, markup=False, soft_wrap=True), quick=quick)
     except history.RunError as error:
         raise click.ClickException(str(error)) from error
     if found.before is None:
@@ -49,6 +53,10 @@ def run_command(profile: str, bench: str) -> None:
         show(found.verdicts, title, console)
         if found.moved:
             console.print(f"[bold]{found.moved}[/]: believe no ratio near that; make bench-compare is robust to it")
+        for (name, python), stored in history.steps(chosen).items():
+            mine = {one: many for one, many in stored.items() if one.commits[-1].startswith(found.after)}
+            if any(mine.values()):
+                show_steps(mine, f"since earlier runs, {name}, {python.removesuffix('.json')}", console)
     sys.exit(1 if any(verdict.word == "fails" for verdict in found.verdicts) else 0)
 
 
@@ -57,7 +65,9 @@ def run_command(profile: str, bench: str) -> None:
 @click.argument("head", default=versions.WORKING_TREE)
 @_profile
 @_bench
-def compare_command(base: str, head: str, profile: str, bench: str) -> None:
+@click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism.")
+@click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Write the table there, too.")
+def compare_command(base: str, head: str, profile: str, bench: str, quick: bool, markdown: Path | None) -> None:
     """Compare the commit BASE with the commit HEAD, or with the files as they are (a dot).
 
     Exits with 1 where something got slower or less exact, needs more memory, or fails, and with 2 where there is no
@@ -72,12 +82,43 @@ def compare_command(base: str, head: str, profile: str, bench: str) -> None:
             raise click.UsageError(str(error)) from error
         try:
             with _progress(console) as progress:
-                verdicts = versions.compare((homes[0], homes[1]), bench or PROFILES[profile], progress)
+                chosen = bench or PROFILES["quick" if quick else profile]
+                verdicts = versions.compare((homes[0], homes[1]), chosen, progress)
         except versions.VersionError as error:
             raise click.ClickException(str(error)) from error
-    show(verdicts, f"{base} -> {head}, in alternating rounds", console)
+    title = f"{base} -> {head}, in alternating rounds"
+    show(verdicts, title, console)
+    if markdown is not None:
+        markdown.write_text(as_markdown(verdicts, title), encoding="utf-8")
     console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
     sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
+
+
+@cli.command("bisect", short_help="Find the commit since which a benchmark differs.")
+@click.argument("good")
+@click.argument("bad")
+@click.argument("benchmark")
+def bisect_command(good: str, bad: str, benchmark: str) -> None:
+    """Find the first commit after GOOD, up to BAD, with the difference that BENCHMARK has between the two.
+
+    BENCHMARK is a name with its parameters, or a regular expression of one. Every commit that git asks about runs
+    beside GOOD in alternating rounds, each from a folder of its own; nothing is checked out here.
+    """
+    console = _console()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = culprit.search(
+                good, bad, benchmark, Path(folder), lambda line: console.print(line, markup=False, soft_wrap=True)
+            )
+        except versions.VersionError as error:
+            raise click.UsageError(str(error)) from error
+    if len(found.commits) > 1:
+        console.print(f"one of these, which could not be measured: {', '.join(c[:10] for c in found.commits)}")
+        return
+    told = machine.git("show", "-s", "--format=%h %an, %ad: %s", "--date=short", found.commits[0])
+    console.print(f"first with the difference: {told}", markup=False, soft_wrap=True)
+    if found.step is not None:
+        show([found.step], "it beside its first parent", console)
 
 
 @cli.command("record", short_help="Add results of commits to those that come with the repository.")
@@ -85,21 +126,26 @@ def compare_command(base: str, head: str, profile: str, bench: str) -> None:
 @click.option("--machine", "name", required=True, metavar="NAME", help="What this machine is called there.")
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="history", help="Which benchmarks.")
 @_bench
-def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str) -> None:
-    """Run this checkout's benchmarks on each COMMIT, one after the other, and add what they give.
+@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="How often all are run, in turn.")
+def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str, rounds: int) -> None:
+    """Run this checkout's benchmarks on each COMMIT in turn, and add what they give.
 
     A benchmark that a commit has already is measured again. Nothing is installed. This is for a quiet machine.
     """
     console = _console()
-    for commit in commits:
-        try:
-            file = history.record(
-                commit, bench or PROFILES[profile], name, lambda line: console.print(line, markup=False)
-            )
-        except versions.VersionError as error:
-            raise click.UsageError(str(error)) from error
-        except history.RunError as error:
-            raise click.ClickException(str(error)) from error
+    try:
+        files = history.record(
+            commits,
+            bench or PROFILES[profile],
+            name,
+            lambda line: console.print(line, markup=False, soft_wrap=True),
+            rounds=rounds,
+        )
+    except versions.VersionError as error:
+        raise click.UsageError(str(error)) from error
+    except history.RunError as error:
+        raise click.ClickException(str(error)) from error
+    for file in files:
         console.print(f"wrote {file}", markup=False)
 
 
@@ -108,16 +154,78 @@ def publish_command() -> None:
     """Make web pages of all stored results, with asv."""
     console = _console()
     try:
-        page = history.publish(lambda line: console.print(line, markup=False))
+        newest, every = history.publish(lambda line: console.print(line, markup=False))
     except history.RunError as error:
         raise click.ClickException(str(error)) from error
-    console.print(f"open {page} through a web server: python -m http.server -d {page.parent}", markup=False)
+    console.print(f"the newest commit: {newest}", markup=False)
+    console.print(f"every curve, through a web server: python -m http.server -d {every.parent}", markup=False)
+
+
+@cli.command("changes", short_help="Say since which commits benchmarks cost more, or less.")
+@_bench
+@click.option("--least", type=click.FloatRange(1.0), help="The factor that a step must exceed; else by kind.")
+def changes_command(bench: str, least: float | None) -> None:
+    """Find the steps in all stored results, those that come with the repository included.
+
+    Two detectors stand side by side: asv's fit of a piecewise constant curve (potts), and E-divisive, which believes
+    what chance would hardly do. What is counted and shares of the allowed error have no noise: any change is told.
+    Exits with 1 where something got worse.
+    """
+    console = _console()
+    stored = history.steps(bench, least)
+    for (name, python), found in stored.items():
+        show_steps(found, f"{name}, {python.removesuffix('.json')}", console)
+    sys.exit(1 if any(step.worse for found in stored.values() for steps in found.values() for step in steps) else 0)
+
+
+def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: str, console: Console) -> None:
+    """Print steps as a table, with the curves that they are in."""
+    steps = steplist.worst_first(step for many in found.values() for step in many)
+    longest = max((len(series.commits) for series in found), default=0)
+    console.print(f"[bold]{title}[/]: {len(steps)} steps in {len(found)} series of up to {longest} commits")
+    if not steps:
+        return
+    curves = {
+        series.benchmark: steplist.sparkline(series.values, [series.commits.index(step.commit) for step in many])
+        for series, many in found.items()
+    }
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("", "commit", "benchmark", "factor", "found by", "confidence", "curve"):
+        table.add_column(name, justify="right" if name in ("factor", "confidence") else "left", overflow="fold")
+    for step in steps:
+        commits = f"{step.before[:8]}..{step.commit[:8]}"
+        sure = f"{step.confidence:.3f}"
+        cells = [
+            step.word,
+            commits,
+            str(step.benchmark),
+            f"{step.factor:.3f}",
+            step.found,
+            sure,
+            curves[step.benchmark],
+        ]
+        table.add_row(*cells, style="red" if step.worse else "green")
+    console.print(table)
+
+
+def differing_first(verdicts: list[Verdict]) -> list[Verdict]:
+    """Return what differs, what got worse first."""
+    found = [verdict for verdict in verdicts if verdict.word not in ("", "n/a", "new")]
+    return sorted(found, key=lambda verdict: (verdict.word not in WORSE, -(verdict.ratio or (0.0,) * 3)[1]))
+
+
+def as_markdown(verdicts: list[Verdict], title: str) -> str:
+    """Return what differs as a table in Markdown, and the counts."""
+    rows = [_cells(verdict) for verdict in differing_first(verdicts)]
+    heads = ["", "benchmark", "base", "head", "head / base"]
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: |"]
+    lines += [f"| {word} | `{name}` | {' | '.join(rest)} |" for word, name, *rest in rows]
+    return "\n".join([f"**{title}**", "", *(lines if rows else ["no difference"]), "", summary(verdicts), ""])
 
 
 def show(verdicts: list[Verdict], title: str, console: Console) -> None:
     """Print what differs, worst first, and the counts."""
-    differing = [verdict for verdict in verdicts if verdict.word not in ("", "n/a", "new")]
-    differing.sort(key=lambda verdict: (verdict.word not in WORSE, -(verdict.ratio or (0.0,) * 3)[1]))
+    differing = differing_first(verdicts)
     if differing:
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for name in ("", "benchmark", "base", "head", "head / base"):
@@ -155,7 +263,13 @@ def _progress(console: Console) -> Iterator[Any]:
     if not console.is_terminal:
         yield _lines
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
 
         def wrap(benchmarks: list[Any]) -> Iterator[Any]:
@@ -169,10 +283,12 @@ def _progress(console: Console) -> Iterator[Any]:
 
 
 def _lines(benchmarks: list[Any]) -> Iterator[Any]:
+    begun = time.monotonic()
     for done, benchmark in enumerate(benchmarks, start=1):
         yield benchmark
         if done == len(benchmarks) or done % 20 == 0:
-            click.echo(f"{done} of {len(benchmarks)} benchmarks", err=True)
+            left = (time.monotonic() - begun) / done * (len(benchmarks) - done) / 60.0
+            click.echo(f"{done} of {len(benchmarks)} benchmarks, {left:.1f} min left", err=True)
 
 
 if __name__ == "__main__":

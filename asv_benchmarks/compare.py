@@ -30,6 +30,9 @@ LOOK = Plan(rounds=8, seconds=20.0, round_seconds=0.04, warm_seconds=0.05, at_le
 
 STARTS = 3
 
+RATES = 4
+"""How often a rate is asked of each version, in turn: a benchmark of a rate times some calls by itself."""
+
 Homes = tuple[Path, Path]
 
 
@@ -46,7 +49,7 @@ def check_out(version: str, folder: Path) -> Path:
         Where the version is neither "." nor something that git knows.
     """
     folder.mkdir()
-    clean = shutil.ignore_patterns("__pycache__", "results", "recorded", "html", "env")
+    clean = shutil.ignore_patterns("__pycache__", "results", "recorded", "vendor", "html", "env")
     shutil.copytree(ROOT / "asv_benchmarks", folder / "asv_benchmarks", ignore=clean)
     if version == WORKING_TREE:
         for part in PARTS:
@@ -145,7 +148,9 @@ def _measure_once(benchmark: Benchmark, homes: Homes) -> tuple[tuple[list[float]
         else:
             command, answer = ("memory", "bytes") if _resident(benchmark) else ("value", "value")
             try:
-                numbers = {name: [workers[name].ask(command)[answer]] for name in numbers}
+                for n in range(RATES if benchmark.kind == "rate" else 1):
+                    for name in list(numbers)[:: 1 if n % 2 == 0 else -1]:
+                        numbers[name].append(workers[name].ask(command)[answer])
             except SideError as error:
                 errors = {"head": error}
     if None in numbers["base"]:

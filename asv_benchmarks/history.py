@@ -12,26 +12,25 @@ import os
 import platform
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asv_benchmarks import changes
 from asv_benchmarks.compare import check_out
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
 from asv_benchmarks.sides import ROOT, STEADY, held_to
-from asv_benchmarks.suite import Benchmark, benchmarks
+from asv_benchmarks.suite import MACHINE, Benchmark, benchmarks
 
 FOLDER = ROOT / "asv_benchmarks"
 RESULTS = FOLDER / "results"
 RECORDED = FOLDER / "recorded"
-MACHINE = "start.Machine"
-"""The benchmarks that refattn has no part in."""
-
 Samples = dict[str, list[float]]
 """Benchmark with its parameters -> what was measured."""
 
@@ -60,8 +59,10 @@ class Found:
     moved: str = ""
 
 
-def run(pattern: str, tell: Callable[[str], None]) -> Found:
+def run(pattern: str, tell: Callable[[str], None], *, quick: bool = False) -> Found:
     """Run the benchmarks that match the regular expression; store the results and compare them with the last ones.
+
+    `quick` takes one process for each, and few samples.
 
     Raises
     ------
@@ -71,71 +72,155 @@ def run(pattern: str, tell: Callable[[str], None]) -> Found:
     commit = version()
     before = last()  # read now: a run of the same commit replaces its results
     asv(["machine", "--yes"], lambda line: None)
+    chosen = benchmarks(pattern)
+    tell(f"{len(chosen)} benchmarks; {'less than a minute' if quick else expected(chosen)}")
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
+    options += ["-a", "rounds=1", "-a", "repeat=(3, 10, 0.05)", "-a", "warmup_time=0.0"] if quick else []
     asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell)
     if not files():
         raise RunError("asv stored no results")
     stored = files()[-1]
     name, numbers = before.get(environment(stored), (None, {}))
-    verdicts = judged(numbers, samples(stored), benchmarks(pattern))
+    verdicts = judged(numbers, samples(stored), chosen)
     return Found(name, short(stored), verdicts, moved(verdicts))
 
 
-def record(version: str, pattern: str, name: str, tell: Callable[[str], None]) -> Path:
-    """Run benchmarks of this checkout on a commit, and add the results to `RECORDED`; return their file.
+def expected(chosen: Sequence[Benchmark]) -> str:
+    """Say how long benchmarks will take: as long as they took last, here or where the recorded ones were run."""
+    seconds: dict[str, float] = {}
+    for file in [*_files(RECORDED), *files()]:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        at = stored["result_columns"].index("duration")
+        for name, row in stored["results"].items():
+            numbers = sum(x is not None and not math.isnan(x) for x in row[0] or [])
+            if numbers and len(row) > at and row[at]:
+                seconds[name] = row[at] / numbers
+    usual = statistics.median(seconds.values()) if seconds else 1.0
+    minutes = sum(seconds.get(benchmark.name, usual) for benchmark in chosen) / 60.0
+    return f"about {max(1, math.ceil(minutes))} min, if all exist here"
+
+
+def record(
+    versions: Sequence[str], pattern: str, name: str, tell: Callable[[str], None], *, rounds: int = 1
+) -> list[Path]:
+    """Run benchmarks of this checkout on commits, and add the results to `RECORDED`; return their files.
 
     Parameters
     ----------
-    version
-        What git calls the commit.
+    versions
+        What git calls the commits. Every round runs all of them in turn, so that what the machine does for a while
+        hits all; samples of several rounds are put together.
     pattern
         A regular expression of the benchmarks.
     name
-        What the machine is called there. Paths of this machine are left out of the file.
+        What the machine is called there. Paths of this machine are left out of the files.
+    rounds
+        How many times.
 
     Raises
     ------
     RunError
-        Where asv cannot be imported or fails.
+        Where asv cannot be imported or fails, and where the machine of this name is another one.
     VersionError
         Where there is no such commit.
     """
-    commit = git("rev-parse", "--verify", f"{version}^{{commit}}")
+    about = {"machine": name, **device()}
+    known = RECORDED / name / "machine.json"
+    if known.exists() and (other := json.loads(known.read_text(encoding="utf-8"))) != about | {"version": 1}:
+        raise RunError(f"machine: {name} is {other}, this is {about}: needs another name")
     with tempfile.TemporaryDirectory() as place:
-        home = check_out(commit or version, Path(place) / "version")
-        results = Path(place) / "results"
-        conf = _conf(Path(place), results, home / "asv_benchmarks" / "benchmarks")
-        own = results / name / f"{commit[:8]}-{_environment()}.json"
-        kept = RECORDED / name / f"{commit[:8]}-{_python()}.json"
-        env = {"HOME": place, "ASV_PYTHONPATH": str(home)}
-        about = {"machine": name, **device()}
         (Path(place) / ".asv-machine.json").write_text(json.dumps({name: about, "version": 1}), encoding="utf-8")
-        if kept.exists():
-            own.parent.mkdir(parents=True)
-            own.write_text(_as(kept, _environment(), sys.executable), encoding="utf-8")
-        options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", name]
-        options += ["-a", "rounds=1", "--show-stderr"]
-        asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, conf=conf, env=env)
-        if not own.exists():
-            raise RunError("asv stored no results")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
-        shutil.copy(results / name / "machine.json", kept.parent)
-        shutil.copy(results / "benchmarks.json", RECORDED)
+        homes = {}
+        for version in versions:
+            commit = git("rev-parse", "--verify", f"{version}^{{commit}}")
+            homes[commit] = check_out(commit or version, Path(place) / (commit or "version"))
+        kept = []
+        for n in range(rounds):
+            for m, (commit, home) in enumerate(homes.items(), start=1):
+                tell(f"{commit[:8]}, {m} of {len(homes)}, round {n + 1} of {rounds}")
+                file = _recorded(commit, home, pattern, name, tell, again=n > 0)
+                kept += [file] if n == 0 else []
     return kept
 
 
-def publish(tell: Callable[[str], None]) -> Path:
-    """Make web pages of all stored results, those that come with the repository included; return the first one."""
+def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[str], None], *, again: bool) -> Path:
+    """Run benchmarks on one commit, and add the results to its file; return it. Samples stay in the folder of runs."""
+    place = home.parent
+    results = place / "results"
+    conf = _conf(place, results, home / "asv_benchmarks" / "benchmarks")
+    own = results / name / f"{commit[:8]}-{_environment()}.json"
+    kept = RECORDED / name / f"{commit[:8]}-{_python()}.json"
+    if kept.exists() and not again:
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(_as(kept, _environment(), sys.executable), encoding="utf-8")
+    options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--machine", name]
+    options += ["-a", "rounds=1", "--show-stderr", "--record-samples", *(["--append-samples"] if again else [])]
+    env = {"HOME": str(place), "ASV_PYTHONPATH": str(home)}
+    asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell, conf=conf, env=env)
+    if not own.exists():
+        raise RunError("asv stored no results")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
+    shutil.copy(results / name / "machine.json", kept.parent)
+    shutil.copy(results / "benchmarks.json", RECORDED)
+    return kept
+
+
+def series(known: Sequence[Benchmark]) -> dict[tuple[str, str], list[changes.Series]]:
+    """Return the series of each machine and interpreter, those that come with the repository included.
+
+    A commit that is no ancestor of a branch (files that were not committed) counts by its date like any other.
+    """
+    found: dict[tuple[str, str], list[tuple[int, float, str, Samples]]] = {}
+    for file in [*_files(RECORDED), *files()]:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        row = (stored["date"], file.stat().st_mtime, stored["commit_hash"], samples(file, known))
+        found.setdefault(environment(file), []).append(row)
+    by_place: dict[tuple[str, str], list[changes.Series]] = {}
+    for place, rows in found.items():
+        rows.sort(key=lambda row: row[:3])
+        for benchmark in known:
+            have = [(commit, many[str(benchmark)]) for *_, commit, many in rows if many.get(str(benchmark))]
+            if have:
+                values = tuple(statistics.median(many) for _, many in have)
+                one = changes.Series(benchmark, tuple(commit for commit, _ in have), values)
+                by_place.setdefault(place, []).append(one)
+    return by_place
+
+
+def steps(
+    pattern: str = "", least: float | None = None
+) -> dict[tuple[str, str], dict[changes.Series, list[changes.Change]]]:
+    """Return by machine and interpreter the series of stored results that match the pattern, and the steps of each."""
+    found = {}
+    for place, stored in series(benchmarks()).items():
+        chosen = [one for one in changes.calibrated(stored) if re.search(pattern, str(one.benchmark))]
+        found[place] = {one: changes.changes(one, least) for one in chosen}
+    return found
+
+
+def publish(tell: Callable[[str], None]) -> tuple[Path, Path]:
+    """Make web pages of all stored results, those that come with the repository included.
+
+    Returns
+    -------
+    newest, all
+        The page on the newest commit, which opens as a file, and the first one of asv's own site, which needs a server.
+    """
+    from asv_benchmarks import page, site
+
     if not files() and not RECORDED.exists():
         raise RunError("there are no results yet: make bench")
     with tempfile.TemporaryDirectory() as place:
         results = Path(place) / "results"
-        for folder in (RECORDED, RESULTS):
-            if folder.exists():
-                shutil.copytree(folder, results, dirs_exist_ok=True)
-        asv(["publish"], tell, conf=_conf(Path(place), results, FOLDER / "benchmarks"))
-    return ROOT / "docs" / "_build" / "benchmarks" / "index.html"
+        site.gather((RECORDED, RESULTS), results)
+        conf = _conf(Path(place), results, FOLDER / "benchmarks")
+        asv(["publish"], tell, conf=conf)
+        folder = Path(json.loads(conf.read_text(encoding="utf-8"))["html_dir"])
+    site.offline(folder)
+    newest = folder / "newest.html"
+    newest.write_text(page.page(series(benchmarks())), encoding="utf-8")
+    return newest, folder / "index.html"
 
 
 def _conf(place: Path, results: Path, suite: Path) -> Path:
@@ -166,9 +251,11 @@ def _python() -> str:
 
 
 def _as(file: Path, environment: str, python: str) -> str:
-    """Return a file of results under the name of another environment."""
+    """Return a file of results under the name of another environment, without samples."""
     stored = json.loads(file.read_text(encoding="utf-8"))
     stored |= {"env_name": environment, "python": python}
+    at = stored["result_columns"].index("samples")
+    stored["results"] = {name: [*row[:at], None, *row[at + 1 :]][: len(row)] for name, row in stored["results"].items()}
     stored["params"] |= {"python": python}
     return json.dumps(stored) + "\n"
 
@@ -185,7 +272,8 @@ def asv(
     if arguments[0] != "machine":
         command += ["--config", str(conf or FOLDER / "asv.conf.json")]
     # asv drops PYTHONPATH, and hands this one on.
-    whole = {**os.environ, **held_to(1), **STEADY, "ASV_PYTHONPATH": str(ROOT), **(env or {})}
+    # On a terminal as narrow as this it prints tables of one number a row.
+    whole = {**os.environ, **held_to(1), **STEADY, "COLUMNS": "56", "ASV_PYTHONPATH": str(ROOT), **(env or {})}
     last: list[str] = []
     with subprocess.Popen(
         command,
@@ -197,13 +285,40 @@ def asv(
         encoding="utf-8",
     ) as process:
         assert process.stdout is not None
+        told = Told()
         for line in process.stdout:
             last = [*last[-20:], line.rstrip()]
-            if re.match(r"\[\s*\d+\.\d+%\] \S{3} (?!=|Running)", line):
-                tell(line.rstrip())
+            for text in told.read(line):
+                tell(text)
     # 2 says that some benchmark failed, which the comparison tells one by one
     if process.returncode not in (0, 2):
         raise RunError("\n".join(["asv failed:", *last]))
+
+
+class Told:
+    """Makes of asv's output one line for each number: how much is done, the benchmark with parameters, the number."""
+
+    def __init__(self) -> None:
+        self._names = {benchmark.name for benchmark in benchmarks()}
+        self._done = self._name = ""
+        self._params = 0
+
+    def read(self, line: str) -> Iterator[str]:
+        """Yield what the line tells."""
+        begun = re.match(r"\[\s*(\d+)\.\d+%\] \S+ (?:\.\.\.)?(\w*(?:\.\w+)+)\s+(\S.*)", line)
+        if begun:
+            whole = [name for name in self._names if name.endswith(begun[2])]  # long ones lose their beginning
+            self._done, self._name, self._params = begun[1], whole[0] if len(whole) == 1 else begun[2], 0
+            if begun[3] != "ok":
+                yield f"{self._done:>3} %  {self._name}: {begun[3].strip()}"
+            return
+        cells = re.split(r"\s{2,}", line.strip())
+        if not self._name or line.startswith("[") or set(line) <= set("-= \n"):
+            return
+        if self._params == 0:
+            self._params = len(cells)  # the names of the parameters
+        elif len(cells) == self._params + 1 and cells[-1] != "n/a":
+            yield f"{self._done:>3} %  {self._name}({', '.join(cells[:-1])})  {cells[-1]}"
 
 
 def version() -> str:
@@ -217,8 +332,11 @@ def version() -> str:
 
 def files() -> list[Path]:
     """Return all stored results, the oldest first."""
-    found = [path for path in RESULTS.glob("*/*.json") if path.name != "machine.json"]
-    return sorted(found, key=lambda file: file.stat().st_mtime)
+    return sorted(_files(RESULTS), key=lambda file: file.stat().st_mtime)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*/*.json") if path.name != "machine.json"]
 
 
 def short(file: Path) -> str:
@@ -240,13 +358,16 @@ def last() -> dict[tuple[str, str], tuple[str, Samples]]:
     return found
 
 
-def samples(file: Path) -> Samples:
-    """Return what a file of results holds: all samples of a time, the value of everything else, [] where it failed."""
+def samples(file: Path, known: Sequence[Benchmark] | None = None) -> Samples:
+    """Return what a file of results holds: all samples of a time, the value of everything else, [] where it failed.
+
+    `known` are the benchmarks to look for; None: all of this checkout.
+    """
     from asv.results import Results
 
     stored: Any = Results.load(str(file))
     found: Samples = {}
-    for benchmark in benchmarks():
+    for benchmark in benchmarks() if known is None else known:
         if benchmark.name not in stored.get_all_result_keys():
             continue
         params = [[repr(value)] for value in benchmark.params]
@@ -263,10 +384,19 @@ def samples(file: Path) -> Samples:
 
 
 def judged(before: Samples, now: Samples, chosen: Sequence[Benchmark]) -> list[Verdict]:
-    """Return a verdict on each of the chosen benchmarks."""
+    """Return a verdict on each of the chosen benchmarks; what NumPy alone does, too, is divided out."""
+    series = [
+        changes.Series(benchmark, ("before", "now"), (statistics.median(before[key]), statistics.median(now[key])))
+        for benchmark in chosen
+        if before.get(key := str(benchmark)) and now.get(key)
+    ]
+    paces = changes.paces(series)
+    pace = paces.get("now", 1.0) / paces.get("before", 1.0)
     verdicts = []
     for benchmark in chosen:
         old, new = before.get(str(benchmark)), now.get(str(benchmark))
+        if new and changes.counts(pace):
+            new = [x * pace ** changes.paced(benchmark) for x in new]
         if new is None:
             verdicts.append(Verdict(benchmark, "gone" if old else "n/a"))
         elif not new:

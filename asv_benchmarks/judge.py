@@ -28,19 +28,26 @@ LIMITS = {
     "time": Limit(1.10, 1e-6),
     "memory": Limit(1.10, 2 << 20),
     "share": Limit(1.25, 0.02),
-    "rate": Limit(1.25, 0.0),
+    "rate": Limit(1.10, 0.0),
+    "work": Limit(1.0, 0.0),
+    "instructions": Limit(1.02, 0.0),
 }
 """By kind of benchmark; a benchmark may ask for another factor."""
+
+EXACT = ("share", "work")
+"""The kinds that have no noise: the same source gives the same number."""
 
 WORDS = {
     "time": ("slower", "faster"),
     "memory": ("more memory", "less memory"),
     "share": ("less exact", "more exact"),
     "rate": ("higher rate", "lower rate"),
+    "work": ("more work", "less work"),
+    "instructions": ("more instructions", "fewer instructions"),
 }
 """By kind: what a larger number means, and a smaller one."""
 
-WORSE = {"slower", "more memory", "less exact", "lower rate", "fails"}
+WORSE = {"slower", "more memory", "less exact", "lower rate", "more work", "more instructions", "fails"}
 
 
 @dataclass(frozen=True)
@@ -99,9 +106,9 @@ def apart(benchmark: Benchmark, base: Sequence[float], head: Sequence[float]) ->
 
 
 def suspect(verdict: Verdict) -> bool:
-    """Tell whether a first look at a time is worth a second one: half of the factor is exceeded."""
+    """Tell whether a first look at a time or a rate is worth a second one: half of the factor is exceeded."""
     benchmark = verdict.benchmark
-    if benchmark.kind != "time" or verdict.ratio is None:
+    if benchmark.kind not in ("time", "rate") or verdict.ratio is None:
         return False
     return abs(_log(verdict.ratio[1])) > 0.5 * math.log(limit(benchmark).factor)
 
@@ -145,6 +152,8 @@ def number(kind: str, value: float | None) -> str:
         return ""
     if kind in ("share", "rate"):
         return f"{value:.3g}"
+    if kind in ("work", "instructions"):
+        return f"{value:.6g}"
     units = [("GiB", 2.0**30), ("MiB", 2.0**20)] if kind == "memory" else [("s", 1.0), ("ms", 1e-3), ("us", 1e-6)]
     name, size = next(((name, size) for name, size in units if value >= size), units[-1])
     return f"{value / size:.3g} {name}"

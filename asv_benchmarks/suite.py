@@ -20,19 +20,26 @@ from typing import Any
 KINDS = {"time": "time", "peakmem": "memory", "track": ""}
 """Prefix of a benchmark's name -> what it measures; of a "track" benchmark its class says that, in `kind`."""
 
+MACHINE = "start.Machine"
+"""The benchmarks that refattn has no part in: NumPy alone."""
+
 PROFILES = {
-    "short": r"^(?!.*'(cupy|torch|jax)')(accuracy|(?!.*'float64'))",
+    "short": r"^(?!.*'(cupy|torch|jax)')(?!instructions)(accuracy|(?!.*'float64'))",
     "full": "",
     "history": (
         r"^(?!.*'(cupy|torch|jax)')(?!.*\.(dense|recurrent)')(?!.*'(float64|float16|bfloat16)')("
         r"start\.Machine|start.*'refattn(\.cli)?'|core\.Core\.time_(forward|backward)\(.* 64, 64,|"
         r"core\.Core\.time_(forward|backward)\((?!.*shared).* 1024, 64,|peak(?!.*shared).* 512,|"
         r"block.*both\(.* 64, 64,|stream.*step|language|memory\.Core.*both\((?!.*shared).* 2048,|"
-        r"accuracy.*largest)"
+        r"accuracy.*largest|work.* 64, 64,|instructions)"
+    ),
+    "quick": (
+        r"^(start\.Machine|(?!.*'(cupy|torch|jax|float64)')(?!.*\.(dense|recurrent)')("
+        r"(core\.Core|block\.Block)\.time_both\(.* 64, 64,|language\.Train|work.*operations\(.* 64, 64,))"
     ),
 }
-"""Which benchmarks a run takes, as regular expressions, as asv reads them: short is NumPy, float32 but for accuracy;
-history is what is recorded over many commits."""
+"""Which benchmarks a run takes, as regular expressions, as asv reads them: short is NumPy, float32 but for accuracy,
+without valgrind, which is slow; history is what is recorded over many commits; quick is what a minute is enough for."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Benchmark:
     params
         The parameters.
     kind
-        "time", "memory", "share" or "rate".
+        "time", "memory", "share", "rate", "work" or "instructions".
     factor
         What the ratio of a difference must exceed; None: what is usual for the kind.
     """
@@ -105,6 +112,13 @@ def prepare(name: str, params: list[Any]) -> Callable[[], Any]:
 
     run.clock = "wall" if getattr(instance, "timer", None) is time.perf_counter else "cpu"  # type: ignore[attr-defined]
     return run
+
+
+def param_names(name: str) -> list[str]:
+    """Return what the parameters of a benchmark are called."""
+    module, kind, _ = name.split(".")
+    found: list[str] = getattr(importlib.import_module(f"asv_benchmarks.benchmarks.{module}"), kind).param_names
+    return found
 
 
 def main() -> None:

@@ -80,6 +80,14 @@ def words(count: int, *, seed: int, purpose: str, step: int = 0, layer: int = 0)
     seed, purpose, step, layer
         The name of the stream: whole numbers from 0, `seed` below 2**64, `step` and `layer` below 2**32, and a text.
         Streams of different names are independent.
+
+    Examples
+    --------
+    >>> from refattn import counter
+    >>> counter.words(2, seed=0, purpose="example").tolist()
+    [1971229658, 3844930742]
+    >>> counter.words(3, seed=0, purpose="example").tolist()[:2]
+    [1971229658, 3844930742]
     """
     return words_of_steps(count, [step], seed=seed, purpose=purpose, layer=layer)[0]
 
@@ -100,7 +108,14 @@ def words_of_steps(count: int, steps: Sequence[int], *, seed: int, purpose: str,
 
 
 def uniform(shape: Shape, *, seed: int, purpose: str, step: int = 0, layer: int = 0) -> NDArray[np.float64]:
-    """Return numbers in [0, 1), multiples of 2**-24, float64 of the given shape. The keywords are those of `words`."""
+    """Return numbers in [0, 1), multiples of 2**-24, float64 of the given shape. The keywords are those of `words`.
+
+    >>> from refattn import counter
+    >>> counter.uniform((2,), seed=0, purpose="example").round(4).tolist()
+    [0.459, 0.8952]
+    >>> counter.uniform((2,), seed=0, purpose="example", step=1).round(4).tolist()
+    [0.2557, 0.8085]
+    """
     shape = _shape(shape)
     w = words(math.prod(shape), seed=seed, purpose=purpose, step=step, layer=layer)
     return ((w >> np.uint32(8)).astype(np.float64) * 2.0**-24).reshape(shape)
@@ -110,6 +125,10 @@ def normal(shape: Shape, *, seed: int, purpose: str, step: int = 0, layer: int =
     """Return nearly normal numbers of mean 0 and variance 1, float64 of the given shape.
 
     They lie between -3 and 3 and are exact in float32 (see the top of this file). The keywords are those of `words`.
+
+    >>> from refattn import counter
+    >>> counter.normal((2, 2), seed=0, purpose="example").round(4).tolist()
+    [[1.0473, -0.5794], [1.0153, -1.073]]
     """
     shape = _shape(shape)
     w = words(2 * math.prod(shape), seed=seed, purpose=purpose, step=step, layer=layer).astype(np.int64)
@@ -123,6 +142,10 @@ def integers(
     """Return whole numbers from `low` to ``high - 1``, int64 of the given shape. The keywords are those of `words`.
 
     ``high - low`` is at most 2**32.
+
+    >>> from refattn import counter
+    >>> counter.integers((6,), 1, 7, seed=0, purpose="dice").tolist()
+    [1, 5, 4, 1, 1, 2]
     """
     shape = _shape(shape)
     low = _integer("low", low, -(2**63), 2**63 - 1)
@@ -134,7 +157,12 @@ def integers(
 
 
 def permutation(n: int, *, seed: int, purpose: str, step: int = 0, layer: int = 0) -> NDArray[np.int64]:
-    """Return the numbers from 0 to ``n - 1`` in a random order, int64 (n,). The keywords are those of `words`."""
+    """Return the numbers from 0 to ``n - 1`` in a random order, int64 (n,). The keywords are those of `words`.
+
+    >>> from refattn import counter
+    >>> counter.permutation(5, seed=0, purpose="example").tolist()
+    [2, 0, 4, 3, 1]
+    """
     w = words(_integer("n", n, 0, 2**34), seed=seed, purpose=purpose, step=step, layer=layer)
     return np.argsort(w, kind="stable").astype(np.int64)
 

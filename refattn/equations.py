@@ -67,10 +67,8 @@ class Tag:
 
     Attributes
     ----------
-    id
-        The equation, the first one of a range, or "" where the comment names axes alone.
-    last
-        The last equation of a range, otherwise "".
+    id, last
+        The equation and "", or the first and the last of a range; both "" where the comment names axes alone.
     name
         The variable that the line assigns.
     axes
@@ -84,6 +82,13 @@ class Tag:
     branch
         In which arms of which conditions the line stands: pairs of the line of the condition and the number of the arm.
         What follows an arm that returns or raises stands in the last arm.
+
+    Examples
+    --------
+    >>> from refattn.equations import tags
+    >>> from refattn.mechanisms.softmax import dense
+    >>> {tag.id: tag.name for tag in tags(dense)}["dSM.q"]
+    'd_q'
     """
 
     id: str
@@ -103,7 +108,13 @@ class Tag:
 
 @checked(module=ModuleType)
 def declared(module: ModuleType) -> dict[str, str]:
-    """Return the equations of a module's docstring, id to formula: lines such as ``[SM.1]  s_ij = scale q_i . k_j``."""
+    """Return the equations of a module's docstring, id to formula: lines such as ``[SM.1]  s_ij = scale q_i . k_j``.
+
+    >>> from refattn.equations import declared
+    >>> from refattn.mechanisms.softmax import dense
+    >>> declared(dense)["SM.1"]
+    's_ij = scale q_i . k_j'
+    """
     found: dict[str, str] = {}
     for match in _DECLARED.finditer(docstring(module)):
         if match["id"] in found:
@@ -133,6 +144,13 @@ def tags(module: ModuleType) -> tuple[Tag, ...]:
     ------
     ValueError
         Where an id stands on a line that is no assignment to names, or a line has more tags than names.
+
+    Examples
+    --------
+    >>> from refattn.equations import tags
+    >>> from refattn.mechanisms.softmax import dense
+    >>> [(tag.name, tag.axes) for tag in tags(dense) if tag.id == "SM.1"]
+    [('scores', ('b', 'h', 'i', 'j'))]
     """
     return tuple(tag for _, found in _tagged_nodes(module) for tag in found)
 
@@ -295,7 +313,14 @@ def is_active() -> bool:
 
 @contextmanager
 def apply(hook: Hook) -> Iterator[None]:
-    """Put `hook` in force for the code of the ``with`` block."""
+    """Put `hook` in force for the code of the ``with`` block.
+
+    >>> import numpy as np, refattn as ra
+    >>> from refattn.equations import apply
+    >>> with apply(lambda id, name, value: 0.0 * value if id == "SM.8" else value):
+    ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
+    [[[[0.0], [0.0]]]]
+    """
     outer = _in_force.get()
     combined = hook if outer is None else lambda id, name, value: outer.hook(id, name, hook(id, name, value))
     token = _in_force.set(_Active(combined))
@@ -311,6 +336,12 @@ class Trace(Mapping[str, Array]):
 
     ``t["SM.1"]`` is the value of the first pass; later passes of a repeated equation are ``t["SM.1[1]"]``,
     ``t["SM.1[2]"]``, ... Values are copies. `variables` maps each id to the name that the code gives it.
+
+    >>> import numpy as np, refattn as ra
+    >>> with ra.trace() as t:
+    ...     out, saved = ra.softmax.forward(*np.ones((3, 1, 1, 2, 4)))
+    >>> t.variables["SM.7"], t["SM.7"].tolist(), len(t.passes("SM.7"))
+    ('weights', [[[[0.5, 0.5], [0.5, 0.5]]]], 1)
     """
 
     def __init__(self) -> None:
@@ -343,8 +374,7 @@ class Trace(Mapping[str, Array]):
 
     def __repr__(self) -> str:
         """A line for each equation that ran: its id, variable, shape, and range."""
-        lines = [f"Trace of {len(self)} values", *("  ".join(row) for row in self._rows(fixed=True))]
-        return "\n".join(lines)
+        return "\n".join([f"Trace of {len(self)} values", *("  ".join(row) for row in self._rows(fixed=True))])
 
     def _repr_html_(self) -> str:
         """The same as a table, for notebooks."""
@@ -395,6 +425,14 @@ def substitute(values: Mapping[str, Array]) -> AbstractContextManager[None]:
     ValueError
         When the equation runs, where the tensor has another shape than the value it replaces; at the end of the block,
         where there is no such equation.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> from refattn.equations import substitute
+    >>> with substitute({"SM.7": np.full((1, 1, 2, 2), 3.0)}):
+    ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
+    [[[[6.0], [6.0]]]]
     """
 
     def hook(id: str, name: str, value: Array) -> Array:
@@ -412,6 +450,12 @@ def mutate(id: str, change: Callable[[Array], Array]) -> AbstractContextManager[
     """Replace the value of one equation by ``change(value)``.
 
     Raises ValueError at the end of the block where there is no such equation.
+
+    >>> import numpy as np, refattn as ra
+    >>> from refattn.equations import mutate
+    >>> with mutate("SM.7", lambda weights: 2.0 * weights):
+    ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
+    [[[[2.0], [2.0]]]]
     """
     return _apply_to((id,), lambda ran, name, value: change(value) if ran == id else value)
 
@@ -421,6 +465,13 @@ def rounding(points: Mapping[str, str], round_to: Callable[[Array, str], Array])
     """Round the values of the named equations: ``round_to(value, dtype)`` with the dtype that `points` gives.
 
     Raises ValueError at the end of the block where there is no such equation.
+
+    >>> import numpy as np, refattn as ra
+    >>> from refattn.equations import rounding
+    >>> with ra.trace() as t, rounding({"SM.1": "float16"}, lambda x, dtype: x.astype(dtype).astype(x.dtype)):
+    ...     out, saved = ra.softmax.forward(*np.full((3, 1, 1, 2, 1), 0.3))
+    >>> round(float(t["SM.1"][0, 0, 0, 0]), 8)  # 0.09 in float16
+    0.09002686
     """
     return _apply_to(points, lambda id, name, value: round_to(value, points[id]) if id in points else value)
 
@@ -438,9 +489,8 @@ def _apply_to(ids: Iterable[str], hook: Hook) -> Iterator[None]:
         yield
     for id in ids:
         if id.partition("[")[0] not in ran and not _is_declared(id.partition("[")[0]):
-            raise ValueError(
-                f"{id}: got no such equation, needs one that there is; these ran: {', '.join(ran) or 'none'}"
-            )
+            told = ", ".join(ran) or "none"
+            raise ValueError(f"{id}: got no such equation, needs one that there is; these ran: {told}")
 
 
 def _is_declared(id: str) -> bool:

@@ -38,6 +38,13 @@ def flatten(tree: Any) -> dict[str, Array]:
         Where an entry is neither a tree nor static, or the key of a dict is no text.
     ValueError
         Where the key of a dict is empty or has a dot in it, since its name could then not be told from a path.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import tree
+    >>> {name: x.shape for name, x in tree.flatten({"a": np.ones(2), "b": (np.ones(3), np.ones(4))}).items()}
+    {'a': (2,), 'b.0': (3,), 'b.1': (4,)}
     """
     leaves: dict[str, Array] = {}
     _collect(tree, "", leaves)
@@ -60,6 +67,15 @@ def unflatten(template: T, leaves: Mapping[str, Array]) -> T:
         Where a name of the template is missing in `leaves`, or `leaves` has one that the template has not.
     TypeError
         Where a value in `leaves` is no array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import tree
+    >>> template = {"a": np.zeros(1), "b": (np.zeros(1),)}
+    >>> made = tree.unflatten(template, {"b.0": np.ones(2), "a": np.zeros(3)})
+    >>> made["a"].tolist(), made["b"][0].tolist()
+    ([0.0, 0.0, 0.0], [1.0, 1.0])
     """
     if not isinstance(leaves, Mapping):
         raise TypeError(f"leaves: got {type(leaves).__name__}, needs a mapping from names to arrays")
@@ -75,6 +91,13 @@ def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
 
     Static parts are those of `tree`. `others` must have the same names; they may be trees of other types, such as a
     dict of gradients for a dataclass of parameters.
+
+    >>> import numpy as np
+    >>> from refattn import tree
+    >>> params, gradients = {"a": np.ones(2), "b": (np.ones(1),)}, {"a": np.ones(2), "b": (4 * np.ones(1),)}
+    >>> made = tree.map_leaves(lambda x, d: x - 0.5 * d, params, gradients)
+    >>> made["a"].tolist(), made["b"][0].tolist()
+    ([0.5, 0.5], [-1.0])
     """
     if not callable(function) or isinstance(function, type):
         raise TypeError(f"function: got {function!r}, needs a function")
@@ -87,7 +110,13 @@ def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
 
 
 def zeros_like(tree: T) -> T:
-    """Return a tree of zeros with the shapes, dtypes and devices of `tree`."""
+    """Return a tree of zeros with the shapes, dtypes and devices of `tree`.
+
+    >>> import numpy as np
+    >>> from refattn import tree
+    >>> tree.zeros_like({"a": np.ones(2), "b": (np.ones(1),)})["b"][0].tolist()
+    [0.0]
+    """
     return map_leaves(lambda x: namespace(x).zeros_like(x), tree)
 
 

@@ -254,6 +254,17 @@ def test_without_a_command_the_help_is_shown_and_it_is_an_error() -> None:
         assert command in result.stderr
 
 
+def test_a_shell_completes_commands_and_mechanisms() -> None:
+    def completed(words: str) -> list[str]:
+        given = {"_REFATTN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        result = CliRunner().invoke(cli, [], prog_name="refattn", env=given)
+        return [line.removeprefix("plain,") for line in result.stdout.split()]
+
+    assert completed("refattn tra") == ["trace", "train"]
+    for command in ("trace", "check", "show", "verify", "train", "golden write out", "analyse clusters"):
+        assert completed(f"refattn {command} koo") == ["koopman"], command
+
+
 def test_list() -> None:
     result = run("list")
     assert result.exit_code == 0

@@ -98,14 +98,14 @@ def wrong(mechanism: Mechanism, dtype: str) -> list[Dot]:
 
 # --- the picture
 
-WIDTH, HEIGHT = 1400, 600  # pixels
+WIDTH, HEIGHT = 1400, 860  # pixels
 LEFT, RIGHT, TOP, BOTTOM = 216, 16, 84, 76  # margins
 GAP = 18  # between the two panels
 SIZE = 9.5  # of a dot
 FIRST, LAST = 0.28, 1000.0  # of the logarithmic axis
 BEYOND = 290  # pixels to the right of it, for what is larger
 BLOCKS = ((16.0, 13, "more \u2192"), (182.0, 8, "NaN or \u221e"))  # left edge, columns, label
-ROWS = 10  # the highest that dots are stacked
+ROWS = 17  # the highest that dots are stacked: what a strip has room for
 TEXT = "#222222"
 
 

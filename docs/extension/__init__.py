@@ -8,7 +8,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from docs.extension import docstrings, equations, explorers, facts, listing, pages
+from docs.extension import docstrings, equations, explorers, facts, listing, notebooks, pages
 
 
 def drop_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -18,15 +18,23 @@ def drop_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = "\n".join(line for line in lines if "*" not in line or " " in line or _matches(app, line))
 
 
+def link_papers(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Make links of the papers that a page names."""
+    if Path(app.env.doc2path(docname)).suffix == ".md":
+        source[0] = docstrings.linked(source[0])
+
+
 def _matches(app: Sphinx, pattern: str) -> bool:
     return any(fnmatch(name, pattern) for name in app.project.docnames)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect everything; Sphinx calls it."""
+    notebooks.install()
     app.connect("builder-inited", lambda app: pages.write(Path(app.srcdir) / "mechanisms"))
     app.connect("builder-inited", lambda app: explorers.write(Path(app.srcdir) / "static" / "explorer"))
     app.connect("source-read", drop_empty_globs)
+    app.connect("source-read", link_papers)
     app.connect("autodoc-process-docstring", docstrings.escape, priority=400)  # before napoleon makes markup of it
     app.connect("autodoc-process-signature", docstrings.plain_aliases)
     app.add_directive("equations", equations.Equations)

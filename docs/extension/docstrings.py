@@ -47,9 +47,17 @@ def markdown(text: str) -> str:
     text = re.sub(r"``(.+?)``", r"`\1`", text)
     pieces = _CODE.split(text)
     pieces[::2] = [re.sub(r"([\\*_<>\[\]|#$~{}])", r"\\\1", piece) for piece in pieces[::2]]
-    made = "".join(pieces)
+    made = linked("".join(pieces))
     lead = _LEAD.match(made)
     return f"**{lead[0]}**{made[lead.end() :]}" if lead else made
+
+
+def linked(text: str) -> str:
+    """Return Markdown in which papers on arXiv are links, but for code."""
+    pieces = re.split(r"(^```.*?^```|`[^`\n]+`)", text, flags=re.MULTILINE | re.DOTALL)
+    for n, piece in enumerate(pieces[::2]):
+        pieces[2 * n] = re.sub(r"(?<!\[)\barXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", piece)
+    return "".join(pieces)
 
 
 def summary(docstring: str | None) -> str:
@@ -60,12 +68,13 @@ def summary(docstring: str | None) -> str:
 
 def escape(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Keep autodoc from reading markup into prose; blocks and examples stay as they are."""
-    block = False
+    block = example = False
     for n, line in enumerate(lines):
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
         indented = line.startswith("    ")
         after_marker = n >= 2 and not lines[n - 1].strip() and lines[n - 2].rstrip().endswith("::")
-        block = line.lstrip().startswith(">>>") or bool(line.strip()) and (indented and (block or after_marker))
-        if not block:
+        block = bool(line.strip()) and indented and (block or after_marker)
+        if not block and not example:
             pieces = _CODE.split(line)
             pieces[::2] = [re.sub(r"(?<!\\)([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for piece in pieces[::2]]
             lines[n] = "".join(pieces)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import html
 import importlib
+import math
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 from docutils import nodes
+from numpy.typing import NDArray
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
+from refattn import counter, equations
+from refattn.backends import get
 from refattn.equations import tags
 from refattn.explorer.mathml import mathml
 from refattn.mechanisms import registry
-from refattn.mechanisms.record import Mechanism
+from refattn.mechanisms.context import Context
+from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify import traced
 from refattn.verify.traced import Place, file_of, places
 
 _EQUATION = re.compile(r"\s*\[(d?[A-Z]+\.\w+)\]\s+(.*?)\s*$")
@@ -42,6 +53,11 @@ class Equations(SphinxDirective):
         mechanism, module = registry.mechanism(self.arguments[0]), importlib.import_module(self.arguments[1])
         self.env.note_dependency(module.__file__ or "")
         modules = defining(mechanism)
+        self._values = _values_of(mechanism.name)
+        page = Path(self.env.srcdir) / "derivations" / f"{mechanism.name}.md"
+        self.env.note_dependency(str(page))
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        self._derived = {id for ids in re.findall(r"```{derived} \w+ (.*)", text) for id in ids.split()}
         known, pieces = places(replace(mechanism, tagged=modules)), _parts_elsewhere(mechanism.name, modules)
         made: list[nodes.Node] = []
         for part in parts(module.__doc__):
@@ -60,8 +76,13 @@ class Equations(SphinxDirective):
         for line in lines:
             if match := _EQUATION.match(line):
                 found[match[1]] = [match[2]]
+                start = line.index(match[2]) + len(re.split(r" {2,}", match[2])[0])
             elif line.strip() and found:
-                found[list(found)[-1]].append(line.strip())
+                formula = found[list(found)[-1]]
+                if " " * 2 in formula[0] and len(line) - len(line.lstrip()) > start:  # the note goes on
+                    formula[0] += f" {line.strip()}"
+                else:
+                    formula.append(line.strip())
         listed = nodes.definition_list(classes=["equations"])
         for id, formula in found.items():
             listed += self._item(id, formula, known, module, pieces.get(id, []))
@@ -83,16 +104,62 @@ class Equations(SphinxDirective):
             term += [nodes.Text(" "), nodes.inline("", "", *remark, classes=["note"])]
         about = nodes.paragraph()
         where = f"{place.file.rpartition('/')[2]}:{place.line}"
-        about += nodes.reference("", where, refuri=f"#{anchor_of_line(module, place.line)}", internal=True)
+        code = f"{self.arguments[0]}/code.html#{anchor_of_line(module, place.line)}"
+        about += nodes.reference("", where, refuri=code, internal=True)
         if place.axes is not None:
             about += [nodes.Text(", axes "), nodes.literal("", f"({', '.join(place.axes)})")]
         other = id.removeprefix("d") if id.startswith("d") else f"d{id}"
         if other in known:
             about += nodes.Text(", adjoint of " if id.startswith("d") else ", adjoint ")
             about += nodes.reference("", "", nodes.literal("", other), refuri=f"#{anchor(other)}", internal=True)
+        if id in self._derived:
+            derived = f"../derivations/{self.arguments[0]}.html#derived-{anchor(id)}"
+            about += [nodes.Text(", "), nodes.reference("", "derived", refuri=derived, internal=True)]
         if pieces:
             about += nodes.Text(f"; in parts: {', '.join(pieces)}")
-        return nodes.definition_list_item("", term, nodes.definition("", _block(place.code, "python"), about))
+        shown = nodes.definition("", _block(place.code, "python"), about)
+        if id in self._values:
+            where, value = self._values[id]
+            words = f"<details><summary>{id} in {where}</summary><pre>{html.escape(_printed(value))}</pre></details>"
+            shown += nodes.raw("", words, format="html")
+        return nodes.definition_list_item("", term, shown)
+
+
+def _printed(value: NDArray[Any]) -> str:
+    """Return an array in a few digits: whole where it is small, otherwise its corners."""
+    return np.array2string(value, precision=4, suppress_small=True, threshold=128, edgeitems=2, max_line_width=100)
+
+
+@functools.cache
+def _values_of(name: str) -> dict[str, tuple[str, NDArray[Any]]]:
+    """Return a value of every equation that runs in the case tiny, a step of the block, or a larger case, and where."""
+    mechanism, backend = registry.mechanism(name), get("numpy")
+    wanted = set(replace(mechanism, tagged=defining(mechanism)).equations)
+    found: dict[str, tuple[str, NDArray[Any]]] = {}
+    cases = sorted(mechanism.cases, key=lambda case: (case.name != "tiny", _size(case))) if mechanism.core else []
+    runs = [(f"the case {case.name}", functools.partial(traced.trace_core, mechanism, case.name)) for case in cases]
+    runs.insert(1, ("a step of the block", functools.partial(traced.trace_block, mechanism)))
+    if mechanism.grow is not None:
+        found = {id: ("a step of growth", value) for id, value in _grown(mechanism).items()}
+    for where, run in runs:
+        if not wanted <= set(found):
+            found = {step.id: (where, step.value) for step in run("float64", backend).steps} | found
+    return found
+
+
+def _grown(mechanism: Mechanism) -> dict[str, NDArray[Any]]:
+    """Return the values of a small step of growth: one column more for each of two heads."""
+    block, growth, x = mechanism.block, mechanism.grow, counter.normal((2, 3, 4), seed=0, purpose="docs.growth")
+    assert growth is not None
+    with equations.trace() as found:
+        params = block.init(block.Config(width=4, heads=2, head_width=1), like=x)
+        state, saved = block.forward(params, block.start(params, x, Context()), Context())
+        growth.apply(growth.plan(params, growth.observe(params, saved, state, keep=True), columns=1), 0.5)
+    return {id: np.asarray(value) for id, value in found.items()}
+
+
+def _size(case: Case) -> int:
+    return sum(math.prod(given.shape) for given in case.inputs.values())
 
 
 class EquationMap(SphinxDirective):
@@ -123,7 +190,7 @@ class Derived(SphinxDirective):
                 raise self.error(f"derived: got {id!r}, needs an equation of {name}")
             place = known[id]
             formula, _, note = re.sub(r" {2,}", "\0", place.formula).partition("\0")
-            term = nodes.term("", "", classes=["equation"])
+            term = nodes.term("", "", classes=["equation"], ids=[f"derived-{anchor(id)}"])
             # The modules around growth stand on no page of their own equations; the others have their anchors.
             if place.file in {file_of(module) for module in defining(mechanism)}:
                 address = f"../mechanisms/{name}.html#{anchor(id)}"

@@ -1,4 +1,7 @@
-"""The pages of mechanisms, written from their records when the documentation is built."""
+"""The pages of mechanisms, written from their records when the documentation is built.
+
+A mechanism has a page to read, from its idea to its equations, and below it pages to look things up.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +17,7 @@ from typing import Any
 
 from docs.extension.docstrings import markdown, parts, summary
 from docs.extension.equations import anchor, defining
+from docs.extension.explorers import part_of
 from refattn.equations import declared
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Case, Mechanism
@@ -23,16 +28,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write(folder: Path) -> None:
-    """Write the page of every mechanism and their index, and remove pages of mechanisms that are gone."""
-    folder.mkdir(exist_ok=True)
+    """Write the pages of every mechanism and their index, and remove pages of mechanisms that are gone."""
     names = registry.list_mechanisms()
-    texts = {f"{name}.md": page(registry.mechanism(name)) for name in names} | {"index.md": index(names)}
+    texts = {"index.md": index(names)}
+    for mechanism in map(registry.mechanism, names):
+        texts[f"{mechanism.name}.md"] = page(mechanism)
+        for name in BELOW:
+            texts[f"{mechanism.name}/{name}.md"] = page_below(mechanism, name)
     for name, text in texts.items():
         path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:  # what is the same is not built again
             path.write_text(text, encoding="utf-8")
-    for path in folder.glob("*.md"):
-        if path.name not in texts:
+    for path in folder.rglob("*.md"):
+        if path.relative_to(folder).as_posix() not in texts:
             path.unlink()
 
 
@@ -49,36 +58,67 @@ def index(names: tuple[str, ...]) -> str:
 
 
 def page(mechanism: Mechanism) -> str:
-    """Return the page of a mechanism."""
-    sections: list[tuple[str, Callable[[Mechanism], Iterator[str]]]] = [
+    """Return the page of a mechanism that is read."""
+    sections: Sections = [
+        ("The idea", _idea),
+        ("Symbols", _symbols),
         ("Step by step", _explorer),
         ("Equations", _equations),
-        ("Pictures", _figures),
-        ("In short", _short),
-        ("Forms", _forms),
-        ("Deviations", _deviations),
-        ("Laws", _laws),
-        ("Cases", _cases),
-        ("Wrong readings", _conventions),
-        ("Functions", _functions),
-        ("Files", _files),
-        ("Code", _code),
+        ("More pictures", _figures),
+        ("To look up", _contents),
     ]
-    lines = [f"# {mechanism.title}", "", *_head(mechanism)]
-    for title, section in sections:
-        body = list(section(mechanism))
+    return _joined(mechanism, mechanism.title, [summary(registry.room(mechanism.name).__doc__), ""], sections)
+
+
+def page_below(mechanism: Mechanism, name: str) -> str:
+    """Return one of the pages of a mechanism to look things up in."""
+    title, sections = BELOW[name]
+    head = [f"Of [{mechanism.title}](../{mechanism.name}.md).", ""]
+    return _joined(mechanism, f"{mechanism.title}: {title}", head, sections)
+
+
+def _joined(mechanism: Mechanism, title: str, head: list[str], sections: Sections) -> str:
+    lines = [f"# {title}", "", *head]
+    for section, write_it in sections:
+        body = list(write_it(mechanism))
         if body:
-            lines += [f"## {title}", "", *body, ""]
+            lines += [f"## {section}", "", *body, ""]
     return "\n".join(lines)
 
 
-def _head(mechanism: Mechanism) -> Iterator[str]:
-    """Yield what the mechanism is, in the words of its room, and where it comes from."""
+def _idea(mechanism: Mechanism) -> Iterator[str]:
+    """Yield how the derivation begins, the first picture, and where the mechanism comes from."""
     name = mechanism.name
-    yield from (summary(registry.room(name).__doc__), "", f"Source: {markdown(mechanism.source)}.", "")
+    derived, pictures = _derivation(name), _captioned(name)
+    if derived:
+        yield from (derived.partition("\n## ")[0].strip(), "")
+    yield from pictures[0] if pictures else ()
+    if derived:
+        yield f"[Derived](../derivations/{name}.md) equation by equation, from nothing but linear algebra. "
+    yield f"Source: {markdown(mechanism.source)}."
     yield f"Check it with `refattn check {name}`, step through it with `refattn trace {name}`, and take its definition"
     yield f"along as one file with `refattn show {name}`."
-    yield ""
+
+
+def _symbols(mechanism: Mechanism) -> Iterator[str]:
+    """Yield the section of the derivation that says what the symbols mean."""
+    _, found, rest = _derivation(mechanism.name).partition("\n## Symbols\n")
+    if found:
+        yield rest.partition("\n## ")[0].strip()
+
+
+def _derivation(name: str) -> str:
+    """Return the page that derives a mechanism, without its title; "" where there is none."""
+    path = ROOT / "docs" / "derivations" / f"{name}.md"
+    return path.read_text(encoding="utf-8").partition("\n")[2] if path.exists() else ""
+
+
+def _contents(mechanism: Mechanism) -> Iterator[str]:
+    for name, (title, sections) in BELOW.items():
+        yield f"- [{title.capitalize()}]({mechanism.name}/{name}.md): {', '.join(part.lower() for part, _ in sections)}"
+    yield "- [Change a line](../trace.md#change-a-line) and see which checks and which stored numbers notice"
+    yield f"- Its tests stand in `tests/mechanisms/{mechanism.name}/`"
+    yield from ("", "```{toctree}", ":hidden:", "", *_entries(mechanism), "```")
 
 
 def _short(mechanism: Mechanism) -> Iterator[str]:
@@ -94,18 +134,33 @@ def _short(mechanism: Mechanism) -> Iterator[str]:
     yield from _table(("", ""), rows)
 
 
+def _entries(mechanism: Mechanism) -> Iterator[str]:
+    for name, (title, _) in BELOW.items():
+        yield f"{title.capitalize()} <{mechanism.name}/{name}>"
+
+
 def _explorer(mechanism: Mechanism) -> Iterator[str]:
-    part = "" if mechanism.core is not None else " --block"
+    what, part = {"core": ("The case named tiny", ""), "block": ("A step of the block", " --block")}[part_of(mechanism)]
     command = f"refattn trace {mechanism.name}{part} --html FILE"
-    yield f"The case named tiny, each equation beside its adjoint; `{command}` makes such a page."
+    yield f"{what}, each equation beside its adjoint; `{command}` makes such a page."
     yield from ("", f"```{{explorer}} {mechanism.name}", "```", "")
 
 
 def _figures(mechanism: Mechanism) -> Iterator[str]:
-    for path in sorted((ROOT / "docs" / "figures").glob(f"{mechanism.name}*")):
-        if path.suffix in (".png", ".svg"):
-            words = path.stem.replace("_", " ").replace("-", " ")
-            yield from (f"![{words}](../figures/{path.name})", "")
+    for lines in _captioned(mechanism.name)[1:]:
+        yield from lines
+
+
+def _captioned(name: str) -> list[list[str]]:
+    """Return the figures of a mechanism with what is to be seen in them, the one of its idea first."""
+    folder = ROOT / "docs" / "figures"
+    captions = tomllib.loads((folder / "captions.toml").read_text(encoding="utf-8")).get(name, {})
+    found = {path.name for path in folder.glob(f"{name}*") if path.suffix in (".png", ".svg")}
+    if found != set(captions):
+        raise ValueError(f"docs/figures/captions.toml: [{name}] needs {sorted(found)}, has {sorted(captions)}")
+    return [
+        [f"```{{figure}} ../figures/{file}", f":alt: {words}", "", words, "```", ""] for file, words in captions.items()
+    ]
 
 
 def _equations(mechanism: Mechanism) -> Iterator[str]:
@@ -175,15 +230,21 @@ def _conventions(mechanism: Mechanism) -> Iterator[str]:
 
 def _functions(mechanism: Mechanism) -> Iterator[str]:
     room = registry.room(mechanism.name)
-    public = [name for name in getattr(room, "__all__", ()) if name != "record"]
+    public = _in_order(name for name in getattr(room, "__all__", ()) if name != "record")
     yield from _documented(room, public, mechanism)
     for title, owner in (("block", mechanism.block), ("stream", mechanism.stream)):
         module = getattr(owner, "module", None)
         if module is not None:
-            names = [name for name, thing in vars(module).items() if _own(module, name, thing)]
+            names = _in_order(name for name, thing in vars(module).items() if _own(module, name, thing))
             yield from (f"### The {title}", "")
             yield f"Call them through `ra.mechanism({mechanism.name!r}).{title}`, which checks what holds for all."
             yield from ("", *_documented(module, names, mechanism))
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Return names with the forward first, then the backward, then the others as they stand."""
+    first = ("forward", "backward")
+    return sorted(names, key=lambda name: first.index(name) if name in first else len(first))
 
 
 def _own(module: ModuleType, name: str, thing: Any) -> bool:
@@ -223,6 +284,19 @@ def _prose(module: ModuleType) -> Iterator[str]:
     for part in parts(module.__doc__):
         yield from (("```text", part.text, "```") if part.indented else (markdown(part.text),))
         yield ""
+
+
+Sections = list[tuple[str, Callable[[Mechanism], Iterator[str]]]]
+
+BELOW: dict[str, tuple[str, Sections]] = {
+    "calls": ("how it is called", [("In short", _short), ("Functions", _functions), ("Forms", _forms)]),
+    "judged": (
+        "how it is judged",
+        [("Deviations", _deviations), ("Laws", _laws), ("Cases", _cases), ("Wrong readings", _conventions)],
+    ),
+    "code": ("its code", [("Files", _files), ("Code", _code)]),
+}
+"""The pages below that of a mechanism: their titles and sections."""
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -51,6 +51,17 @@ class Koopman:
         (o, d).
     jitter
         Added to the diagonal of the Gram matrix.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.analysis.operators import Koopman
+    >>> from refattn.mechanisms.koopman.kernel import Linear
+    >>> starts = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> ends = 0.5 * starts
+    >>> fitted = Koopman(Linear(), starts, ends, starts[:2], ridge=1e-9, jitter=1e-9)
+    >>> fitted.predict(np.asarray([[2.0, 4.0]]), steps=2).round(3).tolist()
+    [[[1.0, 2.0]], [[0.5, 1.0]]]
     """
 
     @checked(
@@ -126,7 +137,16 @@ def spectral(fit: str, inner: Numbers, gram: Numbers, ridge: float, targets: Num
 
 
 class EDMD:
-    """Least squares over a dictionary: kernel sections at the keys, and the coordinates."""
+    """Least squares over a dictionary: kernel sections at the keys, and the coordinates.
+
+    >>> import numpy as np
+    >>> from refattn.analysis.operators import EDMD
+    >>> from refattn.mechanisms.koopman.kernel import Linear
+    >>> starts = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> fitted = EDMD(Linear(), starts, 0.5 * starts, starts[:2])
+    >>> fitted.predict(np.asarray([[2.0, 4.0]]), steps=2).round(3).tolist()
+    [[[1.0, 2.0]], [[0.5, 1.0]]]
+    """
 
     @checked(kernel=Kernel, starts="l d", ends="l d", keys="o d")
     def __init__(self, kernel: Kernel, starts: Numbers, ends: Numbers, keys: Numbers) -> None:
@@ -155,7 +175,16 @@ class EDMD:
 
 
 class KernelEDMD:
-    """The same by kernel sections at the starts of the transitions, with small eigenvalues of their Gram cut off."""
+    """The same by kernel sections at the starts of the transitions, with small eigenvalues of their Gram cut off.
+
+    >>> import numpy as np
+    >>> from refattn.analysis.operators import KernelEDMD
+    >>> from refattn.mechanisms.koopman.kernel import Linear
+    >>> starts = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> fitted = KernelEDMD(Linear(), starts, 0.5 * starts)
+    >>> fitted.predict(np.asarray([[2.0, 4.0]]), steps=2).round(3).tolist()
+    [[[1.0, 2.0]], [[0.5, 1.0]]]
+    """
 
     CUT = 1e-10
     """Kept are the eigenvalues above this part of the largest."""

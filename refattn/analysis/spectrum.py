@@ -42,6 +42,17 @@ class Spectrum:
         Of update 2, 3, ...: (b, h, i, l) complex, the largest first; NaN for a query that sees no key.
     trajectory
         (b, h, i, updates + 1, d): q^0, q^1, ... of each query.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.analysis.spectrum import spectrum
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 1, 1, 4, 2))
+    >>> found = spectrum(q, k, v, updates=3)
+    >>> found.trajectory.shape, found.steps.shape, found.radii[0].shape
+    ((1, 1, 4, 4, 2), (1, 1, 4, 3), (1, 1, 4))
+    >>> list(found.to_json())
+    ['options', 'updates', 'trajectory']
     """
 
     options: dict[str, Any]
@@ -91,6 +102,15 @@ def spectrum(q: Any, k: Any, v: Any, **options: Any) -> Spectrum:
     ------
     ValueError
         Where there is no operator, for a single update; and where the core raises.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.analysis.spectrum import spectrum
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 1, 1, 4, 2))
+    >>> found = spectrum(q, k, v, updates=3)
+    >>> [x.shape for x in found.eigenvalues]
+    [(1, 1, 4, 1), (1, 1, 4, 2)]
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         read(name, x, "b h n d")

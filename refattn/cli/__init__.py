@@ -21,6 +21,7 @@ from refattn.cli.arguments import BAD_INPUT, INTERRUPTED, Group, read_help
 from refattn.cli.certify import check, verify
 from refattn.cli.golden import golden
 from refattn.cli.inspect import backends, list_
+from refattn.cli.runs import plot, sample
 from refattn.cli.show import show
 from refattn.cli.trace import trace
 from refattn.cli.train import train
@@ -83,7 +84,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
         ctx.exit(BAD_INPUT)
 
 
-for _command in (list_, show, backends, check, verify, trace, train, analyse, golden):
+for _command in (list_, show, backends, check, verify, trace, train, sample, plot, analyse, golden):
     cli.add_command(_command)
 if cli.help is None:  # python -OO
     read_help(cli)

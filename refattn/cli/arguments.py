@@ -8,6 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from refattn.files import check_output
 from refattn.mechanisms import registry
@@ -34,6 +35,16 @@ class Place(click.ParamType):
             named = "path" if param is None else next((x for x in param.opts if x[0] == "-"), param.metavar or "path")
             raise Problem(f"{named.strip('[]')}: got an empty text, needs a path")
         return str(value)
+
+
+class Name(click.ParamType):
+    """The name of a mechanism, which a shell can complete; that there is one `record_of` finds out."""
+
+    name = "text"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin so."""
+        return [CompletionItem(name) for name in registry.list_mechanisms() if name.startswith(incomplete)]
 
 
 json_option = click.option(

@@ -15,6 +15,7 @@ import click
 import refattn
 from refattn.cli.arguments import (
     NOTHING_RUN,
+    Name,
     Place,
     Problem,
     backend_of,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @click.command("check", short_help="Let the reference certify itself.")
-@click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
+@click.argument("mechanisms", type=Name(), nargs=-1, metavar="[MECHANISM]...")
 @backend_option
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
@@ -104,7 +105,7 @@ def _mesh(library: str, devices: int | None, text: str | None) -> dict[str, int]
 
 
 @click.command("verify", short_help="Verify an implementation against the reference.")
-@click.argument("mechanism")
+@click.argument("mechanism", type=Name())
 @click.option("--impl", metavar="MODULE_OR_FILE:FUNCTION", help="The implementation, such as kernel.py:attend.")
 @click.option("--exec", "program", metavar="CMD", help="A program of any language, run as CMD IN OUT for each case.")
 @click.option(

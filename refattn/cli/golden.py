@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import refattn
-from refattn.cli.arguments import BAD_INPUT, NOTHING_RUN, Group, Place, Problem, check_writable, json_option, record_of
+from refattn.cli.arguments import (
+    BAD_INPUT,
+    NOTHING_RUN,
+    Group,
+    Name,
+    Place,
+    Problem,
+    check_writable,
+    json_option,
+    record_of,
+)
 from refattn.cli.output import deliver, progress
 from refattn.mechanisms import registry
 
@@ -29,7 +39,7 @@ def golden() -> None:
 
 @golden.command(short_help="Write a set.")
 @click.argument("folder", type=Place(), metavar="DIR")
-@click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...")
+@click.argument("mechanisms", type=Name(), nargs=-1, metavar="[MECHANISM]...")
 @click.option("--size", default="small", metavar="NAME", help="small (default), or full: the cases as designed.")
 @click.option("--replace", is_flag=True, help="Put it in the place of the whole set that is there.")
 def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) -> None:

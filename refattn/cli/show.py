@@ -7,12 +7,12 @@ import sys
 import click
 
 import refattn
-from refattn.cli.arguments import Place, Problem, check_writable, record_of
+from refattn.cli.arguments import Name, Place, Problem, check_writable, record_of
 from refattn.cli.output import write_text
 
 
 @click.command("show", short_help="Print the definition of a mechanism as one file.")
-@click.argument("mechanism")
+@click.argument("mechanism", type=Name())
 @click.option("--out", type=Place(), metavar="FILE", help="Write the file there; - is standard output, as without it.")
 @click.option("--all", "everything", is_flag=True, help="With all that may be chosen, not only what is by default.")
 def show(mechanism: str, out: str | None, everything: bool) -> None:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 import refattn
-from refattn.cli.arguments import Place, Problem, backend_of, backend_option, check_writable, json_option, record_of
+from refattn.cli.arguments import (
+    Name,
+    Place,
+    Problem,
+    backend_of,
+    backend_option,
+    check_writable,
+    json_option,
+    record_of,
+)
 from refattn.cli.output import deliver, write_data, write_text
 
 if TYPE_CHECKING:
@@ -16,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command("trace", short_help="Show every equation of one run, with its value.")
-@click.argument("mechanism")
+@click.argument("mechanism", type=Name())
 @click.option("--case", metavar="NAME", help="The designed case of the core; tiny by default.")
 @click.option("--block", is_flag=True, help="Run one step of the block; so does a mechanism without a core.")
 @click.option("--dtype", default="float64", metavar="NAME", help="float64 (default), float32, float16 or bfloat16.")

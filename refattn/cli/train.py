@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refattn.cli.arguments import INTERRUPTED, Place, Problem, record_of
+from refattn.cli.arguments import INTERRUPTED, Name, Place, Problem, record_of
 from refattn.cli.output import is_terminal
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Train a small language model.")
-@click.argument("mechanism")
+@click.argument("mechanism", type=Name())
 @click.option(
     "--data", metavar="stdlib|PATH", help="The text: Python's own standard library (default), a file or folder."
 )
@@ -136,12 +137,12 @@ def _told(found: Result) -> str:
         f"run: {found.folder}",
     ]
     if found.sample:
-        lines += ["", "sample:", _printable(found.sample)]
+        lines += ["", "sample:", printable(found.sample)]
     return "\n".join(lines)
 
 
-def _printable(sample: bytes) -> str:
-    """Return the sample as text, without what a terminal would take for orders."""
+def printable(sample: bytes) -> str:
+    """Return bytes of a model as text, without what a terminal would take for orders."""
     text = sample.decode("utf-8", "replace")
     return "".join(x if x.isprintable() or x in "\n\t" else "\N{REPLACEMENT CHARACTER}" for x in text)
 
@@ -171,7 +172,8 @@ class _Speed:
         seconds = row["seconds"] - first[0]
         speed = f"{(row['tokens'] - first[1]) / seconds:.0f} tokens/s" if seconds > 0.0 else ""
         heldout = f"held out {row['heldout_bits']:.3f} bits/byte" if "heldout_bits" in row else ""
-        return "  ".join(part for part in (f"loss {row['loss']:.4f}", heldout, speed) if part)
+        loss = f"loss {row['loss'] / math.log(2.0):.3f} bits/byte"  # the row has it in nats
+        return "  ".join(part for part in (loss, heldout, speed) if part)
 
 
 class _Bar:

@@ -20,6 +20,20 @@ class Block:
     ``read``, ``read_backward``, ``forward`` and ``backward``. What holds for every block is checked here, once: the
     context's fields are ones that the mechanism reads, and all arrays that come in are finite and of one library,
     device and dtype. Shapes are for the module to check.
+
+    >>> import numpy as np, refattn as ra
+    >>> block, x, context = ra.mechanism("softmax").block, np.ones((1, 3, 4)), ra.Context(causal=True)
+    >>> params = block.init(block.Config(width=4, heads=2), seed=0, like=x)
+    >>> state = block.start(params, x, context)
+    >>> block.check_step(context, params, state)
+    >>> state, saved = block.forward(params, state, context)
+    >>> block.read(params, state).shape
+    (1, 3, 4)
+    >>> d_state, _ = block.read_backward(params, state, np.ones_like(x))
+    >>> d_state, d_params, _ = block.backward(params, saved, d_state)
+    >>> d_x, _ = block.start_backward(params, d_state)
+    >>> d_x.shape, d_params.w_q.shape
+    ((1, 3, 4), (4, 4))
     """
 
     def __init__(self, module: ModuleType, title: str, reads: tuple[str, ...]) -> None:
@@ -138,6 +152,17 @@ class Stream:
     Given all tokens in turn it returns what the block with ``causal=True`` returns for all of them at once. A subclass
     has ``Cache``, a tree of arrays, ``start_cache`` and ``advance``; `ModuleStream` takes them from a module, and
     `refattn.mechanisms.cache.KeyValueStream` keeps keys and values.
+
+    >>> import numpy as np, refattn as ra
+    >>> record, x = ra.mechanism("softmax"), np.random.default_rng(0).normal(size=(1, 3, 4))
+    >>> block, stream, causal = record.block, record.stream, ra.Context(causal=True)
+    >>> params = block.init(block.Config(width=4, heads=2), like=x)
+    >>> cache = stream.start(params, batch=1)
+    >>> state, cache = stream.prefill(params, cache, block.start(params, x[:, :2], causal), causal)
+    >>> state, cache = stream.step(params, cache, block.start(params, x[:, 2:], causal), causal)
+    >>> whole, _ = block.forward(params, block.start(params, x, causal), causal)
+    >>> np.allclose(block.read(params, state), block.read(params, whole)[:, 2:])
+    True
     """
 
     Cache: type

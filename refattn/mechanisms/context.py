@@ -40,6 +40,16 @@ class Context:
         Whether the call belongs to training.
     layer
         Index of the block in its stack.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> block = ra.mechanism("softmax").block
+    >>> params = block.init(block.Config(width=4, heads=2), like=np.ones(1))
+    >>> context = ra.Context(causal=True, key_mask=np.asarray([[True, True, False]]))  # the last token is padding
+    >>> state, saved = block.forward(params, block.start(params, np.ones((1, 3, 4)), context), context)
+    >>> block.read(params, state).shape
+    (1, 3, 4)
     """
 
     mask: Array | None = None

@@ -41,6 +41,14 @@ class Input:
     axes
         The letters of the axes, "bgn" for instance, "." for one whose size stays as it is. Arrays beside q, k, v and
         masks need them, and then all arrays of the case have them: smaller cases are made by these.
+
+    Examples
+    --------
+    >>> from refattn.golden.inputs import make
+    >>> from refattn.mechanisms.record import Case, Input
+    >>> mine = Case("mine", "plain", {"q": Input((1, 1, 2, 3), "normal", {"scale": 0.5})})
+    >>> make("softmax", mine, "float64")["q"].round(2).tolist()
+    [[[[0.17, -0.7, -0.69], [-0.71, -0.06, -0.46]]]]
     """
 
     shape: tuple[int, ...]
@@ -73,6 +81,18 @@ class Case:
         "huge" for the largest number of the type.
     given
         Arrays, or nested sequences, that stand in place of designed ones, by name; "d_out" may be one of them.
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> from refattn.mechanisms.record import Case, Input
+    >>> from refattn.verify import verify_case
+    >>> inputs = {name: Input((1, 2, 3, 4)) for name in "qkv"}
+    >>> mine = Case("mine", "causal", inputs, {"causal": True}, purpose="what lies ahead is not seen")
+    >>> def attend(q, k, v, *, causal):
+    ...     return ra.softmax.forward(q, k, v, causal=False)[0]
+    >>> verify_case(ra.mechanism("softmax"), attend, mine, "float32").status
+    'disagrees'
     """
 
     name: str
@@ -222,6 +242,17 @@ class Mechanism:
     parts
         How a call is cut into parts that the definition can afford: a module with ``of_queries`` and ``of_keys``, as
         softmax attention has it; None where only whole calls can be judged.
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> record = ra.mechanism("softmax")
+    >>> record.reads
+    ('mask', 'key_mask', 'causal', 'memory', 'memory_mask')
+    >>> record.equations["SM.1"]
+    's_ij = scale q_i . k_j'
+    >>> record.case("tiny").inputs["q"].shape
+    (1, 2, 4, 2)
     """
 
     name: str

@@ -13,7 +13,12 @@ _NAMES = ("softmax", "higher_order", "sympformer", "graph_energy", "koopman", "g
 
 
 def list_mechanisms() -> tuple[str, ...]:
-    """Return the names of all mechanisms."""
+    """Return the names of all mechanisms.
+
+    >>> import refattn as ra
+    >>> ra.list_mechanisms()[:2]
+    ('softmax', 'higher_order')
+    """
     return _NAMES
 
 
@@ -37,6 +42,13 @@ def mechanism(name: str) -> Mechanism:
     ------
     ValueError
         Where there is no mechanism of this name.
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> record = ra.mechanism("softmax")
+    >>> record.title, record.forms
+    ('Softmax attention', ('dense', 'tiled'))
     """
     record: Mechanism = room(name).record
     return record

@@ -43,6 +43,16 @@ def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[A
     Notes
     -----
     Equations LM.1 to LM.7, written out in `refattn.model.network`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import model
+    >>> config = model.Config("softmax", vocabulary=5, context=8, width=4, heads=2, layers=1)
+    >>> params = model.init(config, like=np.ones(1))
+    >>> logits, saved = model.forward(params, np.asarray([[1, 4, 2]]))
+    >>> logits.shape
+    (1, 3, 5)
     """
     check_tokens(params, tokens)
     return equations.active(network).forward(params, tokens, training)
@@ -70,6 +80,17 @@ def backward(params: Params, saved: Saved, d_logits: Array, *, watch: Watch | No
     Notes
     -----
     Equations dLM.7 to dLM.2, dLM.position_embedding and dLM.token_embedding of `refattn.model.network`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import model
+    >>> config = model.Config("softmax", vocabulary=5, context=8, width=4, heads=2, layers=1)
+    >>> params = model.init(config, like=np.ones(1))
+    >>> logits, saved = model.forward(params, np.asarray([[1, 4, 2]]))
+    >>> gradients = model.backward(params, saved, np.ones_like(logits))
+    >>> gradients.layers[0].block.w_q.shape
+    (4, 4)
     """
     check_is("params", params, Params)
     check_is("saved", saved, Saved)

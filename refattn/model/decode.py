@@ -23,6 +23,17 @@ class Cache:
         (b, n): the tokens; only their number is read where the blocks have caches of their own.
     blocks
         The cache of each block; None where the mechanism has no stream.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import model
+    >>> from refattn.model import decode
+    >>> config = model.Config("softmax", vocabulary=5, context=8, width=4, heads=2, layers=1)
+    >>> params = model.init(config, like=np.ones(1))
+    >>> _, cache = decode.extend(params, decode.start(params, batch=1), np.asarray([[1, 4]]))
+    >>> cache.tokens.tolist(), len(cache.blocks)
+    ([[1, 4]], 1)
     """
 
     tokens: Array | None
@@ -31,7 +42,16 @@ class Cache:
 
 @checked(params=Params, batch=Whole(1, 2**31))
 def start(params: Params, batch: int) -> Cache:
-    """Return the cache before the first token, for `batch` sequences."""
+    """Return the cache before the first token, for `batch` sequences.
+
+    >>> import numpy as np
+    >>> from refattn import model
+    >>> from refattn.model import decode
+    >>> config = model.Config("softmax", vocabulary=5, context=8, width=4, heads=2, layers=1)
+    >>> cache = decode.start(model.init(config, like=np.ones(1)), batch=3)
+    >>> len(cache.blocks)
+    1
+    """
     check_is("params", params, Params)
     stream = params.config.record.stream
     if stream is None:
@@ -45,6 +65,16 @@ def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
 
     They equal those of the whole sequence at its last token. Raises as `refattn.model.forward` does, and ValueError
     where the sequence becomes longer than the context of the model.
+
+    >>> import numpy as np
+    >>> from refattn import model
+    >>> from refattn.model import decode
+    >>> config = model.Config("softmax", vocabulary=5, context=8, width=4, heads=2, layers=1)
+    >>> params, tokens = model.init(config, like=np.ones(1)), np.asarray([[1, 4, 2]])
+    >>> logits, cache = decode.extend(params, decode.start(params, batch=1), tokens[:, :2])
+    >>> logits, cache = decode.extend(params, cache, tokens[:, 2:])
+    >>> np.allclose(logits, model.forward(params, tokens)[0][:, -1])
+    True
     """
     check_tokens(params, tokens)
     xp = namespace(params.token_embedding, tokens)

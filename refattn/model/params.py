@@ -46,6 +46,13 @@ class Config:
         Width of the MLP in widths of the model; "tanh" or "exact".
     options
         Further fields of the block's configuration.
+
+    Examples
+    --------
+    >>> from refattn import model
+    >>> config = model.Config("higher_order", width=8, heads=2, options={"order": 1})
+    >>> config.block(layer=0).order
+    1
     """
 
     mechanism: str
@@ -137,7 +144,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Params:
-    """Parameters of a model, named ``layers.0.block.w_q`` and so on by `refattn.tree`."""
+    """Parameters of a model, named ``layers.0.block.w_q`` and so on by `refattn.tree`.
+
+    >>> import numpy as np
+    >>> from refattn import model, tree
+    >>> config = model.Config("softmax", vocabulary=5, context=8, width=4, heads=2, layers=1)
+    >>> list(tree.flatten(model.init(config, like=np.ones(1))))[:4]
+    ['token_embedding', 'position_embedding', 'layers.0.norm_1.gain', 'layers.0.norm_1.bias']
+    """
 
     config: Config
     token_embedding: Array  # (t, m)
@@ -152,6 +166,13 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
     `like` gives the array library, the dtype and the device. Blocks start as their mechanism has it. The weights of an
     MLP have variance 1 / inputs, its last ones 1 / (inputs * 2 * layers), so that what all MLPs add keeps its size
     whatever the number of layers; embeddings have the standard deviation `SPREAD`, gains are 1 and biases 0.
+
+    >>> import numpy as np
+    >>> from refattn import model, tree
+    >>> config = model.Config("softmax", vocabulary=5, context=8, width=4, heads=2, layers=1)
+    >>> params = model.init(config, seed=1, like=np.ones(1, dtype=np.float32))
+    >>> sum(x.size for x in tree.flatten(params).values()), params.token_embedding.dtype.name
+    (288, 'float32')
     """
     check_is("config", config, Config)
     check_arrays(like=like)

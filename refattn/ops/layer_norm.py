@@ -50,7 +50,14 @@ def normalise_backward(normalised: Array, inverse: Array, d_normalised: Array) -
 def layer_norm_forward(
     x: Array, gain: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, Saved]:
-    """Return (y, saved) for x (..., m), and a gain and a bias (m,) that are 1 and 0 where they are None."""
+    """Return (y, saved) for x (..., m), and a gain and a bias (m,) that are 1 and 0 where they are None.
+
+    >>> import numpy as np
+    >>> from refattn.ops.layer_norm import layer_norm_forward
+    >>> y, saved = layer_norm_forward(np.asarray([1.0, 2.0, 3.0]), eps=0.0)
+    >>> y.round(4).tolist()
+    [-1.2247, 0.0, 1.2247]
+    """
     normalised, (_, inverse) = normalise(x, eps)
     y = normalised if gain is None else normalised * gain
     return y if bias is None else y + bias, Saved(normalised, inverse, gain)
@@ -58,7 +65,15 @@ def layer_norm_forward(
 
 @checked(saved=Saved, d_y="... m")
 def layer_norm_backward(saved: Saved, d_y: Array) -> tuple[Array, Array, Array]:
-    """Return the gradients with respect to x, the gain and the bias."""
+    """Return the gradients with respect to x, the gain and the bias.
+
+    >>> import numpy as np
+    >>> from refattn.ops.layer_norm import layer_norm_backward, layer_norm_forward
+    >>> y, saved = layer_norm_forward(np.asarray([[1.0, 2.0, 3.0]]), eps=0.0)
+    >>> d_x, d_gain, d_bias = layer_norm_backward(saved, np.asarray([[0.0, 1.0, 0.0]]))
+    >>> d_x.round(4).tolist(), d_bias.tolist()
+    ([[-0.4082, 0.8165, -0.4082]], [0.0, 1.0, 0.0])
+    """
     if tuple(d_y.shape) != tuple(saved.normalised.shape):
         raise ValueError(f"d_y: got shape {tuple(d_y.shape)}, needs {tuple(saved.normalised.shape)}")
     axes = tuple(range(len(d_y.shape) - 1))

@@ -32,6 +32,14 @@ def cross_entropy_forward(logits: Array, targets: Array) -> tuple[Array, Saved]:
         Where the targets are no whole numbers, or the arrays are of several libraries.
     ValueError
         Where the shape of the targets is another, or one of them is outside of 0 to t - 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.ops.losses import cross_entropy_forward
+    >>> losses, saved = cross_entropy_forward(np.log([[1.0, 3.0]]), np.asarray([1]))
+    >>> losses.round(4).tolist(), round(float(-np.log(3 / 4)), 4)
+    ([0.2877], 0.2877)
     """
     if not is_array(targets):
         raise TypeError(f"targets: got {type(targets).__name__}, needs an array")
@@ -57,7 +65,14 @@ def check_targets(targets: Array, shape: tuple[int, ...], vocabulary: int) -> No
 
 @checked(saved=Saved, d_losses="...")
 def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:
-    """Return the gradient with respect to the logits."""
+    """Return the gradient with respect to the logits.
+
+    >>> import numpy as np
+    >>> from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
+    >>> losses, saved = cross_entropy_forward(np.log([[1.0, 3.0]]), np.asarray([1]))
+    >>> cross_entropy_backward(saved, np.ones(1)).round(4).tolist()
+    [[0.25, -0.25]]
+    """
     if tuple(d_losses.shape) != tuple(saved.hot.shape[:-1]):
         raise ValueError(f"d_losses: got shape {tuple(d_losses.shape)}, needs {tuple(saved.hot.shape[:-1])}")
     # forward: losses = log(sum(exp(logits))) - logits[target]
@@ -66,7 +81,14 @@ def cross_entropy_backward(saved: Saved, d_losses: Array) -> Array:
 
 @checked(x="...", target="...")
 def mse_forward(x: Array, target: Array) -> tuple[Array, Array]:
-    """Return the mean of the squares of ``x - target``, an array without axes, and the difference for the backward."""
+    """Return the mean of the squares of ``x - target``, an array without axes, and the difference for the backward.
+
+    >>> import numpy as np
+    >>> from refattn.ops.losses import mse_forward
+    >>> loss, difference = mse_forward(np.asarray([1.0, 5.0]), np.asarray([1.0, 3.0]))
+    >>> float(loss), difference.tolist()
+    (2.0, [0.0, 2.0])
+    """
     _check_elements(x=x)
     difference = x - target
     return sum_wide(difference * difference) / math.prod(difference.shape), difference
@@ -74,7 +96,14 @@ def mse_forward(x: Array, target: Array) -> tuple[Array, Array]:
 
 @checked(difference="...", d_loss="")
 def mse_backward(difference: Array, d_loss: Array) -> Array:
-    """Return the gradient with respect to x; that of the target is its negative."""
+    """Return the gradient with respect to x; that of the target is its negative.
+
+    >>> import numpy as np
+    >>> from refattn.ops.losses import mse_backward, mse_forward
+    >>> loss, difference = mse_forward(np.asarray([1.0, 5.0]), np.asarray([1.0, 3.0]))
+    >>> mse_backward(difference, np.ones(())).tolist()
+    [0.0, 2.0]
+    """
     _check_elements(difference=difference)
     # forward: loss = mean((x - target)^2)
     return difference * (2.0 / math.prod(difference.shape)) * d_loss

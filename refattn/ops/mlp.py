@@ -40,7 +40,15 @@ class Saved:
 
 @checked(params=Params, x="... m", gelu=One(("tanh", "exact")))
 def mlp_forward(params: Params, x: Array, gelu: str = "tanh") -> tuple[Array, Saved]:
-    """Return (y, saved), y (b, n, m)."""
+    """Return (y, saved), y (b, n, m).
+
+    >>> import numpy as np
+    >>> from refattn.ops.mlp import Params, mlp_forward
+    >>> params = Params(np.eye(2), np.zeros(2), np.eye(2), np.zeros(2))
+    >>> y, saved = mlp_forward(params, np.asarray([[[-1.0, 1.0]]]))
+    >>> y.round(4).tolist()
+    [[[-0.1588, 0.8412]]]
+    """
     hidden = linear_forward(x, params.w_in, params.b_in)
     active, gate = GELU[gelu][0](hidden)
     return linear_forward(active, params.w_out, params.b_out), Saved(x, hidden, gate, active)
@@ -48,7 +56,16 @@ def mlp_forward(params: Params, x: Array, gelu: str = "tanh") -> tuple[Array, Sa
 
 @checked(params=Params, saved=Saved, d_y="... m", gelu=One(("tanh", "exact")))
 def mlp_backward(params: Params, saved: Saved, d_y: Array, gelu: str = "tanh") -> tuple[Array, Params]:
-    """Return the gradients with respect to x and the parameters."""
+    """Return the gradients with respect to x and the parameters.
+
+    >>> import numpy as np
+    >>> from refattn.ops.mlp import Params, mlp_backward, mlp_forward
+    >>> params = Params(np.eye(2), np.zeros(2), np.eye(2), np.zeros(2))
+    >>> y, saved = mlp_forward(params, np.asarray([[[-1.0, 1.0]]]))
+    >>> d_x, d_params = mlp_backward(params, saved, np.ones_like(y))
+    >>> d_x.round(4).tolist(), d_params.b_out.tolist()
+    ([[[-0.083, 1.083]]], [1.0, 1.0])
+    """
     # forward: y = active @ w_out + b_out
     d_active, d_w_out, d_b_out = linear_backward(saved.active, params.w_out, d_y)
     # forward: active, gate = gelu(hidden)

@@ -101,6 +101,16 @@ def save(
         Where an array or a fact is one that the files cannot hold.
     CheckpointError
         Where a file cannot be written or removed; the earlier checkpoints are untouched, or the new one is whole.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np
+    >>> from refattn.train.checkpoint import newest, save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for step in (10, 20, 30):
+    ...         save(folder, step, {"w": np.ones(2)}, {"loss": 1.5}, keep=2)
+    ...     newest(folder, warn=print).step
+    30
     """
     folder = Path(folder)
     step, keep = check_whole("step", step, 0), check_whole("keep", keep, 1)
@@ -126,7 +136,17 @@ def save(
 
 @checked(folder=Named, warn=Function)
 def newest(folder: str | os.PathLike[str], warn: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, or None where there is none at all; the arguments are `newest_as`."""
+    """Return the newest checkpoint that is whole, or None where there is none at all; the arguments are `newest_as`.
+
+    >>> import tempfile, numpy as np
+    >>> from refattn.train.checkpoint import newest, save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     newest(folder, warn=print)
+    ...     save(folder, 10, {"w": np.ones(2)}, {"loss": 1.5})
+    ...     found = newest(folder, warn=print)
+    >>> found.step, found.arrays["w"].tolist(), found.facts
+    (10, [1.0, 1.0], {'loss': 1.5})
+    """
     return newest_as(lambda found: found, folder, warn)
 
 

@@ -113,6 +113,17 @@ def load(source: str | os.PathLike[str]) -> Text:
         Where there is nothing to read, or nothing in it.
     OSError
         Where the file cannot be read.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from refattn.train import data
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "text"
+    ...     _ = path.write_text("to be or not to be, " * 20)
+    ...     text = data.load(path)
+    >>> text.train.shape, text.heldout.shape
+    ((360,), (40,))
     """
     name = os.fspath(source)
     if name == "stdlib":
@@ -165,6 +176,15 @@ def batch(part: Bytes, *, size: int, context: int, seed: int, step: int) -> tupl
     -------
     inputs, targets
         int64 (size, context) each: bytes, and the byte after each.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.train.data import batch
+    >>> text = np.arange(20, dtype=np.uint8)
+    >>> inputs, targets = batch(text, size=2, context=4, seed=0, step=1)
+    >>> inputs.tolist(), targets.tolist()
+    ([[6, 7, 8, 9], [7, 8, 9, 10]], [[7, 8, 9, 10], [8, 9, 10, 11]])
     """
     size, context = check_whole("size", size, 1), check_whole("context", context, 1)
     if len(part) < context + 1:

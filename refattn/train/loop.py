@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,17 +22,31 @@ from refattn import backends, model, tree
 from refattn.files import Maybe, Real, Whole, check
 from refattn.train import baselines, checkpoint, data, diagnose, growing, metrics, plot
 from refattn.train.diagnose import DivergedError
-from refattn.train.folder import Folder, begin, check_place, compare_with_checkpoint, hold
+from refattn.train.folder import Folder, RunError, begin, check_place, compare_with_checkpoint, hold, stored_config
 from refattn.train.interrupt import interruptible
 from refattn.train.optimiser import AdamWState, clip
 from refattn.train.sample import generate
-from refattn.train.settings import Settings
+from refattn.train.settings import Settings, from_json
 from refattn.train.step import loss_and_gradients, measured, score, to_tokens
 from refattn.xp import Array, dtype_name
 
 
 class Report(Protocol):
-    """Who is told how far a run has come."""
+    """Who is told how far a run has come.
+
+    >>> class Lines:
+    ...     def __init__(self):
+    ...         self.lines = []
+    ...     def say(self, text):
+    ...         self.lines.append(text)
+    ...     def step(self, row, steps):
+    ...         self.lines.append(f"{row['step']} of {steps}: {row['loss']:.2f}")
+    >>> report = Lines()
+    >>> report.say("the text has 400 bytes")
+    >>> report.step({"step": 1, "loss": 5.545}, 2)
+    >>> report.lines
+    ['the text has 400 bytes', '1 of 2: 5.54']
+    """
 
     def say(self, text: str) -> None:
         """Take one line."""
@@ -69,6 +83,14 @@ class Result:
         What ``result.json`` holds; empty where it is not finished.
     sample
         The text sample: a beginning from the held-out text, and what the model made of it.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from refattn.train.loop import Result
+    >>> stopped = Result(Path("runs/mine"), step=40, finished=False, facts={}, sample=b"")
+    >>> f"{stopped.folder.name} stopped after {stopped.step} steps"
+    'mine stopped after 40 steps'
     """
 
     folder: Path
@@ -89,13 +111,37 @@ def run(settings: Settings, path: Path, report: Report, *, resume: bool = False,
         Where a loss, a gradient or a parameter is not finite; the last good state is saved.
     OSError
         Where something cannot be read or written; what was saved before is untouched.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from refattn.train import loop
+    >>> from refattn.train.settings import Settings
+    >>> class Silent:
+    ...     def say(self, text): ...
+    ...     def step(self, row, steps): ...
+    >>> small = {"context": 8, "width": 4, "heads": 1, "layers": 1, "steps": 2, "warmup": 1, "batch": 2}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder)
+    ...     _ = (path / "text").write_text("to be or not to be, " * 20)
+    ...     settings = Settings("softmax", data=str(path / "text"), sample_bytes=3, **small)
+    ...     result = loop.run(settings, path / "run", Silent())
+    >>> result.step, result.finished
+    (2, True)
     """
+    with _precision(settings):
+        return _run(settings, path, report, resume, exact)
+
+
+@contextmanager
+def _precision(settings: Settings) -> Iterator[None]:
+    """Have the library compute as precisely as the settings need."""
     owner: Any = backends.get(settings.backend)
     with ExitStack() as stack:
         if settings.dtype == "float64" or settings.growing is not None:
             stack.enter_context(owner.with_float64())
         stack.enter_context(owner.full_precision())
-        return _run(settings, path, report, resume, exact)
+        yield
 
 
 def _run(settings: Settings, path: Path, report: Report, resume: bool, exact: bool) -> Result:
@@ -164,6 +210,18 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     """Return the state after one more update, and what there is to write down of it.
 
     DivergedError where the loss, the gradients or the new parameters are not finite.
+
+    >>> import pathlib, tempfile
+    >>> from refattn.train import data, loop
+    >>> from refattn.train.settings import Settings
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "text"
+    ...     _ = path.write_text("to be or not to be, " * 20)
+    ...     text = data.load(path)
+    >>> settings = Settings("softmax", context=8, width=4, heads=1, layers=1, warmup=1, steps=2, batch=2)
+    >>> progress, row = loop.step(loop.fresh(settings), settings, text)
+    >>> progress.step, row["tokens"]
+    (1, 16)
     """
     number = state.step + 1
     batch = _batch(state.params, settings, text, number)
@@ -224,7 +282,8 @@ def _growth_told(row: Mapping[str, Any]) -> str:
     facts = row["growth"]
     if not facts["grown"]:
         return f"step {row['step']}: nothing to gain by growing, widths {facts['widths']}"
-    told = f"widths {facts['widths']}, loss {facts['before']:.4f} to {facts['after']:.4f}"
+    before, after = (facts[name] / math.log(2.0) for name in ("before", "after"))
+    told = f"widths {facts['widths']}, loss {before:.4f} to {after:.4f} bits/byte"
     return f"step {row['step']}: {told}" + (f" at amplitude {facts['amplitude']:g}" if facts["amplitude"] else "")
 
 
@@ -249,6 +308,30 @@ def fresh(settings: Settings) -> Progress:
     like = owner.from_numpy(np.zeros(1, settings.dtype), device=settings.device)
     params = model.init(settings.model, seed=settings.seed, like=like)
     return Progress(0, params, settings.optimiser.start(params), 0.0, 0)
+
+
+def continued(path: Path, prompt: bytes, length: int, warn: Callable[[str], None], **choice: Any) -> bytes:
+    """Return what the model of a run's newest checkpoint continues a prompt with; `choice` is for `generate`.
+
+    `warn` is told of each checkpoint that is passed over.
+
+    Raises
+    ------
+    RunError
+        Where the folder holds no run, one without a checkpoint, or one of a mechanism that the library does not list.
+    OSError
+        Where it cannot be read, or no checkpoint is whole.
+    """
+    config = stored_config(path, "")
+    if config is None:
+        raise RunError(f"run: got {path}, needs the folder of a run: there is no config.json")
+    settings = from_json(config["settings"])
+    with _precision(settings):
+        first = fresh(settings)
+        state = checkpoint.newest_as(lambda found: _restored(found, settings, first), Folder(path).checkpoints, warn)
+        if state is None:
+            raise RunError(f"run: {path} has no checkpoint yet")
+        return generate(state.params, prompt, length, **choice)
 
 
 def _score(params: model.Params, heldout: data.Bytes, every: int = 1) -> float:

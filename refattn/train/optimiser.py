@@ -41,6 +41,17 @@ class Group:
         A factor on the learning rate.
     axes
         Only leaves with at least so many axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.train.optimiser import AdamW, Group
+    >>> groups = (Group("*bias", rate=0.0), Group("*", weight_decay=0.1))
+    >>> optimiser = AdamW(learning_rate=0.5, groups=groups)
+    >>> params = {"w": np.ones(2), "bias": np.ones(2)}
+    >>> params, _ = optimiser.update(optimiser.start(params), params, params)
+    >>> params["w"].round(3).tolist(), params["bias"].tolist()
+    ([0.45, 0.45], [1.0, 1.0])
     """
 
     pattern: str
@@ -66,6 +77,10 @@ def default_groups(weight_decay: float = 0.1) -> tuple[Group, ...]:
     A linear map can grow without bound to sharpen a prediction, and decay holds it. The gain of a norm and a bias do
     not multiply the features with each other; decay would only pull them from the value that fits. The row of an
     embedding gets a gradient when its token occurs, but decay at every step, which would wipe out rare tokens.
+
+    >>> from refattn.train.optimiser import default_groups
+    >>> [(group.pattern, group.weight_decay) for group in default_groups(0.1)]
+    [('*embedding', 0.0), ('*norm*', 0.0), ('*b_*', 0.0), ('*', 0.1), ('*', 0.0)]
     """
     return (
         Group("*embedding"),
@@ -88,6 +103,14 @@ class AdamWState:
         A tree like the parameters, each leaf an array that broadcasts against the parameter: the number t of steps
         that were made. `start` makes it one number for each leaf; where columns of a weight are newer than others, it
         may have one for each column.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.train.optimiser import AdamW
+    >>> state = AdamW(learning_rate=0.5).start({"w": np.ones((2, 2))})
+    >>> state.first["w"].tolist(), float(state.count["w"])
+    ([[0.0, 0.0], [0.0, 0.0]], 0.0)
     """
 
     first: Any
@@ -112,6 +135,16 @@ class AdamW:
     ------
     TypeError, ValueError
         Where a number is of another type or out of its range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.train.optimiser import AdamW
+    >>> params, gradients = {"w": np.ones(3)}, {"w": np.asarray([4.0, -0.1, 0.0])}
+    >>> optimiser = AdamW(learning_rate=0.5)
+    >>> params, state = optimiser.update(optimiser.start(params), params, gradients)
+    >>> params["w"].round(4).tolist()
+    [0.5, 1.5, 1.0]
     """
 
     learning_rate: float
@@ -242,6 +275,14 @@ def clip(gradients: T, limit: float | None) -> tuple[T, Array]:
     ------
     TypeError, ValueError
         Where the limit is no number above 0, or the tree has no array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.train.optimiser import clip
+    >>> gradients, norm = clip({"w": np.asarray([3.0, 4.0])}, limit=1.0)
+    >>> gradients["w"].round(4).tolist(), float(norm)
+    ([0.6, 0.8], 5.0)
     """
     if limit is not None:
         limit = check_real("limit", limit, 0.0, above=True)

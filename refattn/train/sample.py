@@ -38,6 +38,16 @@ def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, tempe
     Notes
     -----
     Where the context is full, the model goes on from the last half of it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import model
+    >>> from refattn.train.sample import generate
+    >>> params = model.init(model.Config("softmax", context=8, width=4, heads=2, layers=1), like=np.ones(1))
+    >>> made = generate(params, b"to be", 6, seed=1)
+    >>> len(made), made == generate(params, b"to be", 6, seed=1)
+    (6, True)
     """
     check_is("prompt", prompt, bytes)
     if not prompt:

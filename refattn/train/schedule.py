@@ -40,6 +40,13 @@ class WarmupCosine:
     Notes
     -----
     Loshchilov and Hutter 2017 (arXiv:1608.03983), equation 5, without restarts.
+
+    Examples
+    --------
+    >>> from refattn.train.schedule import WarmupCosine
+    >>> rate = WarmupCosine(peak=0.5, warmup=2, steps=6, floor=0.5)
+    >>> [round(float(rate(step)), 3) for step in range(1, 8)]
+    [0.25, 0.5, 0.463, 0.375, 0.287, 0.25, 0.25]
     """
 
     peak: float

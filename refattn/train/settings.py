@@ -62,6 +62,13 @@ class Settings:
         How many held-out bytes are scored at the end; on the way it is every sixteenth window of these.
     sample_bytes, temperature
         Length of the text sample at the end, and how adventurous it is.
+
+    Examples
+    --------
+    >>> from refattn.train.settings import Settings
+    >>> settings = Settings("koopman", steps=200, warmup=20, block={"updates": 3})
+    >>> settings.learning_rate, settings.dtype, settings.block["updates"]
+    (0.003, 'float32', 3)
     """
 
     mechanism: str

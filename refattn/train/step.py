@@ -34,7 +34,18 @@ PARTS = 8
 
 @checked(params=Params, inputs=Axes("b n", "whole"), targets=Axes("*", "whole"))
 def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate: int = 1) -> tuple[float, Params]:
-    """Return the mean loss of the targets in nats, and its gradients; the arguments are those of `measured`."""
+    """Return the mean loss of the targets in nats, and its gradients; the arguments are those of `measured`.
+
+    >>> import numpy as np
+    >>> from refattn import model
+    >>> from refattn.train.step import loss_and_gradients
+    >>> config = model.Config("softmax", vocabulary=5, context=8, width=4, heads=2, layers=1)
+    >>> params = model.init(config, like=np.ones(1))
+    >>> text = np.asarray([[1, 4, 2, 1]])
+    >>> loss, gradients = loss_and_gradients(params, text[:, :-1], text[:, 1:])
+    >>> round(loss, 1), round(float(np.log(5)), 1)
+    (1.6, 1.6)
+    """
     loss, gradients, _ = measured(params, inputs, targets, accumulate)
     return loss, gradients
 
@@ -140,6 +151,14 @@ def score(params: Params, part: data.Bytes, every: int = 1) -> float:
 
     Each byte is predicted from those before it in its window; windows do not overlap, so that the first bytes of a
     window are predicted from little. With `every` above 1 only every so many windows count: a faster estimate.
+
+    >>> import numpy as np
+    >>> from refattn import model
+    >>> from refattn.train.step import score
+    >>> params = model.init(model.Config("softmax", context=8, width=4, heads=2, layers=1), like=np.ones(1))
+    >>> text = np.frombuffer(b"to be or not to be", dtype=np.uint8)
+    >>> round(score(params, text), 1)
+    8.0
     """
     context = params.position_embedding.shape[0]
     if len(part) < 2:

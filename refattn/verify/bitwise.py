@@ -101,7 +101,16 @@ def verify_bitwise(
     seed: int = 0,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> CheckReport:
-    """Compare the bits of an implementation's results; arguments as those of `refattn.verify.verify`."""
+    """Compare the bits of an implementation's results; arguments as those of `refattn.verify.verify`.
+
+    >>> import refattn as ra
+    >>> from refattn.verify import verify_bitwise
+    >>> def attend(q, k, v, **options):
+    ...     return ra.softmax.forward(q, k, v, **options)[0]
+    >>> row = verify_bitwise(ra.mechanism("softmax"), attend).rows[0]
+    >>> row.name, row.status
+    ('repetition', 'agrees')
+    """
     sizes = {**SIZES, "n_q": SIZES["n_k"]} if mechanism.one_sequence else SIZES
     case = qkv("bitwise", "bitwise", "", sizes)
     given = make(mechanism.name, case, dtype, seed=seed)

@@ -161,6 +161,16 @@ def verify_large(
     -------
     CheckReport
         One row for each law; what the implementation declines is "not run".
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> from refattn.verify import verify_large
+    >>> def attend(q, k, v, **options):
+    ...     return ra.softmax.forward(q, k, v, **options)[0]
+    >>> report = verify_large(ra.mechanism("softmax"), attend, 32)
+    >>> report.exit_code, report.counts()["disagrees"]
+    (0, 0)
     """
     # Beyond some size what must not matter would be lost to rounding where a kernel masks after it has looked.
     record = replace(mechanism, huge=min(mechanism.huge, NUDGE))

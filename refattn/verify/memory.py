@@ -68,6 +68,17 @@ def verify_memory(
     -------
     CheckReport
         One row for each manner; what it declines, or fails without a manner, too, is "not run".
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> from refattn.verify import verify_memory
+    >>> def attend(q, k, v, **options):
+    ...     q *= 1.0  # writes to what it was given
+    ...     return ra.softmax.forward(q, k, v, **options)[0]
+    >>> report = verify_memory(ra.mechanism("softmax"), attend)
+    >>> report.exit_code, report.rows[0].status
+    (1, 'disagrees')
     """
     known = [(case, truth(mechanism, case, dtype, grad=grad, seed=seed)) for case in memory_cases(mechanism)]
     tasks: list[tuple[str, Callable[[], Iterator[Row]]]] = [

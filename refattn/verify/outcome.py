@@ -19,7 +19,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Decline:
-    """Returned by an implementation that does not do what it was asked; the case counts as declined, not as failed."""
+    """Returned by an implementation that does not do what it was asked; the case counts as declined, not as failed.
+
+    >>> import refattn as ra
+    >>> from refattn.verify import verify_case
+    >>> def attend(q, k, v, **options):
+    ...     return ra.Decline("no options") if options else ra.softmax.forward(q, k, v)[0]
+    >>> record = ra.mechanism("softmax")
+    >>> verify_case(record, attend, record.case("softcap"), "float32").status
+    'declined'
+    """
 
     reason: str
 
@@ -121,6 +130,17 @@ class Outcome:
         What was judged: the truth, and what was returned; None where nothing was, or by samples alone.
     note
         What the verdicts stand on, where it is not the definition on the whole case.
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> from refattn.verify import verify_case
+    >>> def attend(q, k, v):
+    ...     raise NotImplementedError("soon")
+    >>> record = ra.mechanism("softmax")
+    >>> outcome = verify_case(record, attend, record.case("tiny"), "float32")
+    >>> outcome.status, outcome.detail.splitlines()[-1]
+    ('raises', 'raised NotImplementedError: soon')
     """
 
     case: str
@@ -265,6 +285,18 @@ class Suspects:
         Where each result that disagrees is wrong.
     which
         What the cases that fail have in common, in words, or "".
+
+    Examples
+    --------
+    >>> import dataclasses, refattn as ra
+    >>> from refattn.verify import locate, verify
+    >>> record = ra.mechanism("softmax")
+    >>> few = dataclasses.replace(record, cases=(record.case("tiny"),))
+    >>> def doubled(q, k, v):
+    ...     return ra.softmax.forward(q, 2.0 * k, v)[0]
+    >>> suspects = locate(few, verify(few, doubled, dtypes=["float32"])).suspects
+    >>> suspects.wrong, [line.id for line in suspects.ranked[0].equations]
+    (('out',), ['SM.1'])
     """
 
     dtype: str
@@ -297,6 +329,16 @@ class Report:
         Of the random numbers of the inputs.
     reference
         Whether the implementation, in a process of its own, has loaded a definition that others are judged by.
+
+    Examples
+    --------
+    >>> import dataclasses, refattn as ra
+    >>> from refattn.verify import verify
+    >>> record = ra.mechanism("softmax")
+    >>> few = dataclasses.replace(record, cases=(record.case("tiny"),))
+    >>> report = verify(few, lambda q, k, v: ra.softmax.forward(q, k, v)[0], dtypes=["float32"])
+    >>> report.counts()["all"], report.exit_code, report.to_json()["exit_code"]
+    ({'run': 1, 'agreed': 1, 'failed': 0, 'declined': 0}, 0, 0)
     """
 
     mechanism: str
@@ -363,6 +405,13 @@ class Row:
         nothing was measured.
     detail
         Where that was, what went wrong, or how to get what is missing.
+
+    Examples
+    --------
+    >>> from refattn.verify.outcome import Row
+    >>> row = Row("laws", "causal", "disagrees", 12.5, "row 3 feels key 4")
+    >>> row.status, row.share
+    ('disagrees', 12.5)
     """
 
     section: str
@@ -374,7 +423,14 @@ class Row:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All rows of one mechanism on one backend."""
+    """All rows of one mechanism on one backend.
+
+    >>> from refattn.verify.outcome import CheckReport, Row
+    >>> wrong = Row("laws", "causal", "disagrees", 12.5, "row 3 feels key 4")
+    >>> report = CheckReport("softmax", "numpy", False, (wrong,))
+    >>> report.counts(), report.exit_code, report.to_json()["rows"][0]["share"]
+    ({'agrees': 0, 'disagrees': 1, 'not run': 0}, 1, 12.5)
+    """
 
     mechanism: str
     backend: str

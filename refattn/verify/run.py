@@ -33,7 +33,17 @@ def verify_case(
     rounding: Iterable[str] = (),
     derivatives: Iterable[str] = (),
 ) -> Outcome:
-    """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too."""
+    """Run and judge one case in one dtype; of `derivatives`, "tangent" and "hessian", those that are asked, too.
+
+    >>> import refattn as ra
+    >>> from refattn.verify import verify_case
+    >>> def attend(q, k, v):
+    ...     return ra.softmax.forward(q, k, v, form="tiled")[0]
+    >>> record = ra.mechanism("softmax")
+    >>> outcome = verify_case(record, attend, record.case("tiny"), "float32")
+    >>> outcome.status, outcome.verdicts[0].share < 1
+    ('agrees', True)
+    """
     declared = {**dict.fromkeys(rounding, ""), **roundings(implementation, mechanism.equations)}
     small = dtype in FLOAT8
     further = pulls(implementation, mechanism.pulled) if grad and not small else ()
@@ -169,6 +179,18 @@ def verify(
     -------
     Report
         All verdicts; `exit_code` says whether it agrees.
+
+    Examples
+    --------
+    >>> import dataclasses, refattn as ra
+    >>> from refattn.verify import verify
+    >>> record = ra.mechanism("softmax")
+    >>> few = dataclasses.replace(record, cases=(record.case("tiny"), record.case("plain")))
+    >>> def unscaled(q, k, v):
+    ...     return ra.softmax.forward(q, k, v, scale=1.0)[0]
+    >>> report = verify(few, unscaled, dtypes=["float32"])
+    >>> report.counts()["all"], report.exit_code
+    ({'run': 2, 'agreed': 0, 'failed': 2, 'declined': 0}, 1)
     """
     dtypes = tuple(dtypes)
     plan = [(case, dtype) for dtype in dtypes for case in mechanism.cases]

@@ -50,6 +50,16 @@ class Place:
         The name that the line assigns.
     code
         The assignment, without its comment.
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> from refattn.backends import get
+    >>> from refattn.verify import traced
+    >>> run = traced.trace_core(ra.mechanism("softmax"), "tiny", "float64", get("numpy"))
+    >>> place = run.steps[0].place
+    >>> place.formula, place.axes, place.variable
+    ('s_ij = scale q_i . k_j', ('b', 'h', 'i', 'j'), 'scores')
     """
 
     formula: str
@@ -62,7 +72,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Step:
-    """One equation as it ran: its id, with the pass where it is not the first, and its value."""
+    """One equation as it ran: its id, with the pass where it is not the first, and its value.
+
+    >>> import refattn as ra
+    >>> from refattn.backends import get
+    >>> from refattn.verify import traced
+    >>> run = traced.trace_core(ra.mechanism("softmax"), "tiny", "float64", get("numpy"))
+    >>> step = run.backward[0]
+    >>> step.id, step.place.formula
+    ('dSM.v', 'dv_j = sum_i y_ij do_i')
+    """
 
     id: str
     place: Place
@@ -83,6 +102,17 @@ class Traced:
         The other arguments, as they were given.
     results
         Outputs ("out", ...) and gradients ("d_q", ...).
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> from refattn.backends import get
+    >>> from refattn.verify import traced
+    >>> run = traced.trace_core(ra.mechanism("softmax"), "tiny", "float64", get("numpy"))
+    >>> len(run.steps) == len(run.forward) + len(run.backward), run.tensors()["SM.1"].shape
+    (True, (1, 2, 4, 4))
+    >>> run.to_json()["mechanism"]
+    'softmax'
     """
 
     mechanism: str
@@ -169,13 +199,30 @@ class Run:
 
 @checked(mechanism=Mechanism, case_name=str, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend) -> Traced:
-    """Run the dense form of a core, forward and backward, on a designed case."""
+    """Run the dense form of a core, forward and backward, on a designed case.
+
+    >>> import refattn as ra
+    >>> from refattn.backends import get
+    >>> from refattn.verify import traced
+    >>> run = traced.trace_core(ra.mechanism("softmax"), "tiny", "float64", get("numpy"))
+    >>> step = run.steps[0]
+    >>> step.id, step.value.shape, step.place.code
+    ('SM.1', (1, 2, 4, 4), 'scores = q @ xp.matrix_transpose(k_heads) * scale')
+    """
     return record(mechanism, core_run(mechanism, case_name, dtype, backend), backend)
 
 
 @checked(mechanism=Mechanism, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
 def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Traced:
-    """Run one step of a block, forward and backward, from tokens to tokens."""
+    """Run one step of a block, forward and backward, from tokens to tokens.
+
+    >>> import refattn as ra
+    >>> from refattn.backends import get
+    >>> from refattn.verify import traced
+    >>> run = traced.trace_block(ra.mechanism("softmax"), "float64", get("numpy"))
+    >>> [step.id for step in run.forward][:3]
+    ['SM.11', 'SM.12', 'SM.10']
+    """
     return record(mechanism, block_run(mechanism, dtype, backend), backend)
 
 

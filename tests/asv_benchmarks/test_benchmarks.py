@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,11 @@ from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 
 ALL = benchmarks()
-NUMPY = [benchmark for benchmark in ALL if not {"cupy", "torch", "jax"} & set(benchmark.params)]
+NUMPY = [
+    benchmark
+    for benchmark in ALL
+    if not {"cupy", "torch", "jax"} & set(benchmark.params) and not benchmark.name.startswith("instructions.")
+]
 
 
 def key(benchmark: Benchmark) -> tuple[Any, ...]:
@@ -87,7 +92,7 @@ def test_every_benchmark_runs(benchmark: Benchmark, monkeypatch: pytest.MonkeyPa
         # The dense form in float64 is the truth itself, and another one may give its bits where it has one tile.
         truth = "float64" in benchmark.params
         assert 0.0 <= result <= 1.0 and (result > 0.0 or truth)
-    elif benchmark.kind == "rate":
+    elif benchmark.kind in ("rate", "work"):
         assert result > 0.0
     elif benchmark.kind == "memory" and "track_" in benchmark.name:
         assert math.isfinite(result)
@@ -145,7 +150,7 @@ def test_a_later_mechanism_appears_by_itself(later: Mechanism) -> None:
     assert {b.params[0] for b in found if "." in str(b.params[0])} == ({"later.dense"} if later.core else set())
     others = {"start.Import.track_import", "start.Machine.time_numpy"}
     if later.core is None:
-        cores = ("core.", "accuracy.", "memory.Core.", "memory.Device.", "peak.")
+        cores = ("core.", "accuracy.", "memory.Core.", "memory.Device.", "peak.", "work.")
         others |= {b.name for b in ALL if b.name.startswith(cores)}
     assert {b.name for b in found} == {b.name for b in ALL} - others
     if later.core is not None:
@@ -241,7 +246,20 @@ def test_the_short_profile_is_numpy_alone() -> None:
     assert {x for b in short if b.name.startswith("core") for x in b.params} & set(("float64", "float32")) == {
         "float32"
     }
-    assert {b.name for b in short} == {b.name for b in ALL}
+    assert {b.name for b in short} == {b.name for b in ALL if not b.name.startswith("instructions.")}
+    quick = benchmarks(PROFILES["quick"])
+    assert {b.kind for b in quick} == {"time", "rate", "work"} and len(quick) < 50
+    named = {str(b.params[0]).split(".")[0] for b in quick if b.name.startswith("block")}
+    assert named == set(ra.list_mechanisms())
+
+
+@pytest.mark.slow
+def test_instructions_are_counted_to_the_last_one() -> None:
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed: apt-get install valgrind")
+    run = prepare("instructions.Instructions.track_both", ["softmax"])
+    found = run()
+    assert 1e6 < found < 1e8 and run() == found
 
 
 # --- asv

@@ -153,3 +153,41 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, word: str, code: int) ->
 def test_the_command_refuses_what_is_no_version() -> None:
     done = CliRunner().invoke(command.cli, ["compare", "no-such-thing"])
     assert done.exit_code == 2 and "got 'no-such-thing'" in done.output
+
+
+def test_the_table_in_markdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = [Verdict(TIME, "faster", 2e-3, 1e-3, (0.5,) * 3), Verdict(TIME, "slower", 1e-3, 2e-3, (1.9, 2.0, 2.1))]
+    monkeypatch.setattr(versions, "compare", lambda homes, pattern, progress: found)
+    CliRunner().invoke(command.cli, ["compare", ".", ".", "--markdown", str(tmp_path / "t.md")])
+    lines = (tmp_path / "t.md").read_text().splitlines()
+    assert (
+        lines[0] == "**. -> ., in alternating rounds**"
+        and lines[-1] == "2 benchmarks: 1 faster, 1 slower, 0 without a difference"
+    )
+    named = "`core.Core.time_both('softmax.dense', 64)`"
+    assert lines[4:6] == [
+        f"| slower | {named} | 1 ms | 2 ms | 2 [1.9, 2.1] |",
+        f"| faster | {named} | 2 ms | 1 ms | 0.5 |",
+    ]
+
+
+def test_a_rate_is_asked_of_both_in_turn(monkeypatch: pytest.MonkeyPatch, homes: versions.Homes) -> None:
+    asked: list[str] = []
+
+    class Fake:
+        def __init__(self, env: Any, home: Path) -> None:
+            self.home = home
+
+        def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+            if do == "make":
+                return {"clock": "cpu", "refattn": str(self.home / "refattn")}
+            asked.append(self.home.name)
+            return {"value": 100.0 if self.home == homes[0] else 85.0}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(versions, "Worker", Fake)
+    rate = Benchmark("language.Train.track_tokens", ("softmax", "numpy"), "rate")
+    assert measure(rate, homes, 1).word == "lower rate"
+    assert asked == ["base", "head", "head", "base"] * 2

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import re
 import shutil
+import subprocess
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ from click.testing import CliRunner
 import refattn as ra
 from asv_benchmarks import __main__ as command
 from asv_benchmarks import history
+from asv_benchmarks.changes import Change, Series
 from asv_benchmarks.compare import VersionError
 from asv_benchmarks.history import Found, RunError, judged, moved
 from asv_benchmarks.judge import Verdict
@@ -74,9 +80,10 @@ def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None
     told: list[str] = []
     first = history.run(chosen, told.append)
     assert first.before is None and {verdict.word for verdict in first.verdicts} == {"new", "n/a"}
-    assert any("track_mean" in line and line.endswith("ok") for line in told) and not any(
-        "===" in line for line in told
-    )
+    assert told[0].startswith(f"{len(benchmarks(chosen))} benchmarks; about 1 min")
+    named = r"accuracy\.Share\.track_mean\(softmax\.tiled, outputs, float32, numpy\)"
+    assert any(re.fullmatch(rf" *\d+ %  {named}  0\.\d+", line) for line in told), told
+    assert any(re.search(r"Machine\.time_numpy\(exp\)  [\d.]+\S*s$", line) for line in told)
     (stored,) = history.files()
     assert stored.parent.parent == elsewhere / "results"
     # asv stores nothing but what ran; a benchmark that ran and is not available here is n/a
@@ -91,9 +98,9 @@ def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None
     third = history.run(chosen, told.append)
     assert {v.word for v in third.verdicts if v.benchmark.kind == "share"} == {""}
     assert {environment[0] for environment in history.last()} == {stored.parent.name}
-    page = history.publish(told.append)
-    assert page == ROOT / "docs" / "_build" / "benchmarks" / "index.html"
-    assert (elsewhere / "html" / "index.html").is_file()
+    newest, every = history.publish(told.append)
+    assert every == elsewhere / "html" / "index.html" and every.is_file()
+    assert "Machine" not in newest.read_text() and "accuracy.Share.track_mean" in newest.read_text()
 
 
 def test_a_failure_of_asv_is_told(elsewhere: Path) -> None:
@@ -134,9 +141,14 @@ def test_files_that_are_not_committed_have_a_commit_of_their_own(
     ],
 )
 def test_the_command(monkeypatch: pytest.MonkeyPatch, found: Found, text: str, code: int) -> None:
-    monkeypatch.setattr(history, "run", lambda pattern, tell: found)
+    series = {last: Series(TIME, ("012", last), (1.0, 2.0)) for last in ("345", "def012")}
+    stored = {series[last]: [Change(TIME, "012", last, 2.0, "both", 0.9)] for last in series}
+    monkeypatch.setattr(history, "steps", lambda pattern: {("m", "p.json"): stored})
+    monkeypatch.setattr(history, "run", lambda pattern, tell, quick: found)
     done = CliRunner().invoke(command.cli, ["run"])
     assert done.exit_code == code and text in done.output, done.output
+    marked = "since earlier runs, m, p: 1 steps in 1 series" in done.output and "▁|█" in done.output
+    assert marked == (found.after == "def"), "only series that the run is the end of"
 
 
 # --- what comes with the repository
@@ -168,7 +180,8 @@ def test_recorded_results_tell_of_no_folder_and_belong_to_a_commit(file: Path) -
     stored = json.loads(text)
     assert not re.search(r'"/|home|_tmp_', text)
     assert file.name == f"{stored['commit_hash'][:8]}-{stored['env_name']}.json"
-    assert stored["params"]["machine"] == file.parent.name
+    about = json.loads((file.parent / "machine.json").read_text())
+    assert {**stored["params"], "version": 1} == {**about, "python": stored["python"]}, "or curves are cut in two"
     if git("rev-parse", "HEAD") and not git("rev-parse", "--is-shallow-repository") == "true":
         assert git("cat-file", "-t", stored["commit_hash"]) == "commit"
 
@@ -190,15 +203,95 @@ def test_recorded_results_are_published(tmp_path: Path, monkeypatch: pytest.Monk
     history.publish(lambda line: None)
     graphs = list((tmp_path / "html" / "graphs").rglob("core.Core.time_forward.json"))
     points = [len(json.loads(graph.read_text())) for graph in graphs]
-    assert max(points) >= 5, "a curve over the commits"
+    assert len(points) == 2 and min(points) >= 5, "one curve over the commits, and its summary"
+    index = json.loads((tmp_path / "html" / "index.json").read_text())
+    assert len(index["graph_param_list"]) == 1
+    (summary,) = (tmp_path / "html" / "graphs").rglob("summary.json")
+    rows = json.loads(summary.read_text())
+    assert sum(row["last_value"] is not None for row in rows) > 0.7 * len(rows), "few rows without a number"
+    worse = json.loads((tmp_path / "html" / "regressions.json").read_text())["regressions"]
+    assert all(last > best for *_, last, best, _ in worse) and not any("Machine" in name for name, *_ in worse)
+    text = (tmp_path / "html" / "index.html").read_text()
+    wanted = re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', text)
+    assert len(wanted) > 15 and all((tmp_path / "html" / name).is_file() for name in wanted), "no server of others"
+
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("there is no browser: apt-get install chromium")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    options += ["--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    options += ["--window-size=1300,1600"]
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "html"))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *arguments: None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/index.html"
+        for page, shown in ((tmp_path / "html" / "newest.html").as_uri(), "<polyline"), (address, "Core.time_forward"):
+            seen = subprocess.run(
+                [browser, *options, "--virtual-time-budget=8000", "--dump-dom", page],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
+            assert "CONSOLE" not in seen.stderr and shown in seen.stdout
+        assert seen.stdout.count("<canvas") > 5, "curves are drawn"
+        server.shutdown()
 
 
 @pytest.mark.slow
 def test_a_commit_is_recorded_twice_and_keeps_both(elsewhere: Path) -> None:
     for chosen in ("Machine.*exp", "Machine.*product"):
-        file = history.record("HEAD", chosen, "a-machine", lambda line: None)
+        (file,) = history.record(["HEAD"], chosen, "a-machine", lambda line: None, rounds=2)
     assert file.parent == elsewhere / "recorded" / "a-machine"
     assert {name.partition("(")[2] for name in history.samples(file)} == {"'exp')", "'product')"}
     assert str(elsewhere) not in file.read_text()
     with pytest.raises(VersionError, match="got 'nothing', needs a commit"):
-        history.record("nothing", "Machine", "a-machine", lambda line: None)
+        history.record(["nothing"], "Machine", "a-machine", lambda line: None)
+
+
+def test_a_machine_of_this_name_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a-machine").mkdir()
+    (tmp_path / "a-machine" / "machine.json").write_text('{"machine": "a-machine", "cpu": "another", "version": 1}')
+    monkeypatch.setattr(history, "RECORDED", tmp_path)
+    with pytest.raises(RunError, match="a-machine is .*'another'.* this is .*needs another name"):
+        history.record(["HEAD"], "Machine", "a-machine", lambda line: None)
+
+
+def test_a_machine_that_is_slower_makes_nothing_slower() -> None:
+    before = {str(TIME): [1e-3], str(MACHINE): [1e-3]}
+    now = {str(TIME): [1.5e-3], str(MACHINE): [1.5e-3]}
+    assert [verdict.word for verdict in judged(before, now, [TIME, MACHINE])] == ["", "slower"]
+    assert [verdict.word for verdict in judged(before, {**now, str(MACHINE): [1e-3]}, [TIME])] == ["slower"]
+
+
+def test_how_long_it_takes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(history, "RECORDED", tmp_path)
+    monkeypatch.setattr(history, "RESULTS", tmp_path / "none")
+    (tmp_path / "m").mkdir()
+    row = [[0.1, None, 0.2, math.nan], [], 90.0]
+    stored = {"result_columns": ["result", "params", "duration"], "results": {TIME.name: row}}
+    (tmp_path / "m" / "abc-python.json").write_text(json.dumps(stored))
+    assert history.expected([TIME] * 4) == "about 3 min, if all exist here"  # 45 s for a number
+    assert history.expected([SHARE] * 80) == "about 60 min, if all exist here"  # as long as is usual
+
+
+def test_lines_of_asv_with_its_tables_become_numbers() -> None:
+    told = history.Told()
+    lines = """\
+[50.00%] ··· Running (start.Machine.time_numpy--).
+[ 75.00%] ··· ...ne.time_numpy ok
+[ 75.00%] ··· ========= ==========
+                what
+             --------- ----------
+              product   786±40μs
+                exp       n/a
+             ========= ==========
+
+[100.00%] ··· memory.Core.peakmem_both   1/2 failed
+"""
+    found = [text for line in lines.splitlines(keepends=True) for text in told.read(line)]
+    assert found == [
+        " 75 %  start.Machine.time_numpy(product)  786±40μs",
+        "100 %  memory.Core.peakmem_both: 1/2 failed",
+    ]

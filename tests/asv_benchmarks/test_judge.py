@@ -86,7 +86,7 @@ def test_accuracy() -> None:
 def test_a_rate_is_worse_where_it_is_less() -> None:
     assert paired(RATE, [([1000.0], [700.0])]).word == "lower rate"
     assert paired(RATE, [([1000.0], [1400.0])]).word == "higher rate"
-    assert apart(RATE, [1000.0], [700.0]).word == "", "at different times it has to differ by more"
+    assert apart(RATE, [1000.0], [850.0]).word == "", "at different times it has to differ by more"
     assert apart(RATE, [1000.0], [600.0]).word == "lower rate"
     assert "lower rate" in WORSE and "higher rate" not in WORSE
     assert number("rate", 15854.2) == "1.59e+04" and number("rate", 0.53) == "0.53"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import re
@@ -79,7 +80,7 @@ def test_progress_is_plain_lines_elsewhere(here: Path) -> None:
     lines = result.stderr.splitlines()
     assert lines[-1] == "scoring the held-out text"
     steps = [
-        re.fullmatch(r"step (\d+) of 12: loss (\d\.\d{4})(  held out (.*) bits/byte)?(  \d+ tokens/s)?", line)
+        re.fullmatch(r"step (\d+) of 12: loss (\d\.\d{3}) bits/byte(  held out (.*) bits/byte)?(  \d+ tokens/s)?", line)
         for line in lines[:-1]
     ]
     assert all(steps) and [int(step[1]) for step in steps if step] == [1, 5, 10, 12]
@@ -87,7 +88,9 @@ def test_progress_is_plain_lines_elsewhere(here: Path) -> None:
     for step in steps:
         assert step is not None
         row = rows[int(step[1]) - 1]
-        assert step[2] == f"{row['loss']:.4f}" and (step[4] or "") == (f"{row['heldout_bits']:.3f}" if step[4] else "")
+        assert step[2] == f"{row['loss'] / math.log(2.0):.3f}" and (step[4] or "") == (
+            f"{row['heldout_bits']:.3f}" if step[4] else ""
+        )
         assert ("heldout_bits" in row) == bool(step[4]) and bool(step[5]) == (row["step"] > 1)
     assert "\x1b" not in result.output
 
@@ -101,6 +104,21 @@ def test_a_sample_gives_no_orders_to_a_terminal(monkeypatch: pytest.MonkeyPatch)
     shown = result.stdout.partition("sample:\n")[2]
     assert shown.endswith("a\ufffd[2Jb\ufffd\tc\ufffd\nd\ufffde\ufffd\u00e9\ufffd\n")
     assert Path("run/sample.txt").read_bytes().endswith(b"\x1b[2Jb\x07\tc\x00\nd\xc2\x9be\xff\xc3\xa9\x7f")
+
+
+def test_a_run_goes_on_from_a_prompt_and_stands_beside_another(here: Path) -> None:
+    run(*short("one"))
+    run(*short("two", steps=5))
+    said = run("sample", "one", "--prompt", "the cat", "--bytes", 6, "--seed", 3)
+    assert (said.exit_code, said.stdout[:7], said.stderr) == (0, "the cat", "")
+    assert run("sample", "one", "--prompt", "the cat", "--bytes", 6, "--seed", 3).stdout == said.stdout
+    assert run("sample", "two", "--prompt", "the cat", "--bytes", 6, "--seed", 3).stdout != said.stdout
+    assert run("sample", "one", "--prompt", "the cat", "--bytes", 0).stdout == "the cat\n"
+    assert refused("sample", "one", "--prompt", "") == "prompt: got no byte, needs at least one"
+    assert refused("sample", ".", "--prompt", "a").startswith("run: got ., needs the folder of a run")
+    assert run("plot", "one", "two", "--out", "both.png").exit_code == 0
+    assert (here / "both.png").read_bytes()[:4] == b"\x89PNG"
+    assert refused("plot", "one", "three", "--out", "x.png").startswith("run: got 'three', needs the folder of a run")
 
 
 def on_a_terminal(words: list[str], interrupt: bool = False) -> tuple[int, str]:
@@ -136,8 +154,9 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
     assert code == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
     assert "\x1b[" in written and "━" in plain  # it draws over itself
-    assert re.search(r"train .*\d+/80 loss \d\.\d{4}  +\d+ tokens/s \d:\d\d:\d\d", plain)  # the last is the time left
-    assert re.search(r"80/80 loss \d\.\d{4}  held out \d\.\d{3} bits/byte  \d+ tokens/s 0:00:00", plain)
+    left = r"train .*\d+/80 loss \d\.\d{3} bits/byte  +\d+ tokens/s \d:\d\d:\d\d"  # the last is the time left
+    assert re.search(left, plain)
+    assert re.search(r"80/80 loss \d\.\d{3} bits/byte  held out \d\.\d{3} bits/byte  \d+ tokens/s 0:00:00", plain)
     assert "scoring the held-out text" in plain
 
 
@@ -328,7 +347,9 @@ def test_grow(here: Path) -> None:
     words += ["--set", "growth.sequences=8", "--set", "growth.most=1", "--set", "block.head_width=2"]
     result = run(*words)
     assert result.exit_code == 0
-    assert re.search(r"^step 3: widths \[3\], loss [\d.]+ to [\d.]+ at amplitude ", result.stderr, re.MULTILINE)
+    assert re.search(
+        r"^step 3: widths \[3\], loss [\d.]+ to [\d.]+ bits/byte at amplitude ", result.stderr, re.MULTILINE
+    )
     assert json.loads((here / "run" / "result.json").read_text())["widths"] == [4]
     stored = json.loads((here / "run" / "config.json").read_text())["settings"]
     assert (stored["grow"], stored["growth"]) == ([3, 7], {"sequences": 8, "most": 1})

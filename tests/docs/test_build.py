@@ -68,7 +68,7 @@ def test_every_equation_has_an_anchor_and_no_anchor_is_left_over(pages: dict[str
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) -> None:
     page = pages[f"mechanisms/{name}.html"]
-    by_id = {tag["id"]: tag for tag in page.find_all(id=True)}
+    by_id = {tag["id"]: tag for each in (page, pages[f"mechanisms/{name}/code.html"]) for tag in each.find_all(id=True)}
     linked = {tag["href"] for tag in page.find_all("a", href=True)}
     for id, place in places(ra.mechanism(name)).items():
         if home_of(place) != name:
@@ -81,10 +81,12 @@ def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) ->
         about = term.find_next("dd")
         assert about.find("pre").get_text().strip() == place.code.strip()
         assert place.axes is None or f"({', '.join(place.axes)})" in about.get_text()
+        if place.file.endswith("/dense.py") and not id.startswith("GROW"):  # growth is run by the trainer alone
+            assert f"{id} in " in about.find("summary").get_text()
         link = about.find("a", string=f"{Path(place.file).name}:{place.line}")
         # The anchor stands at the beginning of its line of the file, before the line's number.
         text = ""
-        for part in by_id[link["href"].removeprefix("#")].next_siblings:
+        for part in by_id[link["href"].removeprefix(f"{name}/code.html#")].next_siblings:
             text += part.get_text()
             if "\n" in text:
                 break
@@ -95,7 +97,7 @@ def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) ->
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> None:
     record = ra.mechanism(name)
-    text = pages[f"mechanisms/{name}.html"].get_text()
+    text = "".join(pages[f"mechanisms/{name}{part}.html"].get_text() for part in ("", "/calls", "/judged", "/code"))
     for word in (
         record.title,
         record.source,
@@ -110,6 +112,18 @@ def test_a_page_has_what_the_record_has(pages: dict[str, Any], name: str) -> Non
     assert pages["mechanisms/index.html"].find("a", string=record.title)
     linked = {a["href"] for a in pages["mechanisms/index.html"].find_all("a")}
     assert {f"{home_of(place)}.html#{anchor(id)}" for id, place in places(record).items()} <= linked
+
+
+@pytest.mark.parametrize("name", ra.list_mechanisms())
+def test_a_page_is_read_from_the_idea_on(pages: dict[str, Any], name: str) -> None:
+    page = pages[f"mechanisms/{name}.html"]
+    titles = [title.find(string=True) for title in page.select("h2")]
+    first = ["The idea", "Symbols", "Step by step", "Equations"]
+    assert titles[:4] == first and titles[-1] == "To look up" and {*titles[4:-1]} <= {"More pictures"}
+    assert len(page.select("article p")[0].get_text()) > 40
+    assert [len(figure.select("figcaption")) for figure in page.select("figure")][:1] == [1]
+    calls = [tag.get_text() for tag in pages[f"mechanisms/{name}/calls.html"].select("dt.sig > .descname")]
+    assert calls[:2] == ["forward", "backward"]
 
 
 def test_links_lead_somewhere(pages: dict[str, Any], site: Path) -> None:

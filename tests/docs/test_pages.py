@@ -11,7 +11,7 @@ from refattn.mechanisms import registry
 
 pytest.importorskip("sphinx", reason='the pages are built with pip install -e ".[docs]"')
 
-from docs.extension import docstrings, pages  # noqa: E402
+from docs.extension import docstrings, notebooks, pages  # noqa: E402
 
 TEXT = """Small: |s_ij| is h*d.
 
@@ -50,10 +50,16 @@ def test_prose_means_itself(text: str, made: str) -> None:
     assert docstrings.markdown(text) == made
 
 
+def test_papers_are_links_but_for_code() -> None:
+    link = "[arXiv:1706.03762](https://arxiv.org/abs/1706.03762)"
+    assert docstrings.linked("of arXiv:1706.03762, `arXiv:1706.03762`") == f"of {link}, `arXiv:1706.03762`"
+    assert docstrings.linked(link) == link == docstrings.markdown("arXiv:1706.03762")
+
+
 def test_autodoc_reads_no_markup_into_prose() -> None:
-    lines = ["|x| and x_ and h*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> 2 * 3", "6"]
+    lines = ["|x| and x_ and h*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> f(*x)", "|6|"]
     docstrings.escape(None, "function", "f", None, None, lines)
-    assert lines == [r"\|x\| and x\_ and h\*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> 2 * 3", "6"]
+    assert lines == [r"\|x\| and x\_ and h\*d, `a*b`", "", "Example::", "", "    |x| * y", "", ">>> f(*x)", "|6|"]
 
 
 def test_signatures_show_aliases_by_name() -> None:
@@ -61,17 +67,29 @@ def test_signatures_show_aliases_by_name() -> None:
     assert shown == ("(x: Array | None)", None)
 
 
+def test_notebooks_show_formulas_and_pages_as_code() -> None:
+    text = "Of :m:`w_j`, see :doc:`/trace`:\n\n    :m:`dw_j = w_j`\n"
+    assert notebooks.readable(text) == "Of ``w_j``, see ``docs/trace.md``:\n\n    dw_j = w_j\n"
+
+
 def test_pages_follow_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mechanisms"
     pages.write(folder)
-    names = {f"{name}.md" for name in ra.list_mechanisms()} | {"index.md"}
-    assert {path.name for path in folder.iterdir()} == names
+
+    def written() -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*.md")}
+
+    def expected(*names: str) -> set[str]:
+        below = {f"{name}/{part}.md" for name in names for part in ("calls", "judged", "code")}
+        return {f"{name}.md" for name in names} | {"index.md"} | below
+
+    assert written() == expected(*ra.list_mechanisms())
     first = ra.list_mechanisms()[0]
     before = (folder / f"{first}.md").stat().st_mtime_ns
     monkeypatch.setattr(registry, "_NAMES", (first,))
     (folder / "gone.md").write_text("a mechanism that is no more")
     pages.write(folder)
-    assert {path.name for path in folder.iterdir()} == {f"{first}.md", "index.md"}
+    assert written() == expected(first)
     assert (folder / f"{first}.md").stat().st_mtime_ns == before  # what is the same is left alone
     assert f"\n{first}\n" in (folder / "index.md").read_text()
 
@@ -85,7 +103,14 @@ def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest
         "# All\n\n## other\n\nnot-mine\n\n## softmax\n\nours\n\n## third\n"
     )
     monkeypatch.setattr(pages, "ROOT", tmp_path)
+    captions = figures / "captions.toml"
+    captions.write_text('[softmax]\n"softmax_flow.svg" = "It flows."\n"softmax-speed.png" = "It is quick."\n')
     text = pages.page(ra.mechanism("softmax"))
-    assert "![softmax speed](../figures/softmax-speed.png)" in text and "(../figures/softmax_flow.svg)" in text
+    assert text.index("../figures/softmax_flow.svg") < text.index("## Equations")
+    assert text.index("## More pictures") < text.index("../figures/softmax-speed.png") < text.rindex("It is quick.")
     assert "softmax.txt" not in text and "budget.png" not in text
+    text = pages.page_below(ra.mechanism("softmax"), "judged")
     assert "\nours\n" in text and "not-mine" not in text
+    captions.write_text('[softmax]\n"softmax_flow.svg" = "It flows."\n')
+    with pytest.raises(ValueError, match="softmax-speed.png"):
+        pages.page(ra.mechanism("softmax"))

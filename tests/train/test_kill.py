@@ -96,7 +96,7 @@ def test_a_process_that_is_interrupted_saves_and_goes_on(tmp_path: Path, number:
     )
     assert process.stderr is not None
     first = process.stderr.readline()
-    assert first.startswith("step 1 of 1000000: loss 5."), first
+    assert first.startswith("step 1 of 1000000: loss 8."), first
     process.send_signal(number)
     out, errors = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")

@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from refattn.cli.analyse.study import finish, folder_of, out_option
-from refattn.cli.arguments import Place, Problem, record_of
+from refattn.cli.arguments import Name, Place, Problem, record_of
 
 PICTURES = ("png", "svg")
 
 
 @click.command("clusters", short_help="Show how tokens that move by attention gather in clusters.")
-@click.argument("mechanism")
+@click.argument("mechanism", type=Name())
 @click.option("--run", type=Place(), metavar="DIR", help="Look at the layers of a model that `refattn train` has made.")
 @click.option("--particles", type=click.IntRange(2, 1000), default=64, show_default=True, help="Tokens.")
 @click.option("--dimensions", type=click.IntRange(2, 256), default=2, show_default=True, help="Of the sphere's space.")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from refattn.cli.analyse.study import Decorator, finish, folder_of, out_option
-from refattn.cli.arguments import Place, Problem
+from refattn.cli.arguments import Name, Place, Problem
 
 PICTURES = ("png", "svg")
 
@@ -32,7 +32,7 @@ def stack_options(tokens: int, width: int, layers: int) -> Decorator:
 
 
 @click.command("lyapunov", short_help="Show how fast the layers of a stack let states part.")
-@click.argument("mechanism")
+@click.argument("mechanism", type=Name())
 @stack_options(tokens=6, width=8, layers=12)
 @out_option
 def lyapunov(mechanism: str, out: str | None, **given: Any) -> None:

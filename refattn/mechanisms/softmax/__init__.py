@@ -1,4 +1,4 @@
-"""Softmax attention: the baseline.
+"""Softmax attention, the baseline: a mean of values, weighted by the exponentials of how well their keys match.
 
 What to read, in this order:
 

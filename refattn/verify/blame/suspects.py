@@ -257,6 +257,18 @@ def locate(
         What `refattn.verify.run.verify` returned.
     progress
         Wraps the sequence of equations, for a progress bar.
+
+    Examples
+    --------
+    >>> import dataclasses, refattn as ra
+    >>> from refattn.verify import locate, verify
+    >>> record = ra.mechanism("softmax")
+    >>> few = dataclasses.replace(record, cases=(record.case("tiny"),))
+    >>> def unscaled(q, k, v):
+    ...     return ra.softmax.forward(q, k, v, scale=1.0)[0]
+    >>> report = locate(few, verify(few, unscaled, dtypes=["float32"]))
+    >>> report.suspects.ranked[0].kind
+    'scale left out'
     """
     for dtype in DTYPES:
         judged_ = [outcome for outcome in report.outcomes if outcome.dtype == dtype and outcome.seen]

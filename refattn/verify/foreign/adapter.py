@@ -56,6 +56,13 @@ def load(spec: str, *, interrupts: bool = True) -> Any:
     ------
     LoadError
         Where the spec has no colon, the module or file is missing or fails, or the name is missing or not callable.
+
+    Examples
+    --------
+    >>> from refattn.verify import load
+    >>> attend = load("refattn.mechanisms.softmax:forward")
+    >>> callable(attend)
+    True
     """
     place, colon, name = spec.rpartition(":")
     if not (colon and place and name):

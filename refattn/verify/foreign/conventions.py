@@ -68,6 +68,15 @@ def probe_conventions(
     dict[str, str]
         Question -> the convention, as `expected` has it, or what it is in words; "declined: ..." where it declined,
         and "unknown: ..." where no convention that is known here gives what it returned.
+
+    Examples
+    --------
+    >>> import refattn as ra
+    >>> from refattn.verify import probe_conventions
+    >>> def attend(q, k, v, *, causal=False):
+    ...     return ra.softmax.forward(q, k, v, causal="top_left" if causal else False)[0]
+    >>> probe_conventions(attend, "softmax")["causal mask"]
+    'top-left'
     """
     record = registry.mechanism(mechanism) if isinstance(mechanism, str) else mechanism
 

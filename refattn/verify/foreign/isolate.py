@@ -67,6 +67,18 @@ class Isolated:
     ------
     LoadError
         Where it cannot be loaded.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, refattn as ra
+    >>> from refattn.verify import Isolated, verify_case
+    >>> record = ra.mechanism("softmax")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder) / "kernel.py"
+    ...     _ = file.write_text("attend = lambda q, k, v: exit('gone')")
+    ...     with Isolated(f"{file}:attend") as implementation:
+    ...         verify_case(record, implementation, record.case("tiny"), "float32").status
+    'raises'
     """
 
     def __init__(self, spec: str, seconds: float = 60.0, loading: float = 60.0) -> None:

@@ -43,6 +43,16 @@ class Program:
     ------
     LoadError
         Where the command is no command line.
+
+    Examples
+    --------
+    >>> import sys, refattn as ra
+    >>> from refattn.verify import Program, verify_case
+    >>> silent = Program(f'{sys.executable} -c "print(1)"', ("out",), seconds=30.0)
+    >>> record = ra.mechanism("softmax")
+    >>> outcome = verify_case(record, silent, record.case("tiny"), "float32")
+    >>> outcome.status
+    'raises'
     """
 
     def __init__(self, command: str, outputs: tuple[str, ...], seconds: float) -> None:

@@ -1,0 +1,107 @@
+"""The page on the newest commit, and what asv's own pages are given, from results that are made here."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from asv_benchmarks import page as pages
+from asv_benchmarks import site
+from asv_benchmarks.changes import Series
+from asv_benchmarks.suite import Benchmark
+
+NUMPY = ("softmax.tiled", 64, 64, "float32", "numpy")
+TIME = Benchmark("core.Core.time_forward", NUMPY, "time")
+RATE = Benchmark("language.Train.track_tokens", ("softmax", "numpy"), "rate")
+SHARE = Benchmark("accuracy.Share.track_largest", ("koopman.shared", "outputs", "float32", "numpy"), "share")
+WORK = Benchmark("work.Work.track_held", ("softmax.tiled", 64, 64, "numpy"), "work")
+MACHINE = Benchmark("start.Machine.time_numpy", ("exp",), "time")
+COMMITS = tuple(f"{n:040x}" for n in range(1, 9))
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of eight commits, the second of which is a release: the newest is slower, trains faster, and holds more."""
+    pytest.importorskip("asv")
+    answers = {"show": "<a fix>", "tag": "v1", "rev-list": COMMITS[1], "config": "git@example.org:a/refattn.git"}
+
+    def git(*arguments: str) -> str:
+        return str(int(arguments[-1], 16)) if "--format=%ct" in arguments else answers[arguments[0]]
+
+    monkeypatch.setattr(pages, "git", git)
+    made = [
+        Series(TIME, COMMITS, (1e-3,) * 4 + (1.5e-3,) * 4),
+        Series(RATE, COMMITS[1:], (1e4,) * 4 + (3e4,) * 3),
+        Series(SHARE, COMMITS, (0.3,) * 8),
+        Series(WORK, COMMITS, (100.0,) * 7 + (101.0,)),
+        Series(MACHINE, COMMITS, (1e-4,) * 8),
+    ]
+    return pages.page({("other", "p"): [Series(TIME, COMMITS[:1], (1.0,))], ("mine", "python3.11.json"): made})
+
+
+def test_what_got_worse_comes_first(shown: str) -> None:
+    assert "beside <a href='https://example.org/a/refattn/commit/" + COMMITS[1] in shown, "the last release"
+    assert "8 commits on mine, python3.11" in shown and "&lt;a fix&gt;" in shown and "<a fix>" not in shown
+    assert "<h2>2 worse, 1 better, of 4 compared</h2>" in shown
+    worse = shown[shown.index("compared</h2>") : shown.index("<h2>Mechanisms")]
+    assert re.findall(r"class='(?:worse|better)'>([^<]+)<", worse) == ["slower", "more work", "higher rate"]
+    assert "1 ms" in worse and "1.5 ms" in worse and "1.50" in worse
+    assert "start.Machine" not in shown
+
+
+def test_each_mechanism_has_its_curves(shown: str) -> None:
+    table = shown[shown.index("<h2>Mechanisms") : shown.index("steps in the history")]
+    softmax = next(row for row in table.split("<tr>") if row.startswith("<th>softmax"))
+    assert "<td class='n worse'>0.71</td>" in softmax and "<td class='n worse'>1.01</td>" in softmax
+    assert softmax.count("<polyline") == 2 and "<circle class='worse'" in softmax
+    assert "<td class='n '>0.3</td>" in next(row for row in table.split("<tr>") if row.startswith("<th>koopman"))
+
+
+def test_steps_are_listed_with_their_commits(shown: str) -> None:
+    steps = shown[shown.index("steps in the history") : shown.index("<h2>Every number")]
+    assert re.findall(r"class='(?:worse|better)'>([^<]+)<", steps) == ["slower", "more work", "higher rate"]
+    there = "index.html#core.Core.time_forward?p-form=%27softmax.tiled%27&amp;p-n=64&amp;p-d=64&amp;"
+    assert there in steps and f"commits={COMMITS[4][:8]}" in steps
+
+
+def test_results_are_mended_for_asv(tmp_path: Path) -> None:
+    """Two commits told of their machine in two ways; one benchmark has no number, another one a single one."""
+    about = {"machine": "m", "cpu": "c", "version": 1}
+    (tmp_path / "from" / "m").mkdir(parents=True)
+    (tmp_path / "from" / "m" / "machine.json").write_text(json.dumps(about))
+    axes = [["'softmax'", "'koopman'"], ["'numpy'", "'torch'"]]
+    named = {"params": axes, "version": "1", "unit": "tokens per second"}
+    known = {RATE.name: named, TIME.name: {**named, "unit": "seconds"}, "version": 2}
+    (tmp_path / "from" / "benchmarks.json").write_text(json.dumps(known))
+    for n, told in enumerate(({"machine": "m"}, {"machine": "m", "cpu": "c", "arch": ""})):
+        results = {RATE.name: [[math.nan, math.nan, 200.0, None], axes], TIME.name: [[math.nan] * 4, axes]}
+        stored = {"params": told, "python": f"3.11.{n}", "result_columns": ["result", "params"], "results": results}
+        (tmp_path / "from" / "m" / f"{n}-p.json").write_text(json.dumps(stored))
+    site.gather([tmp_path / "from", tmp_path / "nothing"], tmp_path / "to")
+    files = [json.loads((tmp_path / "to" / "m" / f"{n}-p.json").read_text()) for n in (0, 1)]
+    assert files[0]["params"] == files[1]["params"] == {"machine": "m", "cpu": "c", "python": "3.11"}
+    assert files[0]["results"][RATE.name][0][2] == 0.005
+    mended = json.loads((tmp_path / "to" / "benchmarks.json").read_text())
+    assert set(mended) == {RATE.name, "version"}
+    assert mended[RATE.name]["params"] == [["'koopman'"], ["'numpy'"]]
+    assert mended[RATE.name]["unit"] == "seconds per token"
+
+
+def test_what_lies_here_is_what_asv_asks_for(tmp_path: Path) -> None:
+    asv = pytest.importorskip("asv")
+    www = Path(asv.__file__).parent / "www" / "index.html"
+    (tmp_path / "index.html").write_bytes(www.read_bytes())
+    site.offline(tmp_path)
+    assert not re.search(r'(src|href)="https?://[^"]*\.(js|css)', (tmp_path / "index.html").read_text())
+    same = 0
+    for url, kind, digest in re.findall(r'"https://([^"]+)" integrity="(sha\d+)-([^"]+)"', www.read_text()):
+        file = site.VENDOR / re.sub(r"-3\.3\.1", "", url.rpartition("/")[2])
+        if file.exists() and file.name != "stupidtable.min.js":  # of which npm has a later one
+            same += base64.b64encode(hashlib.new(kind, file.read_bytes()).digest()).decode() == digest
+    assert same == 5, "the others are not minified here"
