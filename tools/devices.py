@@ -57,7 +57,8 @@ def measured(name: str, tokens: int, how: dict[str, Any], count: int) -> tuple[d
     import jax
 
     on = mesh.make({"tokens": count})
-    lie, core = mesh.sharding(on, (None, None, "tokens", None)), parallel(name, on, **how)
+    lie = mesh.sharding(on, (None, None, "tokens", None))
+    core: Any = parallel(name, on, **how)
     scale = 0.25 if name == "delta" else 1.0  # so that what is not decayed stays small
     given = [
         scale * counter.normal((1, 2, tokens, 8), seed=0, purpose=f"devices.{x}") for x in ("q", "k", "v", "d_out")
