@@ -160,6 +160,8 @@ def fitted(case: Case, sizes: Mapping[str, int], cuts: int = 1) -> Case | None:
         more = heads // math.gcd(fewest, heads)
         wanted = {a: known[a] * more for a in "hfg" if a in known}
         found = resized_by(case, {**known, **wanted, "b": up(known["b"], batch), "n": up(known["n"], tokens)})
+    elif h == 1 < heads and len(case.inputs) > 3:  # whether another array has one head, or is for all, is not said
+        return None
     else:
         groups = up(g, heads)
         e = case.inputs["v"].shape[3]
