@@ -32,7 +32,8 @@ ARROWS: dict[str, set[str]] = {
     "train": BASE | {"files", "ops", "model", "mechanisms.arguments"} | RECORDS,
     "analysis": BASE | {"files", "ops", "mechanisms", "instruments"},
     "golden": BASE | {"files"} | RECORDS,
-    "verify": BASE | RECORDS | {"files", "ops", "golden", "instruments", "shards"},
+    "campaign": {"backends", "files"},
+    "verify": BASE | RECORDS | {"campaign", "files", "ops", "golden", "instruments", "shards"},
     "bridges": BASE | RECORDS | {"instruments"},
     "shards": BASE | RECORDS,
     "instruments": BASE,
@@ -40,7 +41,20 @@ ARROWS: dict[str, set[str]] = {
     "explorer": BASE | RECORDS | {"verify"},
     "cli": BASE
     | RECORDS
-    | {"files", "ops", "model", "train", "analysis", "golden", "verify", "bridges", "shards", "show", "explorer"},
+    | {
+        "campaign",
+        "files",
+        "ops",
+        "model",
+        "train",
+        "analysis",
+        "golden",
+        "verify",
+        "bridges",
+        "shards",
+        "show",
+        "explorer",
+    },
     "__main__": {"cli"},
 }
 
@@ -78,6 +92,7 @@ LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "safetensors": (("golden/", "train/checkpoint.py", "cli/"), True),
     "threadpoolctl": (("backends/",), False),
     "click": (("cli/",), True),
+    "distributed": (("campaign.py",), False),
     "rich": (("cli/", "verify/show/"), True),
 }
 
@@ -131,7 +146,7 @@ def violation(found: Import, rooms: tuple[str, ...]) -> str | None:
             return f"{found}: not in {', '.join(places)}"
         return None if top or found.inside or found.typing else f"{found}: only inside a function"
     part, target_part = part_of(found.file), target.partition(".")[0]
-    if part in ("cli", "train") and not target:
+    if part in ("campaign", "cli", "train") and not target:
         return None  # the public face, like any user
     if part == "__init__":
         light = target == "mechanisms.registry"  # a list of names, and nothing behind it

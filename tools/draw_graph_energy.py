@@ -50,9 +50,9 @@ def draw_scores(axes: Axes) -> None:
 
 def draw_energy(axes: Axes) -> None:
     """Draw the energy above its smallest value."""
-    _, rest = ra.graph_energy.forward(*tokens(), steps=200, kappa=4.0)
+    _, rest = ra.graph_energy.forward(*tokens(), step=1.0 / 9.0, steps=200, kappa=4.0)  # 1 / L
     lowest = float(ra.graph_energy.energy(rest)[0, 0, -1])
-    step = float(rest.inner.flow.step)
+    step = rest.options.step
     runs = [("euler", 1.0), ("euler", 2.0), ("euler", 4.0), ("discrete_gradient", 4.0), ("discrete_gradient", 100.0)]
     for (integrator, times), colour in zip(runs, COLOURS, strict=True):
         with warnings.catch_warnings():

@@ -19,6 +19,8 @@ from docs.experiments.page import put
 from docs.experiments.runs import Run, found, run_all
 from docs.experiments.tasks import Overwriting, Parity, Task, Text
 from docs.experiments.training import Plan
+from refattn.campaign import Where
+from refattn.cli.arguments import campaign_options
 
 RESULTS = Path(__file__).with_name("delta.jsonl")
 PAGE = Path(__file__).with_name("delta.md")
@@ -94,15 +96,15 @@ def main() -> None:
 
 @main.command(short_help="Train all models that have no line in the results yet.")
 @click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@click.option("--processes", type=click.IntRange(1), default=2, help="Trainings at a time; each has one thread.")
+@campaign_options(keep=False)
 @click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look: one seed.")
 @click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
 @click.option("--model", "names", type=click.Choice(list(MODELS)), multiple=True, help="The same.")
-def run(results: Path, processes: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]) -> None:
+def run(results: Path, where: Where, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]) -> None:
     """Train all models that have no line in the results yet."""
     part = steps is not None or tasks or names
     wanted = grid(names or tuple(MODELS), tasks or tuple(TASKS), SEEDS[:1], steps) if part else whole()
-    lines = run_all(wanted, results, processes=processes)
+    lines = run_all(wanted, results, where)
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")

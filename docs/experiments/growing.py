@@ -17,6 +17,8 @@ import click
 from docs.experiments.growing_training import WAYS, Plan, Run, Teacher, Written
 from docs.experiments.page import put
 from docs.experiments.runs import found, run_all
+from refattn.campaign import Where
+from refattn.cli.arguments import campaign_options
 
 RESULTS = Path(__file__).with_name("growing.jsonl")
 PAGE = Path(__file__).with_name("growing.md")
@@ -83,17 +85,17 @@ def main() -> None:
 
 @main.command(short_help="Train all that has no line in the results yet.")
 @click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@click.option("--processes", type=click.IntRange(1), default=1, help="Trainings at a time; each has one thread.")
+@campaign_options(keep=False)
 @click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
 @click.option("--steps", type=click.IntRange(4), help="Updates of every training, for a quick look.")
 @click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
 @click.option("--way", "ways", type=click.Choice(list(WAYS)), multiple=True, help="The same.")
 def run(
-    results: Path, processes: int, seeds: int, steps: int | None, tasks: tuple[str, ...], ways: tuple[str, ...]
+    results: Path, where: Where, seeds: int, steps: int | None, tasks: tuple[str, ...], ways: tuple[str, ...]
 ) -> None:
     """Train all that has no line in the results yet."""
     wanted = grid(tasks or tuple(TASKS), range(seeds), ways, steps)
-    lines = run_all(wanted, results, processes=processes)
+    lines = run_all(wanted, results, where)
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")

@@ -21,6 +21,8 @@ from docs.experiments.page import put
 from docs.experiments.runs import Run, found, run_all
 from docs.experiments.tasks import Recall, Task, Text
 from docs.experiments.training import Plan
+from refattn.campaign import Where
+from refattn.cli.arguments import campaign_options
 
 RESULTS = Path(__file__).with_name("higher_order.jsonl")
 PAGE = Path(__file__).with_name("higher_order.md")
@@ -104,17 +106,17 @@ def main() -> None:
 
 @main.command(short_help="Train all models that have no line in the results yet.")
 @click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@click.option("--processes", type=click.IntRange(1), default=2, help="Trainings at a time; each has one thread.")
+@campaign_options(keep=False)
 @click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
 @click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look.")
 @click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, help="Only this one, or these.")
 @click.option("--mechanism", "names", type=click.Choice(list(MECHANISMS)), multiple=True, help="The same.")
 def run(
-    results: Path, processes: int, seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]
+    results: Path, where: Where, seeds: int, steps: int | None, tasks: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     """Train all models that have no line in the results yet."""
     wanted = grid(names or tuple(MECHANISMS), tasks or tuple(TASKS), range(seeds), steps)
-    lines = run_all(wanted, results, processes=processes)
+    lines = run_all(wanted, results, where)
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
 from docs.experiments.tasks import Task, Text, standard_library
 from docs.experiments.training import Plan, train
-from refattn import backends
+from refattn import backends, campaign
+from refattn.campaign import HERE, Unit, Where
+from refattn.cli.output import progress
 from refattn.files import write_atomically
 
 Line = dict[str, Any]
@@ -110,7 +108,7 @@ def found(wanted: Sequence[Job], path: Path) -> list[Line]:
     return [known[_key(run.to_json())] for run in wanted]
 
 
-def run_all(wanted: Sequence[Job], path: Path, *, processes: int = 2) -> list[Line]:
+def run_all(wanted: Sequence[Job], path: Path, where: Where = HERE) -> list[Line]:
     """Run what has no line in the file yet, and return the lines of all that is wanted, in its order.
 
     At the end the file has the same order, lines of other runs after these, so that all but the times in it depends on
@@ -120,7 +118,7 @@ def run_all(wanted: Sequence[Job], path: Path, *, processes: int = 2) -> list[Li
     _write(path, known.values())  # without a broken last line
     missing = [run for run in wanted if _key(run.to_json()) not in known]
     with path.open("a", encoding="utf-8") as file:
-        for line in _lines(missing, processes):
+        for line in _lines(missing, where):
             known[_key(line["run"])] = line
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -129,22 +127,12 @@ def run_all(wanted: Sequence[Job], path: Path, *, processes: int = 2) -> list[Li
     return found(wanted, path)
 
 
-def _lines(runs: Sequence[Job], processes: int) -> Iterator[Line]:
+def _lines(runs: Sequence[Job], where: Where) -> Iterator[Line]:
     """Yield the lines of some runs as they are finished, behind a bar."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        shown = bar.add_task("", total=len(runs))
-        # Fresh processes, because threads of a library do not live through a fork.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            futures = {pool.submit(one, run): run for run in runs}
-            try:
-                for future in as_completed(futures):
-                    line = future.result()
-                    bar.update(shown, advance=1, description=futures[future].told(line["result"]))
-                    yield line
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+    units = [Unit(_key(run.to_json()), one, (run,)) for run in runs]
+    with progress("experiment", "trainings") as wrap:
+        for _, line in campaign.run(units, where, progress=wrap):
+            yield line
 
 
 def one(run: Job) -> Line:

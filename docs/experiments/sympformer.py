@@ -21,6 +21,8 @@ from docs.experiments.page import put
 from docs.experiments.runs import Run, found, run_all
 from docs.experiments.tasks import Text, TokenFiles
 from docs.experiments.training import Plan
+from refattn.campaign import Where
+from refattn.cli.arguments import campaign_options
 
 RESULTS = Path(__file__).with_name("sympformer.jsonl")
 PAGE = Path(__file__).with_name("sympformer.md")
@@ -103,7 +105,6 @@ def main() -> None:
 
 variants = click.option("--variant", "names", type=click.Choice(list(VARIANTS)), multiple=True, help="Only these.")
 seeds_of = click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
-processes_of = click.option("--processes", type=click.IntRange(1), default=1, help="Trainings at a time.")
 
 
 @main.command(short_help="Train all models that have no line in the results yet.")
@@ -111,10 +112,10 @@ processes_of = click.option("--processes", type=click.IntRange(1), default=1, he
 @click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look.")
 @variants
 @seeds_of
-@processes_of
-def run(results: Path, steps: int | None, names: tuple[str, ...], seeds: int, processes: int) -> None:
+@campaign_options(keep=False)
+def run(results: Path, steps: int | None, names: tuple[str, ...], seeds: int, where: Where) -> None:
     """Train all models that have no line in the results yet."""
-    _run(grid(names or tuple(VARIANTS), range(seeds), steps), results, processes)
+    _run(grid(names or tuple(VARIANTS), range(seeds), steps), results, where)
 
 
 @main.command(short_help="The published size, on token files that are not part of this project.")
@@ -126,9 +127,9 @@ def run(results: Path, steps: int | None, names: tuple[str, ...], seeds: int, pr
 @click.option("--vocabulary", type=click.IntRange(2), default=50304, help="Number of different tokens.")
 @variants
 @seeds_of
-@processes_of
+@campaign_options(keep=False)
 def paper(
-    tokens: Path, results: Path, steps: int, vocabulary: int, names: tuple[str, ...], seeds: int, processes: int
+    tokens: Path, results: Path, steps: int, vocabulary: int, names: tuple[str, ...], seeds: int, where: Where
 ) -> None:
     """Train the published size on `train.bin` and `val.bin` of a folder: tokens of 16 bits, the lower byte first."""
     task, plan = TokenFiles(str(tokens), vocabulary), replace(PAPER, steps=steps)
@@ -137,11 +138,11 @@ def paper(
         for seed in range(seeds)
         for layers, options in (VARIANTS[name] for name in names or tuple(VARIANTS))
     ]
-    _run(runs, results, processes)
+    _run(runs, results, where)
 
 
-def _run(runs: Sequence[Run], results: Path, processes: int) -> None:
-    lines = run_all(runs, results, processes=processes)
+def _run(runs: Sequence[Run], results: Path, where: Where) -> None:
+    lines = run_all(runs, results, where)
     for each, line in zip(runs, lines, strict=True):
         click.echo(each.told(line["result"]))
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")

@@ -69,6 +69,13 @@ def train(mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, se
         - ``diverged``: where and how numbers stopped being finite, or None;
         - ``seconds``: time of the CPU.
     """
+    return trained(mechanism, options, task, plan, seed)[1]
+
+
+def trained(
+    mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, seed: int
+) -> tuple[model.Params, dict[str, Any]]:
+    """Return the parameters after a training, the last finite ones, and what came of it."""
     began = time.process_time()
     params = fresh(mechanism, options, task, plan, seed)
     optimiser = AdamW(plan.learning_rate, beta1=0.9, beta2=0.95, groups=default_groups(plan.weight_decay))
@@ -94,7 +101,7 @@ def train(mechanism: str, options: Mapping[str, Any], task: Task, plan: Plan, se
     except (diagnose.DivergedError, ArithmeticError) as error:  # the second: no inverse was found, or a division
         diverged = f"step {len(losses) + 1}: {error}"
     pieces = [piece for piece in np.array_split(np.asarray(norms), PIECES) if len(piece)]
-    return found | {
+    return params, found | {
         "losses": [round(float(np.mean(piece)), 4) for piece in np.array_split(losses, PIECES) if len(piece)],
         "norms": [[float(f"{x:.3g}") for x in np.quantile(piece, QUANTILES)] for piece in pieces],
         "clipped": round(sum(norm > plan.clip for norm in norms) / plan.steps, 4),

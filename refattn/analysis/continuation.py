@@ -27,6 +27,9 @@ STRAIGHT = 0.98
 
 POINTS = 4000
 
+APART = 1e-4
+"""The step of differences by b and t."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -51,17 +54,22 @@ class Family:
 
 
 def family_of(flow: GraphFlow, parameter: str) -> Family:
-    """Return the flows that differ from this one in `mu` or `kappa`."""
+    """Return the flows that differ from this one in `mu`, `kappa` or `b`, or those on its line by `t`."""
 
     def at(value: float) -> GraphFlow:
         return with_number(flow, parameter, value)
 
-    slope = {"mu": GraphFlow.by_mu, "kappa": GraphFlow.by_kappa}[parameter]
+    def by_parameter(x: Floats, value: float) -> Floats:
+        if parameter in ("mu", "kappa"):
+            return at(value).by_mu(x) if parameter == "mu" else at(value).by_kappa(x)
+        return (at(value + APART).rate(x) - at(value - APART).rate(x)) / (2.0 * APART)
+
+    same = parameter != "t" or (flow.towards is not None and np.array_equal(flow.matrix, flow.towards.matrix))
     return Family(
         lambda x, value: at(value).rate(x),
         lambda x, value: at(value).jacobian(x),
-        lambda x, value: slope(at(value), x),
-        flow.balance,
+        by_parameter,
+        flow.balance if same else None,
     )
 
 

@@ -16,7 +16,7 @@ from refattn.analysis.graphs import Floats
 SAMPLED = (0.02, 0.27, 0.53, 0.77, 0.98)
 """Where in the range of the parameter starts are drawn; uneven, for bifurcations like to be at round numbers."""
 
-PARAMETERS = ("kappa", "mu")
+PARAMETERS = ("kappa", "mu", "b", "t")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def diagram_of(
     flow
         The system; its own value of the parameter is not used.
     parameter
-        `kappa` or `mu`.
+        `kappa`, `mu`, `b` of all nodes, or `t` on the line to another flow, `flow.towards`.
     low, high
         The range of the parameter.
     starts, seed
@@ -110,6 +110,8 @@ def check_range(flow: GraphFlow, parameter: str, low: float, high: float) -> Non
         raise ValueError(f"parameter: got {parameter!r}, needs one of {', '.join(PARAMETERS)}")
     if not low < high:
         raise ValueError(f"{parameter}: got the range {low}:{high}, needs a lower and a higher number")
+    if parameter == "t" and (flow.towards is None or flow.towards.n != flow.n):
+        raise ValueError("t: got a flow without a line, needs one whose `towards` is another, of as many nodes")
     if flow.moves_freely:
         raise ValueError('intrinsic: got "none", whose equilibria come in lines; needs "anchor" or "double_well"')
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ FLAT = 1e-5
 method ends near it, not at it."""
 
 STEPS, ITERATIONS, HALVINGS = 200, 60, 25
+
+MOST = 10_000
+"""The most equilibria of a tree that are listed."""
 
 Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -120,6 +124,45 @@ def find_equilibrium(flow: GraphFlow, start: Floats, steps: int = STEPS) -> Equi
                 "start: the flow leads to no equilibrium from there; take more steps or another start"
             )
     return described(flow, x, tolerance=1e-9)
+
+
+@checked(flow=GraphFlow)
+def tree_equilibria(flow: GraphFlow) -> tuple[Equilibrium, ...]:
+    """Return all equilibria of coupling alone on a tree, the first score 0, the stable ones first.
+
+    A leaf is at rest where g is 0 on its link; then its neighbour rests as if the leaf were not there, and so on: g is
+    0 on every link, and any zeros will do. So there are z^(n-1) equilibria where g has z zeros, on both sides of 0, and
+    one is stable where g' is above 0 on every link.
+
+    Raises
+    ------
+    ValueError
+        Where there is an intrinsic force, the graph is no tree, the zeros of the coupling are not known, or there are
+        more than `MOST` equilibria.
+    """
+    g, links = flow.system.coupling, flow.matrix.toarray() if isinstance(flow.graph, CSR) else flow.matrix
+    linked = (links != 0.0) & ~np.eye(flow.n, dtype=np.bool_)
+    if not flow.moves_freely or g.zeros is None:
+        got = f'intrinsic="{flow.system.intrinsic.name}" and the coupling {g.name}'
+        raise ValueError(f'flow: got {got}, needs "none" and a coupling whose zeros are known')
+    if np.sum(linked) != 2 * (flow.n - 1) or not np.array_equal(linked, linked.T) or np.any(flow.component):
+        raise ValueError("graph: got one that is no tree, needs n - 1 links, each in both directions, that connect it")
+    zeros = np.unique(flow.turned(np.asarray([sign * zero for zero in g.zeros for sign in (1.0, -1.0)])).round(12))
+    if len(zeros) ** (flow.n - 1) > MOST:
+        raise ValueError(f"graph: got {flow.n} nodes, whose equilibria are {len(zeros)}^{flow.n - 1}, more than {MOST}")
+    order = [0]
+    parent: dict[int, int] = {}
+    for node in order:
+        new = [int(j) for j in np.flatnonzero(linked[node]) if j != parent.get(node, -1)]
+        parent |= dict.fromkeys(new, node)
+        order += new
+    found = []
+    for chosen in product(zeros, repeat=flow.n - 1):
+        x = np.zeros(flow.n)
+        for node, difference in zip(order[1:], chosen, strict=True):
+            x[node] = x[parent[node]] + difference
+        found.append(described(flow, flow.turned(x), tolerance=1e-9))
+    return tuple(sorted(found, key=lambda one: one.stability.negative))
 
 
 @checked(flow=GraphFlow, starts=Whole(1, 10_000_000), seed=Whole(), reach=Maybe(Real(0.0)), wrap=Function)

@@ -5,7 +5,6 @@ Everything is computed by `refattn.mechanisms.graph_energy`: couplings, intrinsi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,15 +15,16 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
 from refattn.analysis.graphs import Floats, balance_of, component_of
-from refattn.checked import Real, read
+from refattn.checked import Real, Whole, checked, read
+from refattn.mechanisms.graph_energy.core import Saved
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic
 from refattn.mechanisms.graph_energy.forms import pairs, sparse
 from refattn.mechanisms.graph_energy.solvers.newton import jacobian_of
 from refattn.mechanisms.graph_energy.system import System
 
-PERIODS = {"sin": 2.0 * math.pi}
-"""The couplings that have a period."""
+MECHANISM = Saved.__module__.split(".")[2]
+"""The name of the mechanism whose flows these are."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class GraphFlow:
         What the intrinsic force draws to, (n,) or one number for all nodes.
     mu, kappa
         The strengths of f and g.
+    towards, t
+        Where a line of flows leads from this one, on as many nodes; `t` is where on it, 0 here and 1 there.
 
     Raises
     ------
@@ -54,6 +56,8 @@ class GraphFlow:
     b: Floats | Sequence[float] | float = 0.0
     mu: float = 1.0
     kappa: float = 1.0
+    towards: GraphFlow | None = None
+    t: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -122,7 +126,7 @@ class GraphFlow:
     @property
     def period(self) -> float | None:
         """What may be added to any score without an effect; None where nothing may."""
-        return PERIODS.get(self.system.coupling.name) if self.moves_freely else None
+        return self.system.coupling.period if self.moves_freely else None
 
     def rate(self, x: Floats) -> Floats:
         """Return v at x, (..., n)."""
@@ -182,5 +186,35 @@ class GraphFlow:
 
 
 def with_number(flow: GraphFlow, name: str, value: float) -> GraphFlow:
-    """Return the flow with another `mu` or `kappa`."""
-    return replace(flow, mu=float(value)) if name == "mu" else replace(flow, kappa=float(value))
+    """Return the flow with another `mu` or `kappa`, another `b` of all nodes, or that at `t` on its line."""
+    if name != "t":
+        changed: dict[str, Any] = {name: float(value)}
+        return replace(flow, **changed)
+    if (end := flow.towards) is None:
+        raise ValueError("t: got a flow without a line, needs one whose `towards` is another")
+    ends: dict[str, Any] = {"graph": (flow.graph, end.graph), "b": (flow.anchors, end.anchors)}
+    ends |= {"mu": (flow.mu, end.mu), "kappa": (flow.kappa, end.kappa)}
+    between = {key: (1.0 - value) * x + value * y for key, (x, y) in ends.items()}
+    return replace(flow, t=float(value), **between)
+
+
+@checked(batch=Whole(), head=Whole())
+def flow_of_call(saved: Saved, batch: int = 0, head: int = 0) -> GraphFlow:
+    """Return the flow of one head of a call of graph energy attention, in state "query" that of the last query.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such head, the graph is sparse, or nodes have strengths of their own or are hidden.
+    """
+    options, graph = saved.options, saved.inner.graph
+    if isinstance(graph.links, CSR) or not (batch < graph.links.shape[0] and head < graph.links.shape[1]):
+        raise ValueError(f"head: got batch {batch} and head {head}, needs those of a call on a dense graph")
+    if graph.visible is not None and not np.all(graph.visible[..., -1]):
+        raise ValueError("saved: got a call whose last query is masked, needs one that sees all nodes")
+    given = (np.asarray(x, np.float64) for x in (options.mu, options.kappa))
+    mu, kappa = (np.unique(np.broadcast_to(x, (*graph.start.shape[1:3], 1))[head]) for x in given)
+    if len(mu) > 1:
+        raise ValueError("mu: got one for each node, needs one of all")
+    links, b = (np.asarray(x[batch, head], np.float64) for x in (graph.links, graph.start))
+    return GraphFlow(links, options.coupling, options.intrinsic, b[:, -1], float(mu[0]), float(kappa[0]))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,6 +61,36 @@ json_option = click.option(
 backend_option = click.option(
     "--backend", "backend", default="numpy", metavar="NAME", help="The array library; numpy by default."
 )
+
+
+def campaign_options(keep: bool = True, jobs: str = "one for each CPU") -> Callable[[Any], Any]:
+    """Give a command the options of where its units of work run; it takes them as `where`."""
+
+    def wrap(function: Any) -> Any:
+        @functools.wraps(function)
+        def run(*given: Any, jobs: int | None, scheduler: str | None, keep: str | None = None, **named: Any) -> Any:
+            if jobs is not None and scheduler is not None:
+                raise Problem("--jobs: got processes of this machine, needs no --scheduler beside it")
+            from refattn.campaign import CampaignError, Where
+
+            where = Where(jobs, scheduler, None if keep is None else Path(keep))
+            try:
+                return function(*given, where=where, **named)
+            except CampaignError as error:
+                raise Problem(str(error)) from error
+
+        options = [
+            click.option(
+                "-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help=f"Processes; {jobs} by default."
+            ),
+            click.option("--scheduler", metavar="ADDRESS", help="Run on the workers of this Dask cluster."),
+        ]
+        if keep:
+            about = "Keep each part that has ended in DIR, and go on from there another time."
+            options.append(click.option("--keep", type=Place(), metavar="DIR", help=about))
+        return functools.reduce(lambda made, option: option(made), reversed(options), run)
+
+    return wrap
 
 
 class Group(click.Group):

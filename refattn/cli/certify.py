@@ -20,6 +20,7 @@ from refattn.cli.arguments import (
     Problem,
     backend_of,
     backend_option,
+    campaign_options,
     check_writable,
     json_option,
     record_of,
@@ -30,6 +31,7 @@ from refattn.cli.own import own_cases, own_given, seed_of, supported
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
+    from refattn.campaign import Where
     from refattn.mechanisms.record import Mechanism
     from refattn.verify.foreign.isolate import Isolated
     from refattn.verify.outcome import CheckReport, Report
@@ -41,9 +43,9 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
 @click.option("--full", is_flag=True, help="Run every case, dtype and sample of a law, and more directions.")
-@click.option("-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes; one for each CPU by default.")
 @click.option("--devices", type=click.IntRange(1), metavar="N", help="Of JAX: check forms on arrays over N devices.")
 @click.option("--mesh", metavar="SIZES", help="How they share the work: heads=2,tokens=4; tokens=N by default.")
+@campaign_options()
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only those of a mechanism that disagrees.")
 @click.pass_context
 def check(
@@ -53,9 +55,9 @@ def check(
     file: str | None,
     require_all: bool,
     full: bool,
-    jobs: int | None,
     devices: int | None,
     mesh: str | None,
+    where: Where,
     verbose: bool,
 ) -> None:
     """Let the reference certify itself: forms, equations, laws and gradients of all mechanisms, or of those named.
@@ -72,7 +74,7 @@ def check(
 
     found: list[CheckReport] = []
     names = [record.name for record in records]
-    asked: dict[str, Any] = {"full": full, "require_all": require_all, "jobs": jobs, "mesh": sizes}
+    asked: dict[str, Any] = {"full": full, "require_all": require_all, "where": where, "mesh": sizes}
     with progress("check", "parts") as wrap:
         for one in check.check_all(names, library.name, progress=wrap, **asked):
             say(partial(report.checked, one, table=verbose or sizes is not None or one.exit_code == 1), file)
@@ -144,6 +146,7 @@ def _mesh(library: str, devices: int | None, text: str | None) -> dict[str, int]
 @click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
 @click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
 @click.option("--mesh", metavar="SIZES", help="Run --impl over devices or processes: tokens=4, or heads=2,tokens=4.")
+@campaign_options(jobs="1")
 @click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every case that fails and all that is known of the suspects.")
 @json_option
@@ -170,6 +173,7 @@ def verify(
     memory: bool,
     bitwise: bool,
     mesh: str | None,
+    where: Where,
     html: str | None,
     verbose: bool,
     file: str | None,
@@ -211,6 +215,11 @@ def verify(
     own = own_given(shapes, listed, inputs)
     if (own or seed != "0") and (outputs is not None or tokens is not None):
         raise Problem("--shape, --cases, --inputs and --seed: need --impl or --exec, and neither --outputs nor --large")
+    where = replace(where, jobs=where.jobs or 1)
+    if not where.plain and (others or outputs is not None or in_process or html):
+        raise Problem(
+            "--jobs, --scheduler and --keep: need --impl or --exec on cases, and neither --in-process nor --html"
+        )
     rounded = _roundings(record, rounding, outputs is not None)
     number = seed_of(seed)
     if mesh is not None:
@@ -219,7 +228,7 @@ def verify(
         record, stored = own_cases(record, shapes, listed, inputs)
         dtypes = dtypes or stored
     from refattn.golden.storage import DTYPES, FLOAT8
-    from refattn.verify import large, run, shrink, verify_bitwise, verify_memory
+    from refattn.verify import large, many, run, shrink, verify_bitwise, verify_memory
     from refattn.verify.foreign import adapter, dumped
     from refattn.verify.judge import derivatives, sampled
 
@@ -243,7 +252,7 @@ def verify(
     stand_in: tuple[Mechanism, Report] | None = None
     # Whatever foreign code prints is kept out of the report.
     with contextlib.ExitStack() as stack:
-        wrap = stack.enter_context(progress(f"verify {record.name}", "cases"))
+        wrap = stack.enter_context(progress(f"verify {record.name}", "cases" if where.plain else "parts"))
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             if outputs is not None:
@@ -264,6 +273,9 @@ def verify(
                     laws = large.verify_large(record, implementation, tokens, dtype=dtypes[0], **asked)
                 else:
                     asked |= {"derivatives": asked_for, "rounding": rounded, "seed": number}
+                    if not where.plain:
+                        start = many.Given(_absolute(impl or ""), program or "", ("out", *record.outputs), timeout)
+                        asked["outcomes"] = partial(many.outcomes, record, implementation, start, where)
                     found = run.verify(record, implementation, dtypes=dtypes, **asked)
                     if not asked_for and mesh is None:  # a shorter sequence would not fit the mesh
                         six = shrink.smallest(record, implementation, found, text, rounding=rounded)
@@ -331,6 +343,12 @@ def _told(implementation: Isolated) -> None:
     if said := implementation.said.rstrip():
         plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in said)
         click.echo(f"what it printed (the end of it):\n{plain}", file=sys.stderr)
+
+
+def _absolute(impl: str) -> str:
+    """Return what names an implementation as any folder has it."""
+    place, colon, name = impl.rpartition(":")
+    return f"{Path(place).resolve()}:{name}" if colon and Path(place).is_file() else impl
 
 
 def _roundings(record: Mechanism, given: str | None, stored: bool) -> tuple[str, ...]:

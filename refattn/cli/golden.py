@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from refattn.cli.arguments import (
     Name,
     Place,
     Problem,
+    campaign_options,
     check_writable,
     json_option,
     record_of,
@@ -26,7 +28,11 @@ from refattn.cli.output import deliver, progress
 from refattn.mechanisms import registry
 
 if TYPE_CHECKING:
+    from refattn.campaign import Where
     from refattn.golden.vectors import GoldenSet
+
+PART = 16
+"""Cases that are computed again together: a set that is no larger needs no second process."""
 
 
 @click.group(cls=Group, short_help="Write, check and show golden vectors.")
@@ -72,23 +78,33 @@ def write(folder: str, mechanisms: tuple[str, ...], size: str, replace: bool) ->
 @golden.command(short_help="Check that a set is whole, and that the reference still computes it.")
 @click.argument("folder", type=Place(), metavar="[DIR]", required=False)
 @json_option
+@campaign_options()
 @click.pass_context
-def check(ctx: click.Context, folder: str | None, file: str | None) -> None:
+def check(ctx: click.Context, folder: str | None, file: str | None, where: Where) -> None:
     """Check that the set in DIR is whole, and compute every case of it again: inputs, values and budgets.
 
     Exit codes: 0 all cases agree; 1 some do not; 2 the set is incomplete or was changed; 3 there are none.
     """
     check_writable(file)
     found = read_set(ctx, folder)
+    from refattn import campaign
     from refattn.verify import freeze
     from refattn.verify.show import golden as golden_text
 
     _check_about(found, freeze.about([record_of(name) for name in found.manifest["mechanisms"]], "small", ""))
-    rows: list[dict[str, Any]] = []
-    with progress("golden", "cases") as wrap:
-        for entry in wrap(found.cases):
-            share, where = _recomputed(found, entry)
-            rows.append({"mechanism": entry["mechanism"], "case": entry["case"], "share": share, "where": where})
+    cases, path, vouched = found.cases, str(found.folder.resolve()), found.manifest["sha256"]
+    units = [
+        campaign.Unit(f"golden check {vouched} {n}", _shares, (path, vouched, range(n, min(n + PART, len(cases)))))
+        for n in range(0, len(cases), PART)
+    ]
+    shares: dict[int, tuple[float, str]] = {}
+    with progress("golden", "parts") as wrap:
+        for unit, part in campaign.run(units, where, progress=wrap):
+            shares |= zip(unit.arguments[2], part, strict=True)
+    rows = [
+        {"mechanism": entry["mechanism"], "case": entry["case"], "share": shares[n][0], "where": shares[n][1]}
+        for n, entry in enumerate(cases)
+    ]
     failed = [row for row in rows if not row["share"] <= 1.0]
     told = [row | {"share": row["share"] if math.isfinite(row["share"]) else None} for row in failed]
     data = {"folder": str(found.folder), "sha256": found.manifest["sha256"], "cases": len(rows), "failed": told}
@@ -105,6 +121,16 @@ def _check_about(found: GoldenSet, now: dict[str, Any]) -> None:
         for field in ("defaults", "outputs"):
             if (stored := found.manifest["mechanisms"][name][field]) != (needs := json.loads(json.dumps(own[field]))):
                 raise Problem(f"{found.folder}: mechanisms.{name}.{field}: got {stored}, needs {needs}")
+
+
+def _shares(folder: str, vouched: str, part: Sequence[int]) -> list[tuple[float, str]]:
+    """Return `_recomputed` of some cases of the set in a folder, which has to be the one that is vouched for."""
+    from refattn.golden import vectors
+
+    found = vectors.read(Path(folder))
+    if found.manifest["sha256"] != vouched:
+        raise Problem(f"{folder}: got a set whose sha256 is {found.manifest['sha256']}, needs {vouched}")
+    return [_recomputed(found, found.cases[n]) for n in part]
 
 
 def _recomputed(found: GoldenSet, entry: dict[str, Any]) -> tuple[float, str]:

@@ -67,20 +67,28 @@ def is_terminal(stream: Any) -> bool:
 @contextlib.contextmanager
 def _bar(what: str) -> Iterator[Wrap]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(f"{task.speed:.3g}/s" if task.speed else "")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield lambda items: bar.track(items, description=what)
 
 
 def _lines(items: Iterable[Any], what: str, unit: str) -> Iterator[Any]:
-    """Pass items on; say at each quarter, and every ten seconds, how many are done."""
+    """Pass items on; say at each quarter, and every ten seconds, how many are done, how quickly, and what is left."""
     todo = items if isinstance(items, Sized) else list(items)  # what comes as it is ready is not waited for
-    size, said = len(todo), time.monotonic()
+    begun = said = time.monotonic()
+    size = len(todo)
     for done, item in enumerate(todo, start=1):
         yield item
         quarter = 4 * done // size > 4 * (done - 1) // size
         if quarter or time.monotonic() - said > 10.0:
             said = time.monotonic()
-            click.echo(f"{what}: {done} of {size} {unit}", file=sys.stderr)
+            rate = done / max(said - begun, 1e-9)
+            left = f", {rate:.3g}/s, {(size - done) / rate:.0f} s left" if done < size else ""
+            click.echo(f"{what}: {done} of {size} {unit}{left}", file=sys.stderr)

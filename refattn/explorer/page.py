@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -35,7 +36,9 @@ def page(mechanism: Mechanism, run: Run, found: Traced) -> str:
     numbers = sum(node.value.size for node in nodes(found))
     if numbers > MOST:
         raise ValueError(f"case: got {found.case!r} with {numbers} numbers, needs one with at most {MOST} for a page")
-    turned = tuple(knobs(mechanism, run, found))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of numbers that a knob makes large: what they do is shown
+        data = _data(mechanism, found, links(run, found), tuple(knobs(mechanism, run, found)))
     where = f"case {found.case}" if found.case else "one step"
     title = f"{mechanism.title}: the {found.part}, {where}"
     parts = {name: resources.files("refattn.explorer").joinpath(f"page.{name}") for name in ("html", "css", "js")}
@@ -46,7 +49,7 @@ def page(mechanism: Mechanism, run: Run, found: Traced) -> str:
         "css": parts["css"].read_text(encoding="utf-8"),
         "js": parts["js"].read_text(encoding="utf-8"),
         "rows": "\n".join(_rows(found)),
-        "data": _data(mechanism, found, links(run, found), turned),
+        "data": data,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], template)
 

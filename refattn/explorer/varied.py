@@ -117,7 +117,7 @@ def _attempt(
     """Run, or return None where the mechanism has no answer."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", RuntimeWarning)
             return record(mechanism, run, backend, arguments)
     except (ValueError, ArithmeticError, RuntimeWarning):
         return None

@@ -54,7 +54,7 @@ def start(params: Params, batch: int) -> Cache:
     """
     check_is("params", params, Params)
     stream = params.config.record.stream
-    if stream is None:
+    if stream is None or any(network.reads_draws(layer.block.config) for layer in params.layers):
         return Cache(None, None)
     return Cache(None, tuple(stream.start(layer.block, batch) for layer in params.layers))
 
@@ -90,7 +90,7 @@ def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
     blocks = cache.blocks
 
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
-        return advance(layer.block, blocks[index], state, network.context_of(params, tokens, index))
+        return advance(layer.block, blocks[index], state, network.context_of(params, tokens, index, first=first))
 
-    logits, saved = own.run(params, tokens, first, network.context_of(params, tokens, 0), step)
+    logits, saved = own.run(params, tokens, first, network.context_of(params, tokens, 0, first=first), step)
     return logits[:, -1, :], Cache(together, tuple(layer.block for layer in saved.layers))

@@ -39,7 +39,8 @@ from refattn import tree
 from refattn.mechanisms.context import Context
 from refattn.model.params import Layer, Norm, Params
 from refattn.ops import embedding, layer_norm, mlp
-from refattn.xp import Array, namespace, product, zeros
+from refattn.ops.weights import fresh_normal
+from refattn.xp import Array, arange, namespace, product, zeros
 
 Step = Callable[[int, Layer, Any], tuple[Any, Any]]
 """What a block makes of a state: (index of the layer, its parameters, state) -> (next state, what it saved)."""
@@ -80,10 +81,27 @@ def forward(params: Params, tokens: Array, training: bool) -> tuple[Array, Saved
     return run(params, tokens, 0, context_of(params, tokens, 0, training), step)
 
 
-def context_of(params: Params, tokens: Array, layer: int, training: bool = False) -> Context:
-    """Return what the block of a layer is told: the tokens (b, n) only where it reads them."""
-    reads = getattr(params.layers[layer].block.config, "reads", params.config.record.reads)
-    return Context(causal=True, tokens=tokens if "tokens" in reads else None, training=training, layer=layer)
+def context_of(params: Params, tokens: Array, layer: int, training: bool = False, first: int = 0) -> Context:
+    """Return what the block of a layer is told of tokens (b, n) at the positions `first`, `first` + 1, ...
+
+    It is told the tokens, all positions so far, and draws, where its configuration reads them. Draws are fixed: the
+    same in every call, so that a run depends on nothing else.
+    """
+    config, count = params.layers[layer].block.config, first + tokens.shape[1]
+    reads = getattr(config, "reads", params.config.record.reads)
+    own: dict[str, Any] = {"tokens": tokens} if "tokens" in reads else {}
+    if hasattr(config, "reads") and "positions" in reads:
+        own["positions"] = arange(0, count, tokens)
+    if reads_draws(config):
+        shapes, like = config.drawn(params.config.context), params.token_embedding
+        every = {name: fresh_normal(shape, f"model.draws.{name}", layer, like) for name, shape in shapes.items()}
+        own["draws"] = {name: x[..., :count, :] for name, x in every.items()}
+    return Context(causal=True, training=training, layer=layer, **own)
+
+
+def reads_draws(config: Any) -> bool:
+    """Tell whether a block of this configuration reads draws."""
+    return "draws" in getattr(config, "reads", ())
 
 
 def run(params: Params, tokens: Array, first: int, context: Context, step: Step) -> tuple[Array, Saved]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from refattn import counter
 from refattn.xp import Array, backend, device, namespace
 
@@ -9,6 +11,14 @@ from refattn.xp import Array, backend, device, namespace
 def fresh_weight(rows: int, columns: int, *, bound: float, seed: int, purpose: str, layer: int, like: Array) -> Array:
     """Return (rows, columns) numbers, uniform from -bound to bound and so of variance bound^2 / 3."""
     draw = counter.uniform((rows, columns), seed=seed, purpose=purpose, layer=layer)
-    values = (2.0 * draw - 1.0) * bound
+    return _placed((2.0 * draw - 1.0) * bound, like)
+
+
+def fresh_normal(shape: tuple[int, ...], purpose: str, layer: int, like: Array) -> Array:
+    """Return nearly normal numbers of variance 1, the same for every seed."""
+    return _placed(counter.normal(shape, seed=0, purpose=purpose, layer=layer), like)
+
+
+def _placed(values: Any, like: Array) -> Array:
     values = values if backend(like).float64() else values.astype("float32")
     return namespace(like).astype(backend(like).from_numpy(values, device=device(like)), like.dtype)

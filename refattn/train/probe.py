@@ -16,7 +16,7 @@ _FIT: dict[str, None] = {}
 def check_block(config: model.Config) -> None:
     """Raise ValueError that begins with ``block``, and where it is one of them an option, where no model can have it.
 
-    A model is causal, and gives its blocks no memory, no positions and no draws. Layers but two are left out, and what
+    A model is causal, and gives its blocks no memory. Layers but two are left out, and what
     depends on numbers, such as steps that do not converge, is not asked.
     """
     small = dataclasses.replace(config, layers=min(config.layers, 2), context=min(config.context, 4), mlp=False)

@@ -150,6 +150,7 @@ def verify(
     derivatives: Iterable[str] = (),
     seed: int = 0,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    outcomes: Callable[..., Iterable[Outcome]] | None = None,
 ) -> Report:
     """Verify an implementation on all cases of a mechanism, which are the designed ones unless the record has others.
 
@@ -174,6 +175,9 @@ def verify(
         Of the random numbers of all inputs.
     progress
         Wraps the sequence of cases, for a progress bar.
+    outcomes
+        Runs the cases in place of `verify_case`, one after the other: `refattn.verify.many.outcomes` with its first
+        arguments.
 
     Returns
     -------
@@ -200,11 +204,14 @@ def verify(
     if "hessian" in asked and not grad:
         raise ValueError("grad: got False, needs True where the derivatives of gradients are asked")
     known: dict[str, Any] = {"grad": grad, "rounding": tuple(rounding), "derivatives": asked, "seed": seed}
-    outcomes = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
-    report = Report(mechanism.name, label or repr(implementation), grad, tuple(outcomes), seed=seed)
+    if outcomes is None:
+        found = [verify_case(mechanism, implementation, case, dtype, **known) for case, dtype in progress(plan)]
+    else:
+        found = [*outcomes(plan, progress=progress, **known)]
+    report = Report(mechanism.name, label or repr(implementation), grad, tuple(found), seed=seed)
     report = replace(report, reference=getattr(implementation, "reference", False) is True)
     # Conventions are of what comes out: one that only hangs or raises would be waited for again.
-    if asked or not any(outcome.status == "disagrees" for outcome in outcomes):
+    if asked or not any(outcome.status == "disagrees" for outcome in found):
         return report
     plain = tuple(dtype for dtype in dtypes if dtype not in FLOAT8)  # nine calls without factors
     return replace(report, conventions=differing(implementation, mechanism, dtypes=plain)) if plain else report

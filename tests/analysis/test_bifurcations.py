@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import refattn as ra
 from refattn.analysis import bifurcations
 from refattn.analysis.bifurcations import APART, Bifurcation, bifurcations_on, classified
 from refattn.analysis.continuation import Family, at_parameter, family_of, follow
 from refattn.analysis.diagram import check_range, diagram_of
-from refattn.analysis.graph_flow import GraphFlow
+from refattn.analysis.graph_flow import GraphFlow, flow_of_call, with_number
 from refattn.analysis.graphs import Floats, complete_graph, cycle_graph, path_graph, star_graph
 
 PLACE = 1e-9
@@ -253,7 +255,7 @@ def test_stability_changes_at_bifurcations_alone() -> None:
     ("intrinsic", "parameter", "low", "high", "problem"),
     [
         ("none", "kappa", 0.0, 1.0, "intrinsic: got"),
-        ("anchor", "b", 0.0, 1.0, "parameter: got 'b'"),
+        ("anchor", "tau", 0.0, 1.0, "parameter: got 'tau'"),
         ("anchor", "mu", 1.0, 1.0, "mu: got the range 1.0:1.0"),
     ],
 )
@@ -286,3 +288,43 @@ def test_the_second_derivatives_of_single_scores_say_nothing() -> None:
     # d2E/dx_i^2 = kappa - mu is 0 at kappa = 1, the eigenvalues of J are 1 and -1 there.
     assert np.array_equal(np.diag(family.jacobian(np.zeros(2), 1.0)), [0.0, 0.0])
     np.testing.assert_allclose(family.eigenvalues(np.zeros(2), 1.0), [1.0, -1.0], rtol=0, atol=1e-15)
+
+
+# --- over b, and along a line
+
+
+@pytest.mark.parametrize("parameter", ["b", "t"])
+def test_a_well_ends_where_b_pushes_over_the_hill(parameter: str) -> None:
+    """x^3 - x = b has three solutions for |b| < 2 / sqrt(27): a fold on either side, on the line as over b."""
+    flow = GraphFlow(path_graph(2), "identity", "double_well", b=-1.0)
+    flow = replace(flow, towards=replace(flow, b=1.0))
+    low, high = (-1.0, 1.0) if parameter == "b" else (0.0, 1.0)
+    found = diagram_of(flow, parameter, low, high, starts=40)
+    at = np.asarray([one.at for one in found.bifurcations])
+    at = at if parameter == "b" else 2.0 * at - 1.0
+    assert [one.kind for one in found.bifurcations] == ["fold", "fold"]
+    np.testing.assert_allclose(at, [-2.0 / math.sqrt(27.0), 2.0 / math.sqrt(27.0)], rtol=0, atol=1e-8)
+
+
+def test_a_line_of_flows_needs_an_end() -> None:
+    flow = GraphFlow(path_graph(2), "identity", "double_well")
+    for line in (flow, replace(flow, towards=GraphFlow(path_graph(3)))):
+        with pytest.raises(ValueError, match="t: got a flow without a line"):
+            check_range(line, "t", 0.0, 1.0)
+    with pytest.raises(ValueError, match="t: got a flow without a line"):
+        with_number(flow, "t", 0.5)
+
+
+@pytest.mark.parametrize("state", ["token", "query"])
+def test_the_flow_of_a_call(state: str) -> None:
+    """Its rate is that of the call, of a head."""
+    q, k, v = (np.sin(np.arange(24.0).reshape(1, 2, 4, 3) * at) for at in (1.0, 2.0, 3.0))
+    kappa = np.asarray([0.5, 2.0])
+    _, saved = ra.graph_energy.forward(q, k, v, state=state, kappa=kappa, mu=0.7, causal=True, step=0.1)
+    flow, x = flow_of_call(saved, head=1), saved.inner.graph.start + 0.3
+    np.testing.assert_allclose(flow.rate(x[0, 1, :, -1]), saved.system.rate(x)[0, 1, :, -1], rtol=0, atol=1e-14)
+    with pytest.raises(ValueError, match="head: got batch 0 and head 2"):
+        flow_of_call(saved, head=2)
+    _, saved = ra.graph_energy.forward(q, k, v, mu=np.ones((2, 4)) * np.arange(1.0, 5.0), step=0.1)
+    with pytest.raises(ValueError, match="mu: got one for each node"):
+        flow_of_call(saved)

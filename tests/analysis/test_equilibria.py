@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from refattn import counter
 from refattn.analysis import equilibria
-from refattn.analysis.equilibria import find_equilibria, find_equilibrium
+from refattn.analysis.equilibria import find_equilibria, find_equilibrium, tree_equilibria
 from refattn.analysis.graph_flow import GraphFlow
 from refattn.analysis.graphs import (
     Floats,
@@ -224,3 +225,30 @@ def test_two_coupled_double_wells(kappa: float, count: int, stable: int) -> None
     found = find_equilibria(GraphFlow(path_graph(2), "identity", "double_well", kappa=kappa), 200)
     assert (len(found.isolated), len(found.stable), found.lost) == (count, stable, 0)
     assert max(one.residual for one in found.isolated) < 1e-14
+
+
+@pytest.mark.parametrize(("graph", "coupling", "count"), [(star_graph(4), "sin", 8), (path_graph(3), "cubic", 9)])
+def test_the_zeros_of_the_coupling_decide_on_a_tree(graph: Any, coupling: str, count: int) -> None:
+    """All of them, as many random starts find them; the consensus alone is stable."""
+    flow = GraphFlow(graph, coupling)
+    known, found = tree_equilibria(flow), find_equilibria(flow, starts=300)
+    every = [{tuple(np.round(flow.reduced(one.x), 5) + 0.0) for one in each} for each in (known, found.isolated)]
+    assert every[0] == every[1] and len(known) == count
+    assert [one.stability.label for one in known] == ["stable"] + ["unstable"] * (count - 1)
+    assert not np.any(known[0].x)
+
+
+@pytest.mark.parametrize(
+    ("flow", "message"),
+    [
+        (GraphFlow(cycle_graph(4)), "graph: got one that is no tree"),
+        (GraphFlow(from_links(4, [(0, 1), (2, 3)])), "graph: got one that is no tree"),
+        (GraphFlow(path_graph(3), intrinsic="anchor"), 'flow: got intrinsic="anchor"'),
+        (GraphFlow(path_graph(3), polynomial((1.0, -1.0))), "flow: got .* the coupling polynomial"),
+        (GraphFlow(path_graph(20)), r"graph: got 20 nodes, whose equilibria are 2\^19, more than 10000"),
+    ],
+    ids=str,
+)
+def test_what_zeros_do_not_decide(flow: GraphFlow, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tree_equilibria(flow)

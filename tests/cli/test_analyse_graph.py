@@ -101,8 +101,8 @@ def test_bifurcations_over_mu() -> None:
         ("equilibria --intrinsic wells", "intrinsic: got 'wells', needs one of anchor, none, double_well"),
         ("equilibria --b 1,2", "b: got shape (2,), needs a number or (9,), one for each node"),
         ("equilibria --mu x", "mu: got 'x', needs a finite number"),
-        ("bifurcation --kappa 1", "mu, kappa: got 1 and 1, needs one range LOW:HIGH and one number"),
-        ("bifurcation --kappa 0:1 --mu 0:1", "mu, kappa: got 0:1 and 0:1, needs one range"),
+        ("bifurcation --kappa 1", "mu, kappa, b: got mu 1, kappa 1, b 0, needs one range LOW:HIGH and numbers"),
+        ("bifurcation --kappa 0:1 --mu 0:1", "mu, kappa, b: got mu 0:1, kappa 0:1, b 0, needs one range"),
         ("bifurcation --kappa 1:0", "kappa: got the range 1.0:0.0, needs a lower and a higher number"),
         ("bifurcation --intrinsic none", 'intrinsic: got "none", whose equilibria come in lines'),
         ("orbits", "command: got 'orbits', needs one of"),
@@ -113,3 +113,21 @@ def test_what_is_refused(words: str, message: str, here: Path) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"refattn: error: {message}") and len(result.stderr.splitlines()) == 1
     assert not (here / "analysis").exists()
+
+
+def test_bifurcations_of_a_block_that_was_trained(tmp_path: Path) -> None:
+    """From one text to another."""
+    small = {"width": 8, "heads": 2, "layers": 2, "context": 8, "steps": 2, "warmup": 1, "batch": 1, "score_bytes": 64}
+    words = [word for name, value in {**small, "sample_bytes": 0}.items() for word in ("--set", f"{name}={value}")]
+    trained = CliRunner().invoke(cli, ["train", "graph_energy", "--out", str(tmp_path / "run"), *words])
+    assert trained.exit_code == 0, trained.output
+    own = ["--run", str(tmp_path / "run"), "--starts", "4", "--text", "abc"]
+    assert run("bifurcation", *own, "--towards", "bcd", "--layer", "1").exit_code == 0
+    line = facts("bifurcation")
+    assert (line["parameter"], line["range"], len(line["branches"])) == ("t", [0.0, 1.0], 1)
+    for wrong, problem in {
+        "--towards a": "--text: got 1 ",
+        "--layer 2": "--layer: got 2",
+        "--head 2": "head: ",
+    }.items():
+        assert problem in run("bifurcation", *own, *wrong.split()).stderr

@@ -26,7 +26,7 @@ def _task(run: dict[str, dict[str, str]]) -> str:
 
 def test_the_script(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    words = ["--steps", "2", "--processes", "1", "--task", "parity", "--model", "delta, beta to 2"]
+    words = ["--steps", "2", "--jobs", "1", "--task", "parity", "--model", "delta, beta to 2"]
     done = CliRunner().invoke(delta.main, ["run", "--results", str(path), *words])
     assert done.exit_code == 0, done.output
     (line,) = read(path)

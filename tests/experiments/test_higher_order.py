@@ -16,7 +16,7 @@ from docs.experiments.page import put, ranged, table
 from docs.experiments.runs import found, read
 
 WHOLE = grid(tuple(MECHANISMS), tuple(TASKS), SEEDS)
-QUICK = ["--steps", "3", "--processes", "1", "--seeds", "1", "--task", "recall"]
+QUICK = ["--steps", "3", "--jobs", "1", "--seeds", "1", "--task", "recall"]
 
 
 def script(*words: str) -> Result:
@@ -47,7 +47,7 @@ def test_nothing_is_run_that_has_its_line(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "results.jsonl"
     (run,) = grid(["softmax"], ["recall"], [0], 3)
     path.write_text(json.dumps({"run": run.to_json(), "result": {"bits": 1.0}}) + "\n")
-    monkeypatch.setattr(runs, "_lines", lambda missing, processes: iter(missing))
+    monkeypatch.setattr(runs, "_lines", lambda missing, where: iter(missing))
     assert runs.run_all([run], path)[0]["result"] == {"bits": 1.0}
 
 

@@ -54,7 +54,7 @@ def test_attention_that_is_repeated() -> None:
 
 def test_the_script(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    words = ["--steps", "2", "--processes", "1", "--seeds", "1", "--task", "one layer", "--model", "Koopman"]
+    words = ["--steps", "2", "--jobs", "1", "--seeds", "1", "--task", "one layer", "--model", "Koopman"]
     done = CliRunner().invoke(koopman.main, ["run", "--results", str(path), *words])
     assert done.exit_code == 0, done.output
     (line,) = read(path)

@@ -214,6 +214,7 @@ def targets(folder: Path) -> list[Target]:
     flow = graph_flow.GraphFlow(graph)
     add("GraphFlow", graph_flow.GraphFlow, graph=graph, coupling="sin", intrinsic="none", b=0.0, mu=1.0, kappa=1.0)
     add("find_equilibrium", equilibria.find_equilibrium, flow=flow, start=normal(3), steps=20)
+    add("tree_equilibria", equilibria.tree_equilibria, flow=graph_flow.GraphFlow(graphs.path_graph(3)))
     add("find_equilibria", equilibria.find_equilibria, flow=flow, starts=5, seed=0, reach=1.0)
     for function in (graphs.path_graph, graphs.cycle_graph, graphs.star_graph, graphs.complete_graph):
         add(function.__name__, function, n=4)

@@ -140,6 +140,7 @@ def test_no_parameter_is_dead(name: str) -> None:
         # What changes here is the model's, whatever its blocks are; some bring the MLP themselves.
         *((name, {"mlp": False, "layers": 1}) for name in ("softmax", "sympformer")),
         ("softmax", {"mlp": True, "gelu": "exact", "mlp_ratio": 2}),
+        ("graph_energy", {"options": {"classes": 3, "step": 0.1, "steps": 2, "jitter": 0.1, "coupling": "cubic"}}),
     ],
 )
 def test_gradients_in_three_ways(name: str, changes: dict[str, Any]) -> None:
@@ -243,6 +244,22 @@ def test_decoding_gives_the_logits_of_the_whole(
         first = stop
     with pytest.raises(ValueError, match=rf"tokens: got {first + 13} in all, needs at most 13"):
         decode.extend(params, cache, tokens(2, 13))
+
+
+@pytest.mark.parametrize("options", [{"classes": 3, "step": 0.2}, {"jitter": 0.2}, {"state": "query", "step": 0.1}])
+def test_positions_and_draws_are_those_of_the_whole(options: dict[str, Any]) -> None:
+    """Token by token, too; a block that draws has no stream. The same draws come again, and matter."""
+    params, given = params_of("graph_energy", options=options), tokens(2, 13)
+    whole = model.forward(params, given)[0]
+    assert np.array_equal(model.forward(params, given)[0], whole)
+    plain = tree.unflatten(params_of("graph_energy", options={**options, "jitter": 0.0}), tree.flatten(params))
+    assert np.array_equal(model.forward(plain, given)[0], whole) is ("jitter" not in options)
+    cache, first = decode.start(params, 2), 0
+    for stop in (5, 6, 7, 13):
+        logits, cache = decode.extend(params, cache, given[:, first:stop])
+        np.testing.assert_allclose(logits, whole[:, stop - 1], rtol=1e-11, atol=1e-12)
+        first = stop
+    assert (cache.blocks is None) is ("jitter" in options)
 
 
 # --- bad input

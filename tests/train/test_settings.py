@@ -107,10 +107,9 @@ def test_wrong_values_are_named(values: dict[str, Any], error: type[Exception], 
 @pytest.mark.parametrize(
     ("mechanism", "block", "problem"),
     [
-        ("graph_energy", {"jitter": 0.1}, "block.jitter: got 0.1 without draws"),
-        ("graph_energy", {"classes": 2, "step": 0.1}, "block.classes: got some, needs context.positions"),
+        ("graph_energy", {"state": "query"}, "block.step: got None with causal scores"),
         ("graph_energy", {"regulariser": "level"}, 'block.regulariser: got "level" on a graph without symmetry'),
-        ("graph_energy", {"graph": "mean"}, 'block.graph: got "mean" with causal scores'),
+        ("graph_energy", {"graph": "mean", "step": 0.1}, 'block.graph: got "mean" with causal scores'),
         (
             "graph_energy",
             {"integrator": "euler(stop_force=1e-3)"},

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from refattn.golden.storage import round_to
+from refattn.golden.storage import has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.verify.blame.mutants import kernel
 from refattn.verify.judge.budget import evaluate, truth
@@ -18,7 +18,7 @@ from refattn.verify.outcome import Result, Truth, Verdict
 def results(record: Mechanism, case: Case, known: Truth, dtype: str) -> Iterator[tuple[str, Result]]:
     """Yield what honest implementations store, by name."""
     yield "kernel", kernel(record, case, known, dtype)
-    inputs = {name: x if x.dtype == np.bool_ else x.astype(np.float32) for name, x in known.inputs.items()}
+    inputs = {name: x.astype(np.float32) if has_gradient(x) else x for name, x in known.inputs.items()}
     assert known.upstream is not None
     for form in record.forms[1:]:
         try:
@@ -37,13 +37,19 @@ def runs(record: Mechanism, dtype: str, least: int, step: int = 1) -> Iterator[t
     """Yield so many honest runs at least, by name: every `step`-th designed case, with one seed after the other."""
     count = 0
     for seed in itertools.count():
-        for case in record.cases[::step]:
-            try:
-                known = truth(record, case, dtype, grad=True, seed=seed)
-            except ArithmeticError:  # with other numbers than its own a case may have no result: a flow diverges
-                continue
-            for name, result in results(record, case, known, dtype):
-                count += 1
-                yield f"{case.name}, seed {seed}, {name}", judge(result, known)
+        for one in runs_with(record, dtype, seed, step):
+            count += 1
+            yield one
         if count >= least:
             return
+
+
+def runs_with(record: Mechanism, dtype: str, seed: int, step: int = 1) -> Iterator[tuple[str, tuple[Verdict, ...]]]:
+    """Yield those with one seed."""
+    for case in record.cases[::step]:
+        try:
+            known = truth(record, case, dtype, grad=True, seed=seed)
+        except ArithmeticError:  # with other numbers than its own a case may have no result: a flow diverges
+            continue
+        for name, result in results(record, case, known, dtype):
+            yield f"{case.name}, seed {seed}, {name}", judge(result, known)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from refattn.cli.analyse.graph_options import flow_of, graph_options, number
+from refattn.cli.analyse.stack import flow_of_run
 from refattn.cli.analyse.study import finish, folder_of, out_option
 from refattn.cli.arguments import Problem
 from refattn.cli.output import progress
@@ -23,6 +25,11 @@ SHOWN = 20
 @graph_options(graph="path:2", coupling="identity", intrinsic="double_well", b="0", starts=200, seed=0)
 @click.option("--mu", metavar="NUMBER|LOW:HIGH", help="The strength of the intrinsic force.  [default: 1]")
 @click.option("--kappa", metavar="NUMBER|LOW:HIGH", help="The strength of the coupling.  [default: 0:0.7]")
+@click.option("--run", metavar="DIR", help="A run of graph energy attention, whose block, graph and numbers are taken.")
+@click.option("--layer", type=click.IntRange(0), default=0, show_default=True, help="Of a run: which of its blocks.")
+@click.option("--head", type=click.IntRange(0), default=0, show_default=True, help="Of a run: which head of it.")
+@click.option("--text", metavar="TEXT", default="def f(x):", show_default=True, help="Of a run: what it reads.")
+@click.option("--towards", metavar="TEXT", help="Of a run: as many other bytes; t leads from the one to the other.")
 @out_option
 def bifurcation(
     graph: str,
@@ -33,21 +40,43 @@ def bifurcation(
     seed: int,
     mu: str | None,
     kappa: str | None,
+    run: str | None,
+    layer: int,
+    head: int,
+    text: str,
+    towards: str | None,
     out: str | None,
 ) -> None:
-    """Follow the equilibria of a flow on a graph, x_i' = f(x_i) + kappa sum_j w_ij g(x_j - x_i), over mu or kappa.
+    """Follow the equilibria of a flow on a graph, x_i' = f(x_i) + kappa sum_j w_ij g(x_j - x_i), over a parameter.
 
-    One of --mu and --kappa is a range LOW:HIGH. The last column says whether the condition of the article holds that
-    the third derivative of the energy is not 0.
+    One of --mu, --kappa and --b is a range LOW:HIGH, or with --run and --towards the parameter is t, from one text to
+    another. The last column says whether the condition of the article holds that the third derivative of the energy is
+    not 0.
     """
-    ranges = {"mu": mu or "1", "kappa": kappa or ("1" if mu and ":" in mu else "0:0.7")}
-    varied = [name for name, text in ranges.items() if ":" in text]
+    if run is not None:
+        from refattn.analysis.graph_flow import with_number
+
+        ends = [flow_of_run(run, layer, head, each) for each in (text, towards or text)]
+        flow = replace(ends[0], towards=ends[1])
+        usual = {"t": "0:1"} if towards else {} if mu and ":" in mu else {"kappa": f"0:{2.0 * flow.kappa:.3g}"}
+        ranges = {name: given for name, given in (("mu", mu), ("kappa", kappa)) if given} or usual
+        ranges = usual | ranges
+    else:
+        swept = any(":" in (given or "") for given in (mu, b))
+        ranges = {"mu": mu or "1", "kappa": kappa or ("1" if swept else "0:0.7"), "b": b}
+    varied = [name for name, given in ranges.items() if ":" in given]
     if len(varied) != 1:
-        raise Problem(f"mu, kappa: got {ranges['mu']} and {ranges['kappa']}, needs one range LOW:HIGH and one number")
+        got = ", ".join(f"{name} {given}" for name, given in ranges.items())
+        raise Problem(f"mu, kappa, b: got {got}, needs one range LOW:HIGH and numbers")
     parameter = varied[0]
     low, high = (number(parameter, word) for word in ranges[parameter].split(":", 1))
-    fixed = {name: low if name == parameter else number(name, text) for name, text in ranges.items()}
-    flow = flow_of(graph, coupling, intrinsic, b, fixed["mu"], fixed["kappa"], seed)
+    fixed = {n: low if n == parameter else number(n, given) for n, given in ranges.items() if n in ("mu", "kappa")}
+    if run is None:
+        own = "0" if parameter == "b" else b
+        flow = flow_of(graph, coupling, intrinsic, own, fixed["mu"], fixed["kappa"], seed)
+    else:
+        for name, value in fixed.items():
+            flow = with_number(flow, name, value)
     from refattn.analysis.diagram import check_range, diagram_of
     from refattn.analysis.graph_figure import draw_diagram
 

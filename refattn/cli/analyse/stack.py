@@ -105,3 +105,20 @@ def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
     template = model.init(settings.model, seed=0, like=np.zeros(1))
     own = {n.removeprefix("params."): x.astype(np.float64) for n, x in found.arrays.items() if n.startswith("params.")}
     return settings, tree.unflatten(template, own), found.step
+
+
+def flow_of_run(run: str, layer: int, head: int, text: str) -> Any:
+    """Return the flow on a graph of one head of a block that was trained, on a text."""
+    from refattn import model
+    from refattn.analysis.graph_flow import MECHANISM, flow_of_call
+
+    _, params, _ = trained(MECHANISM, run)
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int64)[None]
+    if not 1 < tokens.shape[1] <= params.position_embedding.shape[0]:
+        raise Problem(f"--text: got {tokens.shape[1]} bytes, needs 2 to {params.position_embedding.shape[0]}")
+    if layer >= len(params.layers):
+        raise Problem(f"--layer: got {layer}, needs one below {len(params.layers)}")
+    try:
+        return flow_of_call(model.forward(params, tokens)[1].layers[layer].block.core, head=head)
+    except ValueError as error:
+        raise Problem(str(error)) from error

@@ -24,7 +24,7 @@ from refattn.mechanisms.graph_energy import core as _core
 from refattn.mechanisms.graph_energy import dense as _dense
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forces import Coupling, Polynomial
+from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.forms.sparse import nearest_graph, sparse_graph, window_graph
 from refattn.mechanisms.graph_energy.judge import loops as _loops
 from refattn.mechanisms.graph_energy.judge.cases import CASES as _CASES
@@ -55,7 +55,7 @@ from refattn.mechanisms.graph_energy.options import (
     Soft,
     Start,
 )
-from refattn.mechanisms.graph_energy.system import energy, residual, steps_taken
+from refattn.mechanisms.graph_energy.system import energy, longest_step, residual, steps_taken
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
@@ -72,6 +72,7 @@ __all__ = [
     "Hard",
     "Heun",
     "ImplicitMidpoint",
+    "Intrinsic",
     "Kernel",
     "Mean",
     "Min",
@@ -83,6 +84,7 @@ __all__ = [
     "backward",
     "energy",
     "forward",
+    "longest_step",
     "nearest_graph",
     "record",
     "residual",
@@ -131,6 +133,8 @@ record = Mechanism(
         {"threshold": "proximal(tau=0.2)", **_LEARNED},
         {"graph": "min(over='keys')", "threshold": "soft(tau=0.1)", "learn_tau": True, "steps": 3},
         {"graph": "min(over='keys')", "state": "query", "steps": 3},
+        {"state": "query", "step": 0.1, "steps": 3},
+        {"state": "feature", "intrinsic": "none", "steps": 3},
         {"classes": 2, "coupling": "polynomial(coefficients=(1.0, 0.0))", "step": 0.2, "threshold": "soft(tau=0.1)"},
     ),
     stream=ModuleStream(_stream, _BLOCK),

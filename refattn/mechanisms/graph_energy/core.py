@@ -19,14 +19,14 @@ from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_n
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy import options as kinds
-from refattn.mechanisms.graph_energy.analytic import check_coupling
+from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Polynomial, polynomial
-from refattn.mechanisms.graph_energy.forms import pairs, products, sparse, tiled
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Polynomial, polynomial
+from refattn.mechanisms.graph_energy.forms import pairs, products, rows, sparse, tiled
 from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, Start, Threshold
 from refattn.mechanisms.graph_energy.solvers import equilibrium
 from refattn.mechanisms.graph_energy.solvers import steps as general_steps
-from refattn.mechanisms.graph_energy.system import System, energy_backward, system_of
+from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
@@ -46,7 +46,7 @@ class Saved:
     form
         The form that ran.
     weights
-        (b, h, i, j): the attention weights p; None in state "feature".
+        (b, h, i, j): the attention weights p; None in state "feature", and in the form "rows" of a sparse graph.
     graph
         (b, h, j, j): the links w on which scores flowed.
     scores
@@ -75,10 +75,10 @@ def forward(
     *,
     state: str = "token",
     coupling: str | Coupling | Polynomial | None = None,
-    intrinsic: str = "anchor",
+    intrinsic: str | Intrinsic = "anchor",
     mu: float | Array = 1.0,
     kappa: float | Array = 1.0,
-    step: float | Array | None = None,
+    step: float | Array = 1.0 / 3.0,
     steps: int = 10,
     integrator: str | Integrator = "euler",
     threshold: str | Threshold = "hard",
@@ -110,13 +110,13 @@ def forward(
         text "polynomial(coefficients=(1.0, -0.2))"; None means "sin", and "tanh" in state "feature". Or a `Coupling` of
         your own, an odd analytic function with its derivatives, which is checked when it is first used.
     intrinsic
-        "anchor": a score is drawn to where it started; "none"; "double_well".
+        "anchor": a score is drawn to where it started; "none"; "double_well"; or an `Intrinsic` of your own, checked as
+        couplings are. Of both the text "MODULE:NAME" names one that can be imported.
     mu, kappa
         Strength of the intrinsic force and of the coupling: a number, or an array (h,); mu also (h, n), one for each
         node, which `refattn.mechanisms.graph_energy.layer.sharing` takes from a table.
     step
-        h, above 0: a number, or an array (h,). None means 1/L, where an Euler step lowers the energy up to 2/L. With
-        a coupling or a force that gets steeper L depends on where scores start, unless that is between 0 and 1.
+        h, above 0: a number, or an array (h,). A longer one than `longest_step` is warned of, where Euler takes it.
     steps
         How many; with 0 scores stay where they start.
     integrator
@@ -184,12 +184,12 @@ def forward(
     call = enter(q, k, v, mask=mask, causal=causal)
     is_causal, masked = call.offset is not None, mask is not None
     options = checked(call.q, call.k, call.v, masked=masked, causal=is_causal, **given, scale=scale, bias=bias)
-    allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], q)
+    chosen = _form(form, options, call.plane, v.shape[3])
+    past = None if chosen == "rows" else call.offset
+    allowed = allowed_pairs(call.mask, past, *call.plane[2:], q)
     if allowed is not None:
         allowed = namespace(q).broadcast_to(allowed, (*((1, 1, *allowed.shape)[-4:-2]), *call.plane[2:]))
-    chosen = _form(form, options, call.plane, v.shape[3])
     options = replace(options, attends=chosen == "dense")
-    kinds.check_bounded(options)
     way = way_of(options, chosen)
     more = {} if way is dense else {"form": _sums(chosen)}
     out, inner = equations.active(way).forward(call.q, call.k, call.v, allowed=allowed, options=options, **more)
@@ -229,8 +229,8 @@ def backward(
     Returns
     -------
     dict of str to Array
-        "q", "k", "v", "mu" and "kappa", and "scale", "step", "bias", "start", "tau" of the threshold and "coefficients"
-        of a polynomial where given, each of the shape of its argument. A step that was not given is a constant.
+        "q", "k", "v", "mu", "kappa" and "step", and "scale", "bias", "start", "tau" of the threshold and "coefficients"
+        of a polynomial where given, each of the shape of its argument.
 
     Raises
     ------
@@ -247,7 +247,7 @@ def backward(
     """
     check_saved(saved, Saved)
     if d_weights is not None and saved.weights is None:
-        raise ValueError('d_weights was given, but state="feature" has no weights')
+        raise ValueError('d_weights was given, but state="feature" has no weights, and a sparse graph keeps none')
     if d_graph is not None and isinstance(saved.graph, CSR):
         raise ValueError("d_graph was given, but a sparse graph is a constant")
     needs = {"weights": saved.weights, "scores": saved.scores, "graph": saved.graph}
@@ -277,11 +277,11 @@ def backward(
 
 
 def _form(form: str, options: Options, plane: tuple[int, ...], width: int) -> str:
-    """Return the form to run, "sparse" for a sparse graph."""
+    """Return the form to run: for a sparse graph "rows", or "sparse" where all pairs are there at once."""
     if isinstance(options.graph, CSR):
         if form != "auto":
             raise ValueError(f'form: got "{form}" with a sparse graph, needs "auto"')
-        return "sparse"
+        return form_of(form, ("sparse", "rows"), usual="rows" if rows.fits(options) else "sparse", plane=plane)
     n, channels = plane[3], {"token": 1, "query": plane[2], "feature": width}[options.state]
     solves = isinstance(options.integrator, kinds.DiscreteGradient)
     usual = "tiled" if options.coupling.terms is None or solves else "products"
@@ -297,12 +297,14 @@ def way_of(options: Options, form: str) -> ModuleType:
     plain = isinstance(how, (kinds.Euler, kinds.Heun, kinds.RK4)) and how.checkpoint is None and how.stops is None
     if how.adjoint == "implicit":
         return equilibrium
+    if form == "rows":
+        return rows
     return dense if form == "dense" and plain else general_steps
 
 
 def _sums(form: str) -> ModuleType:
     """Return the module that sums over pairs."""
-    return sparse if form == "sparse" else FORMS[form]
+    return FORMS.get(form, sparse)
 
 
 def _check_scores(inner: dense.Saved) -> None:
@@ -317,7 +319,7 @@ def _check_scores(inner: dense.Saved) -> None:
     if concrete(xp.any(given & ~xp.all(xp.isfinite(states[-1]), axis=2))) is False:
         return  # so were the inputs
     at = next(n for n, x in enumerate(states) if concrete(xp.any(given & ~xp.all(xp.isfinite(x), axis=2))))
-    raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.flow.step}")
+    raise FloatingPointError(f"the scores diverged at step {at}: reduce step, which is {inner.graph.options.step}")
 
 
 # --- checks
@@ -344,10 +346,6 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         )
     if isinstance(graph, kinds.Given):
         _check_given(graph.links, q, nodes, causal, integrator)
-        if causal and given["step"] is None:
-            raise ValueError(
-                "step: got None with causal scores and a graph, whose degrees it would follow; needs a number"
-            )
         if masked and isinstance(graph.links, CSR):
             raise ValueError("mask: got one with a sparse graph; needs None, and a graph without the edges it hides")
     if causal:
@@ -371,11 +369,12 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
         check_coupling(coupling, q)
     else:
         coupling = COUPLINGS[coupling]
+    intrinsic = kinds.FAMILIES["intrinsic"](given["intrinsic"])
+    if isinstance(intrinsic, Intrinsic):
+        check_intrinsic(intrinsic, q)
     found = {name: check_per_head(name, given[name], q) for name in ("kappa", "step")}
     found |= {"mu": check_per_head("mu", given["mu"], q, nodes), "tau": check_per_head("tau", threshold.tau, q)}
-    if causal and given["step"] is None and len(getattr(given["mu"], "shape", ())) == 2:
-        raise ValueError("step: got None with causal scores and a mu of each node, which it would follow; needs one")
-    for name in ("mu", "kappa"):
+    for name in ("mu", "kappa", "step"):
         if found[name] is None:
             raise TypeError(f"{name}: got None, needs a number, or an array ({q.shape[1]},)")
     _check_signs(found)
@@ -397,7 +396,7 @@ def checked(q: Array, k: Array, v: Array, *, masked: bool, causal: bool, **given
     return Options(
         state=state,
         coupling=coupling,
-        intrinsic=INTRINSICS[kinds.choice("intrinsic", given["intrinsic"], tuple(INTRINSICS))],
+        intrinsic=INTRINSICS.get(intrinsic, intrinsic),
         mu=found["mu"],
         kappa=found["kappa"],
         step=found["step"],
@@ -482,10 +481,10 @@ def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Int
     )
     if isinstance(graph, CSR):
         graph.check(q, nodes, causal)
-        if solves or integrator.reads_energy:
+        if solves:
             raise ValueError(
-                "graph: got a sparse one with an integrator or a gradient that solves systems of equations, or a stop "
-                "by energy; needs a dense one"
+                "graph: got a sparse one with an integrator or a gradient that solves systems of equations; needs a "
+                "dense one"
             )
         return
     if not is_array(graph):
@@ -496,5 +495,5 @@ def _check_given(graph: Any, q: Array, nodes: int, causal: bool, integrator: Int
     shape, full = tuple(graph.shape), (*q.shape[:2], nodes, nodes)
     if not fits(shape, full) or shape[-2:] != full[-2:]:
         raise ValueError(f"graph: got shape {shape}, needs {full}, or (n, n)")
-    if integrator.reads_energy and concrete(xp.all(graph == xp.matrix_transpose(graph))) is False:
-        raise ValueError("graph: got one that is not symmetric with what needs an energy; needs a symmetric one")
+    if integrator.reads_energy:
+        balanced(xp.astype(graph, raised(q).dtype))

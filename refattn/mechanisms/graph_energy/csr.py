@@ -30,6 +30,15 @@ class CSR:
         count = arange(0, edges.shape[0], self.indices)
         return backend(edges).sparse_product(self.indptr, count, namespace(edges).ones_like(self.data), edges)
 
+    def turned(self) -> CSR:
+        """Return the transpose; its columns are in order."""
+        xp = namespace(self.indices)
+        rows, columns = self.ends()
+        order = xp.argsort(columns, stable=True)
+        after = arange(0, self.shape[1] + 1, self.indptr)
+        indptr = xp.searchsorted(xp.take(columns, order), xp.astype(after, columns.dtype))
+        return CSR(indptr, xp.take(rows, order), xp.take(self.data, order), self.shape[::-1])
+
     def check(self, q: Array, n: int, causal: bool) -> None:
         """Raise where this is no graph of n tokens that goes with queries q."""
         arrays = {f"graph.{name}": getattr(self, name) for name in ("indptr", "indices", "data")}

@@ -24,8 +24,8 @@ j < i and a_ji for j > i; a graph that is "given" the links that it says, where 
 the keys, and queries any number of others: r_jl = scale k_j . k_l, -inf unless some query may attend j and some query
 l; GE.5 is computed for every graph, and links have n in place of a ("none": as "kernel").
 
-In default h = 1/L with L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij: mu + 2 kappa for links that add up to 1.
-The readout reads the last x, phi(y) = max(y, 0), and tau is 0.4 by choice. The jump of a threshold has no part in any
+By choice h is 1/3, and tau 0.4. A step of "euler" lowers the energy while h (sup |df/dx| + 2 kappa sup |g'| max_i
+sum_j w_ij) is at most 2. The readout reads the last x, phi(y) = max(y, 0). The jump of a threshold has no part in any
 gradient. For "token" y_ij is y_j1. For "query" it is y_ji. With "signed" |x| is compared, and the sign stays. With a
 "jitter" x starts at b + m jitter. For "query" m_jc is 1 where query c may attend j, else 0: f, with its derivatives,
 stands for m_jc f and w_ij for m_ic w_ij m_jc, but in dGE.6, where dc_ic stands for m_ic m_jc dc_ic. In "heun" and "rk4"
@@ -85,7 +85,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.graph_energy.forces import Number
-from refattn.mechanisms.graph_energy.options import Hard, Options, Proximal, Soft, step_of, tau_of
+from refattn.mechanisms.graph_energy.options import Hard, Options, Proximal, Soft, tau_of
 from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import earlier_pairs, largest_of_rows, own_pairs, where_allowed
@@ -123,7 +123,6 @@ class Flow:
     """What the backward of the flow reads."""
 
     graph: Graph
-    step: Number
     tau: Number
     steps: tuple[Step, ...]
     states: tuple[Array, ...]  # after each step, where x starts first
@@ -157,9 +156,8 @@ class Saved:
 def forward(q: Array, k: Array, v: Array, *, allowed: Array | None, options: Options) -> tuple[Array, Saved]:
     """Return the output (b, h, i, e) and what `backward` reads; `allowed` (..., i, j) or None tells what is in A(i)."""
     graph = graph_forward(q, k, v, allowed=allowed, options=options)
-    step = step_of(options, graph.links, graph.visible, graph.start)  # broadcasts to x
     tau = tau_of(options, allowed, graph.start)  # broadcasts to x
-    x, flow = flow_forward(graph, step=step, tau=tau)  # (b, h, j, c)
+    x, flow = flow_forward(graph, tau)  # (b, h, j, c)
     out, readout = readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)  # (b, h, i, e)
     return out, Saved(graph, flow, readout)
 
@@ -306,9 +304,10 @@ def graph_backward(
     return gradients
 
 
-def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flow]:
+def flow_forward(graph: Graph, tau: Number) -> tuple[Array, Flow]:
     """Return the flow: the scores (b, h, j, c) after the last step, and what `flow_backward` reads."""
     xp, options, start = namespace(graph.start), graph.options, graph.start  # -, -, (b, h, j, c)
+    h = options.step  # broadcasts to x
     g, f, m = options.coupling, options.intrinsic, graph.visible  # -, -, (..., j, c)
     alphas, beta = options.integrator.alphas, options.integrator.beta  # of Euler ((),) and (1.0,)
     edges = graph.links[..., None]  # (b, h, j, j, 1): w_ij
@@ -323,23 +322,23 @@ def flow_forward(graph: Graph, *, step: Number, tau: Number) -> tuple[Array, Flo
         stages: tuple[tuple[Array, Array, Array], ...] = ()
         rates: tuple[Array, ...] = ()
         for alpha in alphas:
-            point = moved_by(x, step, alpha, rates) if alpha else x  # (b, h, j, c) [GE.8]
+            point = moved_by(x, h, alpha, rates) if alpha else x  # (b, h, j, c) [GE.8]
             between = point[:, :, None, :, :] - point[:, :, :, None, :]  # (b, h, j, j, c): y_j - y_i
             coupled = xp.sum(edges * g.force(between), axis=3)  # (b, h, j, c) [GE.9]
             rate = hidden(m, f.force(point, start, options.mu)) + options.kappa * coupled  # (b, h, j, c) [GE.10]
             stages, rates = (*stages, (point, coupled, rate)), (*rates, rate)
         if isinstance(options.threshold, Proximal):
-            there = moved_by(x, step, beta, rates)  # (b, h, j, c): z
-            x = soft_threshold(there, step * tau, signed=options.signed)  # (b, h, j, c) [GE.11]
+            there = moved_by(x, h, beta, rates)  # (b, h, j, c): z
+            x = soft_threshold(there, h * tau, signed=options.signed)  # (b, h, j, c) [GE.11]
             taken = (*taken, Step(stages, shrunk=x))
         elif len(beta) == 1:
-            x = x + step * rate  # (b, h, j, c) [GE.11]
+            x = x + h * rate  # (b, h, j, c) [GE.11]
             taken = (*taken, Step(stages))
         else:
-            x = moved_by(x, step, beta, rates)  # (b, h, j, c) [GE.11]
+            x = moved_by(x, h, beta, rates)  # (b, h, j, c) [GE.11]
             taken = (*taken, Step(stages))
         states = (*states, x)
-    return x, Flow(graph, step, tau, taken, states)
+    return x, Flow(graph, tau, taken, states)
 
 
 def hidden(visible: Array | None, x: Array) -> Array:
@@ -349,7 +348,7 @@ def hidden(visible: Array | None, x: Array) -> Array:
 
 def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Array, dict[str, Array]]:
     """Return the gradients of the flow: of the start, of the links and of the numbers; `tau_terms` are given."""
-    graph, h, tau = saved.graph, saved.step, saved.tau  # h and tau broadcast to x
+    graph, h, tau = saved.graph, saved.graph.options.step, saved.tau  # h and tau broadcast to x
     xp, options, m = namespace(d_x), graph.options, graph.visible  # -, -, (..., j, c)
     g, f = options.coupling, options.intrinsic
     start, mu, kappa = graph.start, options.mu, options.kappa  # (b, h, j, c), -, -
@@ -403,10 +402,8 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     # forward: x = start, and start is b
     d_start = plus(d_x, d_point) + d_anchor  # (b, h, j, c) [dGE.7]
     d_mu, d_kappa = summed_for(mu_terms, mu), summed_for(kappa_terms, kappa)  # [dGE.mu], [dGE.kappa]
-    numbers = {"mu": d_mu, "kappa": d_kappa}
-    if options.step is not None:
-        d_step = summed_for(step_terms, h)  # [dGE.step]
-        numbers["step"] = d_step
+    d_step = summed_for(step_terms, h)  # [dGE.step]
+    numbers = {"mu": d_mu, "kappa": d_kappa, "step": d_step}
     if options.tau is not None:
         d_tau = summed_for(tau_terms, tau)  # [dGE.tau]
         numbers["tau"] = d_tau

@@ -54,6 +54,9 @@ class Coupling:
         sup |g'| over |x| <= R, as a function of R, a number that may be infinite, or an array of finite ones.
     increasing, attracts
         g increases where |x| is below the one, and has the sign of x where |x| is at most the other.
+    zeros, period
+        Where g is 0, from 0 on up, None where nobody has told; with a period up to half of it. On a tree without
+        intrinsic forces they are all that scores at rest may differ by along a link.
     terms
         What gives all (alpha_t, beta_t, alpha_t', beta_t') at x, where g(x_j - x_i) is the sum of
         alpha_t(x_i) beta_t(x_j); None where no finite sum is.
@@ -69,6 +72,8 @@ class Coupling:
     largest_slope: Callable[[float], float]
     increasing: float = math.inf
     attracts: float = math.inf
+    zeros: tuple[float, ...] | None = None
+    period: float | None = None
     terms: Callable[[Array], Terms] | None = None
     powers: tuple[Coupling, ...] = ()
 
@@ -119,6 +124,8 @@ SIN = Coupling(
     largest_slope=lambda reach: 1.0,
     increasing=math.pi / 2.0,
     attracts=math.pi,
+    zeros=(0.0, math.pi),
+    period=2.0 * math.pi,
     terms=_sin_terms,
 )
 TANH = Coupling(
@@ -130,6 +137,7 @@ TANH = Coupling(
     slope=lambda x: 1.0 - _square(namespace(x).tanh(x)),
     curvature=lambda x: -2.0 * namespace(x).tanh(x) * (1.0 - _square(namespace(x).tanh(x))),
     largest_slope=lambda reach: 1.0,
+    zeros=(0.0,),
 )
 IDENTITY = Coupling(
     name="identity",
@@ -139,6 +147,7 @@ IDENTITY = Coupling(
     curvature=lambda x: namespace(x).zeros_like(x),
     largest_slope=lambda reach: 1.0,
     terms=_identity_terms,
+    zeros=(0.0,),
 )
 ARCTAN = Coupling(
     name="arctan",
@@ -147,6 +156,7 @@ ARCTAN = Coupling(
     slope=lambda x: 1.0 / (1.0 + x * x),
     curvature=lambda x: -2.0 * x / ((1.0 + x * x) * (1.0 + x * x)),
     largest_slope=lambda reach: 1.0,
+    zeros=(0.0,),
 )
 SINH = Coupling(
     name="sinh",
@@ -155,6 +165,7 @@ SINH = Coupling(
     slope=lambda x: namespace(x).cosh(x),
     curvature=lambda x: namespace(x).sinh(x),
     largest_slope=lambda reach: _cosh(reach),
+    zeros=(0.0,),
 )
 CUBIC = Coupling(
     name="cubic",
@@ -165,6 +176,7 @@ CUBIC = Coupling(
     largest_slope=lambda reach: _larger(1.0, 0.5 * reach * reach - 1.0),
     increasing=math.sqrt(2.0),
     attracts=math.sqrt(6.0),
+    zeros=(0.0, math.sqrt(6.0)),
     terms=_cubic_terms,
 )
 COUPLINGS = {known.name: known for known in (SIN, TANH, IDENTITY, ARCTAN, SINH, CUBIC)}

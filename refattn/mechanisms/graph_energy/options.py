@@ -1,12 +1,12 @@
 """The options of the core: what each means, what it is where it is not given, and whether it fits.
 
 Options that are one of several kinds are objects: an integrator, a threshold, the links of a graph. Each kind holds its
-own numbers; the core takes the object, its name, or text such as ``soft(tau=0.1)``, and makes `Options` of a call. Two
-numbers depend on the graph or the mask where they are not given: `step_of` and `tau_of`.
+own numbers; the core takes the object, its name, or text such as ``soft(tau=0.1)``, and makes `Options` of a call.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forces import COUPLINGS, Coupling, Intrinsic, Number, Polynomial
+from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Number, Polynomial
 from refattn.xp import Array, concrete, namespace
 
 STATES = ("token", "query", "feature")
@@ -24,6 +24,7 @@ STOPS = ("stop_force", "stop_plateau", "stop_level")
 
 
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return a value that is one of the choices; raise where it is none."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: got {value!r}, needs one of {', '.join(choices)}")
     return value
@@ -285,8 +286,28 @@ class Proximal(Threshold):
 THRESHOLDS: dict[str, type[Threshold]] = {"hard": Hard, "soft": Soft, "proximal": Proximal}
 
 
+def _imported(option: str, given: Any, kind: type) -> Any:
+    """Return what the text MODULE:NAME names, and anything else as it is."""
+    module, sign, name = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if not sign:
+        return given
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of a {kind.__name__}: {error}") from error
+    check_is(f"{option} {given}", found, kind)
+    return found
+
+
+def _intrinsic(given: Any) -> str | Intrinsic:
+    """Return a name of `INTRINSICS`, or functions of the user's own."""
+    given = _imported("intrinsic", given, Intrinsic)
+    return given if isinstance(given, Intrinsic) else choice("intrinsic", given, tuple(INTRINSICS))
+
+
 def _coupling(given: Any) -> str | Coupling | Polynomial:
     """Return a name of `COUPLINGS`, a polynomial or functions of the user's own."""
+    given = _imported("coupling", given, Coupling)
     if isinstance(given, (Coupling, Polynomial)) or (isinstance(given, str) and given in COUPLINGS):
         return given
     if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):
@@ -297,6 +318,7 @@ def _coupling(given: Any) -> str | Coupling | Polynomial:
 
 FAMILIES: dict[str, Callable[[Any], Any]] = {
     "coupling": lambda given: _coupling(given),
+    "intrinsic": lambda given: _intrinsic(given),
     "integrator": lambda given: choose("integrator", given, INTEGRATORS),
     "threshold": lambda given: choose("threshold", given, THRESHOLDS),
     "graph": lambda given: choose("graph", given, LINKS) if isinstance(given, str) else given,
@@ -328,8 +350,8 @@ class Options:
 
     Attributes
     ----------
-    tau, step
-        None where they are to be chosen.
+    tau
+        None where it is to be chosen.
     links
         What GE.6 takes: a name of `LINKS`, or "given".
     over_keys
@@ -347,7 +369,7 @@ class Options:
     intrinsic: Intrinsic
     mu: Number
     kappa: Number
-    step: Number | None
+    step: Number
     steps: int
     integrator: Integrator
     threshold: Threshold
@@ -365,55 +387,27 @@ class Options:
     attends: bool
 
 
-def step_of(options: Options, links: Any, visible: Array | None, start: Array | None = None) -> Number:
-    """Return h: 1/L where none is given, a constant of the backward, with which an Euler step lowers the energy.
+def longest_of(options: Options, links: Any, visible: Array | None) -> Number:
+    """Return 2 / L, up to which a step of Euler lowers the energy of scores between 0 and 1, 0 where L is infinite.
 
-    L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j w_ij, per channel where nodes are hidden. Scores of tokens and
-    queries start between 0 and 1 and, where g increases there and the step is at most 1/L, stay there: a bound that
-    depends on no score, and so on no later token. A head whose scores (b, h, j, c) start elsewhere, as the options
-    `start` and `jitter` may say, has the L of where these can get, see `_reach`.
+    L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j |w_ij|, per channel where nodes are hidden.
     """
-    if options.step is not None:
-        return options.step
-    bound = bound_of(options, links, visible)
-    usual = inverse_of(bound)
-    if start is None or (options.start is None and options.jitter is None):
-        return usual
-    return _step_from(options, links, visible, start, usual)
-
-
-def inverse_of(bound: Number) -> Number:
-    """Return h = 1 / L for the largest L of all nodes, 1 where it is 0."""
-    if isinstance(bound, float):
-        return 1.0 / (bound if bound > 0.0 else 1.0)
-    xp = namespace(bound)
-    largest = xp.max(bound, axis=-2, keepdims=True) if len(bound.shape) > 2 and bound.shape[-2] else bound
-    return 1.0 / xp.where(largest > 0.0, largest, 1.0)
-
-
-def bound_of(options: Options, links: Any, visible: Array | None, reach: Number | None = None) -> Number:
-    """Return L, where it is finite, for scores between 0 and 1, or for such that `_reach` as far."""
-    steep = steepest(options, reach)
+    wells = options.intrinsic.name == "double_well"
+    steep = options.coupling.largest_slope(math.inf)
+    if steep == math.inf and options.state != "feature" and not wells:
+        steep = options.coupling.largest_slope(1.0)
+    if steep == math.inf or (options.state == "feature" and wells):
+        return 0.0
     pulls = 2.0 * steep * abs(options.kappa)
     if options.links in ("mean", "causal_mirror", "given"):
         pulls = pulls * largest_degree(links, visible)
-    size: Number = 1.0 + abs(options.mu) ** 0.5  # from where on "double_well" points inwards, for |b| <= 1
-    if reach is not None:
-        # What g pushes outwards is at most 2 S kappa sum_j w_ij R, and R^3 >= (|mu| + that / R) R + |b| there.
-        xp = namespace(reach)
-        size = xp.maximum(*xp.broadcast_arrays(reach, reach ** (1.0 / 3.0) + (abs(options.mu) + pulls) ** 0.5))
-    return options.intrinsic.largest_slope(options.mu, size) + pulls  # sup |df/dx| + sup |dc/dx|
-
-
-def steepest(options: Options, reach: Number | None = None) -> Any:
-    """Return sup |g'| of the differences of scores; infinity where these have no bound that it would need."""
-    steep = options.coupling.largest_slope(math.inf)
-    wells = options.intrinsic.name == "double_well"
-    if options.state == "feature" and wells:
-        return math.inf
-    if steep == math.inf and options.state != "feature" and not wells:
-        steep = options.coupling.largest_slope(1.0 if reach is None else reach)
-    return steep
+    size = 1.0 + abs(options.mu) ** 0.5  # from where on "double_well" points inwards, for |b| <= 1
+    bound = options.intrinsic.largest_slope(options.mu, size) + pulls
+    if isinstance(bound, float):
+        return 2.0 / bound if bound > 0.0 else math.inf
+    xp = namespace(bound)
+    largest = xp.max(bound, axis=-2, keepdims=True) if len(bound.shape) > 2 and bound.shape[-2] else bound
+    return xp.where(largest > 0.0, 2.0 / xp.where(largest > 0.0, largest, 1.0), math.inf)
 
 
 def largest_degree(links: Any, visible: Array | None) -> Number:
@@ -428,57 +422,14 @@ def largest_degree(links: Any, visible: Array | None) -> Number:
     return xp.max(sums, axis=-2, keepdims=True)
 
 
-def _step_from(options: Options, links: Any, visible: Array | None, start: Array, usual: Number) -> Number:
-    """Return h where scores may start outside [0, 1], for what it usually is."""
-    if options.intrinsic.name != "double_well" and options.coupling.largest_slope(math.inf) < math.inf:
-        return usual
-    xp, jitter = namespace(start), options.jitter
-    x = start if jitter is None else start + (jitter if visible is None else visible * jitter)
-    low, high = xp.minimum(x, start), xp.maximum(x, start)
-    far = xp.any((low < 0.0) | (high > 1.0), axis=(2, 3), keepdims=True)  # (b, h, 1, 1)
-    if concrete(xp.any(far)) is False:
-        return usual
-    low, high = xp.min(low, axis=(2, 3), keepdims=True), xp.max(high, axis=(2, 3), keepdims=True)
-    bound = bound_of(options, links, visible, _reach(options, low, high))
-    return xp.where(far, inverse_of(bound), usual)
-
-
-def _reach(options: Options, low: Array, high: Array) -> Array:
-    """Return what bounds differences of scores that start in [l, u], or with "double_well" their sizes, at least 1.
-
-    With w_ij >= 0 and kappa >= 0, and g(y) = s y with 0 <= s <= S up to u - l, a step of "anchor" or "none" gives
-    x_i + h (mu (b_i - x_i) + kappa sum_j w_ij s_ij (x_j - x_i)): for h <= 1/L a mean of numbers in [l, u].
-    """
-    xp = namespace(low)
-    if options.causal:
-        raise ValueError("step: got None with causal scores that start outside [0, 1]; needs a number")
-    if options.intrinsic.name == "double_well":
-        return xp.maximum(xp.maximum(xp.abs(low), xp.abs(high)), xp.ones_like(low))
-    if isinstance(options.threshold, Proximal):  # which draws scores to 0
-        low, high = xp.where(low < 0.0, low, 0.0), xp.where(high > 0.0, high, 0.0)
-    apart = xp.where(xp.isfinite(high - low) & (high - low > 1.0), high - low, 1.0)
-    steep = options.coupling.largest_slope(apart)
-    if concrete(xp.any((apart > options.coupling.attracts) | ~xp.isfinite(steep))):
-        got = f'scores that start up to {float(xp.max(apart)):.3g} apart with coupling="{options.coupling.name}"'
-        raise ValueError(f"step: got None with {got}, where none is known to hold; needs a number")
-    return apart
-
-
-def check_bounded(options: Options) -> None:
-    """Raise where there is to be a step 1/L and L is infinite."""
-    if options.step is None and steepest(options) == math.inf:
-        raise ValueError(
-            f'step: got None with state="{options.state}", coupling="{options.coupling.name}" and intrinsic='
-            f'"{options.intrinsic.name}", whose slopes have no bound; needs a number'
-        )
-
-
 def check_step(options: Options, links: Any, visible: Array | None) -> None:
     """Warn where a step of Euler is longer than 2/L."""
-    if options.step is None or not isinstance(options.integrator, Euler) or steepest(options) == math.inf:
+    if not isinstance(options.integrator, Euler) or not options.steps:
         return
-    if concrete(any_of(options.step * bound_of(options, links, visible) > 2.0)):
-        warnings.warn("step: got more than 2/L, the largest that is known to lower the energy", stacklevel=4)
+    longest = longest_of(options, links, visible)
+    if concrete(any_of((options.step > longest) & (longest > 0.0))):
+        least = longest if isinstance(longest, float) else float(namespace(longest).min(longest))
+        warnings.warn(f"step: got more than 2/L = {least:.3g}, the longest known to lower the energy", stacklevel=4)
 
 
 def tau_of(options: Options, allowed: Array | None, start: Array) -> Number:

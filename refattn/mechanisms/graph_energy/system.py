@@ -17,20 +17,25 @@ Euler lowers E where h <= 2/L, L = sup |f'| + 2 kappa sup |g'| max_i sum_j w_ij.
 E + tau sum_ic pi_i |x_ic|, with `signed` or from scores of at least 0.
 
 Gradients are those above, and those of mu, kappa and of the coefficients of a polynomial alike: dF/dmu, and what they
-multiply. pi is 1 where the links are symmetric, for "kernel" the weights of its detailed balance, which add up to 1.
+multiply. pi is 1 where the links are symmetric, for "kernel" the weights of its detailed balance, which add up to 1,
+and for others with detailed balance weights of mean 1: `balanced`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.dense import Graph
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Number
+from refattn.mechanisms.graph_energy.options import longest_of
 from refattn.ops.sums import summed_for
-from refattn.xp import Array, concrete, namespace, sum_wide
+from refattn.xp import Array, arange, concrete, namespace, sum_wide, zeros
+
+_NO_ENERGY = "an energy exists only for graphs with detailed balance"
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,7 @@ class System:
         """Return the energy of each channel as (b, h, 1, c), for the weights pi (b, h, j, 1)."""
         xp = namespace(x)
         own = self.seen(self.intrinsic.potential(x, self.start, self.mu))
-        edges = self.links[..., None] * self._potentials(self.coupling, x)
-        return xp.sum(balance * (own + 0.5 * self.kappa * xp.sum(edges, axis=3)), axis=2, keepdims=True)
+        return xp.sum(balance * (own + 0.5 * self.kappa * self._pulls(self.coupling, x)), axis=2, keepdims=True)
 
     def energy_backward(
         self, balance: Array | float, x: Array, d_energy: Array
@@ -92,23 +96,31 @@ class System:
         xp, f = namespace(x), self.intrinsic
         each = d_energy[:, :, None, None]
         weight = balance * each  # (b, h, j, 1) or (b, h, 1, 1)
-        potentials = self._potentials(self.coupling, x)
-        pulls = xp.sum(self.links[..., None] * potentials, axis=3)
+        pulls = self._pulls(self.coupling, x)
         own = self.seen(f.potential(x, self.start, self.mu))
         numbers = {
             "mu": summed_for(weight * self.seen(f.potential_mu(x, self.start, self.mu)), self.mu),
             "kappa": summed_for(0.5 * weight * pulls, self.kappa),
         }
         if self.coupling.powers:
-            parts = (self.links[..., None] * self._potentials(power, x) for power in self.coupling.powers)
-            sums = [sum_wide(0.5 * self.kappa * weight * xp.sum(part, axis=3)) for part in parts]
+            parts = (self._pulls(power, x) for power in self.coupling.powers)
+            sums = [sum_wide(0.5 * self.kappa * weight * part) for part in parts]
             numbers["coefficients"] = xp.stack(sums)
         read = {
             "scores": -weight * self.rate(x),
             "start": weight * self.seen(f.potential_b(x, self.start, self.mu)),
-            "graph": 0.5 * self.kappa * weight * xp.sum(potentials, axis=4),
         }
+        if not isinstance(self.links, CSR):
+            read["graph"] = 0.5 * self.kappa * weight * xp.sum(self._potentials(self.coupling, x), axis=4)
         return read, each * xp.sum(own + 0.5 * self.kappa * pulls, axis=3, keepdims=True), numbers
+
+    def _pulls(self, coupling: Coupling, x: Array) -> Array:
+        """Return sum_j w_ij m_ic m_jc G(x_jc - x_ic) as (b, h, i, c)."""
+        if not isinstance(self.links, CSR):
+            return namespace(x).sum(self.links[..., None] * self._potentials(coupling, x), axis=3)
+        known: Any = replace(coupling, force=coupling.potential, terms=None)
+        pulls: Array = self.form.couple_forward(known, self.links, self.visible, x)
+        return pulls
 
     def _potentials(self, coupling: Coupling, x: Array) -> Array:
         """Return m_ic m_jc G(x_jc - x_ic) as (b, h, i, j, c)."""
@@ -140,26 +152,83 @@ def balance_of(graph: Graph) -> Array | None:
 
 def weights_of(graph: Graph) -> Array | float:
     """Return pi as (b, h, j, 1), or 1 where links are symmetric; raise ValueError where they have no such weights."""
-    links = graph.links
-    if isinstance(links, CSR):
-        raise ValueError("saved: got a flow on a sparse graph, whose energy is not computed; needs a dense one")
     if (balance := balance_of(graph)) is not None:
         return balance
-    xp = namespace(links)
-    if graph.options.links in ("none", "given"):
-        asymmetry = xp.max(xp.abs(links - xp.matrix_transpose(links))) if links.shape[-1] else 0.0
-        if not concrete(asymmetry == 0.0):
-            raise ValueError(
-                f"an energy exists only for graphs with detailed balance; |w_ij - w_ji| is up to {asymmetry}"
-            )
-    return 1.0
+    return balanced(graph.links) if graph.options.links in ("none", "given") else 1.0
+
+
+def balanced(links: Any) -> Array | float:
+    """Return pi (..., j, 1) with pi_i w_ij = pi_j w_ji, of mean 1, for links (..., i, j) or a sparse graph.
+
+    It is 1 where links are symmetric. Otherwise weights spread from one node of each component over its links, and then
+    hold for all of them or for none: what goes round a loop has to be the same both ways.
+
+    Raises
+    ------
+    ValueError
+        Where there are none, and so no energy exists.
+    """
+    if isinstance(links, CSR):
+        back = links.turned()
+        links = back.turned()  # with its columns in order, too
+        xp, w, w_back, columns = namespace(links.data), links.data[:, None], back.data[:, None], links.indices
+        same = concrete(xp.all(links.indptr == back.indptr))
+        if same is False or concrete(xp.all(columns == back.indices)) is False:
+            raise ValueError(f"{_NO_ENERGY}: a link has none back")
+        if concrete(xp.all(w == w_back)):
+            return 1.0
+        rows, pull = links.ends()[0], links.by_row
+        own: Any = partial(_taken, rows)
+        other: Any = partial(_taken, columns)
+        nodes = zeros((links.shape[0], 1), w)
+    else:
+        xp, w, w_back = namespace(links), links, namespace(links).matrix_transpose(links)
+        if concrete(xp.all(w == w_back)):
+            return 1.0
+        own, other = lambda x: x, xp.matrix_transpose
+        pull, nodes = lambda edges: xp.sum(edges, axis=-1, keepdims=True), zeros((*w.shape[:-1], 1), w)
+    linked = (w != 0.0) | (w_back != 0.0)
+    if concrete(xp.all(~linked | (xp.sign(w) * xp.sign(w_back) > 0.0))) is not True:
+        raise ValueError(f"{_NO_ENERGY}: a link has none back, or one of another sign")
+    ratio = xp.where(linked, w_back / xp.where(linked, w, 1.0), 0.0)  # pi_i / pi_j
+    pi, known, every = nodes, nodes > 0.0, arange(0, nodes.shape[-2], nodes)[:, None]
+    while concrete(xp.all(known)) is False:
+        reached = pull(xp.astype(linked & other(known), w.dtype))
+        new = ~known & (reached > 0.0)
+        if concrete(xp.any(new)):
+            pi = xp.where(new, pull(ratio * other(pi)) / xp.where(new, reached, 1.0), pi)
+        else:
+            first = xp.argmax(xp.astype(~known, xp.int8), axis=-2, keepdims=True)
+            new = ~known & (every == first)
+            pi = xp.where(new, 1.0, pi)
+        known = known | new
+    error = xp.where(linked, xp.abs(own(pi) - ratio * other(pi)) / own(pi), 0.0)
+    if concrete(xp.all(error <= 64.0 * nodes.shape[-2] * float(xp.finfo(w.dtype).eps))) is not True:
+        raise ValueError(f"{_NO_ENERGY}: there is a loop of links whose product is another the other way round")
+    return pi / xp.mean(pi, axis=-2, keepdims=True)
+
+
+def _taken(at: Array, x: Array) -> Array:
+    return namespace(x).take(x, at, axis=0)
+
+
+def longest_step(saved: Any) -> Array:
+    """Return for each head the longest step of Euler that is known to lower the energy of all sequences, (h,).
+
+    It is 2 / L with L = sup |df/dx| + 2 kappa sup |g'| max_i sum_j |w_ij|, and 0 where L is infinite; where f or g gets
+    steeper L is that of scores between 0 and 1.
+    """
+    graph = saved.inner.graph
+    longest = longest_of(saved.options, graph.links, graph.visible) + zeros(graph.start[:, :, :1, :].shape, graph.start)
+    return namespace(longest).min(longest, axis=(0, 2, 3))
 
 
 def energy(saved: Any) -> Array:
     """Return the energy of each head before the first step and after every step, (b, h, steps + 1).
 
     E = sum_ic pi_i m_ic F(x_ic; b_ic) + kappa/2 sum_ijc pi_i w_ij m_ic m_jc G(x_jc - x_ic), with pi = 1 where the graph
-    is symmetric and for "kernel" the weights of its detailed balance, which add up to 1.
+    is symmetric, for "kernel" the weights of its detailed balance, which add up to 1, and for other links those of
+    `balanced`.
 
     Raises
     ------
@@ -193,7 +262,12 @@ def steps_taken(saved: Any) -> Array:
 def energy_backward(saved: Any, d_energy: Array) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return gradients of what the definition has, and those of numbers, for that of the energy after the last step."""
     graph, xp = saved.inner.graph, namespace(d_energy)
-    read, d_balance, numbers = saved.system.energy_backward(weights_of(graph), saved.inner.flow.states[-1], d_energy)
+    weights = weights_of(graph)
+    if graph.options.links == "none" and not isinstance(weights, float):
+        raise ValueError(
+            'graph: got "none" with a gradient of the energy, whose weights follow attention; needs another'
+        )
+    read, d_balance, numbers = saved.system.energy_backward(weights, saved.inner.flow.states[-1], d_energy)
     if (pi := balance_of(graph)) is not None:
         # forward: pi = exp(l) / sum of exp(l)
         read["sums"] = pi * (d_balance - xp.sum(pi * d_balance, axis=-2, keepdims=True))

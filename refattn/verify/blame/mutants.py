@@ -191,11 +191,21 @@ class Fate:
     tensor: str
 
 
+def truths_of(mechanism: Mechanism, dtype: str, seed: int = 0) -> list[tuple[Case, Truth]]:
+    """Return all designed cases, each with what its mutants are judged by."""
+    return [(case, make_truth(mechanism, case, dtype, grad=True, seed=seed)) for case in mechanism.cases]
+
+
 def census(
-    mechanism: Mechanism, dtype: str, suspects: Iterable[Mutant] | None = None, *, seed: int = 0
+    mechanism: Mechanism,
+    dtype: str,
+    suspects: Iterable[Mutant] | None = None,
+    *,
+    seed: int = 0,
+    truths: list[tuple[Case, Truth]] | None = None,
 ) -> tuple[Fate, ...]:
-    """Return the fate of every mutant in one storage type."""
-    truths = [(case, make_truth(mechanism, case, dtype, grad=True, seed=seed)) for case in mechanism.cases]
+    """Return the fate of every mutant in one storage type, or of some; `truths` may be given, `truths_of`."""
+    truths = truths_of(mechanism, dtype, seed) if truths is None else truths
     fates: list[Fate] = []
     for mutant in suspects or mutants(mechanism):
         # Mutants of one equation follow each other, and the case that caught the last one will catch the next.

@@ -6,17 +6,16 @@ runs stands in `refattn.verify.itself.sections`.
 
 from __future__ import annotations
 
+import functools
 import math
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from multiprocessing import get_context
+from dataclasses import astuple, replace
 from typing import Any
 
-from refattn import backends
+from refattn import backends, campaign
 from refattn.backends import blas
+from refattn.campaign import HERE, Unit, Where
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.itself import sharded
@@ -85,11 +84,11 @@ def check_all(
     *,
     full: bool = False,
     require_all: bool = False,
-    jobs: int | None = None,
+    where: Where = HERE,
     mesh: Mapping[str, int] | None = None,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Iterator[CheckReport]:
-    """Check mechanisms of the registry on a backend, in processes side by side.
+    """Check mechanisms of the registry on a backend, in processes side by side or on a cluster.
 
     Parameters
     ----------
@@ -97,9 +96,8 @@ def check_all(
         The mechanisms.
     backend, full, require_all, mesh
         As for `check`; on a mesh everything runs in this process.
-    jobs
-        How many processes; None means one for each CPU that may be used, and one alone for a library that compiles or
-        computes on a device. With 1 everything runs in this process.
+    where
+        The processes; its `jobs` None means one alone for a library that compiles or computes on a device.
     progress
         Wraps the sequence of tasks, for a progress bar.
 
@@ -107,62 +105,38 @@ def check_all(
     ------
     CheckReport
         In the order of `names`, each as soon as it and those before it are complete. What a row says does not depend on
-        the number of processes.
+        where it was found.
     """
     owner = backends.get(backend)
-    if jobs is None:
-        jobs = 1 if owner.name in ALONE else backends.workers()
+    if where.jobs is None:
+        where = replace(where, jobs=1 if owner.name in ALONE else backends.workers())
     records = {name: registry.mechanism(name) for name in names}
-    if jobs == 1 or mesh is not None or owner.why_unavailable() is not None:
+    if where.plain or mesh is not None or owner.why_unavailable() is not None:
         for record in records.values():
             yield check(record, owner, full=full, require_all=require_all, mesh=mesh, progress=progress)
         return
     listed = {name: list(tasks(Scope(record, owner, full))) for name, record in records.items()}
-    units = [(name, part) for name, found in listed.items() for part in _units(found)]
+    units = [
+        Unit(f"check {name} {backend} full={full} {part}", _run, (name, backend, full, part))
+        for name, found in listed.items()
+        for part in _parts(found)
+    ]
     rows: dict[str, dict[int, Row]] = {name: {} for name in names}
     waiting = list(names)
-    # A fresh interpreter for each: threads that this process has started, of BLAS for instance, do not survive a fork.
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin, initargs=(backend,))
-    try:
-        running = {pool.submit(_run, name, backend, full, part): (name, part) for name, part in units}
-        for done in progress(_Done(as_completed(running), len(running))):
-            name, part = running[done]
-            try:
-                rows[name] |= dict(zip(part, done.result(), strict=True))
-            except BrokenProcessPool:
-                reason = "the process that ran it ended, of a lack of memory perhaps"
-                rows[name] |= {n: _failed(listed[name][n], reason) for n in part}
-            while waiting and len(rows[waiting[0]]) == len(listed[waiting[0]]):
-                first = waiting.pop(0)
-                ordered = tuple(rows[first][n] for n in range(len(listed[first])))
-                yield CheckReport(first, owner.name, require_all, ordered, full)
-    except BaseException:  # nobody waits for work that is not wanted any more
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
+    for unit, found in campaign.run(units, where, progress=progress, lost=_lost):
+        name, _, _, part = unit.arguments
+        rows[name] |= {n: Row(*row) for n, row in zip(part, found, strict=True)}
+        while waiting and len(rows[waiting[0]]) == len(listed[waiting[0]]):
+            first = waiting.pop(0)
+            ordered = tuple(rows[first][n] for n in range(len(listed[first])))
+            yield CheckReport(first, owner.name, require_all, ordered, full)
 
 
 ALONE = ("jax", "cupy")
 """Backends whose work is not divided: one compiles with threads of its own, the other has one device."""
 
 
-class _Done(Sequence[Any]):
-    """Futures in the order in which they end, as a sequence whose length is known."""
-
-    def __init__(self, futures: Iterable[Any], size: int) -> None:
-        self.futures, self.size = futures, size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.futures)
-
-    def __getitem__(self, at: Any) -> Any:
-        raise TypeError("futures come in the order in which they end")
-
-
-def _units(listed: Sequence[Task]) -> list[tuple[int, ...]]:
+def _parts(listed: Sequence[Task]) -> list[tuple[int, ...]]:
     """Return which tasks go together: those that share what is slow to compute, truths of cases; others alone."""
     together: dict[str, list[int]] = {}
     for n, task in enumerate(listed):
@@ -170,23 +144,24 @@ def _units(listed: Sequence[Task]) -> list[tuple[int, ...]]:
     return [tuple(part) for part in together.values()]
 
 
-_scopes: dict[tuple[str, str, bool], Scope] = {}
-"""Of a process that checks: what was computed for the tasks before."""
+@functools.lru_cache(maxsize=8)
+def _scope(name: str, backend: str, full: bool) -> Scope:
+    """Return, in a process that checks, what was computed for the tasks before."""
+    return Scope(registry.mechanism(name), backends.get(backend), full)
 
 
-def _begin(backend: str) -> None:
-    # Interrupts are for the process that waits, which then ends these.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    backends.get(backend).enable_float64()
+def _run(name: str, backend: str, full: bool, part: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Return the rows of some tasks of a mechanism."""
+    scope = _scope(name, backend, full)
+    with scope.owner.with_float64(), _quiet(scope.owner):
+        listed = list(tasks(scope))
+        return [astuple(_row(listed[n])) for n in part]
 
 
-def _run(name: str, backend: str, full: bool, part: Sequence[int]) -> list[Row]:
-    """Run some tasks of a mechanism, in a process of its own."""
-    owner = backends.get(backend)
-    scope = _scopes.setdefault((name, backend, full), Scope(registry.mechanism(name), owner, full))
-    listed = list(tasks(scope))
-    with _quiet(owner):
-        return [_row(listed[n]) for n in part]
+def _lost(unit: Unit) -> list[tuple[Any, ...]]:
+    name, backend, full, part = unit.arguments
+    listed = list(tasks(_scope(name, backend, full)))
+    return [astuple(_failed(listed[n], campaign.ENDED)) for n in part]
 
 
 @contextmanager

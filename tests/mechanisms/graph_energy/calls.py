@@ -81,10 +81,9 @@ def flow_of(links: Any, start: Any, **options: Any) -> tuple[Any, Any]:
     given = {name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "form")}
     known = core.checked(q, q, q, masked=False, causal=False, **(given | flat(**options)))
     graph = dense.Graph(known, q, q, None, None, links, start, None, None)
-    numbers: dict[str, Any] = {"step": known.step, "tau": known.tau}
     if core.way_of(known, "dense") is dense:
-        return dense.flow_forward(graph, **numbers)
-    return steps.flow_forward(graph, **numbers, form=pairs)
+        return dense.flow_forward(graph, known.tau or 0.0)
+    return steps.flow_forward(graph, known.tau or 0.0, form=pairs)
 
 
 def loops_of(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> dict[str, Any]:

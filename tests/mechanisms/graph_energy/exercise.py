@@ -35,10 +35,15 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (query, partial(core, query, state="query", full=False, integrator="rk4", threshold="soft")),
         (query, partial(core, query, state="query", full=False, integrator="rk45(stop_force=1e-3)", steps=2)),
         (token, partial(core, token, state="token", full=False, integrator=solved, steps=2)),
-        (token, partial(core, token, state="token", full=False, graph=make(_mask("graph", token["i"], token["i"])))),
+        (
+            token,
+            partial(
+                core, token, state="token", full=False, graph=make(_mask("graph", token["i"], token["i"])), step=0.1
+            ),
+        ),
         (token, partial(core, token, state="token", full=False, integrator="euler(checkpoint=2)", steps=3)),
         (token, partial(core, token, state="token", full=False, threshold="proximal")),
-        (cross, partial(core, cross, state="token", full=False, graph="mean(over='keys')")),
+        (cross, partial(core, cross, state="token", full=False, graph="mean(over='keys')", step=0.1)),
         (
             cross,
             partial(

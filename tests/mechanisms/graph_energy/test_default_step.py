@@ -1,4 +1,4 @@
-"""The step that is taken where none is given holds for where scores start, and is what it was between 0 and 1."""
+"""The default step is a number: gradients of the default are those of its loss, whatever it depends on."""
 
 from __future__ import annotations
 
@@ -7,54 +7,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn.mechanisms.graph_energy import Start, energy
-from tests.mechanisms.graph_energy.calls import B, H, N, draw, run
-
-STEEP: list[dict[str, Any]] = [
-    {"coupling": "sinh"},
-    {"coupling": "sinh", "intrinsic": "none", "graph": "mean"},
-    {"coupling": "sinh", "threshold": "proximal(tau=0.1)"},
-    {"intrinsic": "double_well"},
-    {"intrinsic": "double_well", "mu": np.array([0.0, 1.0, 4.0, 9.0]), "kappa": 5.0, "graph": "min"},
-    {"intrinsic": "double_well", "coupling": "identity", "kappa": 3.0},
-]
+from refattn.mechanisms.graph_energy import core, longest_step
+from tests.mechanisms.graph_energy.calls import STATES, draw, forward, qkv, run
 
 
-@pytest.mark.parametrize("options", STEEP, ids=str)
-@pytest.mark.parametrize("where", ["at", "jitter"])
-def test_scores_that_start_far_out_do_not_diverge(options: dict[str, Any], where: str) -> None:
-    """Starts of 4 N(0, 1): scores stay within these, or where wells point inwards, and the energy falls."""
-    far = 4.0 * draw("far", B, H, N)
-    start = Start(at=far) if where == "at" else Start(jitter=far[..., None])
-    _, saved = run(start=start, steps=30, **options)
-    states = np.stack(saved.inner.flow.states)
-    assert np.max(np.abs(states)) <= max(np.max(np.abs(states[0])), 1.0 + 3.0) + 1e-12
-    if "threshold" not in options:
-        found = energy(saved)
-        assert np.all(np.diff(found, axis=-1) <= 1e-12 * (1.0 + np.abs(found[..., :-1])))
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("how", [{"symmetrise": "mean"}, {"causal": True}, {"kind": "proximal", "tau": 0.01}], ids=str)
+@pytest.mark.filterwarnings("ignore:step. got more than")
+def test_gradients_of_the_default_are_those_of_the_loss(state: str, how: dict[str, Any]) -> None:
+    """By differences along random directions of q, k, mu and kappa: nothing of the step is held back."""
+    arrays = dict(zip("qkv", qkv(5), strict=True)) | {"mu": np.asarray(0.7), "kappa": np.asarray(1.4)}
+    out, saved = forward(**arrays, state=state, steps=3, **how)
+    d_out = draw("d_out", *out.shape)
+    found = core.backward(saved, d_out)
+    for name, x in arrays.items():
+        towards, sides = draw(name, *x.shape), []
+        for h in (-1e-5, 1e-5):
+            moved = forward(**{**arrays, name: x + h * towards}, state=state, steps=3, **how)[0]
+            sides.append(np.sum(d_out * moved))
+        slope = np.sum(found[name] * towards)
+        np.testing.assert_allclose((sides[1] - sides[0]) / 2e-5, slope, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.parametrize("options", STEEP[::3], ids=str)
-def test_heads_that_start_between_0_and_1_keep_their_step(options: dict[str, Any]) -> None:
-    start = 0.5 + 0.1 * np.tanh(draw("near", B, H, N))
-    start[0, 1, 2] = -7.0
-    expected = run(**options)[1].inner.flow.step
-    step = np.broadcast_to(run(start=start, **options)[1].inner.flow.step, (B, H, 1, 1))
-    assert step[0, 1] < 0.2 * expected
-    others = np.ones((B, H), bool)
-    others[0, 1] = False
-    np.testing.assert_array_equal(step[others], expected)
-
-
-def test_where_no_step_is_known_to_hold() -> None:
-    far = 4.0 * draw("far", B, H, N)
-    message = 'step: got None with scores that start up to 1[0-9.]* apart with coupling="cubic", where none is known'
-    with pytest.raises(ValueError, match=message):
-        run(coupling="cubic", start=far)
-    with pytest.raises(ValueError, match="step: got None with scores .* apart"):
-        run(coupling="sinh", start=100.0 * far)
-    with pytest.raises(ValueError, match="step: got None with causal scores that start outside"):
-        run(coupling="sinh", start=far, causal=True)
-    run(coupling="sinh", start=np.abs(np.sin(far)), causal=True)
-    with np.errstate(all="ignore"):
-        assert np.isnan(run(coupling="sinh", start=np.where(far > 5.0, np.inf, far))[0]).any()
+def test_a_step_that_is_too_long_is_told_with_the_longest() -> None:
+    """2/L follows the strengths and the steepest slope, for each head; where slopes have no bound nothing is known."""
+    kappa = np.array([0.5, 1.0, 2.0, 4.0])
+    _, saved = run(coupling="sinh", kappa=kappa, steps=0)
+    np.testing.assert_allclose(longest_step(saved), 2.0 / (1.0 + 2.0 * np.cosh(1.0) * kappa), rtol=1e-15)
+    with pytest.warns(UserWarning, match="step: got more than 2/L = 0.15, the longest known"):
+        run(coupling="sinh", kappa=kappa, steps=1)
+    for more in ({"coupling": "sinh"}, {"intrinsic": "double_well"}):
+        unbounded: dict[str, Any] = {"state": "feature", "steps": 0, **more}
+        assert np.all(longest_step(run(**unbounded)[1]) == 0.0)
+    assert np.all(longest_step(run(intrinsic="none", kappa=0.0, steps=0)[1]) == np.inf)

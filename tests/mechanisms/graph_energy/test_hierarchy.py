@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refattn import Context, backends, mechanism
-from refattn.mechanisms.graph_energy import core
+from refattn.mechanisms.graph_energy import core, longest_step
 from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
 from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, qkv
 
@@ -181,11 +181,9 @@ def test_a_strength_of_each_node(kind: str, state: str) -> None:
     agree(core.backward(saved, d_out), gradients_of(call, arrays, d_out))
     with pytest.raises(ValueError, match=r"mu: got shape \(4, 6\), needs a number or an array \(4,\) or \(4, 5\)"):
         forward(**arrays | {"mu": np.ones((H, 6))})
-    with pytest.raises(ValueError, match="step: got None with causal scores and a mu of each node"):
-        forward(**arrays, causal=True)
-    # One step for all nodes, from the strongest.
-    step: Any = forward(**arrays)[1].inner.flow.step
-    assert step.shape == (H, 1, 1)
+    # One bound for all nodes, from the strongest.
+    strongest = np.max(arrays["mu"], axis=1)
+    np.testing.assert_allclose(longest_step(forward(**arrays)[1]), 2.0 / (strongest + 2.0), rtol=1e-15)
 
 
 def test_pairs_of_classes_share_a_bias() -> None:
@@ -241,7 +239,7 @@ def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
         ({"classes": 2}, "step: got None with classes, needs a number, or learn_step"),
         (
             {"coupling": "polynomial(coefficients=(1.0,))"},
-            "step: got None with polynomial, needs a number, or learn_step",
+            "step: got None with coupling='polynomial.*, needs a number, or learn_step",
         ),
         ({"classes": 2, "intrinsic": "none"}, 'classes: got 2 with intrinsic="none", which has no mu'),
         ({"graph": np.ones((6, 6))}, "graph: got ndarray, needs the links of a block"),
@@ -257,7 +255,6 @@ def test_what_a_block_does_not_share(options: dict[str, Any], message: str) -> N
     [
         (2, None, "classes: got some, needs context.positions"),
         (2, np.zeros((2, 6), int), r"context.positions: got shape \(2, 6\) with classes, needs \(tokens,\)"),
-        (2, np.arange(6), "got a class that the table does not have, needs numbers from 0 to 1"),
         (None, np.zeros(6, int), "context.positions was given to a block without classes"),
     ],
 )

@@ -242,7 +242,7 @@ def test_what_stops_a_flow() -> None:
             # One step earlier it was not at rest: a step of Euler is h times the rate.
             ends = zip(np.ndindex(B, H), before, strict=True)
             steps = [np.max(np.abs(saved.scores[at] - x)) for at, x in ends]
-            assert np.min(steps) > 1e-2 * saved.inner.flow.step * 0.9999
+            assert np.min(steps) > 1e-2 * saved.options.step * 0.9999
     every = run(state="feature", steps=40)[1].inner.flow
     for n, x in enumerate(run(state="feature", steps=40, stop_force=0.1)[1].inner.flow.states):
         where = np.max(np.abs(every.steps[n].stages[0][2]), axis=2) > 0.1 if n < 40 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ import pytest
 import refattn as ra
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.csr import CSR
-from refattn.mechanisms.graph_energy.forms.sparse import dense_graph, transposed
+from refattn.mechanisms.graph_energy.forms import rows
+from refattn.mechanisms.graph_energy.forms import sparse as sparse_form
+from refattn.mechanisms.graph_energy.forms.sparse import dense_graph
+from refattn.mechanisms.graph_energy.system import balanced
 from tests.conftest import Library
 from tests.mechanisms.graph_energy.calls import COUPLINGS, STATES, B, H, N, draw, forward, kept, qkv, run
 
@@ -41,8 +45,11 @@ def both(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_8_dense_and_sparse_graphs_are_one(coupling: str, state: str, causal: bool) -> None:
-    """Sums of products for sin, identity and cubic, edge by edge for the others; 1e-12."""
+def test_8_dense_and_sparse_graphs_are_one(
+    coupling: str, state: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of products for sin, identity and cubic, edge by edge for the others, three rows of attention at a time."""
+    monkeypatch.setattr(rows, "ELEMENTS", 3 * N)
     dense = weights(lower=causal)
     options: dict[str, Any] = {"state": state, "coupling": coupling, "step": 0.02, "steps": 3, "causal": causal}
     found = both({**options, "integrator": "heun"}, dense, ra.graph_energy.sparse_graph(dense), qkv())
@@ -66,15 +73,55 @@ def test_every_library_multiplies_sparse_graphs(coupling: str, backend: Any) -> 
             np.testing.assert_allclose(backend.host(each[name]), x, rtol=0, atol=1e-12 * size, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"start": draw("start", H, N)}, {"tau": 0.6, "empty": "dense", "scale": 0.3}, {"kind": "soft", "tau": 0.45}],
+    ids=["start", "dense", "soft"],
+)
+def test_options_of_the_readout_go_row_by_row(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "ELEMENTS", 3 * N)
+    dense = weights()
+    found = both({"step": 0.05, **more}, dense, ra.graph_energy.sparse_graph(dense), qkv())
+    assert found[0].keys() == found[1].keys()
+    for name, x in found[0].items():
+        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-12 * max(1.0, np.max(np.abs(x))), err_msg=name)
+
+
+@pytest.mark.parametrize("state", ["token", "feature"])
+def test_nothing_on_a_sparse_graph_is_as_large_as_all_pairs(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, and the making of graphs, in less than half of what one number for each pair takes."""
+    for module in (rows, sparse_form):
+        monkeypatch.setattr(module, "ELEMENTS", 2**12)
+
+    def call(n: int) -> Any:
+        q, k, v = (np.sin(np.arange(3 * n).reshape(1, 1, n, 3) * at) for at in (1.0, 2.0, 3.0))
+        graph = ra.graph_energy.nearest_graph(q[0, 0], 2)
+        lower = dataclasses.replace(graph, indices=np.minimum(graph.indices, graph.ends()[0]))
+        out, saved = core.forward(q, k, v, graph=lower, state=state, causal=True, coupling="sin", steps=2)
+        core.backward(saved, out)
+        return ra.graph_energy.window_graph(n, 2, q), saved
+
+    call(9)  # which imports
+    n = 700
+    tracemalloc.start()
+    try:
+        _, saved = call(n)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 0.5 * 8 * n * n and saved.weights is None
+
+
 def test_a_sparse_graph_is_its_matrix() -> None:
     for dense in (weights(), np.zeros((4, 4)), weights(5, 1.0)):
         sparse = ra.graph_energy.sparse_graph(dense)
         assert np.array_equal(dense_graph(sparse), dense)
-        assert np.array_equal(dense_graph(transposed(sparse)), dense.T)
+        assert np.array_equal(dense_graph(sparse.turned()), dense.T)
         assert np.array_equal(np.stack(sparse.ends()), np.stack(np.nonzero(dense)))
 
 
-def test_windows_and_nearest_tokens() -> None:
+def test_windows_and_nearest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_form, "ELEMENTS", 20)  # two rows at a time
     n, like = 9, np.zeros(1)
     apart = np.abs(np.arange(n)[:, None] - np.arange(n))
     window = dense_graph(ra.graph_energy.window_graph(n, 2, like))
@@ -110,12 +157,12 @@ def test_what_is_no_graph(make: str, given: tuple[Any, ...], kind: type[Exceptio
         getattr(ra.graph_energy, make)(*given)
 
 
-def test_the_step_follows_the_degrees() -> None:
+def test_the_longest_step_follows_the_degrees() -> None:
     dense = weights() * (1.0 - np.eye(N))
     degree = np.max(np.sum(np.abs(dense), axis=1))
     for graph in (dense, ra.graph_energy.sparse_graph(dense)):
-        _, saved = run(graph=graph)
-        np.testing.assert_allclose(saved.inner.flow.step, 1.0 / (1.0 + 2.0 * degree), rtol=1e-15)
+        _, saved = run(graph=graph, steps=0)
+        np.testing.assert_allclose(ra.graph_energy.longest_step(saved), 2.0 / (1.0 + 2.0 * degree), rtol=1e-15)
 
 
 def test_energy_falls_on_a_symmetric_graph() -> None:
@@ -124,7 +171,57 @@ def test_energy_falls_on_a_symmetric_graph() -> None:
         levels = ra.graph_energy.energy(run(graph=window, integrator=integrator, steps=20)[1])
         assert np.all(np.diff(levels, axis=-1) <= 1e-15)
     with pytest.raises(ValueError, match="detailed balance"):
-        ra.graph_energy.energy(run(graph=weights())[1])
+        ra.graph_energy.energy(run(graph=weights(), step=0.1)[1])
+
+
+def balanced_links(n: int) -> Any:
+    """Links (2, 4, n, n) with detailed balance and without symmetry, in two components, with loops."""
+    symmetric = np.where(kept("links", n, n, keep=0.6), np.abs(draw("links", B, H, n, n)), 0.0)
+    symmetric = symmetric + np.swapaxes(symmetric, 2, 3)
+    apart = np.arange(n) < 3
+    return np.where(apart[:, None] == apart, symmetric, 0.0) / np.exp(draw("balance", B, H, n, 1))
+
+
+@pytest.mark.parametrize("integrator", ["euler(stop_plateau=1e-9)", "discrete_gradient"])
+def test_energy_falls_where_there_is_detailed_balance(integrator: str) -> None:
+    """pi_i w_ij is symmetric, by component; and the rate is minus the gradient of the energy, over pi."""
+    links = balanced_links(N) / 20.0
+    pi: Any = balanced(links)
+    flux = pi * links
+    np.testing.assert_allclose(flux, np.swapaxes(flux, 2, 3), rtol=0, atol=1e-13 * np.max(flux))
+    _, saved = run(graph=links, integrator=integrator, steps=20)
+    levels = ra.graph_energy.energy(saved)
+    assert np.all(np.diff(levels, axis=-1) <= 1e-14) and np.all(levels[..., -1] < levels[..., 0])
+    start, h, moved = saved.inner.flow.states[0], 1e-5, np.zeros((B, H, N, 1))
+    moved[:, :, 2] = h
+    sides = [np.sum(saved.system.energy(pi, start + sign * moved), axis=(2, 3)) for sign in (1.0, -1.0)]
+    slope = -(sides[0] - sides[1]) / (2.0 * h) / pi[:, :, 2, 0]
+    np.testing.assert_allclose(slope, saved.system.rate(start)[:, :, 2, 0], rtol=0, atol=1e-8)
+
+
+def test_the_energy_of_a_sparse_graph_is_that_of_its_matrix() -> None:
+    dense = balanced_links(N)[0, 0] / 20.0
+    found = []
+    for graph in (dense, ra.graph_energy.sparse_graph(dense)):
+        _, saved = run(graph=graph, steps=3)
+        d = core.backward(saved, 0.0 * draw("d_out", B, H, N, 5), d_energy=draw("d_energy", B, H))
+        found.append({"energy": ra.graph_energy.energy(saved), "pi": balanced(graph), **d})
+    for name, x in found[0].items():
+        np.testing.assert_allclose(found[1][name], x, rtol=0, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        (np.triu(np.ones((3, 3)), 1), "a link has none back"),
+        (np.array([[0.0, 1.0], [-1.0, 0.0]]), "of another sign"),
+        (np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 2.0], [1.0, 1.0, 0.0]]), "a loop of links"),
+    ],
+)
+def test_what_has_no_detailed_balance(links: Any, message: str) -> None:
+    for graph in (links, ra.graph_energy.sparse_graph(links)):
+        with pytest.raises(ValueError, match=f"with detailed balance: .*({message}|a link has none back)"):
+            balanced(graph)
 
 
 def test_no_edge_no_flow() -> None:
@@ -157,8 +254,7 @@ GOOD = ra.graph_energy.sparse_graph(weights())
         ({"graph": np.zeros((N, N), int)}, TypeError, "graph: got dtype int64, needs bool or a floating one"),
         ({"graph": np.zeros((3, N))}, ValueError, r"graph: got shape \(3, 7\), needs \(2, 4, 7, 7\)"),
         ({"graph": "kernel(over='rows')"}, ValueError, "over: got 'rows', needs one of tokens, keys"),
-        ({"graph": weights(), "causal": True}, ValueError, "step: got None with causal scores and a graph"),
-        ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "graph: got one that is not symmetric"),
+        ({"graph": weights(), "integrator": "discrete_gradient"}, ValueError, "only for graphs with detailed bal"),
         ({"graph": GOOD, "integrator": "implicit_midpoint"}, ValueError, "graph: got a sparse one with an integrator"),
         ({"graph": GOOD, "form": "dense"}, ValueError, 'form: got "dense" with a sparse graph'),
         ({"graph": GOOD, "mask": np.ones((N, N), bool)}, ValueError, "mask: got one with a sparse graph"),
@@ -185,5 +281,5 @@ def test_wrong_graphs(options: dict[str, Any], error: type[Exception], message: 
 
 
 def test_shapes_of_graphs() -> None:
-    _, saved = run(graph=np.abs(weights())[None, None] * np.ones((B, 1, 1, 1)))
+    _, saved = run(graph=np.abs(weights())[None, None] * np.ones((B, 1, 1, 1)), step=0.1)
     assert saved.graph.shape == (B, H, N, N)

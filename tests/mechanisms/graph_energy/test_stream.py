@@ -13,7 +13,8 @@ from tests.mechanisms.graph_energy.calls import STATES, draw, kept
 
 RECORD = ra.mechanism("graph_energy")
 CONFIGS: dict[str, dict[str, Any]] = {
-    **{state: {"state": state} for state in STATES},
+    **{state: {"state": state} for state in STATES if state != "query"},
+    "query": {"state": "query", "step": 0.1},
     "heun": {"integrator": "heun", "steps": 3, "kv_heads": 1, "bias": True, "residual": False},
     "rk4, feature": {"integrator": "rk4", "steps": 2, "state": "feature", "coupling": "arctan", "value_width": 3},
     "no anchor": {"intrinsic": "none", "threshold": "soft(tau=0.1)", "step": 0.2},
@@ -54,7 +55,7 @@ def test_12_tokens_in_turn_are_tokens_at_once(name: str, cuts: list[int]) -> Non
 def test_padding_is_hidden(state: str) -> None:
     mask = kept("padding", 2, 9)
     mask[:, 0] = True
-    found, expected, _ = decode({"state": state}, [4, 5, 6, 8], mask)
+    found, expected, _ = decode(CONFIGS[state], [4, 5, 6, 8], mask)
     np.testing.assert_allclose(found[mask], expected[mask], rtol=0, atol=1e-12)
 
 

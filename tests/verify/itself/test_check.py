@@ -16,6 +16,7 @@ import pytest
 import refattn as ra
 from refattn import backends, equations
 from refattn.backends.base import BaseBackend
+from refattn.campaign import Where
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import core, dense
 from refattn.mechanisms.softmax.forms import tiled
@@ -413,7 +414,7 @@ def test_processes_find_what_one_process_finds(monkeypatch: pytest.MonkeyPatch) 
             ended.append(n)
             yield item
 
-    reports = check_all(names, jobs=2, progress=progress)
+    reports = check_all(names, where=Where(jobs=2), progress=progress)
     found = [next(reports)]
     seen = len(ended)
     found += reports
@@ -424,7 +425,7 @@ def test_processes_find_what_one_process_finds(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_process_that_ends_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_module, "_run", ends)
-    (found,) = check_all(["softmax"], jobs=2)
+    (found,) = check_all(["softmax"], where=Where(jobs=2))
     assert found.exit_code == 1 and all("ended" in row.detail for row in found.rows)
 
 

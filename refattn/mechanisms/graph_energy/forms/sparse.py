@@ -1,4 +1,4 @@
-"""Graphs with few edges, and sums over them: time and memory grow with the number of edges, not with its square.
+"""Graphs with few edges, and sums over them: time and memory grow with the number of edges, not with that of pairs.
 
 A coupling that is a finite sum of products (`refattn.mechanisms.graph_energy.forms.products`) is a few products with
 the sparse matrix W; any other is evaluated at each edge and summed by row. What multiplies is a function of each array
@@ -12,7 +12,10 @@ from refattn.mechanisms.arguments import check_arrays, check_floating, check_who
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling
 from refattn.mechanisms.graph_energy.forms.products import seen
-from refattn.xp import Array, all_finite, arange, backend, dtype_name, namespace, raised, zeros
+from refattn.xp import Array, all_finite, arange, backend, device, dtype_name, namespace, raised, zeros
+
+ELEMENTS = 2**18
+"""Distances of points that are there at once, unless a single row has more."""
 
 
 def sparse_graph(weights: Array) -> CSR:
@@ -34,16 +37,18 @@ def window_graph(n: int, width: int, like: Array) -> CSR:
     n, width = check_whole("n", n, 0), check_whole("width", width, 1)
     xp = check_arrays(like=like)
     check_floating(like=like)
-    at = arange(0, n, like)
-    apart = xp.abs(at[:, None] - at[None, :])
-    near = (apart <= width) & (apart > 0)
-    return sparse_graph(xp.astype(near, like.dtype) / (2.0 * width))
+    far = min(width, n)
+    rows, apart = arange(0, n, like)[:, None], arange(-far, far + 1, like)[None, :]
+    columns = rows + apart
+    there = (apart != 0) & (columns >= 0) & (columns < n)
+    return _graph(xp.broadcast_to(rows, there.shape)[there], columns[there], n, 0.5 / width, like)
 
 
 def nearest_graph(points: Array, count: int) -> CSR:
     """Return the graph in which two points of (n, d) have a link of 1 / count where one is near to the other.
 
     `count` is how many nearest ones each has; a point may be near to more, so that its links may add up to more than 1.
+    Memory is linear in the number of points; distances of all pairs are computed, a few rows at a time.
     """
     xp = check_arrays(points=points)
     check_floating(points=points)
@@ -52,15 +57,33 @@ def nearest_graph(points: Array, count: int) -> CSR:
     n = points.shape[0]
     if (count := check_whole("count", count, 1)) >= n:
         raise ValueError(f"count: got {count!r}, needs a whole number from 1 to {n - 1}")
-    dtype, points = points.dtype, raised(points)
-    squares = xp.sum(points * points, axis=-1)
-    distances = squares[:, None] + squares[None, :] - 2.0 * (points @ xp.matrix_transpose(points))
-    if all_finite(distances) is False:
-        raise ValueError("points: got some without finite squared distances, needs smaller, finite numbers")
-    own = arange(0, n, points)[:, None] == arange(0, n, points)[None, :]
-    ranks = xp.argsort(xp.argsort(xp.where(own, float("inf"), distances), axis=-1), axis=-1)
-    near = ranks < count
-    return sparse_graph(xp.astype(near | xp.matrix_transpose(near), dtype) / float(count))
+    like, points = points, raised(points)
+    squares, every = xp.sum(points * points, axis=-1), arange(0, n, points)
+    tile, near = max(1, ELEMENTS // n), []
+    for first in range(0, n, tile):
+        rows = slice(first, min(first + tile, n))
+        distances = squares[rows, None] + squares - 2.0 * (points[rows, :] @ xp.matrix_transpose(points))
+        if all_finite(distances) is False:
+            raise ValueError("points: got some without finite squared distances, needs smaller, finite numbers")
+        own = every[rows, None] == every
+        ranks = xp.argsort(xp.where(own, float("inf"), distances), axis=-1)
+        near.append(xp.asarray(ranks[:, :count], copy=True))
+    there = xp.astype(xp.reshape(xp.concat(near), (-1,)), every.dtype)
+    here = xp.reshape(xp.broadcast_to(every[:, None], (n, count)), (-1,))
+    rows, columns = xp.concat([here, there]), xp.concat([there, here])
+    for _ in range(2):  # by column, then, the order of columns kept, by row
+        order = xp.argsort(columns, stable=True)
+        rows, columns = xp.take(columns, order), xp.take(rows, order)
+    twice = (rows[1:] == rows[:-1]) & (columns[1:] == columns[:-1])
+    once = xp.concat([xp.ones_like(twice[:1]), ~twice])
+    return _graph(rows[once], columns[once], n, 1.0 / count, like)
+
+
+def _graph(rows: Array, columns: Array, n: int, weight: float, like: Array) -> CSR:
+    """Return the graph of n tokens with the edges from rows, in order, to columns, all of one weight."""
+    xp = namespace(like)
+    data = xp.full(columns.shape, weight, dtype=like.dtype, device=device(like))
+    return CSR(xp.searchsorted(rows, arange(0, n + 1, rows)), columns, data, (n, n))
 
 
 def couple_forward(coupling: Coupling, graph: CSR, visible: Array | None, x: Array) -> Array:
@@ -82,7 +105,7 @@ def couple_backward(
     coupling: Coupling, graph: CSR, visible: Array | None, d_coupled: Array, x: Array
 ) -> tuple[Array, Array]:
     """Return the gradient of x, and 0 for the graph, which is a constant."""
-    received, turned = seen(visible, d_coupled), transposed(graph)
+    received, turned = seen(visible, d_coupled), graph.turned()
     none = zeros((), x)
     if coupling.terms is not None:
         d_x = None
@@ -115,15 +138,6 @@ def links_gradient(edges: Array | None, graph: CSR) -> Array:
 def product(graph: CSR, x: Array) -> Array:
     """Return W x for x (b, h, n, c)."""
     return _spread(backend(x).sparse_product(graph.indptr, graph.indices, graph.data, _flat(x)), x)
-
-
-def transposed(graph: CSR) -> CSR:
-    xp = namespace(graph.indices)
-    rows, columns = graph.ends()
-    order = xp.argsort(columns, stable=True)
-    after = arange(0, graph.shape[1] + 1, graph.indptr)
-    indptr = xp.searchsorted(xp.take(columns, order), xp.astype(after, columns.dtype))
-    return CSR(indptr, xp.take(rows, order), xp.take(graph.data, order), graph.shape[::-1])
 
 
 def dense_graph(graph: CSR) -> Array:

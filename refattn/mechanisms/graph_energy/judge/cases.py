@@ -157,7 +157,7 @@ CASES = (
         kappa=2.0,
         step=0.1,
     ),
-    _case("consensus", "intrinsic", "nothing but coupling", intrinsic="none", steps=6),
+    _case("consensus", "intrinsic", "nothing but coupling", intrinsic="none", step=0.5, steps=6),
     _case("wells", "intrinsic", "two wells", intrinsic="double_well", kappa=0.3, mu=0.8, step=0.05),
     _case("query", "query", "a distribution for each query", state="query", n=13),
     _case("query-causal", "query", "on the graph of the past", state="query", n=13, causal=True, step=0.1),

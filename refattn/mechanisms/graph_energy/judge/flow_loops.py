@@ -76,22 +76,6 @@ class Flow:
     def _polynomial_slope(self, x: float) -> float:
         return sum(a * (2 * n + 1) * x ** (2 * n) for n, a in enumerate(self.a))
 
-    def _step(self, c: int) -> float:
-        """Return h of a channel: 1/L where none is given."""
-        if self.o["step"] is not None:
-            return float(self.o["step"])
-        steep = math.cosh(1.0) if self.o["coupling"] == "sinh" else 1.0
-        degree = 1.0
-        if self.o["symmetrise"] in ("mean", "causal_mirror"):
-            sums = [self.m[i, c] * sum(self.w[i, j] * self.m[j, c] for j in range(self.n)) for i in range(self.n)]
-            degree = max(sums)
-        curved = 0.0
-        for mu in self.mu if self.o["intrinsic"] != "none" else []:
-            wells = 3.0 * (1.0 + math.sqrt(abs(mu))) ** 2 if self.o["intrinsic"] == "double_well" else 0.0
-            curved = max(curved, abs(mu) + wells)
-        bound = curved + 2.0 * steep * abs(self.kappa) * degree
-        return 1.0 / bound if bound > 0.0 else 1.0
-
     def _rate(self, y: np.ndarray, c: int) -> tuple[np.ndarray, np.ndarray]:
         coupled, rate = np.zeros(self.n), np.zeros(self.n)
         for i in range(self.n):
@@ -140,7 +124,7 @@ class Flow:
         self.x = self.b.copy()
         if self.o["jitter"] is not None:
             self.x = self.x + self.m * self.o["jitter"]
-        self.h = [self._step(c) for c in range(channels)]
+        self.h = [float(self.o["step"])] * channels
         self.points = np.zeros((self.o["steps"], len(weights), self.n, channels))
         self.rates, self.pulls = np.zeros(self.points.shape), np.zeros(self.points.shape)
         self.ends = np.zeros((self.o["steps"], 2, self.n, channels))
@@ -227,9 +211,8 @@ class Flow:
         grad |= self.value
         self.value = forward
         grad |= {"dGE.6": d_w, "dGE.7": d_b, "dGE.mu": d_mu, "dGE.kappa": np.asarray(d_kappa)}
+        grad["dGE.step"] = np.asarray(d_h)
         if self.o["tau"] is not None:
             grad["dGE.tau"] = np.asarray(d_tau)
         if self.a:
             grad["dGE.coefficients"] = d_a
-        if self.o["step"] is not None:
-            grad["dGE.step"] = np.asarray(d_h)

@@ -38,7 +38,7 @@ class _Head(Graph):
         self.bias, self.start = bias, start
         self.q, self.k, self.v, self.allowed, self.masked = q, k, v, allowed, masked
         self.rows, self.n = len(q), len(k)
-        known = {"state": "token", "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "step": None, "steps": 10}
+        known = {"state": "token", "intrinsic": "anchor", "mu": 1.0, "kappa": 1.0, "step": 1.0 / 3.0, "steps": 10}
         known |= {"scale": None, "causal": False, "jitter": None}
         threshold, coupling, links = threshold_of(options), coupling_of(options), graph_of(options)
         known |= {name: getattr(threshold, name) for name in ("tau", "signed", "empty")}

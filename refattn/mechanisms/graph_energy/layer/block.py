@@ -119,7 +119,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.16]
     more = added(config.regulariser if saved.context.training else None, config.strength, saved.core)
     d = core.backward(saved.core, d_attended, **more)
-    d_learned = own.numbers_backward(params, saved.context.positions, saved.numbers, d)
+    d_learned = own.numbers_backward(params, own.classes_of(config, saved.context), saved.numbers, d)
     d_pushed = None
     if params.probe is not None:
         begin = saved.core.inner.graph.start[..., 0]  # (b, h, j): GE.27

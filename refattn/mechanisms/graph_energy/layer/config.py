@@ -12,7 +12,7 @@ from refattn.mechanisms.arguments import check_is, check_number
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.forces import Polynomial
+from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.layer.regularisers import NAMES
 from refattn.mechanisms.graph_energy.options import (
     FAMILIES,
@@ -31,9 +31,11 @@ from refattn.ops.weights import fresh_weight
 from refattn.xp import Array, device, namespace
 
 SLOPES_BELOW_1 = ("sin", "tanh", "identity", "arctan")
-"""Couplings with a largest slope of 1: blocks learn how strong they are, and bound the step by that."""
+"""Couplings with a largest slope of 1: a block may bound the step by how strong they are, which it learns."""
 
 USUAL = defaults_of(core.forward)
+
+_NEEDS = "needs a number, such as 0.1"
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,17 @@ class Config(projections.Config):
     Attributes
     ----------
     state, coupling, intrinsic, steps, integrator, threshold, graph, scale
-        As in the core; the coupling is one whose slope is at most 1, or a polynomial, whose coefficients are then
-        learned by all heads together, the intrinsic force "anchor" or "none". With links over keys tokens may attend a
-        memory, and where scores of keys start is learned.
+        As in the core; those of your own as text. Coefficients of a polynomial are learned by all heads together. With
+        links over keys tokens may attend a memory, and where scores of keys start is learned.
     step
-        None: 1/L of the learned strengths, or for the graphs "mean" and "causal_mirror", whose degrees have no bound,
-        the core's own, a constant. A polynomial and classes need a number, or one that is learned.
+        None: GE.22, 1/L of the learned strengths, for links that add up to at most 1. "mean" and "causal_mirror",
+        which a causal block in state "query" has by itself, classes, couplings that may be steeper than 1 and other
+        intrinsic forces need a number.
     learn_step, learn_tau
         Whether the step and the threshold's tau are learned, per head, from what they would be otherwise.
     classes
-        None, or of how many classes tokens are: then mu is learned for each, and the context's positions (tokens,) say
-        which class each node has.
+        None, or of how many classes tokens are: then mu is learned for each, and the context's positions (tokens,),
+        modulo that many, say which class each node has.
     jitter
         How far from where they would start scores begin: times the context's draws "start", an array that broadcasts to
         the scores (b, h, n, c). 0: no draws are needed.
@@ -66,7 +68,7 @@ class Config(projections.Config):
     state: str = USUAL["state"]
     coupling: str | Polynomial | None = USUAL["coupling"]
     intrinsic: str = USUAL["intrinsic"]
-    step: float | None = USUAL["step"]
+    step: float | None = None
     steps: int = USUAL["steps"]
     integrator: str | Integrator = USUAL["integrator"]
     threshold: str | Threshold = USUAL["threshold"]
@@ -85,10 +87,10 @@ class Config(projections.Config):
         for name in ("learn_step", "learn_tau"):
             check_is(name, getattr(self, name), bool)
         choice("state", self.state, STATES)
-        choice("intrinsic", self.intrinsic, ("anchor", "none"))
-        if self.coupling is not None and not self.is_polynomial and self.chosen("coupling") not in SLOPES_BELOW_1:
-            known = ", ".join((*SLOPES_BELOW_1, "polynomial(coefficients=...)"))
-            raise ValueError(f"coupling: got {self.coupling!r}, needs one of {known}")
+        for name in ("coupling", "intrinsic"):
+            if isinstance(given := getattr(self, name), (Coupling, Intrinsic)):
+                raise TypeError(f"{name}: got a {type(given).__name__}, needs the text MODULE:NAME of it in a block")
+        self.chosen("intrinsic")
         if self.threshold is None:
             raise TypeError("threshold: got None, needs the name of one, or a Threshold")
         for name, value in (("tau", self.chosen("threshold").tau), ("step", self.step), ("scale", self.scale)):
@@ -100,12 +102,20 @@ class Config(projections.Config):
             raise TypeError("integrator: got None, needs the name of one, or an Integrator")
         if self.graph is not None and (not isinstance(self.links, Links) or isinstance(self.links, Given)):
             raise TypeError(f"graph: got {type(self.graph).__name__}, needs the links of a block: a name, or a Links")
-        if self.classes is not None and self.intrinsic != "anchor":
+        if self.classes is not None and not self.has_mu:
             raise ValueError(f'classes: got {self.classes} with intrinsic="{self.intrinsic}", which has no mu')
         if self.step is None and not self.learn_step:
-            for name, there in (("classes", self.classes is not None), ("polynomial", self.is_polynomial)):
+            own = {
+                "classes": self.classes is not None,
+                f"coupling={self.coupling!r}": self.coupling is not None
+                and self.chosen("coupling") not in SLOPES_BELOW_1,
+                f"intrinsic={self.intrinsic!r}": self.intrinsic not in ("anchor", "none"),
+            }
+            for name, there in own.items():
                 if there:
                     raise ValueError(f"step: got None with {name}, needs a number, or learn_step")
+        if self.step is None and isinstance(self.links, (Mean, CausalMirror)):
+            raise ValueError(f"step: got None with graph={self.graph!r}, whose degrees have no bound; {_NEEDS}")
         for name in ("strength", "jitter"):
             check_number(name, getattr(self, name))
         if self.regulariser is not None:
@@ -117,8 +127,6 @@ class Config(projections.Config):
         if self.learn_tau and not self.first_tau > 0.0:
             tau = self.chosen("threshold").tau
             raise ValueError(f'tau: got {tau} with learn_tau and state="{self.state}", needs a number above 0')
-        if self.learn_step and self.step is None and isinstance(self.links, (Mean, CausalMirror)):
-            raise ValueError(f"step: got None with learn_step and graph={self.graph!r}, needs a number")
 
     def chosen(self, option: str) -> Any:
         """Return the object of an option that is one of several kinds, or None."""
@@ -142,10 +150,19 @@ class Config(projections.Config):
         own = {"positions": self.classes is not None, "draws": self.jitter != 0.0}
         return ("mask", "key_mask", *others, *(name for name, there in own.items() if there))
 
+    def drawn(self, tokens: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the draws of a block that reads some, by name, for so many tokens."""
+        return {"start": (self.heads, tokens, 1)}
+
     @property
     def is_polynomial(self) -> bool:
         """Whether the coupling has coefficients, which are learned."""
         return isinstance(self.chosen("coupling"), Polynomial)
+
+    @property
+    def has_mu(self) -> bool:
+        """Whether there is an intrinsic force, whose strength is learned."""
+        return self.chosen("intrinsic") != "none"
 
     @property
     def first_tau(self) -> float:
@@ -156,7 +173,7 @@ class Config(projections.Config):
     @property
     def first_step(self) -> float:
         """Where a step that is learned starts."""
-        return self.step if self.step is not None else 1.0 / 3.0 if self.intrinsic == "anchor" else 0.5
+        return self.step if self.step is not None else 1.0 / 3.0 if self.has_mu else 0.5
 
     @property
     def probes(self) -> bool:
@@ -188,7 +205,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
         """Return what the softplus of is a number."""
         return xp.full((h,), math.log(math.expm1(size)), dtype=like.dtype, device=device(like))
 
-    mu = raw(1.0) if config.intrinsic == "anchor" else None
+    mu = raw(1.0) if config.has_mu else None
     if mu is not None and config.classes is not None:
         mu = xp.broadcast_to(mu[:, None], (h, config.classes)) + 0.0
     probe = None
@@ -215,7 +232,7 @@ def check_params(params: Params) -> None:
     if config.bias:
         needs |= {f"b_{name[-1]}": shape[1:] for name, shape in needs.items()}
     needs["raw_kappa"] = (h,)
-    own = {"raw_mu": config.intrinsic == "anchor", "raw_step": config.learn_step, "raw_tau": config.learn_tau}
+    own = {"raw_mu": config.has_mu, "raw_step": config.learn_step, "raw_tau": config.learn_tau}
     needs |= {name: (h,) for name, there in own.items() if there}
     if config.probes:
         needs["probe"] = (h, d)
@@ -226,11 +243,10 @@ def check_params(params: Params) -> None:
     check_shapes(params, needs)
 
 
-def is_bounded(config: Config, context: Context) -> bool:
-    """Tell whether no token of the graph has links of more than 1 in all."""
-    if config.links is None:
-        return config.state != "query" or context.causal is False
-    return not isinstance(config.links, (Mean, CausalMirror))
+def check_bounded(config: Config, context: Context) -> None:
+    """Raise where a step follows the strengths, and links may add up to more than 1."""
+    if config.step is None and config.links is None and config.state == "query" and context.causal is not False:
+        raise ValueError(f'step: got None with causal scores and state="query", whose degrees have no bound; {_NEEDS}')
 
 
 def core_options(config: Config, numbers: Mapping[str, Array | None]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ def force(saved: Saved) -> tuple[Array, int]:
     a score.
     """
     flow, options = saved.core.inner.flow, saved.core.options
-    x = flow.states[-1]
+    x, h = flow.states[-1], options.step
     rate = saved.core.system.rate(x)
     if isinstance(options.threshold, Proximal):
-        rate = (soft_threshold(x + flow.step * rate, flow.step * flow.tau, signed=options.signed) - x) / flow.step
+        rate = (soft_threshold(x + h * rate, h * flow.tau, signed=options.signed) - x) / h
     return sum_wide(rate * rate), x.shape[0] * x.shape[1]

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.graph_energy.layer.config import Config, Params, is_bounded
+from refattn.mechanisms.graph_energy.layer.config import Config, Params, check_bounded
 from refattn.mechanisms.graph_energy.layer.sharing import nodes_backward, nodes_forward
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, namespace
@@ -43,15 +43,16 @@ from refattn.xp import Array, namespace
 def numbers(params: Params, context: Context) -> dict[str, Array | None]:
     """Return the numbers of the flow that are learned, by name; None where they are not."""
     config = params.config
+    check_bounded(config, context)
     mu = tau = step = None
     if params.raw_mu is not None:
         mu = _softplus(params.raw_mu)  # [GE.20]
     if config.classes is not None:
-        mu = nodes_forward(mu, _classes(context))  # (h, j) [GE.28]
+        mu = nodes_forward(mu, classes_of(config, context))  # (h, j) [GE.28]
     kappa = _softplus(params.raw_kappa)  # (h) [GE.21]
     if params.raw_step is not None:
         step = _softplus(params.raw_step)  # (h) [GE.25]
-    elif config.step is None and is_bounded(config, context):
+    elif config.step is None:
         step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.22]
     if params.raw_tau is not None:
         tau = _softplus(params.raw_tau)  # (h) [GE.26]
@@ -63,7 +64,7 @@ def numbers_backward(
 ) -> dict[str, Array | None]:
     """Return the gradients of parameters, by their names, for those of the numbers that `numbers` returned.
 
-    `classes` are the positions of the context.
+    `classes` are those of the nodes.
     """
     found: dict[str, Array | None] = {"coefficients": d.get("coefficients")}
     # forward: step = 1 / (mu + 2 kappa)
@@ -123,14 +124,16 @@ def jitter_of(config: Config, context: Context) -> Array | None:
     return config.jitter * draws["start"] if config.jitter else None
 
 
-def _classes(context: Context) -> Array:
-    """Return the class of each node."""
+def classes_of(config: Config, context: Context) -> Array | None:
+    """Return the class of each node, or None where there are none."""
+    if config.classes is None:
+        return None
     positions = context.positions  # (j): it came in
     if positions is None:
         raise ValueError("classes: got some, needs context.positions (tokens,) with the class of each, or classes=None")
     if len(positions.shape) != 1:
         raise ValueError(f"context.positions: got shape {tuple(positions.shape)} with classes, needs (tokens,)")
-    return positions
+    return positions % config.classes
 
 
 def _softplus(x: Array) -> Array:

@@ -23,7 +23,7 @@ from refattn.mechanisms.graph_energy import core, dense
 from refattn.mechanisms.graph_energy.forms import pairs
 from refattn.mechanisms.graph_energy.layer import block, learned
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
-from refattn.mechanisms.graph_energy.options import Proximal, check_bounded, step_of, tau_of
+from refattn.mechanisms.graph_energy.options import Proximal, tau_of
 from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
@@ -108,8 +108,7 @@ def step(params: Params, cache: Cache, state: block.State, context: Context) -> 
         begin = repeat_heads(raised(v[:, :, tokens - 1 :, :]), heads)  # (b, h, 1, c)
     else:
         begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, tokens - 1 :])  # (b, h, 1, c)
-    check_bounded(options)
-    tau, h = tau_of(options, None, begin), step_of(options, links, None)
+    tau, h = tau_of(options, None, begin), options.step
     points: list[Array] = []
     at, (alphas, beta) = begin, _tableau(params)
     for _ in range(options.steps):

@@ -77,7 +77,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     numbers = {
         "mu": summed_for(inside * f.d_mu(x, start, mu), mu),
         "kappa": summed_for(u * coupled, system.kappa),
-        "step": summed_for(zeros(x.shape, x), saved.step),
+        "step": summed_for(zeros(x.shape, x), options.step),
     }
     if options.tau is not None:
         numbers["tau"] = summed_for(tau_terms, saved.tau)

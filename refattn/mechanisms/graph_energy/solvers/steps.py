@@ -30,13 +30,12 @@ from refattn.mechanisms.graph_energy.options import (
     ImplicitMidpoint,
     Options,
     Proximal,
-    step_of,
     tau_of,
 )
 from refattn.mechanisms.graph_energy.solvers import discrete_gradient, implicit_midpoint, rk45
 from refattn.mechanisms.graph_energy.solvers.newton import end_of_step, pulled_back
 from refattn.mechanisms.graph_energy.solvers.stopping import still_flowing
-from refattn.mechanisms.graph_energy.system import System, balance_of, system_of
+from refattn.mechanisms.graph_energy.system import System, system_of, weights_of
 from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import sum_heads
 from refattn.ops.sums import moved_by, sum_of, summed_for
@@ -59,7 +58,6 @@ class Flow:
 
     graph: Graph
     system: System
-    step: Number
     tau: Number
     steps: tuple[Taken, ...]
     states: tuple[Array, ...]
@@ -71,8 +69,8 @@ def forward(
     """Return the output and what `backward` reads: as the definition, with these steps; `form` sums over pairs."""
     page = equations.active(dense)
     graph = page.graph_forward(q, k, v, allowed=allowed, options=options)
-    step, tau = step_of(options, graph.links, graph.visible, graph.start), tau_of(options, allowed, graph.start)
-    x, flow = flow_forward(graph, step=step, tau=tau, form=form)
+    tau = tau_of(options, allowed, graph.start)
+    x, flow = flow_forward(graph, tau, form=form)
     out, readout = page.readout_forward(x, graph.attention, v, allowed=allowed, options=options, tau=tau)
     return out, dense.Saved(graph, flow, readout)
 
@@ -88,22 +86,22 @@ def backward(saved: dense.Saved, d_out: Array, *, adjoint: Any = None, **read: A
     return {**d, **numbers, "v": sum_heads(d_start, saved.readout.v.shape[1]) if d_v is None else d_v}
 
 
-def flow_forward(graph: Graph, *, step: Number, tau: Number, form: ModuleType) -> tuple[Array, Flow]:
+def flow_forward(graph: Graph, tau: Number, *, form: ModuleType) -> tuple[Array, Flow]:
     """Return the scores after the last step, and what `flow_backward` reads; `form` sums over pairs."""
     options = graph.options
     system, method = system_of(graph, form), options.integrator
     x = graph.start if options.jitter is None else graph.start + system.seen(options.jitter)  # (b, h, j, c)
-    known = Flow(graph, system, step, tau, (), ())
+    known = Flow(graph, system, tau, (), ())
     states, flows = [x], None
     steps: list[Taken] = []
     energies: list[Array] = []
     factors: list[Number] = [1.0] * options.steps
     if isinstance(method, RK45):
-        factors = [*rk45.plan(method, system, x, step, options.steps)]
-    balance = balance_of(graph) if method.stops else None
+        factors = [*rk45.plan(method, system, x, options.step, options.steps)]
+    balance = weights_of(graph) if method.reads_energy else 1.0
     for factor in factors:
         if method.stops:
-            flows = still_flowing(method, system, 1.0 if balance is None else balance, x, energies, flows)
+            flows = still_flowing(method, system, balance, x, energies, flows)
             if concrete(namespace(x).any(flows > 0.0)) is False:
                 break
             factor = factor * flows  # (b, h, 1, c): 0 for a channel that has stopped
@@ -128,9 +126,9 @@ def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
     solved: Any = SOLVED.get(type(options.integrator))
     ends = None
     if solved is not None:
-        end, factor = end_of_step(solved, system, x, flow.step, factor)  # (b, h, j, c)
+        end, factor = end_of_step(solved, system, x, options.step, factor)  # (b, h, j, c)
         ends, system = (x, end), solved.forces(system)
-    h = flow.step * factor
+    h = options.step * factor
     stages: list[tuple[Array, Array, Array]] = []
     for alpha in alphas:
         points = (x,) if ends is None else solved.stage(*ends)
@@ -174,7 +172,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_points: list[Array] = []  # of the step after, as d_end
     d_end = d_x  # (b, h, j, c)
     for step in _last_first(saved):
-        h = saved.step * step.factor
+        h = options.step * step.factor
         d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
         d_end = d_next
         if step.shrunk is not None:
@@ -213,10 +211,8 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_start = sum_of(d_end, *d_points, d_anchor)  # (b, h, j, c) [dGE.7]
     d_mu = summed_for(mu_terms, mu)  # [dGE.mu]
     d_kappa = summed_for(kappa_terms, system.kappa)  # [dGE.kappa]
-    numbers = {"mu": d_mu, "kappa": d_kappa}
-    if options.step is not None:
-        d_step = summed_for(step_terms, saved.step)  # [dGE.step]
-        numbers["step"] = d_step
+    d_step = summed_for(step_terms, options.step)  # [dGE.step]
+    numbers = {"mu": d_mu, "kappa": d_kappa, "step": d_step}
     if options.tau is not None:
         d_tau = summed_for(tau_terms, tau)  # [dGE.tau]
         numbers["tau"] = d_tau

@@ -1,0 +1,260 @@
+"""Many runs: units of work that need nothing of each other, in processes of this machine or on a Dask cluster.
+
+A unit is a function of a module with its arguments, and gives what JSON can say; its text is the same wherever it ran,
+so that the order in which units end and where they ran change no byte of what is made of them. With a folder each unit
+that has ended is a file there, and a campaign that was stopped goes on with the others.
+
+What starts workers, sends units to them, and sends those again whose worker has died is Dask, which is there already:
+`Where.scheduler` is its address.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import refattn
+from refattn import backends
+from refattn.files import MIB, read_json, remove_left_behind, write_atomically
+
+ENDED = "the process that ran it ended, of a lack of memory perhaps"
+
+LARGEST = 64 * MIB
+"""The most bytes that the file of a unit may have."""
+
+
+class CampaignError(RuntimeError):
+    """A campaign that cannot begin or go on: no cluster, other versions over there, a unit that ends its process."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A piece of work.
+
+    Attributes
+    ----------
+    name
+        What tells it from all others: two units of one name give the same, with the same versions.
+    function
+        Of a module that workers can import; it returns what JSON can say.
+    arguments
+        Its arguments, which can be pickled.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where units run, and where those that have ended are kept.
+
+    Attributes
+    ----------
+    jobs
+        Processes of this machine; None means one for each CPU that may be used. With 1 all run in this process.
+    scheduler
+        The address of a Dask scheduler, such as tcp://10.0.0.1:8786; its workers run the units then.
+    keep
+        The folder of what has ended; None keeps nothing.
+    tell
+        Takes lines on what happened on the way: units that were there before, workers that have gone.
+    """
+
+    jobs: int | None = None
+    scheduler: str | None = None
+    keep: Path | None = None
+    tell: Callable[[str], None] = _say
+
+    @property
+    def plain(self) -> bool:
+        """Whether all runs in this process and nothing is kept."""
+        return self.jobs == 1 and self.scheduler is None and self.keep is None
+
+
+HERE = Where()
+"""On the CPUs of this machine; nothing is kept."""
+
+
+def run(
+    units: Sequence[Unit],
+    where: Where,
+    *,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    lost: Callable[[Unit], Any] | None = None,
+) -> Iterator[tuple[Unit, Any]]:
+    """Run units.
+
+    Parameters
+    ----------
+    units
+        What is to do.
+    where
+        Where, and what is kept.
+    progress
+        Wraps the sequence of units that end, for a progress bar.
+    lost
+        Returns what stands for a unit that ended the process it ran in, on a cluster again and again; without it that
+        is an error.
+
+    Yields
+    ------
+    tuple[Unit, Any]
+        Each unit with what it gave: those that are kept, then the others as they end.
+
+    Raises
+    ------
+    CampaignError
+        Where there is no cluster, a worker has other versions than this process, or a unit is lost.
+    OSError, ValueError
+        Where the folder cannot be read or written, or holds something else.
+    """
+    files = _files(units, where.keep)
+    known = {unit: file for unit, file in files.items() if file.exists()}
+    for unit, file in known.items():
+        yield unit, read_json(file, LARGEST, {"unit": str, "versions": dict, "result": None})["result"]
+    if known:
+        where.tell(f"{len(known)} of {len(units)} units had ended before: {where.keep}")
+    todo = [unit for unit in units if unit not in known]
+    if not todo:
+        return
+    if where.scheduler is not None:
+        ended = _on_cluster(todo, where.scheduler, where.tell)
+    else:
+        jobs = min(backends.workers() if where.jobs is None else where.jobs, len(todo))
+        ended = _in_processes(todo, jobs) if jobs > 1 else ((unit, call(unit, versions())) for unit in todo)
+    for unit, text in progress(_Ended(ended, len(todo))):
+        if text is None:
+            if lost is None:
+                raise CampaignError(f"{unit.name}: {ENDED}")
+            yield unit, lost(unit)
+            continue
+        result = json.loads(text)
+        if unit in files:
+            kept = {"unit": unit.name, "versions": versions(), "result": result}
+            write_atomically(files[unit], json.dumps(kept).encode())
+        yield unit, result
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return what results depend on beside their units: versions, and a digest of the source of refattn."""
+    top, source = Path(__file__).parent, sha256()
+    # The symlink to backends/ is not followed by the first.
+    files = {file.relative_to(top).as_posix(): file for g in ("**/*.py", "backends/*.py") for file in top.glob(g)}
+    for name, file in sorted(files.items()):
+        source.update(f"{name}\n".encode() + file.read_bytes())
+    found = {each.name: each.version for each in metadata.distributions() if each.name in _LIBRARIES}
+    ours = f"{refattn.__version__} (source {source.hexdigest()[:12]})"
+    return {"python": platform.python_version(), "refattn": ours} | dict(sorted(found.items()))
+
+
+_LIBRARIES = ("array-api-compat", "array-api-strict", "jax", "mpmath", "numpy", "scipy", "torch")
+
+
+_alone = threading.Lock()
+"""Workers of Dask may have several threads, and units set what the whole process has: BLAS's threads, tiles."""
+
+
+def call(unit: Unit, wanted: dict[str, str]) -> str:
+    """Run a unit here, where the versions have to be these; return what it gives as JSON."""
+    here = versions()
+    if differ := sorted(name for name in {*here, *wanted} if here.get(name) != wanted.get(name)):
+        theirs, ours = (", ".join(f"{name} {of.get(name, 'missing')}" for name in differ) for of in (here, wanted))
+        raise CampaignError(f"versions: the worker on {platform.node()} has {theirs}; the client has {ours}")
+    with _alone:
+        return json.dumps(unit.function(*unit.arguments))
+
+
+def _files(units: Sequence[Unit], keep: Path | None) -> dict[Unit, Path]:
+    """Return where each unit is kept; nowhere without a folder."""
+    if keep is None:
+        return {}
+    keep.mkdir(parents=True, exist_ok=True)
+    remove_left_behind(keep)
+    about = json.dumps(versions())
+    return {unit: keep / f"{sha256(f'{unit.name} {about}'.encode()).hexdigest()[:32]}.json" for unit in units}
+
+
+class _Ended(Sequence[Any]):
+    """Units in the order in which they end, as a sequence whose length is known."""
+
+    def __init__(self, ended: Iterable[tuple[Unit, str | None]], size: int) -> None:
+        self.ended, self.size = ended, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.ended)
+
+    def __getitem__(self, at: Any) -> Any:
+        raise TypeError("units come in the order in which they end")
+
+
+def _in_processes(units: Sequence[Unit], jobs: int) -> Iterator[tuple[Unit, str | None]]:
+    # A fresh interpreter for each: threads that this process has started, of BLAS for instance, do not survive a fork.
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_ignore_interrupts)
+    try:
+        running = {pool.submit(call, unit, versions()): unit for unit in units}
+        for future in as_completed(running):
+            try:
+                yield running[future], future.result()
+            except BrokenProcessPool:
+                yield running[future], None
+    except BaseException:  # nobody waits for work that is not wanted any more
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _ignore_interrupts() -> None:
+    # They are for the process that waits, which then ends these.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _on_cluster(units: Sequence[Unit], address: str, tell: Callable[[str], None]) -> Iterator[tuple[Unit, str | None]]:
+    try:
+        import distributed
+    except ImportError as error:
+        raise CampaignError(f"--scheduler: needs Dask: pip install 'refattn[dask]' ({error})") from error
+    try:
+        client = distributed.Client(address, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise CampaignError(f"--scheduler: got {address!r}, needs the address of a Dask scheduler ({error})") from error
+    with client:
+        if not client.scheduler_info()["workers"]:
+            tell(f"{address} has no workers yet; they are waited for")
+        running = {client.submit(call, unit, versions(), pure=False): unit for unit in units}
+        names = {future.key for future in running}
+        try:
+            for future in distributed.as_completed(running, loop=client.loop):
+                unit = running.pop(future)  # a result that nobody holds is not computed again where its worker dies
+                try:
+                    yield unit, future.result()
+                except distributed.KilledWorker:
+                    yield unit, None
+        except CancelledError as error:
+            raise CampaignError(f"--scheduler: {address} has gone") from error
+        for _, event in client.get_events("all"):
+            again = names.intersection((*event.get("processing-tasks", ()), *event.get("lost-computed-tasks", ())))
+            if event.get("action") == "remove-worker" and again:
+                tell(f"the worker {event['worker']} has gone; {len(again)} units that it had were run again")

@@ -1,0 +1,150 @@
+"""Units of work: the same bytes wherever they run, kept when they have ended, and what is said where one cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import pytest
+
+from refattn import campaign
+from refattn.campaign import CampaignError, Unit, Where
+
+ROOT = Path(__file__).parents[1]
+
+ran: list[int] = []
+
+
+def third(n: int) -> dict[str, float]:
+    """A unit of work: it notes that it ran, and may be interrupted."""
+    if n == 3 and 3 not in ran:
+        ran.append(n)
+        raise KeyboardInterrupt
+    ran.append(n)
+    return {"third": n / 3.0}
+
+
+UNITS = [Unit(f"third {n}", third, (n,)) for n in range(5)]
+THIRDS = {f"third {n}": {"third": n / 3.0} for n in range(5)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran() -> None:
+    ran.clear()
+
+
+def found(where: Where) -> dict[str, object]:
+    return {unit.name: result for unit, result in campaign.run(UNITS, where)}
+
+
+def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
+    said: list[str] = []
+    where = Where(jobs=1, keep=tmp_path / "kept", tell=said.append)
+    with pytest.raises(KeyboardInterrupt):
+        found(where)
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+    ran.remove(0)
+    assert found(where) == THIRDS and ran == [1, 2, 3, 3, 4]
+    assert said == [f"3 of 5 units had ended before: {tmp_path / 'kept'}"]
+
+
+def test_what_is_kept_is_of_its_versions_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran.append(3)
+    where = Where(jobs=1, keep=tmp_path, tell=lambda line: None)
+    found(where)
+    monkeypatch.setattr(campaign, "versions", lambda: {"numpy": "1.0"})
+    ran[:] = [3]
+    assert found(where) == THIRDS and ran == [3, *range(5)]
+    monkeypatch.undo()
+    for file in tmp_path.iterdir():
+        file.write_text("{")
+    with pytest.raises(ValueError, match=r"\.json: is no JSON, or cut off"):
+        found(where)
+
+
+def test_other_versions_are_an_error_that_names_both() -> None:
+    wanted = {**campaign.versions(), "numpy": "1.0", "torch": "0.1"}
+    with pytest.raises(CampaignError, match=r"the worker on .* has numpy \d.*; the client has numpy 1\.0, torch 0\.1"):
+        campaign.call(UNITS[0], wanted)
+
+
+def test_a_cluster_gives_what_this_process_gives() -> None:
+    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+    ran.append(3)
+    with distributed.LocalCluster(2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+        assert found(Where(scheduler=cluster.scheduler_address)) == THIRDS
+
+
+# --- a real scheduler and real workers
+
+
+@contextmanager
+def started(*words: str, path: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
+    env = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *words]
+    with subprocess.Popen(command, env=env, cwd=path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(ready: Callable[[], object]) -> None:
+    end = time.monotonic() + 120.0
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def checked(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "refattn", "check", "growing", *words]
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240
+    )
+
+
+@pytest.mark.slow
+def test_workers_that_die_and_clients_that_are_killed_change_no_byte(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="distributed is not installed")
+    place, kept, local, remote = (tmp_path / name for name in ("scheduler", "kept", "local.json", "remote.json"))
+    assert checked("--json", str(local)).returncode == 0
+    quiet = ("--no-dashboard", "--scheduler-file", str(place))
+    worker = ("distributed.cli.dask_worker", "--no-nanny", "--nthreads", "1", *quiet)
+    with ExitStack() as stack:
+        stack.enter_context(started("distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", *quiet))
+        until(place.exists)
+        workers = [
+            stack.enter_context(started(*worker, "--local-directory", str(tmp_path / str(n)), "--name", str(n)))
+            for n in range(2)
+        ]
+        asked = ("--scheduler", json.loads(place.read_text())["address"], "--keep", str(kept))
+        with started("refattn", "check", "growing", *asked) as client:
+            until(lambda: kept.exists() and any(kept.glob("*.json")))
+            client.kill()
+        before = len(list(kept.glob("*.json")))
+        files = set(kept.iterdir())
+        with started("refattn", "check", "growing", *asked, "--json", str(remote)) as client:
+            until(lambda: set(kept.glob("*.json")) - files)
+            workers[0].send_signal(signal.SIGKILL)
+            assert client.wait() == 0
+        assert before > 0 and remote.read_bytes() == local.read_bytes()
+        again = checked(*asked[2:], "--json", "-")
+        assert again.stdout.encode() == local.read_bytes() and "units had ended before" in again.stderr
+
+        workers[1].kill()
+        assert "error: --scheduler: got 'nowhere', needs the address" in checked("--scheduler", "nowhere").stderr
+        copytree(ROOT / "refattn", tmp_path / "other" / "refattn", ignore=ignore_patterns("frozen", "__pycache__"))
+        (tmp_path / "other" / "refattn" / "mine.py").write_text("")
+        stack.enter_context(started(*worker, "--local-directory", str(tmp_path / "2"), path=tmp_path / "other"))
+        refused = checked(*asked[:2])
+        assert refused.returncode == 2
+        assert "refattn: error: versions: the worker on" in refused.stderr
+        assert refused.stderr.count("(source ") == 2
