@@ -42,8 +42,9 @@ from numpy.typing import NDArray
 # JAX reads these when it is imported, which only happens after this file.
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the time with JAX is that of its compiler, for functions that run once.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+# Most of the time with JAX is that of its compiler, for functions that run once. Of the CPU it makes four devices.
+_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ.setdefault("XLA_FLAGS", f"{_XLA} --xla_force_host_platform_device_count=4")
 
 from refattn import backends  # noqa: E402
 

@@ -33,14 +33,28 @@ ARROWS: dict[str, set[str]] = {
     "analysis": BASE | {"files", "ops", "mechanisms", "instruments"},
     "golden": BASE | {"files"} | RECORDS,
     "campaign": {"backends", "files"},
-    "verify": BASE | RECORDS | {"campaign", "files", "ops", "golden", "instruments"},
+    "verify": BASE | RECORDS | {"campaign", "files", "ops", "golden", "instruments", "shards"},
     "bridges": BASE | RECORDS | {"instruments"},
+    "shards": BASE | RECORDS,
     "instruments": BASE,
     "show": RECORDS | {"golden"},
     "explorer": BASE | RECORDS | {"verify"},
     "cli": BASE
     | RECORDS
-    | {"campaign", "files", "ops", "model", "train", "analysis", "golden", "verify", "bridges", "show", "explorer"},
+    | {
+        "campaign",
+        "files",
+        "ops",
+        "model",
+        "train",
+        "analysis",
+        "golden",
+        "verify",
+        "bridges",
+        "shards",
+        "show",
+        "explorer",
+    },
     "__main__": {"cli"},
 }
 
@@ -57,6 +71,7 @@ HOST = (
     "show/",
     "explorer/",
     "instruments/",
+    "shards/",
     *TRAINING,
     "bridges.py",
     "cli/analyse/stack.py",
@@ -65,7 +80,7 @@ HOST = (
 LIBRARIES: dict[str, tuple[tuple[str, ...], bool]] = {
     "numpy": (("backends/", "analysis/", *HOST), True),
     "torch": (("backends/torch.py", "verify/", "bridges.py"), False),
-    "jax": (("backends/jax.py", "verify/", "bridges.py"), False),
+    "jax": (("backends/jax.py", "verify/", "bridges.py", "shards/"), False),
     "cupy": (("backends/cupy.py",), False),
     "cupyx": (("backends/cupy.py",), False),
     "array_api_compat": (("xp.py", "backends/"), True),

@@ -299,7 +299,7 @@ def checking(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[Any]:
     """Make the check of every mechanism find these; return what it is called with."""
     calls = []
 
-    def check(mechanism: Any, backend: Any, *, full: bool, require_all: bool, progress: Any) -> CheckReport:
+    def check(mechanism: Any, backend: Any, *, progress: Any, require_all: bool, **more: Any) -> CheckReport:
         calls.append((mechanism.name, backend.name))
         share = {"agrees": 0.25, "disagrees": float("inf"), "not run": None}
         rows = tuple(Row("laws", f"law {n}", status, share[status], "why") for n, status in enumerate(statuses))

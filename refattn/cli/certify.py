@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from dataclasses import replace
 from functools import partial
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--require-all", is_flag=True, help="Exit with 3 where something could not be run.")
 @click.option("--full", is_flag=True, help="Run every case, dtype and sample of a law, and more directions.")
+@click.option("--devices", type=click.IntRange(1), metavar="N", help="Of JAX: check forms on arrays over N devices.")
+@click.option("--mesh", metavar="SIZES", help="How they share the work: heads=2,tokens=4; tokens=N by default.")
 @campaign_options()
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only those of a mechanism that disagrees.")
 @click.pass_context
@@ -53,6 +56,8 @@ def check(
     file: str | None,
     require_all: bool,
     full: bool,
+    devices: int | None,
+    mesh: str | None,
     where: Where,
     verbose: bool,
 ) -> None:
@@ -64,21 +69,42 @@ def check(
     records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     library = backend_of(backend)
     check_writable(file)
+    sizes = _mesh(library.name, devices, mesh)
     from refattn.verify.itself import check
     from refattn.verify.show import report
 
     found: list[CheckReport] = []
     names = [record.name for record in records]
-    asked: dict[str, Any] = {"full": full, "require_all": require_all, "where": where}
+    asked: dict[str, Any] = {"full": full, "require_all": require_all, "where": where, "mesh": sizes}
     with progress("check", "parts") as wrap:
         for one in check.check_all(names, library.name, progress=wrap, **asked):
-            say(partial(report.checked, one, table=verbose or one.exit_code == 1), file)
+            say(partial(report.checked, one, table=verbose or sizes is not None or one.exit_code == 1), file)
             found.append(one)
     codes = {one.exit_code for one in found}
     code = 1 if 1 in codes else NOTHING_RUN if codes == {NOTHING_RUN} or require_all and NOTHING_RUN in codes else 0
     data = {"checks": [one.to_json() for one in found], "exit_code": code}
     deliver(None, data, file)
     ctx.exit(code)
+
+
+def _mesh(library: str, devices: int | None, text: str | None) -> dict[str, int] | None:
+    """Return the sizes of the mesh that is asked for, and see to so many devices; None where none is asked for."""
+    if devices is None and text is None:
+        return None
+    if library != "jax":
+        raise Problem(f"--devices and --mesh: got the backend {library}, needs --backend jax")
+    from refattn import backends
+    from refattn.shards import mesh
+
+    try:
+        sizes = {"tokens": devices or 1} if text is None else mesh.sizes_of(text)
+        if devices is not None and math.prod(sizes.values()) != devices:
+            raise Problem(f"--mesh: got {text}, needs sizes whose product is {devices}, the number of devices")
+        if backends.get("jax").why_unavailable() is None:
+            mesh.use_devices(math.prod(sizes.values()))
+    except ValueError as error:
+        raise Problem(str(error)) from error
+    return sizes
 
 
 @click.command("verify", short_help="Verify an implementation against the reference.")
@@ -122,6 +148,7 @@ def check(
 @click.option("--seed", default="0", metavar="N|random", help="Of the random numbers of all inputs; 0 by default.")
 @click.option("--memory", is_flag=True, help="Check layouts and calls around a call, not the designed cases.")
 @click.option("--bitwise", is_flag=True, help="Check that the same bits come, not the designed cases.")
+@click.option("--mesh", metavar="SIZES", help="Run --impl over devices or processes: tokens=4, or heads=2,tokens=4.")
 @campaign_options(jobs="1")
 @click.option("--html", type=Place(), metavar="FILE", help="Write the report as one page for a browser, too.")
 @click.option("--junit", type=Place(), metavar="FILE", help="Write the report as JUnit's XML, too.")
@@ -154,6 +181,7 @@ def verify(
     seed: str,
     memory: bool,
     bitwise: bool,
+    mesh: str | None,
     where: Where,
     html: str | None,
     junit: str | None,
@@ -195,6 +223,8 @@ def verify(
         raise Problem(f"{others[0]}: needs --impl, and neither --html, --rounding, --tangent nor --hessian")
     if tokens is not None and (outputs or html or rounding):
         raise Problem("--large: needs --impl or --exec, and neither --html nor --rounding, which are of designed cases")
+    if mesh is not None and (impl is None or tokens is not None or memory or bitwise or tangent or hessian):
+        raise Problem("--mesh: needs --impl, and neither --large, --memory, --bitwise, --tangent nor --hessian")
     asked_for = tuple(name for name, given in (("tangent", tangent), ("hessian", hessian)) if given)
     if asked_for and (outputs is not None or tokens is not None or program is not None):
         raise Problem(f"--{asked_for[0]}: needs --impl, whose derivatives it takes on the designed cases")
@@ -208,6 +238,8 @@ def verify(
         )
     rounded = _roundings(record, rounding, outputs is not None)
     number = seed_of(seed)
+    if mesh is not None:
+        record, impl = _over_mesh(record, mesh), f"{impl}@{mesh}"
     if own:
         record, stored = own_cases(record, shapes, listed, inputs)
         dtypes = dtypes or stored
@@ -267,7 +299,7 @@ def verify(
                         start = many.Given(_absolute(impl or ""), program or "", ("out", *record.outputs), timeout)
                         asked["outcomes"] = partial(many.outcomes, record, implementation, start, where)
                     found = replace(run.verify(record, implementation, dtypes=dtypes, **asked), left_out=left_out)
-                    if not asked_for:
+                    if not asked_for and mesh is None:  # a shorter sequence would not fit the mesh
                         least = shrink.least(record, implementation, found, rounding=rounded)
                         six = shrink.lines(record.name, *least, text, found.grad, rounded, number) if least else ()
                         found = replace(found, smallest=six, least=least)
@@ -301,6 +333,19 @@ def verify(
     ctx.exit(found.exit_code)
 
 
+def _over_mesh(record: Mechanism, text: str) -> Mechanism:
+    """Return the record with cases whose axes are multiples of the sizes of a mesh."""
+    from refattn.shards.mesh import sizes_of
+    from refattn.verify.itself.samples import fitted
+
+    try:
+        sizes = sizes_of(text)
+    except ValueError as error:
+        raise Problem(str(error)) from error
+    found = (fitted(case, sizes, 2) for case in record.cases)
+    return replace(record, cases=tuple(case for case in found if case is not None), kernel_sizes=())
+
+
 def _implementation(
     stack: contextlib.ExitStack,
     record: Mechanism,
@@ -310,15 +355,15 @@ def _implementation(
     in_process: bool,
 ) -> tuple[Any, str]:
     """Return the implementation and how Python names it."""
-    from refattn.verify.foreign import adapter
     from refattn.verify.foreign.isolate import Isolated
+    from refattn.verify.foreign.meshed import load
     from refattn.verify.foreign.program import Program
 
     if program is not None:
         named = ("out", *record.outputs)
         return Program(program, named, timeout), f"Program({program!r}, {named}, {timeout:g})"
     if in_process:
-        return adapter.load(impl or ""), f"load({impl!r})"
+        return load(impl or ""), f"load({impl!r})"
     implementation = stack.enter_context(Isolated(impl or "", timeout))
     stack.callback(_told, implementation)
     return implementation, f"load({impl!r})"

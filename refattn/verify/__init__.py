@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from refattn.verify.bitwise import verify_bitwise as verify_bitwise
     from refattn.verify.blame.suspects import locate as locate
-    from refattn.verify.foreign.adapter import load as load
     from refattn.verify.foreign.conventions import probe_conventions as probe_conventions
     from refattn.verify.foreign.isolate import Isolated as Isolated
+    from refattn.verify.foreign.meshed import load as load
     from refattn.verify.foreign.program import Program as Program
     from refattn.verify.itself.check import check as check
     from refattn.verify.large import verify_large as verify_large
@@ -46,7 +46,7 @@ _HOMES = {
     "Isolated": "foreign.isolate",
     "Program": "foreign.program",
     "check": "itself.check",
-    "load": "foreign.adapter",
+    "load": "foreign.meshed",
     "locate": "blame.suspects",
     "probe_conventions": "foreign.conventions",
     "verify": "run",

@@ -18,6 +18,8 @@ from refattn.mechanisms.higher_order import dense as _dense
 from refattn.mechanisms.higher_order.core import FORMS as _FORMS
 from refattn.mechanisms.higher_order.core import Saved, backward, empty_state, forward
 from refattn.mechanisms.higher_order.forms.state import State
+from refattn.mechanisms.higher_order.forms.state import merge as merge_states
+from refattn.mechanisms.higher_order.forms.state import merge_backward as merge_states_backward
 from refattn.mechanisms.higher_order.judge import loops as _loops
 from refattn.mechanisms.higher_order.judge.cases import CASES as _CASES
 from refattn.mechanisms.higher_order.judge.conventions import CONVENTIONS as _CONVENTIONS
@@ -29,7 +31,7 @@ from refattn.mechanisms.higher_order.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
-__all__ = ["Saved", "State", "backward", "empty_state", "forward", "record"]
+__all__ = ["Saved", "State", "backward", "empty_state", "forward", "merge_states", "merge_states_backward", "record"]
 
 _TITLE = "Higher-order attention"
 _READS = ("key_mask", "causal", "memory", "memory_mask")

@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import parse_json
-from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, load, own_keep, pulls
+from refattn.verify.foreign.adapter import CallError, LoadError, attribute, call, own_keep, pulls
+from refattn.verify.foreign.meshed import load
 from refattn.verify.foreign.processes import LARGEST, Process, Tail
 from refattn.verify.foreign.pushed import joined, split
 from refattn.verify.outcome import Decline, Result
@@ -56,7 +57,7 @@ class Isolated:
     Parameters
     ----------
     spec
-        What `refattn.verify.foreign.adapter.load` takes.
+        What `refattn.verify.foreign.meshed.load` takes.
     seconds
         How long each call, with its gradients, may take.
     loading

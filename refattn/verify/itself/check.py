@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, replace
 from typing import Any
@@ -18,6 +18,7 @@ from refattn.backends import blas
 from refattn.campaign import HERE, Unit, Where
 from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
+from refattn.verify.itself import sharded
 from refattn.verify.itself.sections import NotRun, Scope, Task, one_line, small_tiles, tasks
 from refattn.verify.outcome import CheckReport, Row
 
@@ -28,6 +29,7 @@ def check(
     *,
     full: bool = False,
     require_all: bool = False,
+    mesh: Mapping[str, int] | None = None,
     progress: Callable[[Sequence[Task]], Iterable[Task]] = iter,
 ) -> CheckReport:
     """Check a mechanism on a backend, in this process.
@@ -45,6 +47,9 @@ def check(
         Whether everything is run; otherwise a sample, which `refattn.verify.itself.sections.Scope` describes.
     require_all
         Whether something that could not run makes `exit_code` 3.
+    mesh
+        Of JAX alone: what is checked is each form on devices of a mesh of these sizes by axis, see
+        `refattn.verify.itself.sharded`.
     progress
         Wraps the sequence of tasks, for a progress bar.
 
@@ -66,8 +71,10 @@ def check(
     if reason is not None:
         row = Row("backend", owner.name, "not run", None, reason)
         return CheckReport(mechanism.name, owner.name, require_all, (row,), full)
-    with owner.with_float64(), _quiet(owner):
-        rows = tuple(_row(task) for task in progress(list(tasks(Scope(mechanism, owner, full)))))
+    # Small tiles are for small arrays; over devices long ones are compiled, too.
+    with owner.with_float64(), _quiet(owner) if mesh is None else owner.full_precision():
+        listed = tasks(Scope(mechanism, owner, full)) if mesh is None else sharded.tasks(mechanism, mesh, full)
+        rows = tuple(_row(task) for task in progress(list(listed)))
     return CheckReport(mechanism.name, owner.name, require_all, rows, full)
 
 
@@ -78,6 +85,7 @@ def check_all(
     full: bool = False,
     require_all: bool = False,
     where: Where = HERE,
+    mesh: Mapping[str, int] | None = None,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Iterator[CheckReport]:
     """Check mechanisms of the registry on a backend, in processes side by side or on a cluster.
@@ -86,8 +94,8 @@ def check_all(
     ----------
     names
         The mechanisms.
-    backend, full, require_all
-        As for `check`.
+    backend, full, require_all, mesh
+        As for `check`; on a mesh everything runs in this process.
     where
         The processes; its `jobs` None means one alone for a library that compiles or computes on a device.
     progress
@@ -103,9 +111,9 @@ def check_all(
     if where.jobs is None:
         where = replace(where, jobs=1 if owner.name in ALONE else backends.workers())
     records = {name: registry.mechanism(name) for name in names}
-    if where.plain or owner.why_unavailable() is not None:
+    if where.plain or mesh is not None or owner.why_unavailable() is not None:
         for record in records.values():
-            yield check(record, owner, full=full, require_all=require_all, progress=progress)
+            yield check(record, owner, full=full, require_all=require_all, mesh=mesh, progress=progress)
         return
     listed = {name: list(tasks(Scope(record, owner, full))) for name, record in records.items()}
     units = [

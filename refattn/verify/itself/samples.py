@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.record import Case, Input, Mechanism
+from refattn.shards.mesh import AXES
 from refattn.verify.itself.probe import Values, host
 
 
@@ -137,6 +139,36 @@ def resized(case: Case, b: int, groups: int, shared: int, rows: int, columns: in
             numbers = {n: x * now // max(before, 1) for n, x in numbers.items()}
         inputs[name] = replace(given, shape=own, numbers=numbers)
     return replace(case, inputs=inputs)
+
+
+def fitted(case: Case, sizes: Mapping[str, int], cuts: int = 1) -> Case | None:
+    """Return a case whose axes are multiples of the sizes of a mesh, tokens of `cuts` parts for each of its devices.
+
+    None where numbers were given that are right in their own size alone, or sequences are packed.
+    """
+    batch, heads, tokens = (sizes.get(axis, 1) for axis in AXES)
+    tokens *= cuts
+
+    def up(size: int, to: int) -> int:
+        return -(-size // to) * to
+
+    (b, h, queries, d), (_, g, keys, _) = case.inputs["q"].shape, case.inputs["k"].shape
+    fits = not (b % batch or h % heads or g % heads or queries % tokens or keys % tokens)
+    if case.inputs["q"].axes:
+        known = sizes_of(case)
+        fewest = min(known[a] for a in "hfg" if a in known)
+        more = heads // math.gcd(fewest, heads)
+        wanted = {a: known[a] * more for a in "hfg" if a in known}
+        found = resized_by(case, {**known, **wanted, "b": up(known["b"], batch), "n": up(known["n"], tokens)})
+    elif h == 1 < heads and len(case.inputs) > 3:  # whether another array has one head, or is for all, is not said
+        return None
+    else:
+        groups = up(g, heads)
+        e = case.inputs["v"].shape[3]
+        found = resized(case, up(b, batch), groups, h // g, up(queries, tokens), up(keys, tokens), d, e)
+    if "lengths" in case.options:  # packed sequences do not end where shards do
+        return None
+    return case if fits else None if case.exact or case.given else found
 
 
 def _smaller(a: int, b: int, size: int) -> tuple[int, int]:

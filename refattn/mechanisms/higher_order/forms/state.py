@@ -23,6 +23,7 @@ Axes: b batch, g key/value head, d width of queries and keys, e width of values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
@@ -130,6 +131,25 @@ def settled(state: State, centre: Array) -> tuple[State, Array]:
     return State(about(state.products, own - centre), state.values, state.settings), own
 
 
+def merge(states: Sequence[State]) -> State:
+    """Return the state of all keys of some states, one at least, about the mean of all their values."""
+    values = sum((state.values for state in states[1:]), states[0].values)
+    centre = mean(values)
+    parts = [about(state.products, centre - mean(state.values)) for state in states]
+    return State(sum(parts[1:], parts[0]), values, states[0].settings)
+
+
+def merge_backward(states: Sequence[State], d_state: State) -> list[State]:
+    """Return the gradients of states for that of the state that they merge to.
+
+    About a centre that is held fast sums add up, and so all parts have the gradient of the whole.
+    """
+    whole = merge(states)
+    centre = mean(whole.values)
+    held = centred_gradient(whole, State(d_state.products, d_state.values, 0.0 * d_state.settings), centre)
+    return [whole_gradient(state, _at(held, centre, mean(state.values))) for state in states]
+
+
 class Running:
     """A state that goes along with the tokens, None before the first, and the centre that it is about.
 
@@ -189,8 +209,10 @@ def read_adjoint(kernel: Kernel, d_state: State | None, queries: Array, d_centre
 
 def recentred(d_state: State | None, old: Array, new: Array) -> State | None:
     """Return the gradient of a state about another centre; None is 0."""
-    if d_state is None or new is old:
-        return d_state
+    return d_state if d_state is None or new is old else _at(d_state, old, new)
+
+
+def _at(d_state: State, old: Array, new: Array) -> State:
     products, values = (about_adjoint(x, old - new) for x in (d_state.products, d_state.values))
     return State(products, values, d_state.settings)
 
