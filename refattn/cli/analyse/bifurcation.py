@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from refattn.cli.analyse.graph_options import flow_of, graph_options, number
-from refattn.cli.analyse.stack import flow_of_run
 from refattn.cli.analyse.study import finish, folder_of, out_option
 from refattn.cli.arguments import Problem
 from refattn.cli.output import progress
@@ -55,6 +54,8 @@ def bifurcation(
     """
     if run is not None:
         from refattn.analysis.graph_flow import with_number
+
+        from refattn.cli.analyse.stack import flow_of_run
 
         ends = [flow_of_run(run, layer, head, each) for each in (text, towards or text)]
         flow = replace(ends[0], towards=ends[1])
