@@ -54,7 +54,6 @@ def bifurcation(
     """
     if run is not None:
         from refattn.analysis.graph_flow import with_number
-
         from refattn.cli.analyse.stack import flow_of_run
 
         ends = [flow_of_run(run, layer, head, each) for each in (text, towards or text)]
