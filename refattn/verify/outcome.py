@@ -19,7 +19,6 @@ from refattn.mechanisms.record import Case
 Floats = NDArray[np.float64]
 
 SCHEMA_VERSION = 1  # of reports as JSON: it grows where a field goes or changes its meaning
-UNTAGGED = ("products", "q", "k", "v")  # what may be declared to be rounded and is no equation
 
 
 @dataclass(frozen=True)
@@ -343,10 +342,8 @@ class Report:
     ----------
     suspects
         Where the error is (`refattn.verify.blame.suspects.locate`); None where nobody asked, or no number disagrees.
-    smallest
-        Lines of Python that run the smallest case that fails: see `refattn.verify.shrink`.
-    least
-        That case, and what was found; None where nothing fails.
+    smallest, least
+        The smallest case that fails, as lines of Python (`refattn.verify.shrink`), and with what was found.
     conventions
         Where something fails, those that are not the conventions of refattn: see `refattn.verify.foreign.conventions`.
     seed
@@ -398,9 +395,7 @@ class Report:
     def exit_code(self) -> int:
         """0 all that ran agree, 1 something fails, 3 nothing was run."""
         total = self.counts()["all"]
-        if not total["run"]:
-            return 3
-        return 1 if total["failed"] else 0
+        return 3 if not total["run"] else 1 if total["failed"] else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for JSON, as `refattn/verify/show/report.schema.json` describes it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from refattn.golden.storage import TYPES
 from refattn.verify.foreign.adapter import LoadError, attribute
-from refattn.verify.outcome import UNTAGGED
+from refattn.verify.judge.budget import UNTAGGED
 
 
 def roundings(implementation: Any, equations: Iterable[str]) -> dict[str, str]:

@@ -25,9 +25,12 @@ from refattn.instruments.products import products
 from refattn.instruments.wrapper import plain
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.judge import scaled
-from refattn.verify.outcome import UNTAGGED, Truth
+from refattn.verify.outcome import Truth
 
 Floats = NDArray[np.float64]
+
+UNTAGGED = ("products", "q", "k", "v")
+"""What may be declared to be rounded and is no equation."""
 
 DRAWS = 16
 """Disturbed runs per case: the noise is known to about 1/sqrt(2 * 16), that is 18 %."""
