@@ -247,7 +247,7 @@ def test_the_zeros_of_the_coupling_decide_on_a_tree(graph: Any, coupling: str, c
         (GraphFlow(path_graph(3), polynomial((1.0, -1.0))), "flow: got .* the coupling polynomial"),
         (GraphFlow(path_graph(20)), r"graph: got 20 nodes, whose equilibria are 2\^19, more than 10000"),
     ],
-    ids=str,
+    ids=["a cycle", "two parts", "an intrinsic force", "no known zeros", "a long path"],
 )
 def test_what_zeros_do_not_decide(flow: GraphFlow, message: str) -> None:
     with pytest.raises(ValueError, match=message):
