@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,21 +23,16 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     """
     heads = {**sizes, "h": 12, "g": 6, "r": 2, "f": 3}
     chunks = {**heads, "i": 3, "j": 3, "l": 5, "n": 15}
-    core = partial(_core, make=make)
-    found: list[Run] = [(heads, partial(core, heads, form, rule=rule)) for rule in GATES]
-    found += [(chunks, partial(core, chunks, "chunked", rule=rule)) for rule in GATES]
+    found: list[Run] = [
+        (axes, partial(_core, axes, kind, rule=rule, make=make))
+        for axes, kind in ((heads, form), (chunks, "chunked"))
+        for rule in GATES
+    ]
     single = {**heads, "b": 1}
-    found.append((single, partial(core, single, form, rule="momentum", lengths=[4, 0, single["n"] - 4])))
-    found.append((chunks, partial(_traced, partial(core, chunks, "chunked", rule="gated_delta"))))
+    found.append((single, partial(_core, single, form, rule="momentum", lengths=[4, 0, single["n"] - 4], make=make)))
     block, own = partial(_block, make=make), {**sizes, "f": sizes["g"]}
     found += [(own, partial(block, own, options=options)) for options in BLOCKS]
     return found
-
-
-def _traced(call: Callable[[], None]) -> None:
-    """Run under a hook that changes nothing: an inverse is computed for hooks alone."""
-    with equations.apply(lambda id, name, value: value):
-        call()
 
 
 GATES: dict[str, tuple[str, ...]] = {
@@ -70,8 +66,10 @@ def _core(sizes: Mapping[str, int], form: str, *, make: Make, rule: str, lengths
     options: dict[str, Any] = {"qk_norm": rule in ("kda", "momentum"), "lengths": lengths, "form": form}
     options["chunk"] = sizes["i"]
     options["key_mask"] = make(counter.uniform((b, n), seed=7, purpose="mask") < 0.8)
-    _, saved = record.core.forward(q, k, v, **given, **options)
-    record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
+    # Under a hook, even one that changes nothing, the chunked form takes all heads at once, and computes an inverse.
+    with equations.apply(lambda id, name, value: value) if form == "chunked" else nullcontext():
+        _, saved = record.core.forward(q, k, v, **given, **options)
+        record.core.backward(saved, make(_draw("d_out", b, h, n, e)))
 
 
 def _block(sizes: Mapping[str, int], *, make: Make, options: dict[str, Any]) -> None:
