@@ -175,7 +175,9 @@ def _call(core_on: CoreOn, case: Case, count: int, tokens: int) -> tuple[Callabl
     core, options = core_on(on)
     axes = bool(case.inputs["q"].axes)
     sizes = dict.fromkeys(sizes_of(case) if axes else (), 2) | {"b": 1, "n": tokens, "d": 8, "e": 8}
-    case = resized_by(case, sizes) if axes else resized(case, 1, 2, 1, tokens, tokens, 8, 8)
+    # Whether another array has one head because q has one, or is for all, is not said: one stays one.
+    heads = min(2, case.inputs["k"].shape[1])
+    case = resized_by(case, sizes) if axes else resized(case, 1, heads, 1, tokens, tokens, 8, 8)
     shapes = {name: x.shape for name, x in case.inputs.items()}
     given = {name: jax.ShapeDtypeStruct(shape, "float64") for name, shape in (shapes | {"d_out": shapes["v"]}).items()}
     arrays = [
