@@ -17,7 +17,7 @@ from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Number, Polynomial
-from refattn.xp import Array, concrete, namespace
+from refattn.xp import Array, backend, concrete, namespace
 
 STATES = ("token", "query", "feature")
 STOPS = ("stop_force", "stop_plateau", "stop_level")
@@ -428,7 +428,7 @@ def check_step(options: Options, links: Any, visible: Array | None) -> None:
         return
     longest = longest_of(options, links, visible)
     if concrete(any_of((options.step > longest) & (longest > 0.0))):
-        least = longest if isinstance(longest, float) else float(namespace(longest).min(longest))
+        least = longest if isinstance(longest, float) else float(backend(longest).to_numpy(longest).min())
         warnings.warn(f"step: got more than 2/L = {least:.3g}, the longest known to lower the energy", stacklevel=4)
 
 
