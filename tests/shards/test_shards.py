@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import counter, shards, tree
+from refattn import backends, counter, shards, tree
 from refattn.mechanisms.record import Unsupported
 from refattn.shards import measure, mesh
 
@@ -50,6 +50,13 @@ def test_devices_that_are_not_there() -> None:
 def test_what_has_no_form_for_devices() -> None:
     with pytest.raises(Unsupported, match="mechanism: got koopman, needs one with an lse or a state"):
         shards.parallel("koopman", mesh.make({"tokens": 2}))
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    """What is compared is in float64, whatever another test of this process has left of JAX's setting."""
+    with backends.get("jax").with_float64():
+        yield
 
 
 def over_devices(name: str, on: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], **how: Any) -> None:
