@@ -239,6 +239,8 @@ class Mechanism:
         heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
     pictures
         What a page that steps through a run shows on top.
+    presets
+        Settings of published runs by name, as `refattn.train.settings` has them; ``--set preset=NAME`` takes one.
     parts
         How a call is cut into parts that the definition can afford: a module with ``of_queries`` and ``of_keys``, as
         softmax attention has it; None where only whole calls can be judged.
@@ -288,6 +290,7 @@ class Mechanism:
     grow: ModuleType | None = None
     diagnostics: Any = None
     pictures: tuple[Picture, ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parts: ModuleType | None = None
     kernel_sizes: tuple[Case, ...] = ()
     variants: Mapping[str, Mapping[str, Callable[..., tuple[Array, ...]]]] = field(default_factory=dict)

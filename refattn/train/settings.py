@@ -45,8 +45,9 @@ class Settings:
         Sequences of an update, and into how many portions they are cut to save memory.
     learning_rate, warmup, floor
         The schedule: the highest rate, the steps that lead up to it, and the last rate as a part of the highest.
-    beta1, beta2, epsilon, weight_decay, clip
-        AdamW, and the largest norm of the gradients (None: no limit).
+    beta1, beta2, epsilon, weight_decay, decayed, scalar_rate, clip
+        AdamW, what decays and how much faster learned numbers go, see `refattn.train.optimiser.default_groups`; and the
+        largest norm of the gradients (None: no limit).
     gamma
         A step's rate is at most gamma / |grad E|, of a mechanism whose diagnostics tell that norm (None: no limit).
     seed
@@ -91,6 +92,8 @@ class Settings:
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
+    decayed: str = "weights"
+    scalar_rate: float = 1.0
     clip: float | None = 1.0
     gamma: float | None = None
     seed: int = 0
@@ -115,6 +118,7 @@ class Settings:
             check_is(name, getattr(self, name), str)
         check_whole("warmup", self.warmup, 0, LARGEST)
         check_real("learning_rate", self.learning_rate, 0.0, above=True)
+        check_real("scalar_rate", self.scalar_rate, 0.0, above=True)
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: got {self.dtype!r}, needs float32 or float64")
         if self.batch % self.accumulate:
@@ -156,7 +160,7 @@ class Settings:
     @property
     def optimiser(self) -> AdamW:
         """The optimiser."""
-        groups = default_groups(self.weight_decay)
+        groups = default_groups(self.weight_decay, decayed=self.decayed, scalar_rate=self.scalar_rate)
         return AdamW(self.learning_rate, self.beta1, self.beta2, self.epsilon, groups)
 
     @property
@@ -206,11 +210,12 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
 def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
     """Return the settings with the given values in place of the defaults; ValueError names one that there is not."""
     known = [f.name for f in dataclasses.fields(Settings) if f.name != "mechanism"]
+    given = expanded(mechanism, given)
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            others = [name for name in known if name not in MAPPINGS] + [f"{name}.NAME" for name in MAPPINGS]
+            others = [name for name in known if name not in MAPPINGS] + ["preset", *(f"{x}.NAME" for x in MAPPINGS)]
             raise ValueError(f"setting: got {name!r}{hint}, needs one of {', '.join(others)}")
     numbers = {f.name for f in dataclasses.fields(Settings) if str(f.type).startswith("float")}
     # 1 is as good as 1.0, as far as it is the same number.
@@ -218,6 +223,24 @@ def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
         n: float(x) if n in numbers and type(x) is int and abs(x) <= 2**53 else x for n, x in given.items()
     }
     return Settings(mechanism=mechanism, **plain)
+
+
+@checked(given=Each(None))
+def expanded(mechanism: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those that ``preset`` names in its place; one that is given too has the given value.
+
+    >>> from refattn.train.settings import expanded
+    >>> given = expanded("sympformer", {"preset": "baseline", "steps": 20})
+    >>> given["steps"], given["learning_rate"], given["block"]["integrator"]
+    (20, 0.0003, 'classical')
+    """
+    if "preset" not in given:
+        return dict(given)
+    name, known = given["preset"], registry.mechanism(mechanism).presets
+    if name not in known:
+        has = f"one of {', '.join(known)}" if known else f"none: {mechanism} has no presets"
+        raise ValueError(f"preset: got {name!r}, needs {has}")
+    return merge(known[name], {key: value for key, value in given.items() if key != "preset"})
 
 
 def from_json(stored: Mapping[str, Any]) -> Settings:

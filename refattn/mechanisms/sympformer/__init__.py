@@ -33,6 +33,7 @@ from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import dense as _dense
 from refattn.mechanisms.sympformer import presymplectic_euler as _presymplectic_euler
 from refattn.mechanisms.sympformer.baselines import attend as _attend
+from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_linear
 from refattn.mechanisms.sympformer.baselines import connection as _connection
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
 from refattn.mechanisms.sympformer.integrators import copies as _copies
@@ -69,6 +70,7 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_SMALL, "integrator": "ab2", "mlp": "velocity(ratio=1)", "layer": 1, "layers": 3},
     {**_SMALL, "integrator": "etd_ab2", "mlp": "momentum(ratio=1)", "layer": 1, "layers": 3, "damping": "linear"},
     {**_SMALL, "integrator": "classical", "mlp": "plain(ratio=1)"},
+    {**_SMALL, "integrator": "classical", "mlp": "none", "oracle": "linear"},
     {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum(ratio=1)", "look_ahead": True},
     {**_MOVING, "integrator": "lie_trotter(connection='h1')", "mlp": "momentum(ratio=1)"},
     {**_SMALL, "integrator": "lie_trotter(connection='r2')", "mlp": "none"},
@@ -80,7 +82,7 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
 )
 """Every integrator, and with them every other choice; those of several steps go on in the tests of the block."""
 
-_SHARED = (_drift, _two_steps, _copies, _rotation, _attend, _connection, _mlp, _tables)
+_SHARED = (_drift, _two_steps, _copies, _rotation, _attend, _attend_linear, _connection, _mlp, _tables)
 _AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _presymplectic_euler), *_SHARED)
 
 record = Mechanism(

@@ -40,6 +40,19 @@ def test_the_classical_block() -> None:
     np.testing.assert_allclose(run((params,), x)[0].x, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("integrator", ["classical", "lie_trotter"])
+def test_linear_attention_of_the_baselines(integrator: str) -> None:
+    """h/n_i sum_j (a_i . y_j) w_j in place of softmax attention: all pairs, one layer from rest."""
+    (params,) = stack(1, integrator=f"{integrator}(step=0.3)", mlp="none", oracle="linear")
+    x = draw("x", 2, 5, 6)
+    y = norm(x, params.gain)
+    step = np.log1p(np.exp(params.numbers["attention_step"]))
+    pairs = np.tril((y @ params.w_a) @ np.swapaxes(y, 1, 2)) / np.arange(1.0, 6.0)[:, None]
+    force = step * (pairs @ (y @ params.w_v))
+    moved = force if integrator == "classical" else norm(force, params.gain_p)
+    np.testing.assert_allclose(run((params,), x)[0].x, x + moved, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("look_ahead", [True, False])
 def test_the_lie_trotter_block(look_ahead: bool) -> None:
     """With a momentum, in the middle of a stack; without looking ahead it is H0."""
@@ -129,7 +142,8 @@ def test_the_rate_of_the_scores_is_their_derivative() -> None:
             {"integrator": "classical", "mlp": "plain", "start": "linear"},
             "start: got 'linear', classical has no momentum",
         ),
-        ({"integrator": "lie_trotter", "oracle": "linear"}, "oracle: got Linear.*, but lie_trotter asks none"),
+        ({"integrator": "lie_trotter", "oracle": "hamiltonian"}, "got Hamiltonian.*, but the attention of lie_trotter is"),
+        ({"integrator": "lie_trotter(connection='r2')", "oracle": "linear"}, "the attention of lie_trotter is softmax$"),
         ({"integrator": "strang(connection='h1')"}, "got 'connection' in .*, but strang has step, learned, xi, angle"),
     ],
 )

@@ -96,7 +96,12 @@ BY_LENGTH = [
     for oracle in ("softmax", "linear")
 ]
 
-ALL = [*variants(), *CONNECTED, *BY_LENGTH, *TABLES]
+OF_LINEAR = [
+    (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(form='state')"}),
+    (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
+]
+
+ALL = [*variants(), *CONNECTED, *BY_LENGTH, *OF_LINEAR, *TABLES]
 SLOW = ALL[:: 25 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
 
 
@@ -128,7 +133,7 @@ def check_gradients(layers: int, options: dict[str, Any]) -> None:
     assert error < gradients.TOLERANCES["autograd"], leaf
 
 
-@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *TABLES], ids=said)
+@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *OF_LINEAR, *TABLES], ids=said)
 def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
     check_gradients(*variant)
 
@@ -194,7 +199,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 CAUSAL = [
     *itertools.product(INTEGRATORS, OTHERS),
-    *((name, {"mlp": "plain"}) for name in BASELINES),
+    *((name, {"mlp": "plain", "oracle": oracle}) for name in BASELINES for oracle in ("softmax", "linear")),
     *((f"lie_trotter(connection={name!r})", {"mlp": "momentum"}) for name in ("h1", "r2")),
 ]
 
@@ -348,6 +353,7 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"oracle": "linear", "start": "linear"},
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear"},
     {"integrator": "classical", "mlp": "plain"},
+    {"integrator": "classical", "mlp": "plain", "oracle": "linear"},
     {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True, "start": "linear"},
     {"integrator": "presymplectic(angle=1.0)", "normalise": "each_substep", "mlp": "none"},
     {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "start": "linear"},

@@ -4,7 +4,7 @@ With a connection (see there) it is what the authors' later manuscript calls H1 
 connection along the old momentum. R2 takes it along the new one, and moves the tokens by a momentum that is turned by
 half of it.
 
-Equations (f is SYMP.47 for y; c is SYMP.56, or 0)::
+Equations (f is SYMP.47 for y, with oracle="linear" SYMP.94; c is SYMP.56, or 0)::
 
     [SYMP.45]  y = gain norm(x + mu p)                  without looking ahead, or at rest: gain norm(x)
     [SYMP.57]  w = beta p + gamma f                     at rest: f
@@ -17,7 +17,7 @@ Adjoints, for given dx' and, where p' is read later, dp'::
     [dSYMP.57]  dw = adjoint of norm at dp'             R2: with that of the other norm at dx', and what c asks of w
     [dSYMP.47]  df = gamma dw + what c asks of f        at rest: gamma = 1
 
-and dy = dSYMP.45 at df, dp = beta dw + mu dn + what c asks of p (H1), dn the adjoint of the norm at dy, dx = dx' + dn,
+and dy = dSYMP.45 at df (that of `attend_linear` where f is), dp = beta dw + mu dn + what c asks of p (H1), dn the adjoint of the norm at dy, dx = dx' + dn,
 dbeta = sum dw p, dgamma = sum dw f, dmu = sum dn p.
 
 Axes: b batch, i token, m width.
@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_choice
-from refattn.mechanisms.sympformer.baselines import attend, connection
+from refattn.mechanisms.sympformer.baselines import connection
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
@@ -43,7 +43,7 @@ from refattn.xp import Array
 
 @dataclass(frozen=True)
 class LieTrotter(Integrator):
-    """The Lie-Trotter block: this file. Its step is that of the clock, which nothing reads.
+    """The Lie-Trotter block: this file. With linear attention its step is where the factor h of that starts.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Saved:
 
     p: Array | None
     norm: layer_norm.Saved
-    attended: attend.Saved
+    attended: Any
     force: Array
     norm_p: layer_norm.Saved
     connection: connection.Saved | None
@@ -91,7 +91,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     kind, mu = layer.params.config.integrator.connection, layer.numbers.get("attention_mu")  # -, (1)
     ahead = x if mu is None or p is None else x + mu * p  # (b, i, m): what is normalised
     y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.45]
-    force, attended = equations.active(attend).forward(layer, y)  # (b, i, m): SYMP.47
+    force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.47
     whole = force  # (b, i, m): SYMP.57 at rest
     if p is not None:
         whole = layer.numbers["attention_beta"] * p + layer.numbers["attention_gamma"] * force  # (b, i, m) [SYMP.57]
@@ -147,7 +147,7 @@ def backward(
         d_p = d_old if d_p is None else d_p + d_old  # (b, i, m): without looking ahead
         gamma = layer.numbers["attention_gamma"]  # (1)
     d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.47]
-    d_y = equations.active(attend).backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
+    d_y = layer.oracle.backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
     # forward: y = norm(x + mu * p)
     d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
     add("gain", d_gain)

@@ -123,7 +123,7 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
         first = causal.tokens() if isinstance(causal, Prefix) else 0
         looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i): they came in
         p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.65
-    own, oracle = (equations.active(MODULES[type(kind)]) for kind in (config.integrator, config.oracle))
+    own, oracle = (equations.active(module) for module in (MODULES[type(config.integrator)], config.asks))
     layer, history = Layer(oracle, params, numbers, causal), None
     if config.integrator.remembers:
         moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
@@ -150,7 +150,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, saved.like.shape, saved.like)
     params, d_state = _raised(params, saved.like), _raised(d_state, saved.like)
     config, x = params.config, saved.state.x
-    oracle = equations.active(MODULES[type(config.oracle)])
+    oracle = equations.active(config.asks)
     layer = Layer(oracle, params, saved.numbers, None)
     found: dict[str, Array] = {}
 

@@ -20,7 +20,7 @@ from refattn.mechanisms.arguments import check_choice, check_is, check_number, c
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer import presymplectic_euler
-from refattn.mechanisms.sympformer.baselines import classical, lie_trotter
+from refattn.mechanisms.sympformer.baselines import attend, attend_linear, classical, lie_trotter
 from refattn.mechanisms.sympformer.integrators import (
     ab2,
     damping,
@@ -58,6 +58,10 @@ MODULES: dict[type, ModuleType] = {
     linear.Linear: linear,
 }
 """Where a kind of integrator or oracle is computed: in the file of its name."""
+
+
+ATTENTIONS: dict[type, ModuleType] = {softmax.Softmax: attend, linear.Linear: attend_linear}
+"""Where the attention of a baseline is computed, by its oracle."""
 
 
 def name_of(kind: Any) -> str:
@@ -154,7 +158,8 @@ class Config:
         Position in the stack, counted from 0, and the number of its layers.
     oracle
         "softmax" attention, linear attention ("linear"), or the gradient of a Hamiltonian of all tokens, which may not
-        be causal ("hamiltonian"): the files of `oracles`.
+        be causal ("hamiltonian"): the files of `oracles`. `baselines` have softmax attention of their heads, or
+        "linear".
     integrator
         "presymplectic_euler", the files of `integrators`, or the blocks they are compared with, those of `baselines`.
     damping
@@ -225,10 +230,10 @@ class Config:
         kind, name = self.integrator, name_of(type(self.integrator))
         if self.normalise == "each_substep" and kind.calls == 1:
             raise ValueError("normalise: got 'each_substep', which only presymplectic and strang have")
-        if kind.baseline and self.oracle != softmax.Softmax():
-            raise ValueError(
-                f"oracle: got {self.oracle!r}, but {name} asks none: it has softmax attention of its heads"
-            )
+        bends = getattr(kind, "connection", "none") != "none"
+        if kind.baseline and self.oracle != softmax.Softmax() and (bends or not isinstance(self.oracle, linear.Linear)):
+            needs = "softmax" if bends else "softmax, of its heads, or linear"
+            raise ValueError(f"oracle: got {self.oracle!r}, but the attention of {name} is {needs}")
         if kind.baseline and isinstance(self.mlp, mlp.AttentionVelocity):
             raise ValueError(f"mlp: got 'attention_velocity', {name} has no steps: it needs another substep")
         if not kind.carries and isinstance(self.mlp, mlp.Momentum):
@@ -246,6 +251,11 @@ class Config:
         """The fields of the context that a block of this configuration reads."""
         causal = ("causal",) if self.oracle.may_be_causal else ()
         return (*causal, "tokens") if self.tables else causal
+
+    @property
+    def asks(self) -> ModuleType:
+        """The module that a step asks for forces: its oracle, or the attention of a baseline."""
+        return (ATTENTIONS if self.integrator.baseline else MODULES)[type(self.oracle)]
 
     @property
     def scale(self) -> float:
@@ -300,13 +310,17 @@ class Config:
             found |= {name: Number("positive", getattr(self.damping, name), damps) for name in has}
             if self.look_ahead and (not self.rests or kind.calls > 1):
                 found["look"] = Number("unit", 1e-3)
+        elif isinstance(self.oracle, linear.Linear):
+            found["attention_step"] = Number("positive", kind.step, kind.learned)
         more = {**kind.numbers(self), **self.mlp.numbers(self)}
         return found | {name: Number(*given) for name, given in more.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter that a block has, by name."""
         m, kind = self.width, self.integrator
-        has = {"w_q", "w_k", "w_v", "w_o"} if kind.baseline else self.oracle.weights(self.kicks, self.drifts)
+        has = self.oracle.weights(self.kicks, self.drifts)
+        if kind.baseline and isinstance(self.oracle, softmax.Softmax):
+            has = {"w_q", "w_k", "w_v", "w_o"}
         needs: dict[str, tuple[int, ...]] = {"gain": (m,)} | {name: (m, m) for name in has}
         ends = self.keeps and self.normalise == "end"
         if ends or self.normalise == "each_substep" or (kind.baseline and kind.carries):
