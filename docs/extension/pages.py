@@ -189,6 +189,17 @@ def _forms(mechanism: Mechanism) -> Iterator[str]:
             yield from (f"### `{name}`", "", *_prose(module), "")
 
 
+def _presets(mechanism: Mechanism) -> Iterator[str]:
+    """The settings of published runs by name: what they have in common, and the block of each."""
+    if presets := mechanism.presets:
+        first = next(iter(presets.values()))
+        shared = {k: v for k, v in first.items() if all(each.get(k) == v for each in presets.values())}
+        said = ", ".join(f"`{name}={value}`" for name, value in shared.items())
+        yield from (f"`refattn train {mechanism.name} --set preset=NAME` takes the settings of a run:", "", said, "")
+        rows = ((f"`{n}`", _listed([f"{k}={v}" for k, v in each["block"].items()])) for n, each in presets.items())
+        yield from _table(("preset", "its block"), rows)
+
+
 def _deviations(mechanism: Mechanism) -> Iterator[str]:
     """The mechanism's section of docs/deviations.md."""
     text = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
@@ -289,7 +300,10 @@ def _prose(module: ModuleType) -> Iterator[str]:
 Sections = list[tuple[str, Callable[[Mechanism], Iterator[str]]]]
 
 BELOW: dict[str, tuple[str, Sections]] = {
-    "calls": ("how it is called", [("In short", _short), ("Functions", _functions), ("Forms", _forms)]),
+    "calls": (
+        "how it is called",
+        [("In short", _short), ("Presets", _presets), ("Functions", _functions), ("Forms", _forms)],
+    ),
     "judged": (
         "how it is judged",
         [("Deviations", _deviations), ("Laws", _laws), ("Cases", _cases), ("Wrong readings", _conventions)],

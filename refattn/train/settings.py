@@ -237,9 +237,12 @@ def expanded(mechanism: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if "preset" not in given:
         return dict(given)
     name, known = given["preset"], registry.mechanism(mechanism).presets
+    check_is("preset", name, str)
     if name not in known:
         has = f"one of {', '.join(known)}" if known else f"none: {mechanism} has no presets"
         raise ValueError(f"preset: got {name!r}, needs {has}")
+    for head in MAPPINGS:
+        check_is(head, given.get(head, {}), Mapping)
     return merge(known[name], {key: value for key, value in given.items() if key != "preset"})
 
 

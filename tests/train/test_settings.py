@@ -59,7 +59,9 @@ def test_what_is_unknown_gets_the_whole_list() -> None:
     with pytest.raises(ValueError) as caught:
         build("softmax", {"colour": 3})
     known = [field.name for field in dataclasses.fields(Settings) if field.name not in ("mechanism", "block", "growth")]
-    assert str(caught.value) == f"setting: got 'colour', needs one of {', '.join(known)}, block.NAME, growth.NAME"
+    assert (
+        str(caught.value) == f"setting: got 'colour', needs one of {', '.join(known)}, preset, block.NAME, growth.NAME"
+    )
     with pytest.raises(ValueError, match="setting: got 'mechanism', needs"):
         build("softmax", {"mechanism": "softmax"})  # which is an argument of its own
 

@@ -14,7 +14,8 @@ Beside these:
 - `params.py`, the parameters of a block;
 - `integrators/`, a file for every other integrator, and the kinds of damping;
 - `oracles/`, linear attention, the Hamiltonian of all tokens, and what decoding keeps of the past;
-- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding;
+- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, and the
+  authors' variants by name (`presets.py`);
 - `baselines/`, the blocks that SympFormer is compared with;
 - `forms/`, the force in linear memory;
 - `judge/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
@@ -51,6 +52,7 @@ from refattn.mechanisms.sympformer.layer import stream as _stream
 from refattn.mechanisms.sympformer.layer import tables as _tables
 from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
 from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
+from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -109,4 +111,5 @@ record = Mechanism(
     brings=("norm", "mlp"),
     stream=ModuleStream(_stream, _BLOCK),
     pictures=_PICTURES,
+    presets=_PRESETS,
 )

@@ -96,12 +96,14 @@ BY_LENGTH = [
     for oracle in ("softmax", "linear")
 ]
 
+FREE = [(2, {"integrator": "strang(free=True, xi=0.4)", "mlp": "none"})]
+
 OF_LINEAR = [
     (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(form='state')"}),
     (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
 ]
 
-ALL = [*variants(), *CONNECTED, *BY_LENGTH, *OF_LINEAR, *TABLES]
+ALL = [*variants(), *CONNECTED, *BY_LENGTH, *FREE, *OF_LINEAR, *TABLES]
 SLOW = ALL[:: 25 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
 
 
@@ -133,7 +135,7 @@ def check_gradients(layers: int, options: dict[str, Any]) -> None:
     assert error < gradients.TOLERANCES["autograd"], leaf
 
 
-@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *OF_LINEAR, *TABLES], ids=said)
+@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *FREE, *OF_LINEAR, *TABLES], ids=said)
 def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
     check_gradients(*variant)
 
@@ -304,6 +306,26 @@ def test_detached_gradients_are_those_of_a_fixed_time() -> None:
     assert gradients.largest_error(attached, named)[0] > 1e-6
 
 
+@pytest.mark.parametrize(
+    ("numbers", "xi"),
+    [
+        ("xi=0.4", 0.4),  # not learned
+        ("free=True, xi=0.4", 0.4),
+        ("angle=1.0, xi=0.4", 0.4),
+        ("angle=1.0, xi=50.0", 1.0 / (2.0 * 0.1)),  # the largest angle
+        ("free=True, xi=0.4, most=0.3", 0.3),
+        ("angle=1.0, xi=0.4, least=0.6", 0.6),
+    ],
+)
+def test_xi_starts_where_it_is_told_within_its_bounds(numbers: str, xi: float) -> None:
+    params, x = stack(1, moved=0.0, integrator=f"presymplectic(step=0.1, {numbers})", mlp="none"), draw("x", 1, 4, 6)
+    state, saves = run(params, x)
+    np.testing.assert_allclose(saves[0].attention.copies.angle, 2.0 * xi * 0.1, rtol=2e-4)
+    found = back(params, state, saves, draw("d_x", 1, 4, 6))
+    clipped = "least" in numbers or "most" in numbers
+    assert np.any(found.get("params.0.numbers.xi", 1.0)) != clipped
+
+
 def test_a_clipped_damping_has_no_gradient() -> None:
     params, x = stack(1, damping="loglin(clip=0.01)", mlp="none"), draw("x", 1, 4, 6)
     found = back(params, *run(params, x), draw("d_x", 1, 4, 6))
@@ -385,6 +407,7 @@ def _caught(tag: equations.Tag, kind: str) -> bool:
     ("changes", "message"),
     [
         ({"integrator": "rk4"}, "integrator: got 'rk4', needs one of presymplectic_euler"),
+        ({"integrator": "strang(angle=1.0, free=True)"}, "; free: got True with a largest angle of 1.0"),
         ({"heads": 4}, "heads: got 4, needs a divisor of the width 6"),
         ({"layer": 2, "layers": 2}, "layer: got 2, needs one below the 2 layers"),
         ({"integrator": "strang(step=0.0)"}, "integrator: got .*; step: got 0.0, needs a finite number above 0"),

@@ -16,7 +16,7 @@ and dy = da w_a^T + dw w_v^T + sum_{i>=j} <dm_i, w_j> a_i, dh = sum df f / h.
 
 Axes: b batch, i token, m width.
 
-Source: Stein, Li, Steidl 2026 (arXiv:2603.16535): the linear self-attention that their accelerated one is compared with.
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535): the linear attention that their accelerated one is compared with.
 """
 
 from __future__ import annotations

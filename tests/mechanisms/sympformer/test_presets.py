@@ -1,0 +1,68 @@
+"""The authors' variants by name: which there are, that they build, and that their sizes are those of the program."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from refattn import mechanism, model
+from refattn.mechanisms.sympformer.layer.presets import PRESETS
+from refattn.train import settings
+
+SOFTMAX = ("presymp", "presymp_euler", "presymp_exp_euler", "presymp_ab2", "presymp_etd_ab2", "presymp_strang")
+LINEAR = ("lin_baseline", "lin_yurii", "lin_euler", "lin_presymp", "lin_exp_euler", "lin_ab2", "lin_etd_ab2")
+
+
+def test_these_are_the_sixteen_of_the_program() -> None:
+    assert set(PRESETS) == {"baseline", "yurii_lt", "plain_euler", *SOFTMAX, *LINEAR}
+    assert mechanism("sympformer").presets == PRESETS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_layer_of_a_preset_has_a_configuration(name: str) -> None:
+    chosen = settings.Settings("sympformer", **{**PRESETS[name], "block": {}})
+    assert (chosen.batch, chosen.accumulate, chosen.decayed) == (72, 12, "embeddings")
+    config = model.Config("sympformer", width=64, options=PRESETS[name]["block"])  # checks every layer
+    assert config.block(0).spread == 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "tables"),
+    [
+        ("baseline", 3_424_832, 1),
+        ("lin_baseline", 3_392_068, 1),
+        ("yurii_lt", 6_652_760, 2),
+        ("lin_yurii", 6_619_996, 2),
+    ],
+)
+def test_models_have_the_numbers_of_parameters_of_the_program(name: str, published: int, tables: int) -> None:
+    """But for the vocabulary, the bias of the last norm, and the second norm of momenta of Yurii's blocks."""
+    options = PRESETS[name]["block"]
+    config = model.Config("sympformer", context=128, width=64, options=options)
+    blocks = sum(math.prod(shape) for n in range(4) for shape in config.block(n).shapes().values())
+    embeddings = (256 + 128) * 64 + 2 * 64  # of the tokens and places; the last norm
+    found = blocks + embeddings + tables * (50_304 - 256) * 64
+    assert found - 64 - (4 * 64 if tables == 2 else 0) == published
+
+
+def test_what_is_given_beside_a_preset_holds() -> None:
+    given = {"preset": "presymp_euler", "steps": 7, "block": {"mlp": "none"}}
+    found = settings.expanded("sympformer", given)
+    assert found["steps"] == 7 and found["learning_rate"] == 3e-4 and "preset" not in found
+    assert found["block"]["mlp"] == "none" and found["block"]["integrator"] == "explicit_euler(step=0.3)"
+    built = settings.build("sympformer", {**given, "width": 8})
+    assert built.optimiser.group_of("layers.0.block.numbers.h_y", np.ones(1)).rate == 100.0
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("sympformer", {"preset": "adam"}, "preset: got 'adam', needs one of baseline, yurii_lt, plain_euler"),
+        ("softmax", {"preset": "baseline"}, "preset: got 'baseline', needs none: softmax has no presets"),
+    ],
+)
+def test_a_preset_that_there_is_not(name: str, given: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings.expanded(name, given)
