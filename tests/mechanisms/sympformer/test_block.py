@@ -55,6 +55,7 @@ TABLES = [
         (1, "forward_euler", "none", {}),
         (2, "lie_trotter", "momentum", {"look_ahead": True}),
         (3, "etd_ab2", "velocity", {"oracle": "linear"}),
+        (2, "strang", "velocity(ratio=2, start='table')", {"start": "rest"}),
         (1, "strang(angle=1.0)", "momentum", {}),
         (2, "presymplectic_euler", "attention_velocity", {}),
     )
@@ -381,6 +382,7 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "start": "linear"},
     {"oracle": "hamiltonian", "causal": False, "mlp": "none", "start": "linear"},
     {"mlp": "none", "start": "table"},
+    {"mlp": "velocity(ratio=2, start='table')", "look_ahead": True},
     *({"integrator": name, "mlp": "momentum", "start": "linear"} for name in INTEGRATORS),
 )
 _exact: dict[int, dict[str, Any]] = {}

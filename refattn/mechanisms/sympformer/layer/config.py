@@ -250,7 +250,7 @@ class Config:
     def reads(self) -> tuple[str, ...]:
         """The fields of the context that a block of this configuration reads."""
         causal = ("causal",) if self.oracle.may_be_causal else ()
-        return (*causal, "tokens") if self.tables else causal
+        return (*causal, "tokens") if self.tables or self.velocity_tables else causal
 
     @property
     def asks(self) -> ModuleType:
@@ -277,6 +277,11 @@ class Config:
     def tables(self) -> bool:
         """Whether the momentum that comes in is looked up."""
         return self.layer == 0 and self.start == "table"
+
+    @property
+    def velocity_tables(self) -> bool:
+        """Whether the velocity of the MLP step that comes in is looked up."""
+        return self.layer == 0 and isinstance(self.mlp, mlp.Velocity) and self.mlp.start == "table"
 
     @property
     def last(self) -> bool:
@@ -327,8 +332,10 @@ class Config:
             needs["gain_p"] = (m,)
         if self.layer == 0 and self.start == "linear":
             needs["w_start"] = (m, m)
-        if self.tables:
-            needs |= {"token_embedding": (self.vocabulary, m), "position_embedding": (self.context, m)}
+        for head, there in (("", self.tables), ("mlp.", self.velocity_tables)):
+            if there:
+                rows = {"token_embedding": self.vocabulary, "position_embedding": self.context}
+                needs |= {f"{head}{name}": (size, m) for name, size in rows.items()}
         needs |= {f"numbers.{name}": (1,) for name, number in self.numbers().items() if number.learned}
         if not isinstance(self.mlp, mlp.NoMlp):
             wide = self.mlp.ratio * m
