@@ -239,6 +239,9 @@ class Mechanism:
         heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
     pictures
         What a page that steps through a run shows on top.
+    learned
+        The numbers that a block has learned, by name, for given parameters, as the trainer writes them down; None where
+        there are none.
     presets
         Settings of published runs by name, as `refattn.train.settings` has them; ``--set preset=NAME`` takes one.
     parts
@@ -290,6 +293,7 @@ class Mechanism:
     grow: ModuleType | None = None
     diagnostics: Any = None
     pictures: tuple[Picture, ...] = ()
+    learned: Callable[[Any], Mapping[str, Array]] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parts: ModuleType | None = None
     kernel_sizes: tuple[Case, ...] = ()

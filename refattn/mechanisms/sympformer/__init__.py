@@ -14,8 +14,8 @@ Beside these:
 - `params.py`, the parameters of a block;
 - `integrators/`, a file for every other integrator, and the kinds of damping;
 - `oracles/`, linear attention, the Hamiltonian of all tokens, and what decoding keeps of the past;
-- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, and the
-  authors' variants by name (`presets.py`);
+- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, the
+  authors' variants by name (`presets.py`), and what learned numbers come to;
 - `baselines/`, the blocks that SympFormer is compared with;
 - `forms/`, the force in linear memory;
 - `judge/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
@@ -51,6 +51,7 @@ from refattn.mechanisms.sympformer.layer import mlp as _mlp
 from refattn.mechanisms.sympformer.layer import stream as _stream
 from refattn.mechanisms.sympformer.layer import tables as _tables
 from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
+from refattn.mechanisms.sympformer.layer.learned import learned as _learned
 from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
 
@@ -112,4 +113,5 @@ record = Mechanism(
     stream=ModuleStream(_stream, _BLOCK),
     pictures=_PICTURES,
     presets=_PRESETS,
+    learned=_learned,
 )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from refattn import mechanism, model
 from refattn.mechanisms.sympformer.layer.presets import PRESETS
-from refattn.train import settings
+from refattn.train import loop, metrics, settings
+from tests.train.runs import Listener
 
 SOFTMAX = ("presymp", "presymp_euler", "presymp_exp_euler", "presymp_ab2", "presymp_etd_ab2", "presymp_strang")
 LINEAR = ("lin_baseline", "lin_yurii", "lin_euler", "lin_presymp", "lin_exp_euler", "lin_ab2", "lin_etd_ab2")
@@ -54,6 +56,27 @@ def test_what_is_given_beside_a_preset_holds() -> None:
     assert found["block"]["mlp"] == "none" and found["block"]["integrator"] == "explicit_euler(step=0.3)"
     built = settings.build("sympformer", {**given, "width": 8})
     assert built.optimiser.group_of("layers.0.block.numbers.h_y", np.ones(1)).rate == 100.0
+
+
+def test_the_trainer_writes_down_what_numbers_have_come_to(tmp_path: Path) -> None:
+    """At the scores, a number for each layer: of a step of no size those that they start with."""
+    (tmp_path / "text").write_text("to be or not to be, " * 50)
+    tiny = {
+        "width": 4,
+        "heads": 2,
+        "layers": 2,
+        "context": 8,
+        "batch": 2,
+        "accumulate": 1,
+        "steps": 1,
+        "score_bytes": 60,
+    }
+    given = {"preset": "presymp", "data": str(tmp_path / "text"), "learning_rate": 1e-9, "sample_bytes": 0, **tiny}
+    loop.run(settings.build("sympformer", given), tmp_path / "run", Listener())
+    (row,) = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    assert set(row["learned"]) == {"h_x", "h_y", "c_log", "c_lin", "look", "mu", "gamma", "xi"}
+    for name, start in (("h_x", 0.01), ("xi", 0.5), ("c_log", 3.0), ("look", 1e-3)):
+        np.testing.assert_allclose(row["learned"][name], [start, start], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,11 @@ def test_pieces_give_the_whole(cuts: tuple[int, ...], integrator: str, oracle: s
 @pytest.mark.parametrize("cuts", [(4, 5, 6), (7,)])
 def test_pieces_find_their_rows_of_the_tables(cuts: tuple[int, ...]) -> None:
     x = draw("x", 2, TOKENS, 6)
-    for options in ({"mlp": "momentum", "start": "table"}, {"mlp": "velocity(ratio=2, start='table')"}):
+    kinds: tuple[dict[str, Any], ...] = (
+        {"mlp": "momentum", "start": "table"},
+        {"mlp": "velocity(ratio=2, start='table')"},
+    )
+    for options in kinds:
         params = stack(2, integrator="lie_trotter", **options)
         np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
 

@@ -34,28 +34,7 @@ Copies = tuple[Array, Array, Array, Array]
 """X, Y, P and Q, or their gradients."""
 
 
-def angle_of(layer: Layer) -> Array:
-    """Return the angle of a block: of a fixed xi, or of one that is learned."""
-    h_x = layer.numbers["h_x"]  # (1)
-    angle = 2.0 * _xi(layer)[0] * h_x  # (1) [SYMP.96]
-    return angle
-
-
-def angle_backward(layer: Layer, d_angle: Array, add: Add) -> None:
-    """Add the gradients of h_x and of what xi is learned by."""
-    h_x, largest = layer.numbers["h_x"], layer.params.config.integrator.angle  # (1), -
-    xi, free = _xi(layer)
-    # forward: angle = 2 * xi * h_x
-    add("h_x", 2.0 * xi * d_angle)
-    if free is not None:
-        d_xi = namespace(d_angle).where(free, 2.0 * h_x * d_angle, 0.0)  # (1) [dSYMP.95]
-        # forward: xi = clip(largest * share / (2 * h_x), least, most)
-        add("xi", d_xi if largest is None else 0.5 * largest * d_xi / h_x)
-        if largest is not None:
-            add("h_x", -xi * d_xi / h_x)
-
-
-def _xi(layer: Layer) -> tuple[Array, Array | None]:
+def xi_of(layer: Layer) -> tuple[Array, Array | None]:
     """Return xi, and where it is not clipped, or None where it is not learned."""
     kind, h_x = layer.params.config.integrator, layer.numbers["h_x"]  # -, (1)
     if "xi" not in layer.numbers:
@@ -64,6 +43,27 @@ def _xi(layer: Layer) -> tuple[Array, Array | None]:
     asked = learned if kind.angle is None else 0.5 * kind.angle * learned / h_x  # (1): SYMP.95 before it is clipped
     xi = xp.clip(asked, kind.least, kind.most)  # (1) [SYMP.95]
     return xi, (asked > kind.least) & (asked < kind.most)
+
+
+def angle_of(layer: Layer) -> Array:
+    """Return the angle of a block: of a fixed xi, or of one that is learned."""
+    h_x = layer.numbers["h_x"]  # (1)
+    angle = 2.0 * xi_of(layer)[0] * h_x  # (1) [SYMP.96]
+    return angle
+
+
+def angle_backward(layer: Layer, d_angle: Array, add: Add) -> None:
+    """Add the gradients of h_x and of what xi is learned by."""
+    h_x, largest = layer.numbers["h_x"], layer.params.config.integrator.angle  # (1), -
+    xi, free = xi_of(layer)  # (1), (1)
+    # forward: angle = 2 * xi * h_x
+    add("h_x", 2.0 * xi * d_angle)
+    if free is not None:
+        d_xi = namespace(d_angle).where(free, 2.0 * h_x * d_angle, 0.0)  # (1) [dSYMP.95]
+        # forward: xi = clip(largest * share / (2 * h_x), least, most)
+        add("xi", d_xi if largest is None else 0.5 * largest * d_xi / h_x)
+        if largest is not None:
+            add("h_x", -xi * d_xi / h_x)
 
 
 def forward(one: Array, two: Array, first: Array, second: Array, angle: Array) -> tuple[Array, Array, Array, Array]:
