@@ -46,7 +46,9 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     connected = [
         (sizes, partial(_with_one_width, run))
         for name in ("h1", "r2")
-        for sizes, run in _stack(tokens, make, integrator=f"lie_trotter(connection={name!r})", mlp="momentum")
+        for sizes, run in _stack(
+            tokens, make, integrator=f"lie_trotter(connection={name!r}, strength=1)", mlp="momentum"
+        )
     ]
     return [
         *cores,

@@ -89,10 +89,11 @@ def connection(params: Any, z: Any, u: Any, f: Any) -> Any:
     return rate * u - 0.5 * (s * f + pulled)
 
 
+@pytest.mark.parametrize("strength", [None, 0.6])
 @pytest.mark.parametrize("name", ["h1", "r2"])
-def test_the_connection_turns_the_momentum(name: str) -> None:
+def test_the_connection_turns_the_momentum(name: str, strength: float | None) -> None:
     """In the middle of a stack: H1 along the old momentum, R2 along the new one, which moves tokens by half of it."""
-    params = stack(3, integrator=f"lie_trotter(connection={name!r})", mlp="none")
+    params = stack(3, integrator=f"lie_trotter(connection={name!r}, strength={strength})", mlp="none")
     x, context = draw("x", 2, 5, 6), Context(causal=True)
     state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
     result, saved = BLOCK.forward(params[1], state, context)
@@ -100,7 +101,8 @@ def test_the_connection_turns_the_momentum(name: str) -> None:
     z = norm(state.x, each.gain)
     f = attention(each, z)
     w = s["attention_beta"] * state.p + s["attention_gamma"] * f
-    c = connection(each, z, state.p if name == "h1" else w, f)
+    c = s.get("attention_eta", 1.0) * connection(each, z, state.p if name == "h1" else w, f)
+    assert ("attention_eta" in s) == (strength is not None)
     p = norm(w - c, each.gain_p)
     np.testing.assert_allclose(result.p, p, rtol=1e-11, atol=1e-12)
     moved = p if name == "h1" else norm(w - 0.5 * c, each.gain_p)
@@ -136,6 +138,7 @@ def test_the_rate_of_the_scores_is_their_derivative() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"integrator": "lie_trotter(strength=1.0)"}, "; strength: got 1.0, but connection='none' has nothing"),
         ({"integrator": "classical", "mlp": "momentum"}, "mlp: got 'momentum', classical has none"),
         ({"integrator": "classical"}, "mlp: got 'attention_velocity', classical has no steps"),
         (

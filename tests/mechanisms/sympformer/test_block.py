@@ -97,7 +97,11 @@ BY_LENGTH = [
     for oracle in ("softmax", "linear")
 ]
 
-FREE = [(2, {"integrator": "strang(free=True, xi=0.4)", "mlp": "none"})]
+FREE = [
+    (2, {"integrator": "strang(free=True, xi=0.4)", "mlp": "none"}),
+    (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "start": "linear"}),
+    (3, {"integrator": "lie_trotter(connection='h1', strength=0.7)", "mlp": "momentum"}),
+]
 
 OF_LINEAR = [
     (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(form='state')"}),
