@@ -36,6 +36,7 @@ from refattn.mechanisms.sympformer import presymplectic_euler as _presymplectic_
 from refattn.mechanisms.sympformer.baselines import attend as _attend
 from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_linear
 from refattn.mechanisms.sympformer.baselines import connection as _connection
+from refattn.mechanisms.sympformer.baselines import connection_signed as _connection_signed
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
 from refattn.mechanisms.sympformer.integrators import copies as _copies
 from refattn.mechanisms.sympformer.integrators import drift as _drift
@@ -85,7 +86,18 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
 )
 """Every integrator, and with them every other choice; those of several steps go on in the tests of the block."""
 
-_SHARED = (_drift, _two_steps, _copies, _rotation, _attend, _attend_linear, _connection, _mlp, _tables)
+_SHARED = (
+    _drift,
+    _two_steps,
+    _copies,
+    _rotation,
+    _attend,
+    _attend_linear,
+    _connection,
+    _connection_signed,
+    _mlp,
+    _tables,
+)
 _AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _presymplectic_euler), *_SHARED)
 
 record = Mechanism(

@@ -24,6 +24,7 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"integrator": "classical", "mlp": "plain"},
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True},
     {"integrator": "classical", "mlp": "plain", "oracle": "linear"},
+    {"integrator": "lie_trotter(connection='r2')", "mlp": "plain", "oracle": "signed"},
     {"integrator": "presymplectic", "normalise": "each_substep", "detach": True},
     {"oracle": "hamiltonian", "causal": False, "look_ahead": True, "integrator": "forward_euler", "start": "linear"},
     {"oracle": "hamiltonian", "causal": False},

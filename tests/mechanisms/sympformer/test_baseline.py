@@ -40,6 +40,39 @@ def test_the_classical_block() -> None:
     np.testing.assert_allclose(run((params,), x)[0].x, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", ["h1", "r2"])
+def test_linear_attention_of_heads_and_its_connection(name: str) -> None:
+    """In the middle of a stack, token by token from the matrices of the tokens so far."""
+    kind = {"integrator": f"lie_trotter(connection={name!r})", "oracle": "signed(ridge=0.3)", "mlp": "none"}
+    params, x, context = stack(3, **kind), draw("x", 1, 5, 6), Context(causal=True)
+    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
+    result, saved = BLOCK.forward(params[1], state, context)
+    each, s, d, p = params[1], saved.numbers, 3, state.p[0]
+    z = norm(state.x[0], each.gain)
+    for i in range(5):
+        joined = [
+            (z[: i + 1] @ each.w_v[:, cols]).T @ (z[: i + 1] @ each.w_k[:, cols]) @ (z[i] @ each.w_q[:, cols])
+            for cols in (slice(0, 3), slice(3, 6))
+        ]
+        f = np.concatenate(joined) / (np.sqrt(d) * (i + 1)) @ each.w_o
+        w = s["attention_beta"] * p[i] + s["attention_gamma"] * f
+        ways = w if i == 0 else np.vstack([ways, w])
+        u = p[: i + 1] if name == "h1" else np.atleast_2d(ways)
+        turn = np.zeros(6)
+        for cols in (slice(0, 3), slice(3, 6)):
+            w_q, w_k = each.w_q[:, cols] / d**0.25, each.w_k[:, cols] / d**0.25
+            q, k, uq, uk = z[: i + 1] @ w_q, z[: i + 1] @ w_k, u @ w_q, u @ w_k
+            inverse = np.linalg.inv(k.T @ k + 0.3 * np.eye(3))
+            e = np.linalg.inv(q.T @ q + 0.3 * np.eye(3)) @ q.T @ u
+            first = -(k.T @ k @ inverse @ uq[i]) @ e
+            second = -(inverse @ k.T @ uk @ q[i]) @ e
+            third = (e @ u[i]) @ (inverse @ k.T @ q) @ w_k.T
+            turn += (first + second + third) / 2
+        moved = norm(w - (turn if name == "h1" else 0.5 * turn), each.gain_p)
+        np.testing.assert_allclose(result.p[0, i], norm(w - turn, each.gain_p), rtol=1e-10, atol=1e-11)
+        np.testing.assert_allclose(result.x[0, i], state.x[0, i] + moved, rtol=1e-10, atol=1e-11)
+
+
 @pytest.mark.parametrize("integrator", ["classical", "lie_trotter"])
 def test_linear_attention_of_the_baselines(integrator: str) -> None:
     """h/n_i sum_j (a_i . y_j) w_j in place of softmax attention: all pairs, one layer from rest."""
@@ -138,6 +171,7 @@ def test_the_rate_of_the_scores_is_their_derivative() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"oracle": "signed"}, "oracle: got 'signed', which baselines alone have"),
         ({"integrator": "lie_trotter(strength=1.0)"}, "; strength: got 1.0, but connection='none' has nothing"),
         ({"integrator": "classical", "mlp": "momentum"}, "mlp: got 'momentum', classical has none"),
         ({"integrator": "classical"}, "mlp: got 'attention_velocity', classical has no steps"),

@@ -98,6 +98,9 @@ BY_LENGTH = [
 ]
 
 FREE = [
+    (2, {"integrator": "classical", "mlp": "plain", "oracle": "signed(form='state')"}),
+    (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "oracle": "signed(ridge=0.3)"}),
+    (3, {"integrator": "lie_trotter(connection='h1')", "mlp": "momentum", "oracle": "signed(ridge=0.3)"}),
     (2, {"integrator": "strang(free=True, xi=0.4)", "mlp": "none"}),
     (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "start": "linear"}),
     (3, {"integrator": "lie_trotter(connection='h1', strength=0.7)", "mlp": "momentum"}),
@@ -208,6 +211,7 @@ CAUSAL = [
     *itertools.product(INTEGRATORS, OTHERS),
     *((name, {"mlp": "plain", "oracle": oracle}) for name in BASELINES for oracle in ("softmax", "linear")),
     *((f"lie_trotter(connection={name!r})", {"mlp": "momentum"}) for name in ("h1", "r2")),
+    ("lie_trotter(connection='r2')", {"mlp": "none", "oracle": "signed(ridge=0.3)"}),
 ]
 
 
@@ -381,6 +385,7 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear"},
     {"integrator": "classical", "mlp": "plain"},
     {"integrator": "classical", "mlp": "plain", "oracle": "linear"},
+    {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "oracle": "signed(ridge=0.3)"},
     {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True, "start": "linear"},
     {"integrator": "presymplectic(angle=1.0)", "normalise": "each_substep", "mlp": "none"},
     {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "start": "linear"},

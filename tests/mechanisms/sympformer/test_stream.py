@@ -35,7 +35,7 @@ def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[Any
 @pytest.mark.parametrize("integrator", [*BASELINES, "lie_trotter(connection='h1')", "lie_trotter(connection='r2')"])
 @pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS))])
 def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str) -> None:
-    for oracle in ("softmax",) if "connection" in integrator else ("softmax", "linear"):
+    for oracle in ("softmax", "signed(ridge=0.3)", *([] if "connection" in integrator else ["linear"])):
         params = stack(3, integrator=integrator, mlp="velocity", look_ahead=True, oracle=oracle)
         x = draw("x", 2, TOKENS, 6)
         np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)

@@ -4,7 +4,8 @@ With a connection (see there) it is what the authors' later manuscript calls H1 
 connection along the old momentum. R2 takes it along the new one, and moves the tokens by a momentum that is turned by
 half of it. A learned strength may multiply the connection.
 
-Equations (f is SYMP.47 for y, with oracle="linear" SYMP.94; C is SYMP.56, or 0; eta a learned number of the block)::
+Equations (f is SYMP.47 for y and C is SYMP.56, or 0; with oracle="linear" f is SYMP.94, with "signed" these are SYMP.102
+and SYMP.111; eta is a learned number of the block)::
 
     [SYMP.45]  y = gain norm(x + mu p)                  without looking ahead, or at rest: gain norm(x)
     [SYMP.57]  w = beta p + gamma f                     at rest: f
@@ -37,7 +38,6 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_choice, check_number
-from refattn.mechanisms.sympformer.baselines import connection
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
@@ -97,7 +97,7 @@ class Saved:
     attended: Any
     force: Array
     norm_p: layer_norm.Saved
-    connection: connection.Saved | None
+    connection: Any
     bend: Array | None  # C
     norm_half: layer_norm.Saved | None
 
@@ -114,7 +114,9 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     turned, bent, bend, norm_half = whole, None, None, None  # (b, i, m): without a connection
     along = {"h1": p, "r2": whole}.get(kind)  # (b, i, m): what the connection is taken along
     if along is not None:
-        bend, bent = equations.active(connection).forward(layer, along, *attended.qkv, force)  # (b, i, m)
+        bend, bent = equations.active(layer.params.config.turning).forward(
+            layer, along, *attended.qkv, force
+        )  # (b, i, m)
         turn = bend  # (b, i, m): SYMP.97 without a strength
         if "attention_eta" in layer.numbers:
             turn = layer.numbers["attention_eta"] * bend  # (b, i, m) [SYMP.97]
@@ -154,7 +156,7 @@ def backward(
             add("attention_eta", inner(d_turn, saved.bend))
             d_bend = layer.numbers["attention_eta"] * d_turn  # (b, i, m)
         # forward: bend = connection(along, q, k, v, force)
-        own = equations.active(connection)
+        own = equations.active(layer.params.config.turning)
         d_along, *d_qkv, d_own = own.backward(layer, saved.connection, d_bend, add)  # (b, i, m)
         d_bent = tuple(d_qkv)
         if kind == "h1":

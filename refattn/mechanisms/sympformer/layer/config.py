@@ -20,7 +20,15 @@ from refattn.mechanisms.arguments import check_choice, check_is, check_number, c
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer import presymplectic_euler
-from refattn.mechanisms.sympformer.baselines import attend, attend_linear, classical, lie_trotter
+from refattn.mechanisms.sympformer.baselines import (
+    attend,
+    attend_linear,
+    attend_signed,
+    classical,
+    connection,
+    connection_signed,
+    lie_trotter,
+)
 from refattn.mechanisms.sympformer.integrators import (
     ab2,
     damping,
@@ -56,17 +64,23 @@ MODULES: dict[type, ModuleType] = {
     softmax.Softmax: softmax,
     hamiltonian.Hamiltonian: hamiltonian,
     linear.Linear: linear,
+    attend_signed.Signed: attend_signed,
 }
 """Where a kind of integrator or oracle is computed: in the file of its name."""
 
 
-ATTENTIONS: dict[type, ModuleType] = {softmax.Softmax: attend, linear.Linear: attend_linear}
-"""Where the attention of a baseline is computed, by its oracle."""
+ATTENTIONS: dict[type, ModuleType] = {
+    softmax.Softmax: attend,
+    linear.Linear: attend_linear,
+    attend_signed.Signed: attend_signed,
+}
+CONNECTIONS: dict[type, ModuleType] = {softmax.Softmax: connection, attend_signed.Signed: connection_signed}
+"""Where the attention of a baseline is computed, and its connection, by its oracle."""
 
 
 def name_of(kind: Any) -> str:
     """Return the name of a kind of integrator or oracle."""
-    return MODULES[kind].__name__.rpartition(".")[2]
+    return MODULES[kind].__name__.rpartition(".")[2].removeprefix("attend_")
 
 
 INTEGRATORS = {name_of(kind): kind for kind in MODULES if issubclass(kind, Integrator)}
@@ -158,8 +172,8 @@ class Config:
         Position in the stack, counted from 0, and the number of its layers.
     oracle
         "softmax" attention, linear attention ("linear"), or the gradient of a Hamiltonian of all tokens, which may not
-        be causal ("hamiltonian"): the files of `oracles`. `baselines` have softmax attention of their heads, or
-        "linear".
+        be causal ("hamiltonian"): the files of `oracles`. `baselines` have softmax attention of their heads,
+        "linear" attention, or that of heads, "signed", which they alone have.
     integrator
         "presymplectic_euler", the files of `integrators`, or the blocks they are compared with, those of `baselines`.
     damping
@@ -230,10 +244,13 @@ class Config:
         kind, name = self.integrator, name_of(type(self.integrator))
         if self.normalise == "each_substep" and kind.calls == 1:
             raise ValueError("normalise: got 'each_substep', which only presymplectic and strang have")
-        bends = getattr(kind, "connection", "none") != "none"
-        if kind.baseline and self.oracle != softmax.Softmax() and (bends or not isinstance(self.oracle, linear.Linear)):
-            needs = "softmax" if bends else "softmax, of its heads, or linear"
-            raise ValueError(f"oracle: got {self.oracle!r}, but the attention of {name} is {needs}")
+        known = CONNECTIONS if getattr(kind, "connection", "none") != "none" else ATTENTIONS
+        plain = self.oracle == softmax.Softmax() or not isinstance(self.oracle, softmax.Softmax)
+        if kind.baseline and not (type(self.oracle) in known and plain):
+            needs = ", ".join(name_of(each) for each in known)
+            raise ValueError(f"oracle: got {self.oracle!r}, but the attention of {name} is one of {needs}")
+        if not kind.baseline and isinstance(self.oracle, attend_signed.Signed):
+            raise ValueError("oracle: got 'signed', which baselines alone have")
         if kind.baseline and isinstance(self.mlp, mlp.AttentionVelocity):
             raise ValueError(f"mlp: got 'attention_velocity', {name} has no steps: it needs another substep")
         if not kind.carries and isinstance(self.mlp, mlp.Momentum):
@@ -256,6 +273,11 @@ class Config:
     def asks(self) -> ModuleType:
         """The module that a step asks for forces: its oracle, or the attention of a baseline."""
         return (ATTENTIONS if self.integrator.baseline else MODULES)[type(self.oracle)]
+
+    @property
+    def turning(self) -> ModuleType:
+        """The module of the connection."""
+        return CONNECTIONS[type(self.oracle)]
 
     @property
     def scale(self) -> float:
@@ -315,7 +337,7 @@ class Config:
             found |= {name: Number("positive", getattr(self.damping, name), damps) for name in has}
             if self.look_ahead and (not self.rests or kind.calls > 1):
                 found["look"] = Number("unit", 1e-3)
-        elif isinstance(self.oracle, linear.Linear):
+        elif type(self.oracle) is linear.Linear:
             found["attention_step"] = Number("positive", kind.step, kind.learned)
         more = {**kind.numbers(self), **self.mlp.numbers(self)}
         return found | {name: Number(*given) for name, given in more.items()}
