@@ -97,7 +97,7 @@ BY_LENGTH = [
     for oracle in ("softmax", "linear")
 ]
 
-FREE = [
+FREE: list[tuple[int, dict[str, Any]]] = [
     (2, {"integrator": "classical", "mlp": "plain", "oracle": "signed(form='state')"}),
     (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "oracle": "signed(ridge=0.3)"}),
     (3, {"integrator": "lie_trotter(connection='h1')", "mlp": "momentum", "oracle": "signed(ridge=0.3)"}),
@@ -106,7 +106,7 @@ FREE = [
     (3, {"integrator": "lie_trotter(connection='h1', strength=0.7)", "mlp": "momentum"}),
 ]
 
-OF_LINEAR = [
+OF_LINEAR: list[tuple[int, dict[str, Any]]] = [
     (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(form='state')"}),
     (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
 ]

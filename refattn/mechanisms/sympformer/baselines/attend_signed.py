@@ -104,7 +104,9 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
     add("w_o", d_w_o)
     d_mean = split_heads(d_joined, heads)  # (b, h, i, d) [dSYMP.101]
     # forward: mean = mix(q, k, w) / n
-    d_q, d_k, d_w = mix_backward(q, k, w, kernel.side, kernel.form, d_mean / kernel.n)  # (b, h, i, d), (b, h, i, d)
+    d_q, d_k, d_w = mix_backward(
+        q, k, w, kernel.side, kernel.form, d_mean / kernel.n
+    )  # (b, h, i, d) [dSYMP.98], (b, h, i, d) [dSYMP.99], (b, h, i, d) [dSYMP.100]
     if d_further is not None:
         d_q, d_k, d_w = d_q + d_further[0], d_k + d_further[1], d_w + d_further[2]  # (b, h, i, d), (b, h, i, d)
     # forward: w = split(y @ w_v)

@@ -112,8 +112,8 @@ def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array
     d_of_q = xp.concat([d_s_matrix, d_right_q], axis=-1)  # [dSYMP.105]
     d_uq = d_r + d_right[..., 2 * d]  # (b, h, i, d) [dSYMP.103]
     # forward: S = sum(q (q, u)^T); R = sum(k (k, uk, q)^T)
-    d_left, d_pair = _summed_backward(q, xp.concat([q, along], axis=-1), d_of_q, saved.causal)
-    d_left_k, d_three = _summed_backward(k, xp.concat([k, saved.uk, q], axis=-1), d_of_k, saved.causal)
+    d_left, d_pair = _summed_backward(q, xp.concat([q, along], axis=-1), d_of_q, saved.causal)  # of q, of q and u
+    d_left_k, d_three = _summed_backward(k, xp.concat([k, saved.uk, q], axis=-1), d_of_k, saved.causal)  # three
     d_q = d_left + d_pair[..., :d] + d_three[..., 2 * d :] + _times(xp.matrix_transpose(j_matrix), d_r)  # (b, h, i, d)
     d_k = d_left_k + d_three[..., :d]  # (b, h, i, d)
     d_uk = d_three[..., d : 2 * d]  # (b, h, i, d) [dSYMP.104]
@@ -136,7 +136,7 @@ def _outer(a: Array, b: Array) -> Array:
 
 def _summed(layer: Layer, a: Array, b: Array) -> Array:
     """Return sum_j a_j b_j^T over the tokens j that each token attends."""
-    xp, pairs = namespace(a), _outer(a, b)
+    xp, pairs = namespace(a), _outer(a, b)  # -, of each token alone
     if isinstance(layer.causal, Prefix):
         return layer.causal.add_up(pairs)
     if layer.causal is False:
@@ -149,7 +149,7 @@ def _summed_backward(a: Array, b: Array, d: Array, causal: bool) -> tuple[Array,
     xp = namespace(a)
     # forward: summed_i = sum_j a_j b_j^T
     if causal:
-        d_pairs = xp.flip(xp.cumulative_sum(xp.flip(d, axis=2), axis=2), axis=2)
+        d_pairs = xp.flip(xp.cumulative_sum(xp.flip(d, axis=2), axis=2), axis=2)  # from a token on
     else:
-        d_pairs = xp.broadcast_to(xp.sum(d, axis=2, keepdims=True), d.shape)
+        d_pairs = xp.broadcast_to(xp.sum(d, axis=2, keepdims=True), d.shape)  # of all
     return _times(d_pairs, b), _times(xp.matrix_transpose(d_pairs), a)

@@ -4,8 +4,8 @@ With a connection (see there) it is what the authors' later manuscript calls H1 
 connection along the old momentum. R2 takes it along the new one, and moves the tokens by a momentum that is turned by
 half of it. A learned strength may multiply the connection.
 
-Equations (f is SYMP.47 for y and C is SYMP.56, or 0; with oracle="linear" f is SYMP.94, with "signed" these are SYMP.102
-and SYMP.111; eta is a learned number of the block)::
+Equations (f is SYMP.47 for y and C is SYMP.56, or 0; with oracle="linear" f is SYMP.94, with "signed" SYMP.102, and C
+SYMP.111; eta is a learned number of the block)::
 
     [SYMP.45]  y = gain norm(x + mu p)                  without looking ahead, or at rest: gain norm(x)
     [SYMP.57]  w = beta p + gamma f                     at rest: f
