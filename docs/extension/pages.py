@@ -190,14 +190,21 @@ def _forms(mechanism: Mechanism) -> Iterator[str]:
 
 
 def _presets(mechanism: Mechanism) -> Iterator[str]:
-    """The settings of published runs by name: what they have in common, and the block of each."""
-    if presets := mechanism.presets:
-        first = next(iter(presets.values()))
-        shared = {k: v for k, v in first.items() if all(each.get(k) == v for each in presets.values())}
-        said = ", ".join(f"`{name}={value}`" for name, value in shared.items())
-        yield from (f"`refattn train {mechanism.name} --set preset=NAME` takes the settings of a run:", "", said, "")
-        rows = ((f"`{n}`", _listed([f"{k}={v}" for k, v in each["block"].items()])) for n, each in presets.items())
-        yield from _table(("preset", "its block"), rows)
+    """The settings of published runs by name: what those of one kind have in common, and the block of each."""
+    kinds: dict[str, list[str]] = {}
+    for name, settings in mechanism.presets.items():
+        kinds.setdefault(_listed([f"{k}={v}" for k, v in settings.items() if k != "block"]), []).append(name)
+    if kinds:
+        yield from (f"`refattn train {mechanism.name} --set preset=NAME` takes the settings of a run.", "")
+    for shared, names in kinds.items():
+        blocks = {name: mechanism.presets[name]["block"] for name in names}
+        yield from (f"{shared}:", "")
+        yield from _table(("preset", "its block"), ((f"`{n}`", _block(block)) for n, block in blocks.items()))
+        yield ""
+
+
+def _block(options: Mapping[str, Any]) -> str:
+    return _listed([f"{name}={value}" for name, value in options.items()])
 
 
 def _deviations(mechanism: Mechanism) -> Iterator[str]:

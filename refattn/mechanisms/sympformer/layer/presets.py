@@ -1,11 +1,12 @@
-"""The authors' sixteen variants by the names of their program, with the settings of their published runs.
+"""The authors' variants by the names that they have there, with the settings of their published runs.
 
-``refattn train sympformer --set preset=presymp_euler`` takes one, and further settings change it. What the program gets
-wrong stays right: forces are those of the prefix, sums are divided by the tokens that are attended, steps of several
-layers have their ratio, and Strang's potential attracts. Their text is cut into 50,304 tokens, that of the trainer into
-bytes.
+Sixteen are those of their first program, ten the methods of their later manuscript. ``refattn train sympformer --set
+preset=presymp_euler`` takes one, and further settings change it. What the program gets wrong stays right: forces are
+those of the prefix, sums are divided by the tokens that are attended, steps of several layers have their ratio, and
+Strang's potential attracts. Their text is cut into 50,304 tokens, that of the trainer into bytes.
 
-Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), their program of March 2026 and its jobs.
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), their program of March 2026 with its jobs, and the configurations of
+the manuscript of October 2026.
 """
 
 from __future__ import annotations
@@ -61,7 +62,29 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """The integrator of each, and what else its block has."""
 
+LATER: Mapping[str, Any] = {
+    **RUN,
+    **{"steps": 6103, "batch": 128, "accumulate": 16, "learning_rate": 6e-4, "warmup": 610, "floor": 0.1},
+    "scalar_rate": 10.0,
+}
+LATER_LINEAR: Mapping[str, Any] = {**LATER, "context": 512, "batch": 32, "accumulate": 8}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "B": {"integrator": "classical", "mlp": "plain"},
+    "Y": {"integrator": "lie_trotter", **YURII},
+    "H0": {"integrator": "lie_trotter", **YURII, "look_ahead": False},
+    "H1": {"integrator": "lie_trotter(connection='h1')", **YURII, "look_ahead": False},
+    "R2": {"integrator": "lie_trotter(connection='r2')", **YURII, "look_ahead": False},
+}
+"""The methods of the manuscript, with softmax attention; with linear attention of heads their names end with _L."""
+
 PRESETS: dict[str, Mapping[str, Any]] = {
-    name: {**RUN, "block": {**BLOCK, "integrator": integrator, **options}}
-    for name, (integrator, options) in VARIANTS.items()
+    **{
+        name: {**RUN, "block": {**BLOCK, "integrator": integrator, **options}}
+        for name, (integrator, options) in VARIANTS.items()
+    },
+    **{name: {**LATER, "block": {"spread": 0.02, **block}} for name, block in METHODS.items()},
+    **{
+        f"{name}_L": {**LATER_LINEAR, "block": {"spread": 0.02, "oracle": "signed", **block}}
+        for name, block in METHODS.items()
+    },
 }
