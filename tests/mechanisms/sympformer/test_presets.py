@@ -10,8 +10,8 @@ import pytest
 
 from refattn import mechanism, model
 from refattn.mechanisms.sympformer.layer.presets import PRESETS
-from refattn.train import loop, metrics, settings
-from tests.train.runs import Listener
+from refattn.train import metrics, settings
+from tests.train.runs import train
 
 SOFTMAX = ("presymp", "presymp_euler", "presymp_exp_euler", "presymp_ab2", "presymp_etd_ab2", "presymp_strang")
 LINEAR = ("lin_baseline", "lin_yurii", "lin_euler", "lin_presymp", "lin_exp_euler", "lin_ab2", "lin_etd_ab2")
@@ -73,7 +73,7 @@ def test_the_trainer_writes_down_what_numbers_have_come_to(tmp_path: Path) -> No
         "score_bytes": 60,
     }
     given = {"preset": "presymp", "data": str(tmp_path / "text"), "learning_rate": 1e-9, "sample_bytes": 0, **tiny}
-    loop.run(settings.build("sympformer", given), tmp_path / "run", Listener())
+    train(settings.build("sympformer", given), tmp_path / "run")
     (row,) = metrics.read(tmp_path / "run" / "metrics.jsonl")
     assert set(row["learned"]) == {"h_x", "h_y", "c_log", "c_lin", "look", "mu", "gamma", "xi"}
     for name, start in (("h_x", 0.01), ("xi", 0.5), ("c_log", 3.0), ("look", 1e-3)):
