@@ -1,13 +1,13 @@
 """The classical block: attention and an MLP, each behind a norm, without a momentum.
 
-Equations (f is SYMP.47 for y; with oracle="linear" SYMP.94)::
+Equations (f is SYMP.47 for y; with oracle="linear" SYMP.94, with "signed" SYMP.102)::
 
     [SYMP.90]  y = gain norm(x)
     [SYMP.91]  x' = x + f
 
 Adjoints, for a given dx'::
 
-    [dSYMP.90]  dy = dSYMP.45 at df = dx'               with oracle="linear" the dy of `attend_linear`
+    [dSYMP.90]  dy = dSYMP.45 at df = dx'               otherwise the dy of the attention's own file
 
 and dx = dx' + the adjoint of norm at dy.
 

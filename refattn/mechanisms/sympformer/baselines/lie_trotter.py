@@ -19,7 +19,7 @@ Adjoints, for given dx' and, where p' is read later, dp'::
     [dSYMP.57]  dw = adjoint of norm at dp'             R2: with that of the other norm at dx', and what c asks of w
     [dSYMP.47]  df = gamma dw + what c asks of f        at rest: gamma = 1
 
-and dy = dSYMP.45 at df (that of `attend_linear` where f is), dp = beta dw + mu dn + what c asks of p (H1), dn the
+and dy = dSYMP.45 at df (otherwise that of f's own file), dp = beta dw + mu dn + what c asks of p (H1), dn the
 adjoint of the norm at dy, dx = dx' + dn, dbeta = sum dw p, dgamma = sum dw f, dmu = sum dn p, dC = eta dc,
 deta = sum dc C.
 
