@@ -237,6 +237,12 @@ class Mechanism:
         How far a block is from rest, None where there is no such thing: a module with ``force(saved)`` for what the
         block's forward saved, which returns the sum of the squared norms of the gradient of an energy over batch and
         heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
+    pointer
+        How the last queries of a block point at tokens, None where there is no such thing: a module with ``init`` (as
+        that of a block, of its configuration), ``forward(params, x, context)``, which returns the logarithms (b, h, i,
+        1 + i) of weights of an empty token and the tokens x, the next x, and what is saved, ``backward(params, saved,
+        d_log_weights, d_x)``, which returns the gradients of x and of the parameters, and to go on token by token
+        ``start(params, batch)`` and ``extend(params, cache, x, context)``, which returns a cache in place of saved.
     pictures
         What a page that steps through a run shows on top.
     parts
@@ -287,6 +293,7 @@ class Mechanism:
     stream: Stream | None = None
     grow: ModuleType | None = None
     diagnostics: Any = None
+    pointer: Any = None
     pictures: tuple[Picture, ...] = ()
     parts: ModuleType | None = None
     kernel_sizes: tuple[Case, ...] = ()

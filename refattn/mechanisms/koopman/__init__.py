@@ -7,7 +7,8 @@ What to read, in this order:
 - `perturbation`: the operator's one-step map phi, psi = a pi + b phi, and its inverse by Newton's method.
 - `core`: the public map of q, k and v: its options, their defaults and checks.
 - `layer.block`: projections around the core, KOOP.18 to KOOP.22: the mechanism as a layer; `layer.draws`: random
-  ridges and epsilons; `layer.decode`: what a last query says about the next token.
+  ridges and epsilons; `layer.pointer`: a block whose last queries point at tokens, KOOP.23 and KOOP.24;
+  `layer.decode`: what a last query says about the next token.
 - `forms.shared`: the same numbers by one factorisation of the Gram matrix for all queries, `forms.whitening`.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
@@ -28,6 +29,7 @@ from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDE
 from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.koopman.kernel import Linear, Matern32, Matern52, Polynomial, Rbf
 from refattn.mechanisms.koopman.layer import block as _block
+from refattn.mechanisms.koopman.layer import pointer as _pointer
 from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
@@ -59,7 +61,8 @@ record = Mechanism(
     name="koopman",
     title=_TITLE,
     source="N. Tie 2024, Koopman attention; M. Khosravi 2023 (arXiv:2208.01681), sections IV and V",
-    tagged=(_dense, _block),
+    tagged=(_dense, _block, _pointer),
+    around=(_pointer,),
     loops=_loops,
     forms=tuple(_core.FORMS),
     defaults=defaults_of(forward),
@@ -89,5 +92,6 @@ record = Mechanism(
     huge=10.0,
     tiled=False,
     stream=KeyValueStream(_BLOCK),
+    pointer=_pointer,
     pictures=_PICTURES,
 )
