@@ -38,7 +38,7 @@ class Settings:
     mechanism, context, width, heads, layers, mlp, mlp_ratio, gelu, decode, block
         The model, as `refattn.model.Config` describes it; `block` are its options.
     data
-        "stdlib" or a path.
+        "stdlib", "repeats" or a path.
     steps
         Number of updates.
     batch, accumulate

@@ -235,10 +235,10 @@ def test_what_may_not_be_read_is_counted(open_folder: Path) -> None:
 
 
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"^data: got .*absent': No such file or directory; needs 'stdlib', a"):
+    with pytest.raises(FileNotFoundError, match=r"^data: got .*absent': No such file or directory; needs 'stdlib', 'repeats', a"):
         data.load(tmp_path / "absent")
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OSError, match=r"^data: got .*loop': .*; needs 'stdlib', a file or a folder"):
+    with pytest.raises(OSError, match=r"^data: got .*loop': .*; needs 'stdlib', 'repeats', a file or a folder"):
         data.load(tmp_path / "loop")
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match=r"^data: got .*empty', which is empty; needs a file with text"):
@@ -368,7 +368,7 @@ def test_wrong_sizes_are_refused_at_once() -> None:
 def test_no_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="^data: got '', needs 'stdlib', a file or a folder"):
+    with pytest.raises(ValueError, match="^data: got '', needs 'stdlib', 'repeats', a file or a folder"):
         data.load("")
 
 
