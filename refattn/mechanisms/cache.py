@@ -33,7 +33,7 @@ class KeysAndValues:
 class KeyValueStream(Stream):
     """A block that is given a few tokens at a time, and keeps their keys and values."""
 
-    Cache = KeysAndValues
+    Cache: type = KeysAndValues
 
     def start_cache(self, params: Any, batch: int) -> KeysAndValues:
         """Return the cache before the first token."""

@@ -51,8 +51,8 @@ class Saved:
 
 def forward(params: Params, y: Array, tokens: Array, context: Context) -> tuple[Array, Saved]:
     """Return the log probabilities (b, i, t) of what follows tokens (b, i), whose last values are y (b, i, m)."""
-    found = params.config.record.pointer.forward(params.pointer, y, context)
-    return mixed(*found, params.token_embedding, tokens)
+    log_weights, following, own = params.config.record.pointer.forward(params.pointer, y, context)  # tagged there, -
+    return mixed(log_weights, following, own, params.token_embedding, tokens)
 
 
 def mixed(log_weights: Array, following: Array, own: Any, embedding: Array, tokens: Array) -> tuple[Array, Saved]:

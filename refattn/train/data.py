@@ -101,9 +101,10 @@ def load(source: str | os.PathLike[str]) -> Text:
     source
         ``"stdlib"``: the source text of the standard library of the Python that runs, without its tests and what not
         every installation has. It differs from one version of Python to the next; the fingerprint tells.
-        ``"repeats"``: a generated text, a MiB of random words, each said four times in a line of its own. Letters
-        of a word that is new cannot be known, and what follows can be copied: the fewest bits per byte are
-        7 log2(26) / 32 = 1.028 for a model that sees the whole line.
+        ``"repeats"``: a generated text, a MiB of random words, each said four times in a line of its own, the last
+        tenth of them held out. Letters of a word that is new cannot be known, and what follows can be copied: the
+        fewest bits per byte are 7 log2(26) / 32 = 1.028, of windows that hold whole lines of 32 bytes.
+
         Otherwise the path of a file, whose last tenth is held out, or of a folder: all regular files below it, but for
         binary ones. (``"./stdlib"`` is a file or folder of that name.)
 
@@ -139,7 +140,7 @@ def load(source: str | os.PathLike[str]) -> Text:
             raise FileNotFoundError(f"data: got 'stdlib', but this Python has no folder {folder}; needs a path instead")
         return _of_folder(name, folder, stdlib=True)
     if name == "repeats":
-        return _text(name, *_cut(_repeats()), Counts())
+        return _text(name, *_repeats(), Counts())
     if not name:  # which would be the working directory
         raise ValueError("data: got '', needs 'stdlib', 'repeats', a file or a folder")
     path = Path(name)
@@ -300,12 +301,13 @@ def _belongs(name: str) -> bool:
     return name not in LEFT_OUT and not name.startswith(MACHINE)
 
 
-def _repeats() -> bytes:
+def _repeats() -> tuple[bytes, bytes]:
     letters = counter.integers((WORDS, 1, LETTERS), ord("a"), ord("z") + 1, seed=0, purpose="data.repeats")
     lines = np.full((WORDS, SAID, LETTERS + 1), ord(" "), dtype=np.uint8)
     lines[:, :, :LETTERS] = letters
     lines[:, -1, LETTERS] = ord("\n")
-    return lines.tobytes()
+    place = WORDS - WORDS // HELD_OUT
+    return lines[:place].tobytes(), lines[place:].tobytes()
 
 
 def _is_held_out(relative: str) -> bool:

@@ -18,7 +18,8 @@ from refattn.mechanisms.koopman.kernel import Linear, Polynomial
 from refattn.mechanisms.koopman.layer.stream import Cache
 
 RECORD = ra.mechanism("koopman")
-BLOCK, STREAM, CAUSAL = RECORD.block, RECORD.stream, Context(causal=True)
+BLOCK, CAUSAL = RECORD.block, Context(causal=True)
+STREAM: Any = RECORD.stream
 
 CONFIGS: list[dict[str, Any]] = [
     {"kernel": "linear"},

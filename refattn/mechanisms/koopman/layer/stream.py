@@ -39,15 +39,15 @@ class Cache(KeysAndValues):
 class Stream(KeyValueStream):
     """A block that is given a few tokens at a time."""
 
-    Cache = Cache
+    Cache: type = Cache
 
-    def start_cache(self, params: Any, batch: int) -> Cache:
+    def start_cache(self, params: Any, batch: int) -> Any:
         """Return the cache before the first token."""
         found, count = super().start_cache(params, batch), count_of(params.config)
         span = None if count is None else zeros((batch, found.k.shape[1], count, count), found.k)  # (b, g, f, f)
         return Cache(found.k, found.v, span)
 
-    def advance(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Cache]:
+    def advance(self, params: Any, cache: Any, state: Any, context: Context) -> tuple[Any, Any]:
         """Return the next state of new tokens (b, n, m), and the cache with them."""
         if cache.span is None:
             following, longer = super().advance(params, cache, state, context)
@@ -90,8 +90,8 @@ def attend(params: block.Params, x: Array, among: KeysAndValues, span: Array, op
     """Return the next x of a token x (b, 1, m), as `block.attend` does."""
     xp, h = namespace(x), params.config.heads
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, 1, d)
-    heads = [repeat_heads(part, h) for part in (among.k, among.v, span)]  # (b, h, j, d), (b, h, j, d), (b, h, f, f)
-    last, lefts = features.forward(queries, *heads, options)
+    keys, values, own = (repeat_heads(part, h) for part in (among.k, among.v, span))  # (b, h, j, d), -, (b, h, f, f)
+    last, lefts = features.forward(queries, keys, values, own, options)
     for number, left in enumerate(lefts, start=2):
         if failure := failure_of(left, partial(xp.isnan, 0.0 * left), number):
             raise failure
