@@ -3,14 +3,14 @@
 In place of LM.7, with the log weights l of the mechanism's pointer for an empty token, j = 0, and the tokens so far,
 and the tokens x' that its queries lead to::
 
-    [LM.8]  c_ij = log (1/h) sum_h exp(l_hij)                              what the heads point at, together
+    [LM.8]  c_ij = log(sum_h exp(l_hij) / h) if j in J(i), else -inf       what the heads point at, together
     [LM.9]  v_it = x'_i . E_t - log sum_t exp(x'_i . E_t)
     [LM.10]  z_it = log(exp(c_i0 + v_it) + sum_{j: token_j = t} exp(c_ij))
 
 z are logarithms of probabilities: the weight of the empty token is spread over the vocabulary by v, and that of any
 other belongs to what stands there. Their softmax is exp(z), and the cross entropy -z of the target.
 
-Adjoints, for given dz (shares are parts of exp(z), at most 1)::
+J(i) are the empty token and those up to i. Adjoints, for given dz (shares are parts of exp(z), at most 1)::
 
     [dLM.10]  dc_ij = dz_it exp(c_ij - z_it) for t = token_j; dc_i0 = sum_t dv_it
     [dLM.9]  dv_it = dz_it exp(c_i0 + v_it - z_it)

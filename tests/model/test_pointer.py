@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ import pytest
 import refattn as ra
 from refattn import backends, counter, model, tree
 from refattn.model import decode, pointer
+from refattn.train import diagnose
+from refattn.train.loop import continued
+from refattn.train.settings import build, parse
 from refattn.verify.itself import gradients
+from tests.train.runs import train
 
 
 def draw(name: str, *shape: int) -> Any:
@@ -128,6 +133,23 @@ def test_token_by_token_and_without_the_future() -> None:
             z, cache = decode.extend(params, cache, TOKENS[:, first:stop])
             np.testing.assert_allclose(z, whole[:, stop - 1], rtol=1e-12)
             first = stop
+
+
+def test_what_is_hidden_is_not_what_was_lost() -> None:
+    """Logarithms of what is not seen are -inf, as they should be: the search for what went wrong passes over them."""
+    params = params_of()
+    told = diagnose.first_not_finite(params, lambda: model.forward(params, TOKENS))
+    assert told.startswith("every equation is")
+
+
+def test_it_learns_to_say_a_word_again(tmp_path: Path) -> None:
+    """A few steps of a run from the command line's settings, and the same bits from its checkpoint."""
+    given = parse(["model.decode=pointer", "context=16", "width=8", "heads=1", "layers=1", "steps=4", "warmup=1"])
+    more = {"batch": 2, "checkpoint_every": 2, "score_bytes": 64, "sample_bytes": 4, "data": "repeats"}
+    result = train(build("koopman", given | more), tmp_path / "run")
+    assert result.finished and result.facts["heldout_bits"] < 8.0 and len(result.sample) == 9
+    again = continued(tmp_path / "run", b"abcdefg abc", 5, print, temperature=0.0)
+    assert len(again) == 5
 
 
 def test_who_can_point() -> None:

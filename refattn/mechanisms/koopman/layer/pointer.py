@@ -7,11 +7,13 @@ queries end, taken back to token space, is what the block returns.
 Equations (y are the empty token e and the tokens; k and v of KOOP.19 and KOOP.20 for them, q^m of KOOP.17)::
 
     [KOOP.23]  a_ij = q^m_i . k_j / sqrt(d)              similarity "kernel": k(q^m_i, k_j)
-    [KOOP.24]  l_ij = a_ij - log sum_j exp(a_ij)         j and the sum over the keys that query i sees; -inf elsewhere
+    [KOOP.24]  l_ij = a_ij - log sum_j exp(a_ij) if j in J(i), else -inf
+
+J(i) are the keys that query i sees, over which sums over j go: the empty token's, those before it, and its own.
 
 Adjoints, for given dl, and dx' of KOOP.22::
 
-    [dKOOP.23]  da_ij = dl_ij - exp(l_ij) sum_j dl_ij    sums over the keys that query i sees; 0 elsewhere
+    [dKOOP.23]  da_ij = dl_ij - exp(l_ij) sum_j dl_ij    0 outside of J(i)
     [dKOOP.last]  dq^m_i = dt_i w_o^T + sum_j da_ij k_j / sqrt(d)
     [dKOOP.empty]  de = sum_b dy_0
 
