@@ -8,7 +8,8 @@ and the tokens x' that its queries lead to::
     [LM.10]  z_it = log(exp(c_i0 + v_it) + sum_{j: token_j = t} exp(c_ij))
 
 z are logarithms of probabilities: the weight of the empty token is spread over the vocabulary by v, and that of any
-other belongs to what stands there. Their softmax is exp(z), and the cross entropy -z of the target.
+other belongs to what stands there. Their softmax is exp(z), and the cross entropy -z of the target. A copy whose
+weight is 0 to the dtype counts as none.
 
 J(i) are the empty token and those up to i. Adjoints, for given dz (shares are parts of exp(z), at most 1)::
 

@@ -44,9 +44,9 @@ MOST = 1024
 
 def count_of(kernel: Kernel, width: int) -> int | None:
     """Return how many features a kernel has of points of a width; None where they are infinitely many, or too many."""
-    if isinstance(kernel, Linear):
+    if type(kernel) is Linear:
         return width
-    if not isinstance(kernel, Polynomial):
+    if type(kernel) is not Polynomial:
         return None
     count = width + math.comb(width + kernel.degree, kernel.degree)
     return count if count <= MOST else None
