@@ -242,7 +242,8 @@ class Mechanism:
         that of a block, of its configuration), ``forward(params, x, context)``, which returns the logarithms (b, h, i,
         1 + i) of weights of an empty token and the tokens x, the next x, and what is saved, ``backward(params, saved,
         d_log_weights, d_x)``, which returns the gradients of x and of the parameters, and to go on token by token
-        ``start(params, batch)`` and ``extend(params, cache, x, context)``, which returns a cache in place of saved.
+        ``start(params, batch)`` and ``extend(params, cache, x, context)``, which returns a cache in place of saved. Its
+        lines carry the equations of all this.
     pictures
         What a page that steps through a run shows on top.
     parts
@@ -304,6 +305,11 @@ class Mechanism:
     def equations(self) -> dict[str, str]:
         """All equations of the mechanism, id to formula, in the order of the docstrings."""
         return {id: formula for module in self.tagged for id, formula in equations.declared(module).items()}
+
+    @property
+    def beside(self) -> tuple[ModuleType, ...]:
+        """The modules whose lines carry equations of what a block is used for: how it grows, and how it points."""
+        return (*getattr(self.grow, "TAGGED", ()), *(() if self.pointer is None else (self.pointer,)))
 
     @property
     def pulled(self) -> tuple[str, ...]:

@@ -29,8 +29,6 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     core = partial(_core, make=make, form=form)
     behind = {**one, "j": sizes["i"] + 1, "o": sizes["i"] + 1}
     return [
-        *((behind, partial(_pointer, behind, make=make, similarity=name)) for name in ("dot", "kernel")),
-        (alone, partial(_extended, alone, make=make)),
         (one, partial(core, sizes, full=True)),
         (one, partial(core, sizes)),
         (one, partial(core, sizes, updates=1)),
@@ -39,6 +37,8 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (one, partial(core, sizes, fit="stein(scale='mean')")),
         (one, partial(_block, sizes, make=make, full=True)),
         (alone, partial(_block, alone, make=make, full=False)),
+        *((behind, partial(_pointer, behind, make=make, similarity=name)) for name in ("dot", "kernel")),
+        (alone, partial(_extended, alone, make=make)),
     ]
 
 
