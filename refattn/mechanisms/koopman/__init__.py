@@ -30,8 +30,8 @@ from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.koopman.kernel import Linear, Matern32, Matern52, Polynomial, Rbf
 from refattn.mechanisms.koopman.layer import block as _block
 from refattn.mechanisms.koopman.layer import pointer as _pointer
+from refattn.mechanisms.koopman.layer import stream as _stream
 from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
-from refattn.mechanisms.koopman.layer.stream import Stream as _Stream
 from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
@@ -91,7 +91,7 @@ record = Mechanism(
     # Beyond some 10^3 a Gram matrix of products loses its small eigenvalues to rounding, and psi its inverse.
     huge=10.0,
     tiled=False,
-    stream=_Stream(_BLOCK),
+    stream=_stream.Stream(_BLOCK),
     pointer=_pointer,
     pictures=_PICTURES,
 )
