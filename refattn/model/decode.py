@@ -8,7 +8,6 @@ from typing import Any
 from refattn import equations
 from refattn.checked import Whole, checked
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.context import Context
 from refattn.model import network, pointer
 from refattn.model.params import Layer, Params, check_tokens
 from refattn.xp import Array, namespace
@@ -98,7 +97,8 @@ def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
         return advance(layer.block, blocks[index], state, network.context_of(params, tokens, index, first=first))
 
     def point(y: Array) -> tuple[Array, Any]:
-        *found, longer = params.config.record.pointer.extend(params.pointer, cache.head, y, Context(causal=True))
+        context = network.context_of(params, tokens, len(params.layers), first=first)
+        *found, longer = params.config.record.pointer.extend(params.pointer, cache.head, y, context)
         return equations.active(pointer).mixed(*found, None, params.token_embedding, together)[0], longer
 
     head = None if params.pointer is None else point
