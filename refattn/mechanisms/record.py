@@ -239,8 +239,9 @@ class Mechanism:
         heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
     pointer
         How the last queries of a block point at tokens, None where there is no such thing: a module with ``init`` (as
-        that of a block, of its configuration; among the parameters are those of a ``block``), ``forward(params, x, context)``, which returns the logarithms (b, h, i,
-        1 + i) of weights of an empty token and the tokens x, the next x, and what is saved, ``backward(params, saved,
+        that of a block, of its configuration; what it returns has a ``block``), ``forward(params, x, context)``, which
+        returns the logarithms (b, h, i, 1 + i) of weights of an empty token and the tokens x, the next x, and what is
+        saved, ``backward(params, saved,
         d_log_weights, d_x)``, which returns the gradients of x and of the parameters, and to go on token by token
         ``start(params, batch)`` and ``extend(params, cache, x, context)``, which returns a cache in place of saved. Its
         lines carry the equations of all this.

@@ -92,13 +92,14 @@ def forward(params: Params, tokens: Array, training: bool) -> tuple[Array, Saved
 
 
 def context_of(params: Params, tokens: Array, layer: int, training: bool = False, first: int = 0) -> Context:
-    """Return what the block of a layer, or behind the last of a head that points, is told of tokens (b, n) at the positions `first`, `first` + 1, ...
+    """Return what the block of a layer is told of tokens (b, n) at the positions `first`, `first` + 1, ...
 
     It is told the tokens, all positions so far, and draws, where its configuration reads them. Draws are fixed: the
     same in every call, so that a run depends on nothing else.
     """
-    own_params = params.pointer if layer == len(params.layers) else params.layers[layer]
-    config, count = own_params.block.config, first + tokens.shape[1]
+    # Behind the last layer stands a head that points.
+    config = (*params.layers, params.pointer)[layer].block.config
+    count = first + tokens.shape[1]
     reads = getattr(config, "reads", params.config.record.reads)
     own: dict[str, Any] = {"tokens": tokens} if "tokens" in reads else {}
     if hasattr(config, "reads") and "positions" in reads:
