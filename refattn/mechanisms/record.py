@@ -241,10 +241,9 @@ class Mechanism:
         How the last queries of a block point at tokens, None where there is no such thing: a module with ``init`` (as
         that of a block, of its configuration; what it returns has a ``block``), ``forward(params, x, context)``, which
         returns the logarithms (b, h, i, 1 + i) of weights of an empty token and the tokens x, the next x, and what is
-        saved, ``backward(params, saved,
-        d_log_weights, d_x)``, which returns the gradients of x and of the parameters, and to go on token by token
-        ``start(params, batch)`` and ``extend(params, cache, x, context)``, which returns a cache in place of saved. Its
-        lines carry the equations of all this.
+        saved, ``backward(params, saved, d_log_weights, d_x)``, which returns the gradients of x and of the parameters,
+        and to go on token by token ``start(params, batch)`` and ``extend(params, cache, x, context)``, which returns a
+        cache in place of saved. Its lines carry the equations of all this.
     pictures
         What a page that steps through a run shows on top.
     parts

@@ -4,9 +4,9 @@ A query that has moved says which of the tokens that it sees comes next: its sof
 Before all tokens stands an empty one, a learned vector, which is what a query points at that finds none. Where the
 queries end, taken back to token space, is what the block returns.
 
-Equations (y are the empty token e and the tokens; k and v of KOOP.19 and KOOP.20 for them, q^m of KOOP.17)::
+Equations (y are the empty token e and the tokens; k and v of KOOP.19 and KOOP.20 for them; p = q^m of KOOP.17)::
 
-    [KOOP.23]  a_ij = q^m_i . k_j / sqrt(d)              similarity "kernel": k(q^m_i, k_j)
+    [KOOP.23]  a_ij = p_i . k_j / sqrt(d)                similarity "kernel": k(p_i, k_j)
     [KOOP.24]  l_ij = a_ij - log sum_j exp(a_ij) if j in J(i), else -inf
 
 J(i) are the keys that query i sees, over which sums over j go: the empty token's, those before it, and its own.
@@ -14,11 +14,11 @@ J(i) are the keys that query i sees, over which sums over j go: the empty token'
 Adjoints, for given dl, and dx' of KOOP.22::
 
     [dKOOP.23]  da_ij = dl_ij - exp(l_ij) sum_j dl_ij    0 outside of J(i)
-    [dKOOP.last]  dq^m_i = dt_i w_o^T + sum_j da_ij k_j / sqrt(d)
+    [dKOOP.last]  dp_i = dt_i + sum_j da_ij k_j / sqrt(d)
     [dKOOP.empty]  de = sum_b dy_0
 
-with dt of dKOOP.21 by head; in dy_j is what the core gives for k_j, and sum_i da_ij q^m_i / sqrt(d) more. Similarity
-"kernel" has the kernel's derivatives for k_j / sqrt(d) and q^m_i / sqrt(d).
+with dt of dKOOP.21 by head; in dy_j is what the core gives for k_j, and sum_i da_ij p_i / sqrt(d) more. Similarity
+"kernel" has the kernel's derivatives for k_j / sqrt(d) and p_i / sqrt(d).
 
 Axes: b batch, i query token, j key token, m width of the model, h head, g key/value head, d width of a head.
 
