@@ -128,7 +128,7 @@ def _short(mechanism: Mechanism) -> Iterator[str]:
         rows += [("forms", _listed(mechanism.forms)), ("options of the core", options)]
         rows += [("outputs", _listed(("out", *mechanism.outputs)))]
     rows += [("the block reads", ", ".join(f"`context.{name}`" for name in mechanism.reads))]
-    abilities = [name for name in ("stream", "grow", "diagnostics") if getattr(mechanism, name) is not None]
+    abilities = [name for name in ("stream", "grow", "diagnostics", "pointer") if getattr(mechanism, name) is not None]
     if abilities:
         rows += [("also has", _listed(abilities))]
     yield from _table(("", ""), rows)

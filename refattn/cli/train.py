@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Train a small language model.")
 @click.argument("mechanism", type=Name())
 @click.option(
-    "--data", metavar="stdlib|PATH", help="The text: Python's own standard library (default), a file or folder."
+    "--data",
+    metavar="stdlib|repeats|PATH",
+    help="The text: Python's own library (default), generated, a file or folder.",
 )
 @click.option("--steps", type=int, metavar="N", help="Number of updates.")
 @click.option(

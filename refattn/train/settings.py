@@ -22,7 +22,7 @@ from refattn.train.schedule import WarmupCosine
 MAPPINGS = ("block", "growth")
 """Settings that hold settings of their own, called ``block.NAME``."""
 
-MODEL = ("mechanism", "context", "width", "heads", "layers", "mlp", "mlp_ratio", "gelu")
+MODEL = ("mechanism", "context", "width", "heads", "layers", "mlp", "mlp_ratio", "gelu", "decode")
 
 
 LARGEST = 2**31
@@ -35,10 +35,10 @@ class Settings:
 
     Attributes
     ----------
-    mechanism, context, width, heads, layers, mlp, mlp_ratio, gelu, block
+    mechanism, context, width, heads, layers, mlp, mlp_ratio, gelu, decode, block
         The model, as `refattn.model.Config` describes it; `block` are its options.
     data
-        "stdlib" or a path.
+        "stdlib", "repeats" or a path.
     steps
         Number of updates.
     batch, accumulate
@@ -80,6 +80,7 @@ class Settings:
     mlp: bool | None = None
     mlp_ratio: int = 4
     gelu: str = "tanh"
+    decode: str = "vocabulary"
     block: Mapping[str, Any] = field(default_factory=dict)
     data: str = "stdlib"
     steps: int = 800
@@ -180,6 +181,8 @@ class Settings:
 def parse(assignments: Iterable[str]) -> dict[str, Any]:
     """Return the values of ``NAME=VALUE`` texts by name; ``block.NAME=VALUE`` go together under ``"block"``.
 
+    What the model is may be called ``model.NAME``, too.
+
     A value is read as JSON where it is JSON (``3``, ``1e-3``, ``true``, ``null``), otherwise as a text.
     """
     values: dict[str, Any] = {}
@@ -193,7 +196,9 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
         except ValueError:
             parsed = value
         head, _, option = name.partition(".")
-        if option and head in MAPPINGS:
+        if head == "model" and option in MODEL:
+            values[option] = parsed
+        elif option and head in MAPPINGS:
             options[head][option] = parsed
         else:
             values[name] = parsed

@@ -24,6 +24,8 @@ from refattn.train.settings import Settings, build, differences, from_json, merg
         (["steps=3", "steps=4"], {"steps": 4}),
         (["block.bias=true", "block.kv_heads=1"], {"block": {"bias": True, "kv_heads": 1}}),
         (["block.kv_heads=1", 'block={"bias": true}'], {"block": {"bias": True, "kv_heads": 1}}),
+        (["model.decode=pointer", "model.width=8"], {"decode": "pointer", "width": 8}),
+        (["model.steps=3"], {"model.steps": 3}),
         (["data=[1", "block.=3", "other.name=3"], {"data": "[1", "block.": 3, "other.name": 3}),
     ],
 )
