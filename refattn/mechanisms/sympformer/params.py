@@ -26,6 +26,10 @@ class Mlp:
     w_in: Array  # (m, in)
     w_out: Array  # (in, m)
     gain_v: Array | None = None  # (m,)
+    shift: Array | None = None  # (m,): as all biases, there with bias=True
+    shift_v: Array | None = None  # (m,)
+    b_in: Array | None = None  # (in,)
+    b_out: Array | None = None  # (m,)
     token_embedding: Array | None = None  # (t, m): first velocities
     position_embedding: Array | None = None  # (context, m)
 
@@ -46,6 +50,12 @@ class Params:
     w_b: Array | None = None
     w_a: Array | None = None
     gain_p: Array | None = None  # (m,)
+    shift: Array | None = None  # (m,): as all biases, there with bias=True
+    shift_p: Array | None = None  # (m,)
+    b_q: Array | None = None  # (m,)
+    b_k: Array | None = None  # (m,)
+    b_v: Array | None = None  # (m,)
+    b_o: Array | None = None  # (m,)
     w_start: Array | None = None
     token_embedding: Array | None = None  # (t, m): first momenta
     position_embedding: Array | None = None  # (context, m)

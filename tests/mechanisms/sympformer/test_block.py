@@ -111,7 +111,20 @@ OF_LINEAR: list[tuple[int, dict[str, Any]]] = [
     (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
 ]
 
-ALL = [*variants(), *CONNECTED, *BY_LENGTH, *FREE, *OF_LINEAR, *TABLES]
+BIASED: list[tuple[int, dict[str, Any]]] = [
+    (layers, {"bias": True, **options})
+    for layers, options in (
+        (1, {"mlp": "attention_velocity"}),
+        (2, {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True, "start": "linear"}),
+        (2, {"integrator": "forward_euler", "mlp": "velocity", "oracle": "linear"}),
+        (2, {"integrator": "presymplectic", "normalise": "each_substep", "mlp": "none"}),
+        (1, {"integrator": "classical", "mlp": "plain"}),
+        (2, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "signed"}),
+        (2, {"integrator": "lie_trotter", "mlp": "none", "start": "linear"}),
+    )
+]
+
+ALL = [*variants(), *CONNECTED, *BY_LENGTH, *FREE, *OF_LINEAR, *BIASED, *TABLES]
 SLOW = ALL[:: 25 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
 
 
@@ -143,7 +156,7 @@ def check_gradients(layers: int, options: dict[str, Any]) -> None:
     assert error < gradients.TOLERANCES["autograd"], leaf
 
 
-@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *FREE, *OF_LINEAR, *TABLES], ids=said)
+@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *FREE, *OF_LINEAR, *BIASED, *TABLES], ids=said)
 def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
     check_gradients(*variant)
 
@@ -266,6 +279,23 @@ def test_with_the_old_momentum_a_first_layer_moves_nothing(integrator: str) -> N
     assert np.any(state.p)
     with pytest.raises(ValueError, match=f"layers: got 1, but {integrator} moves no token in a first layer"):
         BLOCK.Config(width=6, heads=2, integrator=integrator)
+
+
+def test_biases_are_those_of_their_projections() -> None:
+    """They start at 0 and change nothing there; keys have none where nobody would see it."""
+    given: dict[str, Any] = {"integrator": "lie_trotter", "mlp": "momentum"}
+    x = draw("x", 1, 5, 6)
+    (plain,), (params,) = (stack(1, moved=0.0, bias=bias, **given) for bias in (False, True))
+    assert np.array_equal(run((plain,), x)[0].x, run((params,), x)[0].x)
+    shapes, others = params.config.shapes(), plain.config.shapes()
+    more = {"b_q", "b_v", "b_o", "shift", "shift_p", "mlp.b_in", "mlp.b_out", "mlp.shift", "mlp.shift_v"}
+    assert set(shapes) - set(others) == more and shapes["mlp.b_in"] == (12,)
+    moved = dataclasses.replace(params, b_o=draw("b_o", 6))
+    state, saves = run((moved,), x)
+    force = saves[0].attention.attended.joined @ moved.w_o + moved.b_o
+    np.testing.assert_allclose(saves[0].attention.force, force, rtol=1e-13)
+    assert {f"b_{name}" for name in "qkvo"} <= set(stack(2, bias=True)[1].config.shapes())
+    assert not {f"b_{name}" for name in "qkvo"} & set(stack(2, bias=True, oracle="linear")[1].config.shapes())
 
 
 def test_forward_euler_and_presymplectic_euler_share_their_momentum() -> None:
@@ -426,6 +456,10 @@ def _caught(tag: equations.Tag, kind: str) -> bool:
         ({"normalise": "each_substep"}, "normalise: got 'each_substep', which only presymplectic and strang have"),
         ({"mlp": "plain(ratio=0)"}, "; ratio: got 0, needs a whole number of at least 1"),
         ({"damping": "loglin(clip=0.0)"}, "; clip: got 0.0, needs a finite number above 0"),
+        (
+            {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "bias": True},
+            "bias: got True, the connection of lie_trotter is defined without biases: it needs False",
+        ),
         ({"oracle": "cubic"}, "oracle: got 'cubic', needs one of softmax, hamiltonian, linear"),
     ],
 )

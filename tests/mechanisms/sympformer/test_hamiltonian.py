@@ -135,7 +135,7 @@ def test_the_gradients_of_a_check_are_without_causality() -> None:
     (given,) = [each for each in RECORD.configs if each.get("oracle") == "hamiltonian"]
     assert BLOCK.Config(**given).reads == ()
     names = [subject.name for subject in block_subjects(RECORD)]
-    assert sum(name.endswith("no context") for name in names) == 2
+    assert sum(name.endswith("no context") for name in names) == 3  # two of all mechanisms, with biases and without
 
 
 @pytest.mark.parametrize("options", [{"oracle": "hamiltonian"}, {"integrator": "lie_trotter(connection='r2')"}])

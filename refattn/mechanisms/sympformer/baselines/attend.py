@@ -1,14 +1,17 @@
 """The attention of the baselines: a softmax for each head, by the core at rest, and the output matrix.
 
-Equations (o, z of the core for heads(y w_q), heads(y w_k), heads(y w_v), y the normalised tokens)::
+Equations (o, z of the core for heads(y w_q + b_q), heads(y w_k), heads(y w_v + b_v), y the normalised tokens)::
 
     [SYMP.46]  a = merge(o / z)
-    [SYMP.47]  f = a w_o
+    [SYMP.47]  f = a w_o + b_o
 
 Adjoints, for a given df::
 
     [dSYMP.46]  da = df w_o^T
     [dSYMP.45]  dy = dq w_q^T + dk w_k^T + dv w_v^T     dq, dk, dv: the core's adjoint at do = da / z, dlog_z = -da . a
+
+Without biases b_q, b_v and b_o are 0. Keys have none: it would add one number to all scores of a query, which changes
+no weight.
 
 Axes: b batch, h head, i token, d width of a head, m width.
 
@@ -51,19 +54,21 @@ class Saved:
 
 def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     """Return f of normalised tokens y, and what `backward` reads."""
-    weights, heads = (layer.params.w_q, layer.params.w_k, layer.params.w_v), layer.params.config.heads
-    q, k, v = (split_heads(linear_forward(y, w, None), heads) for w in weights)  # (b, h, i, d), (b, h, i, d)
+    p, heads = layer.params, layer.params.config.heads
+    maps = ((p.w_q, p.b_q), (p.w_k, None), (p.w_v, p.b_v))
+    q, k, v = (split_heads(linear_forward(y, *each), heads) for each in maps)  # (b, h, i, d), (b, h, i, d)
     by_head, attended = attention(q, k, v, layer.causal)  # (b, h, i, d)
     joined = merge_heads(by_head)  # (b, i, m) [SYMP.46]
-    force = linear_forward(joined, layer.params.w_o, None)  # (b, i, m) [SYMP.47]
+    force = linear_forward(joined, p.w_o, p.b_o)  # (b, i, m) [SYMP.47]
     return force, Saved(y, (q, k, v), attended, joined)
 
 
 def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None, add: Add) -> Array:
     """Return the gradient of y, and add those of the weights; `d_further` is what else asks of q, k and v."""
     # forward: force = joined @ w_o
-    d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m) [dSYMP.46], (m, m)
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m) [dSYMP.46]
     add("w_o", d_w_o)
+    add("b_o", d_b_o)
     # forward: joined = merge(attention(q, k, v))
     d_qkv = attention_backward(saved.attended, split_heads(d_joined, layer.params.config.heads))
     if d_further is not None:
@@ -72,8 +77,9 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
     parts = []
     for name, value in zip("qkv", d_qkv, strict=True):
         weight = getattr(layer.params, f"w_{name}")  # (m, m)
-        d_part, d_w, _ = linear_backward(saved.y, weight, merge_heads(value))  # (b, i, m), (m, m)
+        d_part, d_w, d_b = linear_backward(saved.y, weight, merge_heads(value))  # (b, i, m), (m, m), (m)
         add(f"w_{name}", d_w)
+        add(f"b_{name}", d_b)
         parts.append(d_part)
     d_y = parts[0] + parts[1] + parts[2]  # (b, i, m) [dSYMP.45]
     return d_y

@@ -2,11 +2,11 @@
 
 Equations (y the normalised tokens, d the width of a head, n_i the number of tokens that i attends)::
 
-    [SYMP.98]  q = heads(y w_q) d^(-1/4)
-    [SYMP.99]  k = heads(y w_k) d^(-1/4)
-    [SYMP.100]  w = heads(y w_v)
+    [SYMP.98]  q = heads(y w_q + b_q) d^(-1/4)
+    [SYMP.99]  k = heads(y w_k + b_k) d^(-1/4)
+    [SYMP.100]  w = heads(y w_v + b_v)
     [SYMP.101]  a_i = 1/n_i sum_j <q_i, k_j> w_j
-    [SYMP.102]  f = merge(a) w_o
+    [SYMP.102]  f = merge(a) w_o + b_o                   without biases the b_ are 0
 
 Adjoints, for a given df::
 
@@ -69,30 +69,34 @@ class Saved:
 
 
 def heads_of(layer: Layer, y: Array, name: str) -> Array:
-    """Return heads(y w) d^(-1/4) for the matrix of a name."""
+    """Return heads(y w + b) d^(-1/4) for the matrix and the bias of a name, "q" or "k"."""
     heads = layer.params.config.heads
-    part = split_heads(linear_forward(y, getattr(layer.params, name), None), heads)  # (b, h, i, d)
+    own = (getattr(layer.params, f"w_{name}"), getattr(layer.params, f"b_{name}"))  # (m, m), (m)
+    part = split_heads(linear_forward(y, *own), heads)  # (b, h, i, d)
     return part * part.shape[-1] ** -0.25
 
 
 def heads_of_backward(layer: Layer, y: Array, name: str, d_part: Array, add: Add) -> Array:
-    """Return the gradient of y, and add that of the matrix."""
-    # forward: part = split(y @ w) * d^(-1/4)
+    """Return the gradient of y, and add those of the matrix and the bias."""
+    # forward: part = split(y @ w + b) * d^(-1/4)
     d_merged = merge_heads(d_part * d_part.shape[-1] ** -0.25)  # (b, i, m)
-    d_y, d_weight, _ = linear_backward(y, getattr(layer.params, name), d_merged)  # (b, i, m), (m, m)
-    add(name, d_weight)
+    weight = getattr(layer.params, f"w_{name}")  # (m, m)
+    d_y, d_w, d_b = linear_backward(y, weight, d_merged)  # (b, i, m), (m, m), (m)
+    add(f"w_{name}", d_w)
+    add(f"b_{name}", d_b)
     return d_y
 
 
 def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     """Return f of normalised tokens y, and what `backward` reads."""
-    q = heads_of(layer, y, "w_q")  # (b, h, i, d) [SYMP.98]
-    k = heads_of(layer, y, "w_k")  # (b, h, i, d) [SYMP.99]
-    w = split_heads(linear_forward(y, layer.params.w_v, None), layer.params.config.heads)  # (b, h, i, d) [SYMP.100]
+    q = heads_of(layer, y, "q")  # (b, h, i, d) [SYMP.98]
+    k = heads_of(layer, y, "k")  # (b, h, i, d) [SYMP.99]
+    values = linear_forward(y, layer.params.w_v, layer.params.b_v)  # (b, i, m): SYMP.100 before the heads
+    w = split_heads(values, layer.params.config.heads)  # (b, h, i, d) [SYMP.100]
     kernel = linear.kernel_of(layer, y, None)
     mean = linear.mixed(kernel, "force", q, k, w) / kernel.n  # (b, h, i, d) [SYMP.101]
     joined = merge_heads(mean)  # (b, i, m)
-    force = linear_forward(joined, layer.params.w_o, None)  # (b, i, m) [SYMP.102]
+    force = linear_forward(joined, layer.params.w_o, layer.params.b_o)  # (b, i, m) [SYMP.102]
     return force, Saved(kernel, (q, k, w), joined)
 
 
@@ -100,8 +104,9 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
     """Return the gradient of y, and add those of the weights; `d_further` is what else asks of q, k and w."""
     kernel, (q, k, w), heads = saved.kernel, saved.qkv, layer.params.config.heads
     # forward: force = merge(mean) @ w_o
-    d_joined, d_w_o, _ = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m), (m, m)
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, layer.params.w_o, d_force)  # (b, i, m), (m, m), (m)
     add("w_o", d_w_o)
+    add("b_o", d_b_o)
     d_mean = split_heads(d_joined, heads)  # (b, h, i, d) [dSYMP.101]
     # forward: mean = mix(q, k, w) / n
     d_q, d_k, d_w = mix_backward(
@@ -110,9 +115,10 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
     if d_further is not None:
         d_q, d_k, d_w = d_q + d_further[0], d_k + d_further[1], d_w + d_further[2]  # (b, h, i, d), (b, h, i, d)
     # forward: w = split(y @ w_v)
-    d_y, d_w_v, _ = linear_backward(kernel.y, layer.params.w_v, merge_heads(d_w))  # (b, i, m), (m, m)
+    d_y, d_w_v, d_b_v = linear_backward(kernel.y, layer.params.w_v, merge_heads(d_w))  # (b, i, m), (m, m), (m)
     add("w_v", d_w_v)
+    add("b_v", d_b_v)
     # forward: q, k = heads(y @ w_q), heads(y @ w_k)
-    d_y = d_y + heads_of_backward(layer, kernel.y, "w_q", d_q, add)  # (b, i, m)
-    d_y = d_y + heads_of_backward(layer, kernel.y, "w_k", d_k, add)  # (b, i, m): dSYMP.45
+    d_y = d_y + heads_of_backward(layer, kernel.y, "q", d_q, add)  # (b, i, m)
+    d_y = d_y + heads_of_backward(layer, kernel.y, "k", d_k, add)  # (b, i, m): dSYMP.45
     return d_y

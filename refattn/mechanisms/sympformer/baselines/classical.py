@@ -2,14 +2,14 @@
 
 Equations (f is SYMP.47 for y; with oracle="linear" SYMP.94, with "signed" SYMP.102)::
 
-    [SYMP.90]  y = gain norm(x)
+    [SYMP.90]  y = gain norm(x) + shift                 without biases shift = 0
     [SYMP.91]  x' = x + f
 
 Adjoints, for a given dx'::
 
     [dSYMP.90]  dy = dSYMP.45 at df = dx'               otherwise the dy of the attention's own file
 
-and dx = dx' + the adjoint of norm at dy.
+and dx = dx' + the adjoint of norm at dy, dshift = sum_i dy.
 
 Axes: b batch, i token, m width.
 
@@ -50,7 +50,7 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, None, Saved]:
     """Return the next tokens, no momenta, and what `backward` reads."""
-    y, norm = layer_norm.layer_norm_forward(x, layer.params.gain)  # (b, i, m) [SYMP.90]
+    y, norm = layer_norm.layer_norm_forward(x, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.90]
     force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.47
     result = x + force  # (b, i, m) [SYMP.91]
     return result, None, Saved(norm, attended)
@@ -62,6 +62,7 @@ def backward(
     """Return the gradient of x, and none of a momentum and the time; add those of the parameters."""
     # forward: result = x + attend(norm(x))
     d_y = layer.oracle.backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.90]
-    d_x, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)
+    add("shift", d_shift)
     return d_result + d_x, None, None

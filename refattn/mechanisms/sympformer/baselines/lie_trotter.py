@@ -7,10 +7,10 @@ half of it. A learned strength may multiply the connection.
 Equations (f is SYMP.47 for y and C is SYMP.56, or 0; with oracle="linear" f is SYMP.94, with "signed" SYMP.102, and C
 SYMP.111; eta is a learned number of the block)::
 
-    [SYMP.45]  y = gain norm(x + mu p)                  without looking ahead, or at rest: gain norm(x)
+    [SYMP.45]  y = gain norm(x + mu p) + shift          without looking ahead, or at rest: of x
     [SYMP.57]  w = beta p + gamma f                     at rest: f
     [SYMP.97]  c = eta C                                without a strength: C
-    [SYMP.48]  p' = gain_p norm(w - c)
+    [SYMP.48]  p' = gain_p norm(w - c) + shift_p        without biases the shifts are 0
     [SYMP.49]  x' = x + p'                              R2: x + gain_p norm(w - c/2)
 
 Adjoints, for given dx' and, where p' is read later, dp'::
@@ -21,7 +21,7 @@ Adjoints, for given dx' and, where p' is read later, dp'::
 
 and dy = dSYMP.45 at df (otherwise that of f's own file), dp = beta dw + mu dn + what c asks of p (H1), dn the
 adjoint of the norm at dy, dx = dx' + dn, dbeta = sum dw p, dgamma = sum dw f, dmu = sum dn p, dC = eta dc,
-deta = sum dc C.
+deta = sum dc C, dshift = sum_i dy, dshift_p = sum_i dp'.
 
 Axes: b batch, i token, m width.
 
@@ -106,7 +106,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     """Return the next tokens and momenta, and what `backward` reads."""
     kind, mu = layer.params.config.integrator.connection, layer.numbers.get("attention_mu")  # -, (1)
     ahead = x if mu is None or p is None else x + mu * p  # (b, i, m): what is normalised
-    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.45]
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.45]
     force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.47
     whole = force  # (b, i, m): SYMP.57 at rest
     if p is not None:
@@ -121,11 +121,12 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
         if "attention_eta" in layer.numbers:
             turn = layer.numbers["attention_eta"] * bend  # (b, i, m) [SYMP.97]
         turned = whole - turn  # (b, i, m): what is normalised
-    momentum, norm_p = layer_norm.layer_norm_forward(turned, layer.params.gain_p)  # (b, i, m) [SYMP.48]
+    own = (layer.params.gain_p, layer.params.shift_p)  # (m), (m)
+    momentum, norm_p = layer_norm.layer_norm_forward(turned, *own)  # (b, i, m) [SYMP.48]
     push = momentum  # (b, i, m)
     if kind == "r2":
         half = 0.5 * (whole + turned)  # (b, i, m): w - c/2
-        push, norm_half = layer_norm.layer_norm_forward(half, layer.params.gain_p)  # (b, i, m): part of SYMP.49
+        push, norm_half = layer_norm.layer_norm_forward(half, *own)  # (b, i, m): part of SYMP.49
     result = x + push  # (b, i, m) [SYMP.49]
     return result, momentum, Saved(p, norm, attended, force, norm_p, bent, bend, norm_half)
 
@@ -139,8 +140,9 @@ def backward(
     d_moved = d_result if saved.norm_half is None else 0.0 * d_result  # (b, i, m): where tokens move by p'
     d_momentum = d_moved if d_later is None else d_moved + d_later  # (b, i, m) [dSYMP.48]
     # forward: momentum = norm(whole - turn)
-    d_turned, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # (b, i, m), (m)
+    d_turned, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # (b, i, m), (m), (m)
     add("gain_p", d_gain)
+    add("shift_p", d_shift)
     parts, d_turn, d_p = [d_turned], -d_turned, None  # -, (b, i, m)
     if saved.norm_half is not None:
         # forward: push = norm(whole - turn / 2)
@@ -175,8 +177,9 @@ def backward(
     d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.47]
     d_y = layer.oracle.backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
     # forward: y = norm(x + mu * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)
+    add("shift", d_shift)
     if p is not None and d_p is not None and "attention_mu" in layer.numbers:
         add("attention_mu", inner(d_ahead, p))
         d_p = d_p + layer.numbers["attention_mu"] * d_ahead  # (b, i, m)

@@ -12,7 +12,7 @@ Equations (`at` the copies that the oracle is asked at, `move` those that move; 
     [SYMP.24]  p = exp(-a_s) P_at
     [SYMP.25]  P_move = P_move + h_y/2 exp(a_s) g       g, f of the oracle at (x_at, p)
     [SYMP.26]  x_move = x_move + h_x/2 f
-    [SYMP.27]  P_move = exp(a_s) gain_p norm(exp(-a_s) P_move)      where substeps are normalised
+    [SYMP.27]  P_move = exp(a_s) (gain_p norm(exp(-a_s) P_move) + shift_p)      where substeps are normalised
 
 Adjoints, for given gradients of what a map makes, in reverse order of the maps::
 
@@ -223,7 +223,9 @@ def _shear_backward(
 def _normalise(layer: Layer, momentum: Array, a: Array | None) -> tuple[Array, Normed]:
     xp = namespace(momentum)
     physical = momentum if a is None else xp.exp(-a) * momentum  # (b, i, m): part of SYMP.27
-    unit, norm = layer_norm.layer_norm_forward(physical, layer.params.gain_p)  # (b, i, m): part of SYMP.27
+    unit, norm = layer_norm.layer_norm_forward(
+        physical, layer.params.gain_p, layer.params.shift_p
+    )  # (b, i, m): part of SYMP.27
     result = unit if a is None else xp.exp(a) * unit  # (b, i, m) [SYMP.27]
     return result, Normed(norm, a, physical, result)
 
@@ -233,7 +235,8 @@ def _normalise_backward(saved: Normed, d_result: Array, add: Add) -> tuple[Array
     xp, a = namespace(d_result), saved.a  # -, (1)
     # forward: result = exp(a) * norm(physical); physical = exp(-a) * momentum
     d_unit = d_result if a is None else xp.exp(a) * d_result  # (b, i, m)
-    d_physical, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_unit)  # (b, i, m), (m)
+    d_physical, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_unit)  # (b, i, m), (m), (m)
     add("gain_p", d_gain)
+    add("shift_p", d_shift)
     d_momentum = d_physical if a is None else xp.exp(-a) * d_physical  # (b, i, m) [dSYMP.27]
     return d_momentum, inner(d_result, saved.result) - inner(d_physical, saved.given)

@@ -3,13 +3,13 @@
 Equations (the attention step is that of the integrator, the MLP step that of `mlp`)::
 
     [SYMP.39]  p0 = x w_start                           the first momentum with start="linear"
-    [SYMP.40]  p = gain_p norm(p')                      p' of the attention step
+    [SYMP.40]  p = gain_p norm(p') + shift_p            p' of the attention step; without biases shift_p = 0
 
 and the time of the next layer is t + h_x.
 
 Adjoints, for given dp and dp0::
 
-    [dSYMP.40]  dp' = adjoint of norm at dp
+    [dSYMP.40]  dp' = adjoint of norm at dp             and dshift_p = sum_i dp
     [dSYMP.39]  dx = dp0 w_start^T + what else comes
 
 Axes: b batch, i token, m width.
@@ -134,7 +134,7 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
         moved, raw, attention = own.forward(layer, x, p, t)  # (b, i, m), (b, i, m)
     momentum, norm_p = raw if config.keeps else None, None  # (b, i, m)
     if momentum is not None and params.gain_p is not None and not config.integrator.baseline:
-        momentum, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p)  # (b, i, m) [SYMP.40]
+        momentum, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p, params.shift_p)  # (b, i, m) [SYMP.40]
     result, v, mlp = moved, None, None  # (b, i, m)
     if params.mlp is not None:
         carried = momentum if isinstance(config.mlp, substep.Momentum) else velocity  # (b, i, m): what it carries on
@@ -174,8 +174,11 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_raw = d_momentum  # (b, i, m): dSYMP.40 without a norm
     if saved.norm_p is not None and d_momentum is not None:
         # forward: momentum = norm(raw)
-        d_raw, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_p, d_momentum)  # (b, i, m) [dSYMP.40], (m)
+        d_raw, d_gain, d_shift = layer_norm.layer_norm_backward(
+            saved.norm_p, d_momentum
+        )  # (b, i, m) [dSYMP.40], (m), (m)
         add("gain_p", d_gain)
+        add("shift_p", d_shift)
     own, d_history = equations.active(MODULES[type(config.integrator)]), None
     if config.integrator.remembers:
         step = own.backward(layer, saved.attention, d_moved, d_raw, d_state.history, add)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
@@ -195,6 +196,9 @@ class Config:
         The time of the first layer.
     spread
         Standard deviation of fresh weights; None: 1 / sqrt(inputs). The authors take 0.02.
+    bias
+        Whether the projections to q, k, v and from attention, the maps of the MLP and the norms have biases, as in the
+        authors' first program with the same option. A, B and V have none; a connection does not go with biases.
     detach
         Whether gradients through the time of a layer, the steps of the layer before it, and the step that the velocity
         of the attention step is divided by are left out, as the authors do.
@@ -215,6 +219,7 @@ class Config:
     context: int = 256
     start_time: float = 1.0
     spread: float | None = None
+    bias: bool = False
     detach: bool = False
 
     def __post_init__(self) -> None:
@@ -232,7 +237,7 @@ class Config:
             object.__setattr__(self, name, choose(name, getattr(self, name), known))
         check_choice("normalise", self.normalise, ("end", "each_substep", "none"))
         check_choice("start", self.start, ("rest", "linear", "table"))
-        for name in ("look_ahead", "detach"):
+        for name in ("look_ahead", "bias", "detach"):
             check_is(name, getattr(self, name), bool)
         check_number("start_time", self.start_time, positive=True)
         if self.spread is not None:
@@ -249,6 +254,8 @@ class Config:
         if kind.baseline and not (type(self.oracle) in known and plain):
             needs = ", ".join(name_of(each) for each in known)
             raise ValueError(f"oracle: got {self.oracle!r}, but the attention of {name} is one of {needs}")
+        if self.bias and known is CONNECTIONS:
+            raise ValueError(f"bias: got True, the connection of {name} is defined without biases: it needs False")
         if not kind.baseline and isinstance(self.oracle, attend_signed.Signed):
             raise ValueError("oracle: got 'signed', which baselines alone have")
         if kind.baseline and isinstance(self.mlp, mlp.AttentionVelocity):
@@ -364,4 +371,18 @@ class Config:
             needs |= {"mlp.gain": (m,), "mlp.w_in": (m, wide), "mlp.w_out": (wide, m)}
         if isinstance(self.mlp, mlp.Momentum | mlp.Velocity):
             needs["mlp.gain_v"] = (m,)
-        return needs
+        return {**needs, **self._biases(needs)} if self.bias else needs
+
+    def _biases(self, needs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the biases: of projections, of the MLP and of norms."""
+        m, kind = self.width, self.integrator
+        # A bias of keys adds one number to all scores of a query, which changes no weight, and z cancels from rest.
+        alone = kind.baseline or (self.rests and not self.keeps and kind.calls == 1)
+        unseen = {"k"} if alone and isinstance(self.oracle, softmax.Softmax) else set()
+        found: dict[str, tuple[int, ...]] = {
+            f"b_{x}": (m,) for x in "qkvo" if {"w_q", f"w_{x}"} <= set(needs) and x not in unseen
+        }
+        found |= {name.replace("gain", "shift"): size for name, size in needs.items() if "gain" in name}
+        if "mlp.w_in" in needs:
+            found |= {"mlp.b_in": needs["mlp.w_in"][1:], "mlp.b_out": (m,)}
+        return found

@@ -1,8 +1,8 @@
 """How the parameters of a block start.
 
 Weights are uniform with variance 1 / inputs, tables with the standard deviation `SPREAD`, or both with the `spread` of
-the configuration; B starts as the identity, gains as 1. Which parameters there are says the configuration: none that
-cannot have a gradient.
+the configuration; B starts as the identity, gains as 1, biases as 0. Which parameters there are
+says the configuration: none that cannot have a gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
     def fresh(name: str, shape: tuple[int, ...]) -> Array:
         if len(shape) == 1:
-            return xp.ones(shape, dtype=like.dtype, device=device(like))
+            start = xp.ones if "gain" in name else xp.zeros
+            return start(shape, dtype=like.dtype, device=device(like))
         if name == "w_b":
             return xp.eye(shape[0], dtype=like.dtype, device=device(like))
         spread = config.spread or (SPREAD if name.endswith("embedding") else shape[0] ** -0.5)

@@ -3,10 +3,10 @@
 Equations (u is what it looks ahead along: the velocity of the attention step, the momentum or a velocity of its own)::
 
     [SYMP.33]  u = (x' - x) / h_x                       "attention_velocity"; otherwise the momentum or the velocity
-    [SYMP.34]  y = gain norm(x' + mu u)                 where u is 0: gain norm(x')
-    [SYMP.35]  d = gelu(y w_in) w_out
+    [SYMP.34]  y = gain norm(x' + mu u) + shift         where u is 0: of x'
+    [SYMP.35]  d = gelu(y w_in + b_in) w_out + b_out
     [SYMP.36]  r = gamma d                              "attention_velocity"; "plain": r = d
-    [SYMP.37]  r = gain_v norm(beta u + gamma d)        otherwise: the next momentum or velocity; where u was 0: of d
+    [SYMP.37]  r = gain_v norm(beta u + gamma d) + shift_v  otherwise: the next momentum or velocity; u was 0: of d
     [SYMP.38]  x'' = x' + r
 
 Adjoints, for given dx'' and, where r is read later, dr::
@@ -15,6 +15,9 @@ Adjoints, for given dx'' and, where r is read later, dr::
     [dSYMP.35]  dd = gamma dw                           dw = dr, with SYMP.37 the adjoint of its norm at dr
     [dSYMP.34]  dn = adjoint of norm at dy              dy = (gelu' (dd w_out^T)) w_in^T; n is what is normalised
     [dSYMP.33]  du = mu dn + beta dw                    "attention_velocity": mu dn
+
+The shifts, b_in and b_out are there with bias=True, and 0 otherwise; their gradients are those of y, r, y w_in + b_in
+and d, summed over all tokens.
 
 Axes: b batch, i token, m width of the model; the MLP is a whole number of times as wide.
 
@@ -144,10 +147,10 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
     if isinstance(kind, AttentionVelocity) and "mu" in layer.numbers:
         ahead = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.33]
     point = x if ahead is None else x + layer.numbers["mu"] * ahead  # (b, i, m)
-    seen, norm = layer_norm.layer_norm_forward(point, mlp.gain)  # (b, i, m) [SYMP.34]
-    hidden = linear_forward(seen, mlp.w_in, None)  # as wide as the MLP
+    seen, norm = layer_norm.layer_norm_forward(point, mlp.gain, mlp.shift)  # (b, i, m) [SYMP.34]
+    hidden = linear_forward(seen, mlp.w_in, mlp.b_in)  # as wide as the MLP
     active, gate = GELU[kind.gelu][0](hidden)  # as wide as the MLP
-    added = linear_forward(active, mlp.w_out, None)  # (b, i, m) [SYMP.35]
+    added = linear_forward(active, mlp.w_out, mlp.b_out)  # (b, i, m) [SYMP.35]
     norm_v = None
     if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.36 with gamma = 1
@@ -157,7 +160,7 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
         total = added  # (b, i, m)
         if ahead is not None:
             total = layer.numbers["beta"] * ahead + layer.numbers["gamma"] * added  # (b, i, m)
-        push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v)  # (b, i, m) [SYMP.37]
+        push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v, mlp.shift_v)  # (b, i, m) [SYMP.37]
     result = x + push  # (b, i, m) [SYMP.38]
     return result, push, Saved(ahead, norm, seen, hidden, gate, active, added, norm_v)
 
@@ -173,20 +176,22 @@ def backward(
     d_total = d_push  # (b, i, m): the gradient of what is multiplied by gamma
     if saved.norm_v is not None:
         # forward: push = norm(beta * ahead + gamma * added)
-        d_total, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_v, d_push)  # (b, i, m), (m)
+        d_total, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm_v, d_push)  # (b, i, m), (m), (m)
         add("mlp.gain_v", d_gain)
+        add("mlp.shift_v", d_shift)
     d_added = d_total  # (b, i, m): where gamma is 1
     if "gamma" in layer.numbers:
         d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
         add("gamma", inner(d_total, saved.added))
     # forward: added = gelu(seen @ w_in) @ w_out
-    d_active, d_w_out, _ = linear_backward(saved.active, mlp.w_out, d_added)  # as wide as the MLP
+    d_active, d_w_out, d_b_out = linear_backward(saved.active, mlp.w_out, d_added)  # as wide as the MLP
     d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # as wide as the MLP
-    d_seen, d_w_in, _ = linear_backward(saved.y, mlp.w_in, d_hidden)  # (b, i, m)
+    d_seen, d_w_in, d_b_in = linear_backward(saved.y, mlp.w_in, d_hidden)  # (b, i, m)
     # forward: seen = norm(x + mu * ahead)
-    d_point, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_seen)  # (b, i, m) [dSYMP.34], (m)
-    for name, value in (("mlp.w_out", d_w_out), ("mlp.w_in", d_w_in), ("mlp.gain", d_gain)):
-        add(name, value)
+    d_point, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_seen)  # (b, i, m) [dSYMP.34], (m), (m)
+    found = {"w_out": d_w_out, "b_out": d_b_out, "w_in": d_w_in, "b_in": d_b_in, "gain": d_gain, "shift": d_shift}
+    for name, value in found.items():
+        add(f"mlp.{name}", value)
     d_x = d_result + d_point  # (b, i, m)
     if ahead is None:
         return None, d_x, None

@@ -7,9 +7,9 @@ would be the tokens that come later, and so there is no causal form of this forc
 
 Equations (o(q, k, v) and c are SYMP.10 and SYMP.7 at rest, without causality: o_i = 1/n sum_j E_ij v_j)::
 
-    [SYMP.58]  y = gain norm(x + look p)                without looking ahead, or at rest: gain norm(x)
-    [SYMP.59]  q = y w_q
-    [SYMP.60]  k = y w_k
+    [SYMP.58]  y = gain norm(x + look p) + shift        without looking ahead, or at rest: of x
+    [SYMP.59]  q = y w_q + b_q                          without biases b_q, b_k and the shift are 0
+    [SYMP.60]  k = y w_k + b_k
     [SYMP.61]  s = <p, B p> exp(-2 c) + 1               at rest: 1
     [SYMP.62]  r = s o(q, k, k)                         as a query
     [SYMP.63]  t = o(k, q, s q)                         as a key: the same E, transposed
@@ -102,9 +102,9 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     xp, kicks, scale = namespace(x), layer.params.config.kicks, layer.params.config.scale
     look = layer.numbers.get("look") if p is not None else None  # (1)
     ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.58]
-    q = linear_forward(y, layer.params.w_q, None)  # (b, i, m) [SYMP.59]
-    k = linear_forward(y, layer.params.w_k, None)  # (b, i, m) [SYMP.60]
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.58]
+    q = linear_forward(y, layer.params.w_q, layer.params.b_q)  # (b, i, m) [SYMP.59]
+    k = linear_forward(y, layer.params.w_k, layer.params.b_k)  # (b, i, m) [SYMP.60]
     moved = None if p is None else mobilised(layer, p)  # (b, i, m): SYMP.15
     values = k if kicks else k[..., :0]  # no value where only z is asked for
     three = (each[:, None, ...] for each in (q, k, values))
@@ -190,14 +190,15 @@ def backward(
     if saved.as_key is not None:
         d_own = d_own + d["v"][:, 0, ...]  # (b, i, m)
     d_keys = d_k + d_own  # (b, i, m) [dSYMP.60]
-    d_y_q, d_w_q, _ = linear_backward(saved.y, layer.params.w_q, d_queries)  # (b, i, m), (m, m)
-    d_y_k, d_w_k, _ = linear_backward(saved.y, layer.params.w_k, d_keys)  # (b, i, m), (m, m)
-    add("w_q", d_w_q)
-    add("w_k", d_w_k)
+    d_y_q, d_w_q, d_b_q = linear_backward(saved.y, layer.params.w_q, d_queries)  # (b, i, m), (m, m), (m)
+    d_y_k, d_w_k, d_b_k = linear_backward(saved.y, layer.params.w_k, d_keys)  # (b, i, m), (m, m), (m)
+    for name, value in (("w_q", d_w_q), ("b_q", d_b_q), ("w_k", d_w_k), ("b_k", d_b_k)):
+        add(name, value)
     d_y = d_y_q + d_y_k  # (b, i, m) [dSYMP.58]
     # forward: seen = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)
+    add("shift", d_shift)
     if saved.look is not None and p is not None and d_p is not None:
         d_p = d_p + saved.look * d_ahead  # (b, i, m)
         add("look", inner(d_ahead, p))

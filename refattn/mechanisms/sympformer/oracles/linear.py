@@ -4,7 +4,7 @@ Particles under H = 1/2n sum_ij (u_i^T A u_j) <p_i, p_j> - 1/2 sum_i u_i^T V u_i
 
 Equations (n_i is the number of tokens that i attends, itself among them)::
 
-    [SYMP.41]  y = gain norm(x + look p)                without looking ahead, or at rest: gain norm(x)
+    [SYMP.41]  y = gain norm(x + look p) + shift        without looking ahead, or at rest: of x
     [SYMP.42]  a = y w_a
     [SYMP.43]  f_i = 1/n_i sum_j <a_i, y_j> p_j         the velocity, for the old momentum or the new one
     [SYMP.44]  g_i = y_i w_v - 1/n_i sum_j <p_i, p_j> a_j   at rest: y_i w_v
@@ -15,6 +15,8 @@ Adjoints, for given dg and df; those of the sums are sums of the same kind, see 
     [dSYMP.44]  dm = -dg / n                            of the sum in SYMP.44
     [dSYMP.42]  da = sum_j <dm_i, p_j> y_j + sum_{i>=j} <p_i, p_j> dm_i    dm of SYMP.43, and of SYMP.44
     [dSYMP.41]  dy = da w_a^T + dg w_v^T + sum_{i>=j} <dm_i, p_j> a_i      dm of SYMP.43
+
+The shift is there with bias=True, and 0 otherwise; its gradient is sum_i dy. The matrices have no biases.
 
 Axes: b batch, i token, m width.
 
@@ -92,7 +94,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     """Return the answer for tokens x (b, i, m) with momenta p, or at rest, and what `backward` reads."""
     look = layer.numbers.get("look") if p is not None else None  # (1)
     ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.41]
+    y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.41]
     a = None
     if layer.params.w_a is not None:
         a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.42]
@@ -179,8 +181,9 @@ def backward(
         add("w_a", d_w_a)
     d_y = d_y_speed + d_y_v + d_y_a  # (b, i, m) [dSYMP.41]
     # forward: y = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)
+    add("shift", d_shift)
     if saved.look is not None and p is not None and d_p is not None:
         d_p = d_p + saved.look * d_ahead  # (b, i, m)
         add("look", inner(d_ahead, p))

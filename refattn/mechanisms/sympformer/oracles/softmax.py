@@ -1,15 +1,15 @@
 """The oracle of a block: what tokens at x with momenta p are pushed by, and how fast they move.
 
-Equations (norm is layer normalisation without a bias; o and c are those of SYMP.10 and SYMP.7 for these q, k, v, e,
-with one head as wide as the tokens; the product of the queries and keys of all heads is averaged by the scale)::
+Equations (norm is layer normalisation; o and c are those of SYMP.10 and SYMP.7 for these q, k, v, e, with one head as
+wide as the tokens; the product of the queries and keys of all heads is averaged by the scale)::
 
-    [SYMP.11]  y = gain norm(x + look p)                without looking ahead, or at rest: gain norm(x)
-    [SYMP.12]  q = y w_q
-    [SYMP.13]  k = y w_k
-    [SYMP.14]  v = y w_v
+    [SYMP.11]  y = gain norm(x + look p) + shift        without looking ahead, or at rest: of x
+    [SYMP.12]  q = y w_q + b_q
+    [SYMP.13]  k = y w_k + b_k
+    [SYMP.14]  v = y w_v + b_v
     [SYMP.15]  b = p w_b                                B p; with the identity for B: p
     [SYMP.16]  e = sum_m b_m p_m                        not at rest
-    [SYMP.17]  g = o w_o
+    [SYMP.17]  g = o w_o + b_o
     [SYMP.18]  f = b exp(-c)                            B p / z, the velocity
 
 Adjoints, for given dg, df and what else asks for a gradient of b and c::
@@ -19,6 +19,9 @@ Adjoints, for given dg, df and what else asks for a gradient of b and c::
     [dSYMP.log_z]  dc = -sum_m df_m f_m + further
     [dSYMP.momentum]  dp = de b + db w_b^T + look dn    dn the gradient of what is normalised
     [dSYMP.11]  dy = dq w_q^T + dk w_k^T + dv w_v^T
+
+The shift and b_q to b_o are there with bias=True, and 0 otherwise; their gradients are those of y, q, k, v and g,
+summed over all tokens.
 
 Axes: b batch, i token, m width.
 
@@ -100,12 +103,12 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     xp, params, causal = namespace(x), layer.params, layer.causal
     look = layer.numbers.get("look") if p is not None else None  # (1)
     ahead = x if look is None or p is None else x + look * p  # (b, i, m)
-    y, norm = layer_norm.layer_norm_forward(ahead, params.gain)  # (b, i, m) [SYMP.11]
-    q = linear_forward(y, params.w_q, None)  # (b, i, m) [SYMP.12]
-    k = linear_forward(y, params.w_k, None)  # (b, i, m) [SYMP.13]
+    y, norm = layer_norm.layer_norm_forward(ahead, params.gain, params.shift)  # (b, i, m) [SYMP.11]
+    q = linear_forward(y, params.w_q, params.b_q)  # (b, i, m) [SYMP.12]
+    k = linear_forward(y, params.w_k, params.b_k)  # (b, i, m) [SYMP.13]
     kicks = params.w_o is not None
     if kicks:
-        v = linear_forward(y, params.w_v, None)  # (b, i, m) [SYMP.14]
+        v = linear_forward(y, params.w_v, params.b_v)  # (b, i, m) [SYMP.14]
     else:
         v = y[..., :0]  # (b, i, 0): no value, only z is asked for
     share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
@@ -128,7 +131,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
         attended = share * attended  # (b, i, e): SYMP.10 divided by all tokens
         log_z = log_z + xp.log(share)  # (b, i, 1): SYMP.7 divided by all tokens
     if kicks:
-        force = linear_forward(attended, params.w_o, None)  # (b, i, m) [SYMP.17]
+        force = linear_forward(attended, params.w_o, params.b_o)  # (b, i, m) [SYMP.17]
     return Answer(force, moved, log_z), Saved(p, moved, y, norm, look, saved, attended, share)
 
 
@@ -141,8 +144,9 @@ def backward(
     d_attended = xp.zeros_like(saved.attended)  # (b, i, e): where nobody asks for the force
     if d_force is not None and params.w_o is not None:
         # forward: force = attended @ w_o
-        d_attended, d_w_o, _ = linear_backward(saved.attended, params.w_o, d_force)  # (b, i, m) [dSYMP.10], (m, m)
+        d_attended, d_w_o, d_b_o = linear_backward(saved.attended, params.w_o, d_force)  # (b, i, m) [dSYMP.10]
         add("w_o", d_w_o)
+        add("b_o", d_b_o)
     # forward: attended = share * out
     d_out = d_attended if share is None else share * d_attended  # (b, i, e)
     d_bounded = None if d_log_z is None else xp.permute_dims(d_log_z, (0, 2, 1))  # (b, 1, i)
@@ -159,18 +163,20 @@ def backward(
             d_ask = d_ask + d_kinetic * p  # (b, i, m) [dSYMP.15]
         d_p = d_pull + mobilised_backward(layer, p, d_ask, add)  # (b, i, m): dSYMP.momentum without looking ahead
     # forward: q = y @ w_q, and so for k and v
-    d_y_q, d_w_q, _ = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # (b, i, m), (m, m)
-    d_y_k, d_w_k, _ = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # (b, i, m), (m, m)
-    add("w_q", d_w_q)
-    add("w_k", d_w_k)
+    d_y_q, d_w_q, d_b_q = linear_backward(saved.y, params.w_q, d["q"][:, 0, ...])  # (b, i, m), (m, m), (m)
+    d_y_k, d_w_k, d_b_k = linear_backward(saved.y, params.w_k, d["k"][:, 0, ...])  # (b, i, m), (m, m), (m)
+    for name, value in (("w_q", d_w_q), ("b_q", d_b_q), ("w_k", d_w_k), ("b_k", d_b_k)):
+        add(name, value)
     d_y_v = 0.0 * d_y_k  # (b, i, m): without values
     if d_force is not None:
-        d_y_v, d_w_v, _ = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # (b, i, m), (m, m)
+        d_y_v, d_w_v, d_b_v = linear_backward(saved.y, params.w_v, d["v"][:, 0, ...])  # (b, i, m), (m, m), (m)
         add("w_v", d_w_v)
+        add("b_v", d_b_v)
     d_y = d_y_q + d_y_k + d_y_v  # (b, i, m) [dSYMP.11]
     # forward: y = norm(x + look * p)
-    d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
+    d_ahead, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
     add("gain", d_gain)
+    add("shift", d_shift)
     if saved.look is not None and p is not None and d_p is not None:
         d_p = d_p + saved.look * d_ahead  # (b, i, m) [dSYMP.momentum]
         add("look", inner(d_ahead, p))
