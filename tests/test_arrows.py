@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
 }
 
 # Room -> the room whose definition and forms it uses: growing attention is softmax attention whose weights can grow.
-ROOMS = {"growing": "softmax"}
+ROOMS = {"growing": "softmax", "sympformer": "softmax"}
 
 # Library -> the files that may import it, as paths under refattn/ (a folder stands for all in it), and whether at the
 # top of the file. What is not listed may be imported nowhere.

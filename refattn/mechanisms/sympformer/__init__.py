@@ -13,7 +13,7 @@ Beside these:
 
 - `params.py`, the parameters of a block;
 - `integrators/`, a file for every other integrator, and the kinds of damping;
-- `oracles/`, linear attention, the Hamiltonian of all tokens, and what decoding keeps of the past;
+- `oracles/`, linear attention, the Hamiltonian of all tokens, dropout, and what decoding keeps of the past;
 - `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, the
   authors' variants by name (`presets.py`), and what learned numbers come to;
 - `baselines/`, the blocks that SympFormer is compared with;
@@ -55,11 +55,12 @@ from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
 from refattn.mechanisms.sympformer.layer.learned import learned as _learned
 from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
+from refattn.mechanisms.sympformer.oracles import dropout as _dropout
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
 _TITLE = "SympFormer"
-_READS = ("causal", "tokens")
+_READS = ("causal", "tokens", "draws")
 _BLOCK = Block(_block, _TITLE, _READS)
 
 _SMALL = {"width": 3, "heads": 1, "mlp": "attention_velocity(ratio=1)", "layers": 2}
@@ -92,6 +93,7 @@ _SHARED = (
     _two_steps,
     _copies,
     _rotation,
+    _dropout,
     _attend,
     _attend_linear,
     _connection,

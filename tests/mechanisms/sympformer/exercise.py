@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -33,6 +33,7 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"oracle": "linear(form='state')", "integrator": "etd_ab2", "start": "linear"},
     {"integrator": "strang(angle=1.0)", "look_ahead": True},
     {"integrator": "lie_trotter", "mlp": "none", "start": "table"},
+    {"mlp": "momentum", "draws": {"force", "velocity", "mlp"}},
 )
 
 
@@ -72,7 +73,7 @@ def _with_one_width(run: Callable[[], None]) -> None:
 
         return one
 
-    forward = hidden(attend.attention, lambda q, k, v, causal: v.shape[-1] != q.shape[-1])
+    forward = hidden(attend.attention, lambda q, k, v, *rest: v.shape[-1] != q.shape[-1])
     backward = hidden(
         attend.attention_backward, lambda saved, d_result: d_result.shape[-1] != saved.core.inner.q.shape[-1]
     )
@@ -117,13 +118,24 @@ def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:
     return {**sizes, "h": h, "g": h, "r": 1, "d": m // h, "e": m // h}, run
 
 
-def _stack(sizes: Mapping[str, int], make: Make, layers: int = 2, causal: bool = True, **options: Any) -> list[Run]:
+def _stack(
+    sizes: Mapping[str, int],
+    make: Make,
+    layers: int = 2,
+    causal: bool = True,
+    draws: Collection[str] = (),
+    **options: Any,
+) -> list[Run]:
     """Every layer of a stack, with the state that the one before it gives and the gradients of the one after it."""
     b, i, m, t = (sizes[letter] for letter in "bimt")
     tokens = make(counter.integers((b, i), 0, t, seed=7, purpose="tokens"))
     block, context = (
         mechanism("sympformer").block,
-        Context(causal=causal, tokens=tokens if options.get("start") == "table" else None),
+        Context(
+            causal=causal,
+            tokens=tokens if options.get("start") == "table" else None,
+            draws={name: make(_draw(name, b, i, m)) for name in sorted(draws)} or None,
+        ),
     )
     x = make(_draw("x", b, i, m))
     configs = [block.Config(width=m, heads=3, layer=n, layers=layers, vocabulary=t, **options) for n in range(layers)]

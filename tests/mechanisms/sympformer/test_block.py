@@ -422,6 +422,7 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"oracle": "hamiltonian", "causal": False, "mlp": "none", "start": "linear"},
     {"mlp": "none", "start": "table"},
     {"mlp": "velocity(ratio=2, start='table')", "look_ahead": True},
+    {"mlp": "none", "draws": {"force": draw("force", 1, 4, 6)}},
     *({"integrator": name, "mlp": "momentum", "start": "linear"} for name in INTEGRATORS),
 )
 _exact: dict[int, dict[str, Any]] = {}
@@ -430,8 +431,9 @@ _exact: dict[int, dict[str, Any]] = {}
 def _caught(tag: equations.Tag, kind: str) -> bool:
     x, d_x = draw("x", 1, 4, 6), draw("d_x", 1, 4, 6)
     for n, options in enumerate(CATCHERS):
-        params = stack(2, **{name: value for name, value in options.items() if name != "causal"})
-        state, saves = run(params, x, told(params, x, options.get("causal", True)))
+        params = stack(2, **{name: value for name, value in options.items() if name not in ("causal", "draws")})
+        context = dataclasses.replace(told(params, x, options.get("causal", True)), draws=options.get("draws"))
+        state, saves = run(params, x, context)
         if n not in _exact:
             _exact[n] = back(params, state, saves, d_x)
         with equations.mutate(tag.id, changed_by(kind, tag.axes or (), "float32")):
@@ -496,5 +498,7 @@ def test_a_state_of_another_layer() -> None:
         BLOCK.forward(params[0], dataclasses.replace(first, x=x[:, :, :3]), Context())
     with pytest.raises(ValueError, match=r"params.w_v: got shape None, its configuration needs \(6, 6\)"):
         BLOCK.forward(dataclasses.replace(params[0], w_v=None), first, Context())
-    with pytest.raises(ValueError, match="context.key_mask was given, but SympFormer reads only: causal"):
+    with pytest.raises(
+        ValueError, match="context.key_mask was given, but SympFormer reads only: causal, tokens, draws"
+    ):
         BLOCK.forward(params[0], first, Context(key_mask=np.ones((1, 4), bool)))

@@ -21,7 +21,9 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from refattn.mechanisms.softmax import core as softmax
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Add, Layer
@@ -37,8 +39,8 @@ Heads = tuple[Array, Array, Array]
 class Attended:
     """What the backward of the attention reads; `core` is None where tokens came one after the other."""
 
-    core: core.Saved | None
-    log_z: Array  # (b, h, i, 1)
+    core: Any
+    log_z: Array | None  # (b, h, i, 1); None: with dropout
     result: Array  # (b, h, i, e)
 
 
@@ -57,7 +59,7 @@ def forward(layer: Layer, y: Array) -> tuple[Array, Saved]:
     p, heads = layer.params, layer.params.config.heads
     maps = ((p.w_q, p.b_q), (p.w_k, None), (p.w_v, p.b_v))
     q, k, v = (split_heads(linear_forward(y, *each), heads) for each in maps)  # (b, h, i, d), (b, h, i, d)
-    by_head, attended = attention(q, k, v, layer.causal)  # (b, h, i, d)
+    by_head, attended = attention(q, k, v, layer.causal, layer.keep.get("weights"))  # (b, h, i, d)
     joined = merge_heads(by_head)  # (b, i, m) [SYMP.46]
     force = linear_forward(joined, p.w_o, p.b_o)  # (b, i, m) [SYMP.47]
     return force, Saved(y, (q, k, v), attended, joined)
@@ -85,11 +87,17 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
     return d_y
 
 
-def attention(q: Array, k: Array, v: Array, causal: bool | Prefix) -> tuple[Array, Attended]:
-    """Return o / z (b, h, i, e) of queries and keys (b, h, i, d), values (b, h, i, e); and what is saved."""
+def attention(q: Array, k: Array, v: Array, causal: bool | Prefix, keep: Array | None = None) -> tuple[Array, Attended]:
+    """Return o / z (b, h, i, e) of queries and keys (b, h, i, d), values (b, h, i, e); and what is saved.
+
+    With a mask (b, h, i, j) of the weights it is that of softmax attention with dropout, SM.17.
+    """
     xp, inner = namespace(q), None
     if isinstance(causal, Prefix):
         out, log_z = causal.attend(q, k, v, None, q.shape[-1] ** -0.5)  # (b, h, i, e), (b, h, i)
+    elif keep is not None:
+        result, whole = softmax.forward(q, k, v, causal=causal, keep=keep)  # (b, h, i, e)
+        return result, Attended(whole, None, result)
     else:
         out, inner = core.forward(q, k, v, causal=causal)  # (b, h, i, e)
         log_z = inner.log_z  # (b, h, i)
@@ -101,6 +109,9 @@ def attention_backward(saved: Attended, d_result: Array) -> Heads:
     """Return the gradients of q, k and v."""
     xp = namespace(d_result)
     assert saved.core is not None
+    if saved.log_z is None:
+        d = softmax.backward(saved.core, d_result)
+        return d["q"], d["k"], d["v"]
     # forward: result = out * exp(-log_z)
     d_log_z = -xp.sum(d_result * saved.result, axis=-1)  # (b, h, i)
     d = core.backward(saved.core, d_result * xp.exp(-saved.log_z), d_log_z)

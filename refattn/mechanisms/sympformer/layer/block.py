@@ -27,6 +27,7 @@ here they are, unless `detach` asks for the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ from refattn.mechanisms.sympformer.layer import mlp as substep
 from refattn.mechanisms.sympformer.layer import tables
 from refattn.mechanisms.sympformer.layer.config import MODULES, Config, one_element
 from refattn.mechanisms.sympformer.layer.init import init
+from refattn.mechanisms.sympformer.oracles import dropout
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Layer, Mlp, Numbers, Params
 from refattn.ops import layer_norm
@@ -67,6 +69,7 @@ class Saved:
 
     state: State
     tokens: Array | None  # (b, i), of tables
+    keep: Mapping[str, Array]  # masks of a dropout
     numbers: Numbers
     attention: Any  # of the integrator
     norm_p: layer_norm.Saved | None
@@ -102,10 +105,16 @@ def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    return advance(params, state, check_causal(context.causal) is not False, context.tokens)
+    return advance(params, state, check_causal(context.causal) is not False, context.tokens, context.draws)
 
 
-def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array | None) -> tuple[State, Saved]:
+def advance(
+    params: Params,
+    state: State,
+    causal: bool | Prefix,
+    tokens: Array | None,
+    draws: dict[str, Array] | None = None,
+) -> tuple[State, Saved]:
     """Return the same; of new tokens alone where those before them stand in a `Prefix`."""
     config, like = params.config, state.x
     check_tokens("state.x", like, config.width)
@@ -126,8 +135,9 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
             p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.65
         if config.velocity_tables and params.mlp is not None:
             velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.65
-    own, oracle = (equations.active(module) for module in (MODULES[type(config.integrator)], config.asks))
-    layer, history = Layer(oracle, params, numbers, causal), None
+    keep = dropout.masks_of(config, draws, like) if draws else {}
+    own = equations.active(MODULES[type(config.integrator)])
+    layer, history = Layer(_oracle(config, keep), params, numbers, causal, keep), None
     if config.integrator.remembers:
         moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
     else:
@@ -145,7 +155,7 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
             v = push  # (b, i, m): SYMP.37
     later = t + numbers.get("h_x", 0.0)  # (1): the time of the next layer
     following = State(result, later, *((None, None, None) if config.last else (momentum, v, history)))
-    return _cast(following, like), Saved(state, looked_up, numbers, attention, norm_p, mlp, like)
+    return _cast(following, like), Saved(state, looked_up, keep, numbers, attention, norm_p, mlp, like)
 
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
@@ -153,8 +163,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, saved.like.shape, saved.like)
     params, d_state = _raised(params, saved.like), _raised(d_state, saved.like)
     config, x = params.config, saved.state.x
-    oracle = equations.active(config.asks)
-    layer = Layer(oracle, params, saved.numbers, None)
+    layer = Layer(_oracle(config, saved.keep), params, saved.numbers, None, saved.keep)
     found: dict[str, Array] = {}
 
     def add(name: str, value: Array) -> None:
@@ -210,6 +219,12 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
         d_v = None
     d_inner = State(d_x, d_t, None if saved.state.p is None else d_p, d_v, d_history)
     return _cast(d_inner, saved.like), _cast(_gradients(params, found), saved.like), {}
+
+
+def _oracle(config: Config, keep: Mapping[str, Array]) -> Any:
+    """Return what the integrator asks: the module of an oracle, with a dropout where there are masks."""
+    oracle = equations.active(config.asks)
+    return dropout.Dropped(equations.active(dropout), oracle, keep) if keep else oracle
 
 
 def _gradients(params: Params, found: dict[str, Array]) -> Params:

@@ -29,8 +29,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from refattn import equations
 from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.projections import check_sizes
+from refattn.mechanisms.sympformer.oracles import dropout
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
@@ -151,6 +153,8 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
     hidden = linear_forward(seen, mlp.w_in, mlp.b_in)  # as wide as the MLP
     active, gate = GELU[kind.gelu][0](hidden)  # as wide as the MLP
     added = linear_forward(active, mlp.w_out, mlp.b_out)  # (b, i, m) [SYMP.35]
+    if "mlp" in layer.keep:
+        added = equations.active(dropout).dropped(layer.keep["mlp"], added)  # (b, i, m): SYMP.112
     norm_v = None
     if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.36 with gamma = 1
@@ -183,7 +187,10 @@ def backward(
     if "gamma" in layer.numbers:
         d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
         add("gamma", inner(d_total, saved.added))
-    # forward: added = gelu(seen @ w_in) @ w_out
+    if "mlp" in layer.keep:
+        # forward: added = dropped(keep, added)
+        d_added = equations.active(dropout).dropped_backward(layer.keep["mlp"], d_added)  # (b, i, m): dSYMP.112
+    # forward: added = gelu(seen @ w_in + b_in) @ w_out + b_out
     d_active, d_w_out, d_b_out = linear_backward(saved.active, mlp.w_out, d_added)  # as wide as the MLP
     d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # as wide as the MLP
     d_seen, d_w_in, d_b_in = linear_backward(saved.y, mlp.w_in, d_hidden)  # (b, i, m)

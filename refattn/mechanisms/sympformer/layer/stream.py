@@ -53,6 +53,8 @@ def prefill(params: block.Params, cache: Cache, state: block.State, context: Con
     batch = next(iter(tree.flatten(cache).values())).shape[0]
     if state.x.shape[0] != batch:
         raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")
+    if context.draws:
+        raise ValueError(f"context.draws: got {', '.join(context.draws)}, but a stream drops nothing: it needs None")
     prefix = Prefix(cache.calls)
     result, _ = equations.active(block).advance(params, state, prefix, context.tokens)
     return result, Cache(tuple(prefix.after))

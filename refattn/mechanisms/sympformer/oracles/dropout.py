@@ -1,0 +1,114 @@
+"""Dropout with given masks: some elements of what an oracle says are left out, the others made larger.
+
+Equations (y is the force, SYMP.17 and its like; the velocity, SYMP.18 or SYMP.43; or what the MLP adds, SYMP.35)::
+
+    [SYMP.112]  Y = keep y                              keep is 0 or 1 / (1 - rate), element by element
+
+Adjoints, for a given dY::
+
+    [dSYMP.112]  dy = keep dY
+
+Axes: b batch, i token, m width.
+
+Source: the authors' first program: the force of softmax attention, the velocity of linear attention, what the MLP adds,
+and the weights of attention of the baselines (SM.17). It draws a mask for each call of the oracle; here all calls of a
+step have one.
+
+The weights of the oracle are kept whole, as there: their sum z divides velocities and energies besides, and a force of
+fewer weights would be that of no z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from refattn.mechanisms.arguments import check_floating
+from refattn.mechanisms.sympformer.oracles.softmax import Softmax
+from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.xp import Array, raised
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """An oracle, or the attention of a baseline, of whose force and velocity elements are left out."""
+
+    module: Any  # this file, or its copy with a hook
+    oracle: Any
+    keep: Mapping[str, Array]
+
+    def forward(self, layer: Layer, *given: Any) -> tuple[Any, Any]:
+        """Return the answer with what is left of the force, and what was saved."""
+        answer, saved = self.oracle.forward(layer, *given)
+        if layer.params.config.integrator.baseline:
+            return self.drop("force", answer), saved
+        return replace(answer, g=self.drop("force", answer.g)), saved
+
+    def backward(self, layer: Layer, saved: Any, d_force: Array | None, *rest: Any) -> Any:
+        """Return the gradients that the oracle returns."""
+        return self.oracle.backward(layer, saved, self.drop_backward("force", d_force), *rest)
+
+    def mobilised(self, layer: Layer, p: Array) -> Array:
+        """Return B p."""
+        return self.oracle.mobilised(layer, p)
+
+    def mobilised_backward(self, layer: Layer, p: Array, d_moved: Array, add: Add) -> Array:
+        """Return the gradient of p, and add that of B."""
+        return self.oracle.mobilised_backward(layer, p, d_moved, add)
+
+    def velocity(self, moved: Array, context: Any) -> Array:
+        """Return what is left of the velocity."""
+        return self.drop("velocity", self.oracle.velocity(moved, context))
+
+    def velocity_backward(self, moved: Array, speed: Array, context: Any, d_speed: Array) -> tuple[Array, Any]:
+        """Return the gradients of B p and of what the velocity needs beside it."""
+        whole = self.oracle.velocity(moved, context) if "velocity" in self.keep else speed  # (b, i, m): y
+        return self.oracle.velocity_backward(moved, whole, context, self.drop_backward("velocity", d_speed))
+
+    def drop(self, name: str, y: Any) -> Any:
+        """Return what is left of y; all of it where there is no mask of this name."""
+        keep = self.keep.get(name)
+        return y if keep is None or y is None else self.module.dropped(keep, y)
+
+    def drop_backward(self, name: str, d: Any) -> Any:
+        """Return the gradient of y."""
+        keep = self.keep.get(name)
+        return d if keep is None or d is None else self.module.dropped_backward(keep, d)
+
+
+def dropped(keep: Array, y: Array) -> Array:
+    """Return what is left of y."""
+    left = keep * y  # (b, i, m) [SYMP.112]
+    return left
+
+
+def dropped_backward(keep: Array, d_left: Array) -> Array:
+    """Return the gradient of y."""
+    # forward: left = keep * y
+    d_y = keep * d_left  # (b, i, m) [dSYMP.112]
+    return d_y
+
+
+def masks_of(config: Any, draws: Mapping[str, Array], x: Array) -> dict[str, Array]:
+    """Return the masks of a context; raise where a block of this configuration has nothing to drop by one of them.
+
+    "weights" broadcasts to (b, h, i, j), the others to (b, i, m): "force", "velocity" and "mlp".
+    """
+    b, n, m = x.shape
+    baseline, attends = config.integrator.baseline, config.integrator.baseline and type(config.oracle) is Softmax
+    takes = {"force": True, "velocity": not baseline, "weights": attends, "mlp": hasattr(config.mlp, "ratio")}
+    if getattr(config.integrator, "connection", "none") != "none":
+        takes |= {"force": False, "weights": False}  # a connection is that of all weights
+    found = {}
+    for name, keep in draws.items():
+        if not takes.get(name, False):
+            needs = ", ".join(each for each, there in takes.items() if there)
+            raise ValueError(f"context.draws: got {name!r}, a block of this configuration takes masks of {needs}")
+        check_floating(x=x, **{f"context.draws[{name!r}]": keep})
+        plane = (b, config.heads, n, n) if name == "weights" else (b, n, m)
+        shape = tuple(keep.shape)
+        if len(shape) != len(plane) or any(one not in (1, size) for one, size in zip(shape, plane, strict=True)):
+            raise ValueError(f"context.draws[{name!r}]: got shape {shape}, needs one that broadcasts to {plane}")
+        found[name] = raised(keep)
+    return found
