@@ -13,7 +13,8 @@ Beside these:
 
 - `params.py`, the parameters of a block;
 - `integrators/`, a file for every other integrator, and the kinds of damping;
-- `oracles/`, linear attention, the Hamiltonian of all tokens, dropout, and what decoding keeps of the past;
+- `oracles/`, linear attention, the same with matrices for momenta, the Hamiltonian of all tokens, dropout, and what
+  decoding keeps of the past;
 - `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, the
   authors' variants by name (`presets.py`), and what learned numbers come to;
 - `baselines/`, the blocks that SympFormer is compared with;
@@ -74,6 +75,7 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_MOVING, "integrator": "plain_euler", "mlp": "momentum(ratio=1)", "oracle": "softmax(mobility='identity')"},
     {**_SMALL, "integrator": "ab2", "mlp": "velocity(ratio=1)", "layer": 1, "layers": 3},
     {**_SMALL, "integrator": "etd_ab2", "mlp": "momentum(ratio=1)", "layer": 1, "layers": 3, "damping": "linear"},
+    {**_SMALL, "integrator": "exponential_midpoint", "mlp": "none", "oracle": "reduced", "normalise": "none"},
     {**_SMALL, "integrator": "classical", "mlp": "plain(ratio=1)"},
     {**_SMALL, "integrator": "classical", "mlp": "none", "oracle": "linear"},
     {**_SMALL, "integrator": "lie_trotter(connection='r2')", "mlp": "none", "oracle": "signed(ridge=0.5)"},

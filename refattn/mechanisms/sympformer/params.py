@@ -42,7 +42,7 @@ class Params:
     """
 
     config: Any
-    gain: Array  # (m,)
+    gain: Array | None = None  # (m,)
     w_q: Array | None = None  # (m, m), as all weights
     w_k: Array | None = None
     w_v: Array | None = None

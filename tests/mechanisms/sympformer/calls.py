@@ -20,6 +20,7 @@ ONE_CALL = (
     "forward_euler",
     "exponential_presymplectic",
     "exponential_euler",
+    "exponential_midpoint",
     "half_damped",
     "explicit_euler",
     "plain_euler",

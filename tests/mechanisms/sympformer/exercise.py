@@ -9,6 +9,8 @@ from unittest import mock
 
 from refattn import Context, counter, equations, mechanism
 from refattn.mechanisms.sympformer.baselines import attend
+from refattn.mechanisms.sympformer.oracles import reduced
+from refattn.mechanisms.sympformer.params import Layer
 
 Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
@@ -33,6 +35,7 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"oracle": "linear(form='state')", "integrator": "etd_ab2", "start": "linear"},
     {"integrator": "strang(angle=1.0)", "look_ahead": True},
     {"integrator": "lie_trotter", "mlp": "none", "start": "table"},
+    {"integrator": "exponential_midpoint"},
     {"mlp": "momentum", "draws": {"force", "velocity", "mlp"}},
 )
 
@@ -56,6 +59,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         *cores,
         *stacks,
         *connected,
+        (sizes, partial(_reduced, sizes, make)),
         _decoding(sizes, make),
         _decoding(sizes, make, integrator="lie_trotter", mlp="none"),
     ]
@@ -97,6 +101,19 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> Non
     _, saved = record.core.forward(q, k, v, form=form, **options)
     d_log_z = make(_draw("d_log_z", b, h, i)) if full else None
     record.core.backward(saved, make(_draw("d_out", b, h, i, e)), d_log_z)
+
+
+def _reduced(sizes: Mapping[str, int], make: Make) -> None:
+    """The oracle whose momenta are matrices, alone: those of the steps have one axis less."""
+    b, i, m = (sizes[letter] for letter in "bim")
+    block, own = mechanism("sympformer").block, equations.active(reduced)
+    options = {"integrator": "exponential_midpoint", "oracle": "reduced", "normalise": "none", "mlp": "none"}
+    params = block.init(block.Config(width=m, heads=3, **options), seed=7, like=make(_draw("x", b, i, m)))
+    layer, p = Layer(own, params, {}, True), make(_draw("p", b, i, m, m))
+    answer, saved = own.forward(layer, make(_draw("x", b, i, m)), p)
+    d_speed = own.velocity(p, answer.context)
+    d_p, d_moments = own.velocity_backward(p, d_speed, answer.context, d_speed)
+    own.backward(layer, saved, answer.g, d_p, d_moments, lambda name, value: None)
 
 
 def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:

@@ -111,6 +111,15 @@ OF_LINEAR: list[tuple[int, dict[str, Any]]] = [
     (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
 ]
 
+REDUCED: list[tuple[int, dict[str, Any]]] = [
+    (layers, {"integrator": integrator, "oracle": "reduced", "normalise": "none", **more})
+    for layers, integrator, more in (
+        (1, "exponential_midpoint", {"mlp": "none", "bias": True}),
+        (3, "exponential_midpoint", {"mlp": "velocity"}),
+        (3, "ab2", {"mlp": "attention_velocity"}),
+    )
+]
+
 BIASED: list[tuple[int, dict[str, Any]]] = [
     (layers, {"bias": True, **options})
     for layers, options in (
@@ -124,7 +133,7 @@ BIASED: list[tuple[int, dict[str, Any]]] = [
     )
 ]
 
-ALL = [*variants(), *CONNECTED, *BY_LENGTH, *FREE, *OF_LINEAR, *BIASED, *TABLES]
+ALL = [*variants(), *CONNECTED, *BY_LENGTH, *FREE, *OF_LINEAR, *BIASED, *REDUCED, *TABLES]
 SLOW = ALL[:: 25 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
 
 
@@ -156,7 +165,9 @@ def check_gradients(layers: int, options: dict[str, Any]) -> None:
     assert error < gradients.TOLERANCES["autograd"], leaf
 
 
-@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *FREE, *OF_LINEAR, *BIASED, *TABLES], ids=said)
+@pytest.mark.parametrize(
+    "variant", [*ALL[: -len(TABLES) : 13], *FREE, *OF_LINEAR, *BIASED, *REDUCED, *TABLES], ids=said
+)
 def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
     check_gradients(*variant)
 
@@ -422,6 +433,7 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"oracle": "hamiltonian", "causal": False, "mlp": "none", "start": "linear"},
     {"mlp": "none", "start": "table"},
     {"mlp": "velocity(ratio=2, start='table')", "look_ahead": True},
+    {"integrator": "exponential_midpoint", "mlp": "none", "oracle": "reduced", "normalise": "none"},
     {"mlp": "none", "draws": {"force": draw("force", 1, 4, 6)}},
     *({"integrator": name, "mlp": "momentum", "start": "linear"} for name in INTEGRATORS),
 )

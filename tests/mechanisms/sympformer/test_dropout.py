@@ -78,6 +78,11 @@ def test_masks_of_ones_change_nothing() -> None:
         ({"force": np.ones((5, 6))}, {}, r"got shape \(5, 6\), needs one that broadcasts to \(2, 5, 6\)"),
         (
             {"force": np.ones((1, 1, 1))},
+            {"integrator": "ab2", "oracle": "reduced", "normalise": "none"},
+            "got 'force', a block of this configuration takes masks of velocity, mlp",
+        ),
+        (
+            {"force": np.ones((1, 1, 1))},
             {"integrator": "lie_trotter(connection='r2')", "mlp": "momentum"},
             "got 'force', a block of this configuration takes masks of mlp",
         ),

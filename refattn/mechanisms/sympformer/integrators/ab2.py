@@ -13,7 +13,7 @@ Adjoints, for given dp' and later, the gradient of r where the next layer reads 
 
 and dR = h_y dp', dh_y = sum dp' R, dg = dr, dp = dp' - alpha dr, dalpha = -sum dr p.
 
-Axes: b batch, i token, m width.
+Axes: b batch, i token, m width; momenta that are matrices (oracle="reduced") have one axis m more.
 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its AB2 method.
 """
@@ -63,9 +63,10 @@ def forward(
     """Return the next tokens, momenta (None where nobody reads them) and history, and what `backward` reads."""
     own, h_y = equations.active(two_steps), layer.numbers["h_y"]  # -, (1)
     result, drifted = own.forward(layer, x, p, history)  # (b, i, m): SYMP.83
-    force, before = drifted.asked.force, at_rest(p, x)  # (b, i, m), (b, i, m)
+    force = drifted.asked.force  # (b, i, m)
     if force is None:
         return result, None, None, Saved(p, t, history, drifted)
+    before = at_rest(p, force)  # (b, i, m)
     alpha = equations.active(explicit_euler).rate_of_damping(layer, t)  # (1): SYMP.72
     rate = force - alpha * before  # (b, i, m) [SYMP.23]
     following = History(drifted.asked.speed, rate, t, layer.numbers["h_x"], h_y)

@@ -12,7 +12,7 @@ Adjoints, for given dp and dp0::
     [dSYMP.40]  dp' = adjoint of norm at dp             and dshift_p = sum_i dp
     [dSYMP.39]  dx = dp0 w_start^T + what else comes
 
-Axes: b batch, i token, m width.
+Axes: b batch, i token, m width; momenta that are matrices (oracle="reduced") have one axis m more.
 
 The state is (x, t, p, v, history): tokens, the time, momenta, the velocity of the MLP step, and what a multistep
 integrator remembers. p, v and the history are None before the first layer and after the last: see `config`. The first
@@ -58,7 +58,7 @@ class State:
 
     x: Array  # (b, i, m)
     t: Array  # (1,)
-    p: Array | None = None  # (b, i, m)
+    p: Array | None = None  # (b, i, m), or matrices (b, i, m, m)
     v: Array | None = None  # (b, i, m)
     history: History | None = None
 
@@ -85,6 +85,8 @@ def start(params: Params, x: Array, context: Context) -> State:
         at_rest = namespace(x).zeros_like(x)  # (b, i, m): no velocity
     t = one_element(config.start_time + config.layer * config.integrator.step, x)  # (1): the time
     momentum = at_rest if config.integrator.carries else None  # (b, i, m)
+    if config.matrices and at_rest is not None:
+        momentum = namespace(x).zeros_like(x[..., None] * x[..., None, :])  # (b, i, m, m)
     return State(x, t, momentum, at_rest if isinstance(config.mlp, substep.Velocity) else None)
 
 
@@ -260,8 +262,9 @@ def _check_state(params: Params, state: State) -> None:
             wants = f"{tuple(x.shape)}" if needed else "None: a stack starts at rest"
             got = "None" if given is None else f"shape {tuple(given.shape)}"
             raise ValueError(f"{name}: got {got}, layer {config.layer} of {config.layers} needs {wants}")
-        if given is not None and tuple(given.shape) != tuple(x.shape):
-            raise ValueError(f"{name}: got shape {tuple(given.shape)}, needs {tuple(x.shape)}")
+        wanted = (*x.shape, x.shape[-1]) if name == "state.p" and config.matrices else tuple(x.shape)
+        if given is not None and tuple(given.shape) != wanted:
+            raise ValueError(f"{name}: got shape {tuple(given.shape)}, needs {wanted}")
     if state.history is not None and not (later and config.integrator.remembers):
         raise ValueError(
             f"state.history: was given, {type(config.integrator).__name__} in layer {config.layer} reads none"

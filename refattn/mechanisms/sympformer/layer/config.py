@@ -36,6 +36,7 @@ from refattn.mechanisms.sympformer.integrators import (
     etd_ab2,
     explicit_euler,
     exponential_euler,
+    exponential_midpoint,
     exponential_presymplectic,
     forward_euler,
     half_damped,
@@ -44,7 +45,7 @@ from refattn.mechanisms.sympformer.integrators import (
     strang,
 )
 from refattn.mechanisms.sympformer.layer import mlp
-from refattn.mechanisms.sympformer.oracles import hamiltonian, linear, softmax
+from refattn.mechanisms.sympformer.oracles import hamiltonian, linear, reduced, softmax
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.xp import Array, device, namespace
 
@@ -61,10 +62,12 @@ MODULES: dict[type, ModuleType] = {
     presymplectic.Presymplectic: presymplectic,
     strang.Strang: strang,
     classical.Classical: classical,
+    exponential_midpoint.ExponentialMidpoint: exponential_midpoint,
     lie_trotter.LieTrotter: lie_trotter,
     softmax.Softmax: softmax,
     hamiltonian.Hamiltonian: hamiltonian,
     linear.Linear: linear,
+    reduced.Reduced: reduced,
     attend_signed.Signed: attend_signed,
 }
 """Where a kind of integrator or oracle is computed: in the file of its name."""
@@ -172,9 +175,10 @@ class Config:
     layer, layers
         Position in the stack, counted from 0, and the number of its layers.
     oracle
-        "softmax" attention, linear attention ("linear"), or the gradient of a Hamiltonian of all tokens, which may not
-        be causal ("hamiltonian"): the files of `oracles`. `baselines` have softmax attention of their heads,
-        "linear" attention, or that of heads, "signed", which they alone have.
+        "softmax" attention, linear attention ("linear"), the same with matrices for momenta ("reduced"), or the
+        gradient of a Hamiltonian of all tokens, which may not be causal ("hamiltonian"): the files of `oracles`.
+        `baselines` have softmax attention of their heads, "linear" attention, or that of heads, "signed", which they
+        alone have.
     integrator
         "presymplectic_euler", the files of `integrators`, or the blocks they are compared with, those of `baselines`.
     damping
@@ -258,6 +262,14 @@ class Config:
             raise ValueError(f"bias: got True, the connection of {name} is defined without biases: it needs False")
         if not kind.baseline and isinstance(self.oracle, attend_signed.Signed):
             raise ValueError("oracle: got 'signed', which baselines alone have")
+        if self.matrices:
+            plain = isinstance(self.mlp, mlp.Momentum) or self.look_ahead or self.normalise != "none"
+            able = (ab2.AB2, exponential_midpoint.ExponentialMidpoint)
+            if plain or self.start != "rest" or not isinstance(kind, able):
+                raise ValueError(
+                    "oracle: got 'reduced', whose momenta are matrices: it needs integrator='ab2' or "
+                    "'exponential_midpoint', normalise='none', start='rest', no look_ahead, and no mlp='momentum'"
+                )
         if kind.baseline and isinstance(self.mlp, mlp.AttentionVelocity):
             raise ValueError(f"mlp: got 'attention_velocity', {name} has no steps: it needs another substep")
         if not kind.carries and isinstance(self.mlp, mlp.Momentum):
@@ -275,6 +287,11 @@ class Config:
         """The fields of the context that a block of this configuration reads."""
         causal = ("causal",) if self.oracle.may_be_causal else ()
         return (*causal, "tokens") if self.tables or self.velocity_tables else causal
+
+    @property
+    def matrices(self) -> bool:
+        """Whether momenta are matrices."""
+        return isinstance(self.oracle, reduced.Reduced)
 
     @property
     def asks(self) -> ModuleType:
@@ -355,7 +372,9 @@ class Config:
         has = self.oracle.weights(self.kicks, self.drifts)
         if kind.baseline and isinstance(self.oracle, softmax.Softmax):
             has = {"w_q", "w_k", "w_v", "w_o"}
-        needs: dict[str, tuple[int, ...]] = {"gain": (m,)} | {name: (m, m) for name in has}
+        needs: dict[str, tuple[int, ...]] = {name: (m, m) for name in has}
+        if self.drifts or not self.matrices:
+            needs["gain"] = (m,)
         ends = self.keeps and self.normalise == "end"
         if ends or self.normalise == "each_substep" or (kind.baseline and kind.carries):
             needs["gain_p"] = (m,)

@@ -17,6 +17,7 @@ from refattn.mechanisms.sympformer.baselines.attend_signed import Signed
 from refattn.mechanisms.sympformer.layer import block
 from refattn.mechanisms.sympformer.oracles.linear import Linear
 from refattn.mechanisms.sympformer.oracles.past import Past, Prefix
+from refattn.mechanisms.sympformer.oracles.reduced import Reduced
 from refattn.xp import device, namespace, raised, zeros
 
 
@@ -29,13 +30,17 @@ class Cache:
 
 def start(params: block.Params, batch: int) -> Cache:
     """Return the cache before the first token."""
-    config, like = params.config, raised(params.gain)
+    config, like = params.config, raised(next(iter(tree.flatten(params).values())))
     m, wide = config.width, config.width if config.kicks else 0
     if isinstance(config.oracle, Signed):
         xp, h, d = namespace(like), config.heads, m // config.heads
         none = xp.zeros((1,), dtype=xp.int32, device=device(like))
         sums = tuple(zeros((batch, h, d, width), like) for width in (d + m, 3 * d)) if config.connects else ()
         past = Past(force=zeros((batch, h, d, d), like), count=none, sums=sums)
+    elif isinstance(config.oracle, Reduced):
+        xp = namespace(like)
+        none = xp.zeros((1,), dtype=xp.int32, device=device(like))
+        past = Past(force=zeros((batch, 1), like), count=none, sums=(zeros((batch, 1, m, m), like),))
     elif isinstance(config.oracle, Linear):
         xp = namespace(like)
         none = xp.zeros((1,), dtype=xp.int32, device=device(like))

@@ -97,7 +97,12 @@ def masks_of(config: Any, draws: Mapping[str, Array], x: Array) -> dict[str, Arr
     """
     b, n, m = x.shape
     baseline, attends = config.integrator.baseline, config.integrator.baseline and type(config.oracle) is Softmax
-    takes = {"force": True, "velocity": not baseline, "weights": attends, "mlp": hasattr(config.mlp, "ratio")}
+    takes = {
+        "force": not config.matrices,
+        "velocity": not baseline,
+        "weights": attends,
+        "mlp": hasattr(config.mlp, "ratio"),
+    }
     if getattr(config.integrator, "connection", "none") != "none":
         takes |= {"force": False, "weights": False}  # a connection is that of all weights
     found = {}

@@ -126,6 +126,12 @@ def velocity(p: Array, kernel: Kernel) -> Array:
 
 def kernel_of(layer: Layer, y: Array, a: Array | None) -> Kernel:
     """Return the kernel of normalised tokens y, and begin a call where tokens come one after the other."""
+    n, past = counted(layer, y)  # (i, 1), -
+    return Kernel(y, a, n, 1 if layer.causal else 0, layer.params.config.oracle.form, past)
+
+
+def counted(layer: Layer, y: Array) -> tuple[Array, Prefix | None]:
+    """Return what sums are divided by, and the past; begin a call where tokens come one after the other."""
     tokens, causal = y.shape[1], layer.causal
     past = causal if isinstance(causal, Prefix) else None
     n = counts(0 if causal else None, (0, tokens), tokens, y)  # (i, 1): n_i
@@ -133,7 +139,7 @@ def kernel_of(layer: Layer, y: Array, a: Array | None) -> Kernel:
         n = n + past.begin(tokens)  # (i, 1): n_i, with the tokens that came before
     share = share_of(layer, y)  # (i, 1): n_i over the number of all tokens
     n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
-    return Kernel(y, a, n, 1 if causal else 0, layer.params.config.oracle.form, past)
+    return n, past
 
 
 def mixed(kernel: Kernel, what: str, a: Array, b: Array, c: Array) -> Array:

@@ -1,0 +1,199 @@
+"""The oracle of reduced linear attention: momenta are symmetric matrices P, for P times a token is its momentum.
+
+Where all momenta are p_i = P x_i for one matrix, linear attention keeps them so, and P alone has to move. Behind a
+causal mask each token has a matrix of its own, of the tokens up to itself: m times the memory of momenta.
+
+Equations (n_i is the number of tokens that i attends, A = (w_a + w_a^T) / 2, V = (w_v + w_v^T) / 2)::
+
+    [SYMP.113]  y = gain norm(x) + shift                without biases shift = 0
+    [SYMP.114]  S_i = 1/n_i sum_j y_j y_j^T
+    [SYMP.115]  g_i = V - A S_i P_i^2 - P_i^2 S_i A     the force on P; at rest: V
+    [SYMP.116]  f_i = P_i S_i A y_i                     the velocity, for the old matrix or another one
+
+Adjoints, for given dg and df, with c = A y, e = S c and N = P^2::
+
+    [dSYMP.116]  de = P df                              dP = df e^T, beside what g asks
+    [dSYMP.115]  dN = -S A dg - dg A S                  dP = dN P + P dN
+    [dSYMP.114]  dS = -A dg N - N dg A + de c^T
+    [dSYMP.113]  dy_j = A S de_j + (U_j + U_j^T) y_j    U_j = sum_{i>=j} dS_i / n_i
+
+and dA = -dg N S - S N dg + sum y (S de)^T, dw_a = (dA + dA^T) / 2, dw_v = (dV + dV^T) / 2 with dV = sum dg.
+
+Axes: b batch, i token, m width.
+
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), the closure of its linear attention in matrices, and the program of
+the authors' second version, whose blocks are not the exact closure either: norms and masks stand between.
+
+How the authors' code differs: it divides by the number of all tokens, and makes every new P symmetric again, which it
+is. One step stands for h_x and h_y there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.sympformer.oracles.linear import counted
+from refattn.mechanisms.sympformer.oracles.softmax import NORMALISERS, Answer
+from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.ops import layer_norm
+from refattn.xp import Array, namespace, zeros
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Linear attention whose momenta are matrices, for the integrators "exponential_midpoint" and "ab2": this file.
+
+    Attributes
+    ----------
+    normaliser
+        What sums over tokens are divided by: see `Softmax`.
+    """
+
+    normaliser: str = "prefix"
+
+    may_be_causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice("normaliser", self.normaliser, NORMALISERS)
+
+    def weights(self, kicks: bool, drifts: bool) -> set[str]:
+        """Return the matrices of a block, where the force is read, and where positions change."""
+        return {name for name, there in (("w_a", drifts), ("w_v", kicks)) if there}
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the velocity needs beside the matrices P."""
+
+    turned: Array  # (b, i, m): A y
+    s: Array  # (b, i, m, m)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads; None of a layer that moves nothing, whose force is V."""
+
+    p: Array | None
+    shape: tuple[int, ...]  # of x
+    y: Array | None = None
+    norm: layer_norm.Saved | None = None
+    n: Array | None = None  # (i, 1)
+    masked: bool = True
+    a: Array | None = None  # (m, m)
+    moments: Moments | None = None
+    square: Array | None = None  # (b, i, m, m)
+
+
+def symmetric(w: Array) -> Array:
+    """Return the symmetric part of a matrix, or of a gradient."""
+    return 0.5 * (w + namespace(w).matrix_transpose(w))
+
+
+def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
+    """Return the answer for tokens x (b, i, m) with matrices p (b, i, m, m), or at rest, and what `backward` reads."""
+    xp, params = namespace(x), layer.params
+    n, past = counted(layer, x)  # (i, 1), -
+    force = None
+    if params.w_v is not None:
+        force = symmetric(params.w_v) + 0.0 * x[..., None]  # (b, i, m, m): SYMP.115 at rest
+    if params.w_a is None or params.gain is None:
+        if past is not None:
+            past.add_up(0.0 * (x[:, None, :, :, None] * x[:, None, :, None, :]))
+        return Answer(force, p, None), Saved(p, tuple(x.shape))
+    y, norm = layer_norm.layer_norm_forward(x, params.gain, params.shift)  # (b, i, m) [SYMP.113]
+    pairs = y[..., :, None] * y[..., None, :]  # (b, i, m, m)
+    if past is not None:
+        sums = past.add_up(pairs[:, None, ...])[:, 0, ...]  # (b, i, m, m): with the past
+    elif layer.causal:
+        sums = xp.cumulative_sum(pairs, axis=1)  # (b, i, m, m)
+    else:
+        sums = xp.sum(pairs, axis=1, keepdims=True) + 0.0 * pairs  # (b, i, m, m)
+    s = sums / n[..., None]  # (b, i, m, m) [SYMP.114]
+    a, square = symmetric(params.w_a), None  # (m, m)
+    if force is not None and p is not None:
+        square = p @ p  # (b, i, m, m)
+        pushed = a @ s @ square  # (b, i, m, m)
+        force = force - pushed - xp.matrix_transpose(pushed)  # (b, i, m, m) [SYMP.115]
+    moments = Moments(y @ a, s)
+    return Answer(force, p, moments), Saved(p, tuple(x.shape), y, norm, n, bool(layer.causal), a, moments, square)
+
+
+def mobilised(layer: Layer, p: Array) -> Array:
+    """Return p: there is no mobility."""
+    return p
+
+
+def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
+    """Return the gradient of p."""
+    return d_p
+
+
+def velocity(p: Array, moments: Moments) -> Array:
+    """Return the velocity (b, i, m) of tokens with matrices p."""
+    speed = (p @ (moments.s @ moments.turned[..., None]))[..., 0]  # (b, i, m) [SYMP.116]
+    return speed
+
+
+def velocity_backward(p: Array, speed: Array, moments: Moments, d_speed: Array) -> tuple[Array, tuple[Array, Array]]:
+    """Return the gradients of p, and of A y and S."""
+    xp = namespace(p)
+    # forward: speed = p @ s @ turned
+    seen = moments.s @ moments.turned[..., None]  # (b, i, m, 1): e
+    d_p = d_speed[..., None] @ xp.matrix_transpose(seen)  # (b, i, m, m)
+    d_seen = (xp.matrix_transpose(p) @ d_speed[..., None])[..., 0]  # (b, i, m) [dSYMP.116]
+    d_s = d_seen[..., None] * moments.turned[..., None, :]  # (b, i, m, m): part of dSYMP.114
+    d_turned = (moments.s @ d_seen[..., None])[..., 0]  # (b, i, m)
+    return d_p, (d_turned, d_s)
+
+
+def backward(
+    layer: Layer,
+    saved: Saved,
+    d_force: Array | None,
+    d_moved: Array | None,
+    d_moments: tuple[Array, Array] | None,
+    add: Add,
+) -> tuple[Array, Array | None]:
+    """Return the gradients of x and p, and add those of the parameters; `d_moments` are those of A y and S."""
+    p, a, moments, n = saved.p, saved.a, saved.moments, saved.n  # (b, i, m, m), (m, m), -, (i, 1)
+    d_p = d_moved  # (b, i, m, m): of P in the velocity
+    if d_force is not None:
+        # forward: force = symmetric(w_v) - ...
+        xp = namespace(d_force)
+        add("w_v", symmetric(xp.sum(d_force, axis=(0, 1))))
+    if saved.y is None or saved.norm is None or a is None or moments is None or n is None:
+        assert d_force is not None
+        return zeros(saved.shape, d_force), d_p
+    y, s = saved.y, moments.s  # (b, i, m), (b, i, m, m)
+    xp = namespace(y)
+    none = xp.zeros_like(s)  # (b, i, m, m)
+    d_turned, d_s = (xp.zeros_like(y), none) if d_moments is None else d_moments  # (b, i, m), (b, i, m, m)
+    # forward: turned = y @ a
+    d_y = d_turned @ a  # (b, i, m)
+    d_a = xp.sum(y[..., None] * d_turned[..., None, :], axis=(0, 1))  # (m, m)
+    if d_force is not None and p is not None and saved.square is not None:
+        # forward: force = v - a @ s @ square - (a @ s @ square)^T
+        both = -(d_force + xp.matrix_transpose(d_force))  # (b, i, m, m): of a @ s @ square
+        back = xp.matrix_transpose(saved.square)  # (b, i, m, m)
+        d_square = xp.matrix_transpose(s) @ a @ both  # (b, i, m, m) [dSYMP.115]
+        d_s = d_s + a @ both @ back  # (b, i, m, m) [dSYMP.114]
+        d_a = d_a + xp.sum(both @ back @ xp.matrix_transpose(s), axis=(0, 1))  # (m, m)
+        # forward: square = p @ p
+        turned = xp.matrix_transpose(p)  # (b, i, m, m)
+        asked = d_square @ turned + turned @ d_square  # (b, i, m, m)
+        d_p = asked if d_p is None else d_p + asked  # (b, i, m, m)
+    add("w_a", symmetric(d_a))
+    # forward: s = cumulative_sum(y y^T) / n
+    mean = d_s / n[..., None]  # (b, i, m, m)
+    if saved.masked:
+        later = xp.flip(xp.cumulative_sum(xp.flip(mean, axis=1), axis=1), axis=1)  # (b, i, m, m): U
+    else:
+        later = xp.sum(mean, axis=1, keepdims=True)  # of all tokens
+    d_y = d_y + ((later + xp.matrix_transpose(later)) @ y[..., None])[..., 0]  # (b, i, m) [dSYMP.113]
+    # forward: y = norm(x)
+    d_x, d_gain, d_shift = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m), (m)
+    add("gain", d_gain)
+    add("shift", d_shift)
+    return d_x, xp.zeros_like(p) if p is not None and d_p is None else d_p
