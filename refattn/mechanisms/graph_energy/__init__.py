@@ -135,6 +135,7 @@ record = Mechanism(
         {"graph": "min(over='keys')", "state": "query", "steps": 3},
         {"state": "query", "step": 0.1, "steps": 3},
         {"state": "feature", "intrinsic": "none", "steps": 3},
+        {"levels": 2, "stride": 2, "window": 2, "threshold": "soft(tau=0.1)", "step": 0.2, "steps": 3},
         {"classes": 2, "coupling": "polynomial(coefficients=(1.0, 0.0))", "step": 0.2, "threshold": "soft(tau=0.1)"},
     ),
     stream=ModuleStream(_stream, _BLOCK),
