@@ -65,6 +65,11 @@ class Stage:
     readout: dense.Readout
 
     @property
+    def flow(self) -> Any:
+        """What the flow has saved."""
+        return self.core.inner.flow
+
+    @property
     def scores(self) -> Array:
         """The scores after the last step, (b, h, j, 1)."""
         return self.core.scores
