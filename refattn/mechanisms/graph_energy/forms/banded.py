@@ -151,18 +151,24 @@ def band_of(level: Level) -> Band:
 
 
 def forward(
-    q: Array, k: Array, values: Array, level: Level, key_mask: Array | None, options: Options
+    q: Array,
+    k: Array,
+    values: Array,
+    level: Level,
+    mask: Array | None,
+    key_mask: Array | None,
+    options: Options,
 ) -> tuple[Array, Saved]:
     """Return what tokens (b, h, n, d) read of a level, (b, h, n, e), and what `backward` reads.
 
-    Keys (b, g, n, d) are those of all tokens, `values` (b, h, m, e) those of nodes; `key_mask` (b, n) is True for a
-    token, and the options have a mu of each node where nodes differ.
+    Keys (b, g, n, d) are those of all tokens, `values` (b, h, m, e) those of nodes. `mask` (..., n, n) tells which
+    token may attend which, `key_mask` (b, n) what is one. Where nodes differ the options have a mu of each.
     """
     xp, heads, band = namespace(q), q.shape[1], band_of(level)
     rows, nodes = band.blocks * band.size * level.every, band.blocks * band.size
     own_q, own_k = (_padded(level.take(x, 2), nodes, 2) for x in (q, repeat_heads(k, heads)))
     blocks_q, near_k = band.split(_padded(q, rows, 2)), band.near(own_k)
-    allowed = _allowed(level, band, key_mask, q)
+    allowed = _allowed(level, band, mask, key_mask, q)
     scores = blocks_q @ xp.matrix_transpose(near_k) * options.scale  # (b, h*r, i, j)
     attention = softmax_forward(xp.where(allowed, scores, -math.inf))
     itself = band.itself(q)
@@ -222,13 +228,19 @@ def backward(saved: Saved, d_out: Array) -> tuple[Array, dict[str, Array]]:
     return band.far(d_near_v)[:, :, :nodes, :], found
 
 
-def _allowed(level: Level, band: Band, key_mask: Array | None, q: Array) -> Array:
+def _allowed(level: Level, band: Band, mask: Array | None, key_mask: Array | None, q: Array) -> Array:
     """Tell which tokens may attend which nodes near them, (b, h*r, i, j)."""
     xp, (b, h), (r, size) = namespace(q), q.shape[:2], (band.blocks, band.size)
     first = arange(0, r, q)[:, None, None]
     tokens = first * (size * level.every) + arange(0, size * level.every, q)[:, None]
     near = first * size + (arange(0, len(band.beside) * size, q) + band.beside[0] * size)
     allowed = level.read(tokens, near)[None, None, ...]  # (1, 1, r, i, j)
+    if mask is not None:
+        # Where no token or no node is, whatever pair is taken: it reads nothing.
+        pairs = level.take(xp.broadcast_to(mask, (*mask.shape[:2], level.n, level.n)), 3)
+        place = xp.clip(tokens, 0, level.n - 1) * level.count + xp.clip(near, 0, level.count - 1)
+        flat = xp.reshape(pairs, (*mask.shape[:2], level.n * level.count))
+        allowed = allowed & xp.reshape(xp.take(flat, xp.reshape(place, (-1,)), axis=2), (*mask.shape[:2], *place.shape))
     if key_mask is not None:
         rows = xp.reshape(_padded(key_mask, r * size * level.every, 1), (b, 1, r, size * level.every, 1))
         nodes = _padded(level.take(key_mask, 1), r * size, 1)[:, None, :, None]

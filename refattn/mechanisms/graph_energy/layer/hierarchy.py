@@ -19,7 +19,7 @@ tokens n: a level has n / s^l nodes, and costs n w numbers. All levels share the
 
 A stage has two forms. "dense" takes all pairs: the core on the nodes of a level gives their scores, with which all
 tokens read them as in the readout of the definition. "banded", of `refattn.mechanisms.graph_energy.forms.banded`, is
-linear; it takes no bias and no mask of pairs, explicit steps, and the links of "none" and "kernel".
+linear; it takes no bias, explicit steps, and the links of "none" and "kernel".
 
 Axes: b batch, h query head, g key/value head, i tokens, j nodes of a level, d and e widths of a head.
 
@@ -136,7 +136,7 @@ def forward(
         How many nodes of a level a token reads, at most: the last ones, or without causality those fewer than so many
         away. None: all of them, or all earlier ones, which is not linear.
     mask
-        As of the core: which pairs of tokens there are, for all levels. Only the dense form takes one.
+        As of the core: which token may attend which, on all levels. It has n by n elements itself.
     key_mask
         (b, n), boolean: True = a token. What is none reads nothing, is not read, and is no node.
     causal
@@ -175,12 +175,11 @@ def forward(
     known = core.checked(call.q, call.k, call.v, masked=False, causal=is_causal, state="token", start=None, **given)
     if known.threshold.empty == "error":
         raise ValueError('threshold: got empty="error" with levels, of which a token may read nothing; needs another')
-    linear = call.mask is None and banded.fits(known)
+    linear = banded.fits(known)
     chosen = form_of(form, FORMS, usual="banded" if linear else "dense", plane=call.plane)
     if chosen == "banded" and not linear:
         raise Unsupported(
-            'form: got "banded" with a mask of pairs, a bias, implicit steps or other links than "none" and "kernel", '
-            'needs "dense"'
+            'form: got "banded" with a bias, implicit steps or other links than "none" and "kernel", needs "dense"'
         )
     found = levels_of(n, stride, levels, window, is_causal)
     numbers = dict(known.numbers)
@@ -202,7 +201,7 @@ def forward(
         stage: Any
         if chosen == "banded":
             own = known if mu is None else replace(known, mu=level.take(mu, 1))
-            read, stage = banded.forward(call.q, call.k, values, level, key_mask, own)
+            read, stage = banded.forward(call.q, call.k, values, level, call.mask, key_mask, own)
         else:
             read, stage = _forward(call.q, call.k, values, level, call.mask, key_mask, given, known)
         out = out + omega[:, at, None] * read
