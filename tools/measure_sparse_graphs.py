@@ -7,7 +7,8 @@
 
 Each token has links to 16 tokens on either side; one head of width 16 in float32, five Euler steps with the coupling
 sin. "levels" are three, of every token, every 4th and every 16th, of each of which a token reads the last 16; "all" is
-one level where a token reads all earlier ones. Memory is the most that was allocated beside what there was before the call, as tracemalloc counts it.
+one level where a token reads all earlier ones. Memory is the most that was allocated beside what there was before the
+call, as tracemalloc counts it.
 """
 
 from __future__ import annotations
@@ -32,19 +33,18 @@ def inputs(n: int) -> list[Any]:
 
 def call(arrays: list[Any], state: str) -> None:
     """Run forward and backward."""
-    options: dict[str, Any] = {"coupling": "sin", "steps": 5}
+    n, options = arrays[0].shape[2], dict[str, Any](coupling="sin", steps=5)
     if state == "levels":
         out, levels = hierarchy.forward(*arrays, causal=True, **options)
         hierarchy.backward(levels, out)
         return
-    options |= {"causal": True} if state == "all" else {"state": state, "graph": edges(arrays[0])}
+    options |= (
+        {"causal": True}
+        if state == "all"
+        else {"state": state, "graph": ra.graph_energy.window_graph(n, 16, arrays[0])}
+    )
     out, saved = core.forward(*arrays, **options)
     core.backward(saved, out)
-
-
-def edges(q: Any) -> Any:
-    """Return the graph of a window."""
-    return ra.graph_energy.window_graph(q.shape[2], 16, q)
 
 
 def measured(n: int, state: str) -> tuple[float, float]:

@@ -11,7 +11,7 @@ What to read, in this order:
 - `layer.block`: projections around the core, GE.17 to GE.24; `layer.learned`: the numbers of a block, GE.20 to GE.28;
   `layer.stream`: token by token; `layer.hierarchy`, `layer.sharing`, `layer.regularisers`: levels of tokens, parameters
   that tokens share, sums that are added to a loss.
-- `forms`: the same sums over pairs in tiles, as matrix products, on sparse graphs.
+- `forms`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
 - `solvers`: steps whose length is chosen or that are equations, flows that stop, the gradient at an equilibrium.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """

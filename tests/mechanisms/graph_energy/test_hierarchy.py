@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from refattn import Context, backends, mechanism
+from refattn.analysis.graph_flow import flow_of_call
 from refattn.mechanisms.graph_energy import core, longest_step
 from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
 from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, kept, qkv
@@ -279,6 +281,39 @@ def test_a_block_learns_a_mu_of_each_class() -> None:
     assert found[1][1].shape == (2, 3) and not np.any(found[1][1][:, 1]) and np.all(found[1][1][:, [0, 2]])
 
 
+def test_a_block_with_levels() -> None:
+    """It is a hierarchy between its projections; how far it is from rest is the sum over levels."""
+    x, context = draw("x", 2, 40, 4), Context(causal=True, key_mask=kept("padding", 2, 40))
+    config = BLOCK.Config(width=4, heads=2, levels=2, window=3, step=0.1, residual=False, intrinsic="double_well")
+    params = BLOCK.init(config, seed=1, like=x)
+    state, saved = BLOCK.forward(params, BLOCK.start(params, x, context), context)
+    q, k, v = (np.moveaxis((x @ w).reshape(2, 40, 2, 2), 2, 1) for w in (params.w_q, params.w_k, params.w_v))
+    options: dict[str, Any] = {"levels": 2, "window": 3, "step": 0.1, "intrinsic": "double_well"}
+    expected, _ = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, **options)
+    np.testing.assert_allclose(state.x, np.moveaxis(expected, 1, 2).reshape(2, 40, 4) @ params.w_o, rtol=0, atol=1e-14)
+    force = mechanism("graph_energy").diagnostics.force
+    _, other = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, form="dense", **options)
+    whole, count = force(saved)
+    assert count == 4
+    np.testing.assert_allclose(whole, force(replace(saved, core=other))[0], rtol=1e-12)
+    np.testing.assert_allclose(whole, sum(np.sum(stage.rate**2) for stage in other.stages), rtol=1e-12)
+
+
+def test_a_flow_of_levels_is_no_single_one() -> None:
+    saved: Any = hierarchy.forward(*qkv())[1]
+    with pytest.raises(ValueError, match="saved: got levels of tokens, each with a graph of its own"):
+        flow_of_call(saved)
+
+
+@pytest.mark.filterwarnings("ignore:overflow|invalid value")
+@pytest.mark.parametrize("form", hierarchy.FORMS)
+def test_steps_of_levels_that_are_too_long(form: str) -> None:
+    with pytest.warns(UserWarning, match=r"step: got more than 2/L = 0\.667"):
+        hierarchy.forward(*qkv(), form=form, step=0.7)
+    with pytest.raises(FloatingPointError, match="the scores diverged"), pytest.warns(UserWarning):
+        hierarchy.forward(*qkv(), form=form, step=9.0, steps=60, coupling="cubic")
+
+
 def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
     x = draw("x", 2, 6, 4)
     found = []
@@ -299,9 +334,16 @@ def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
         ),
         ({"classes": 2, "intrinsic": "none"}, 'classes: got 2 with intrinsic="none", which has no mu'),
         ({"graph": np.ones((6, 6))}, "graph: got ndarray, needs the links of a block"),
+        ({"levels": 0}, "levels: got 0, needs a whole number of at least 1"),
+        ({"window": 3}, "window: got 3 without levels, needs levels"),
+        ({"levels": 2, "stride": 1}, "stride: got 1, needs a whole number of at least 2"),
+        ({"levels": 2, "state": "feature"}, 'levels: got 2 with state="feature", which levels do not have'),
+        ({"levels": 2, "jitter": 0.1}, "levels: got 2 with jitter=0.1, which levels do not have"),
+        ({"levels": 2, "regulariser": "size"}, 'levels: got 2 with regulariser="size", which levels do not have'),
+        ({"levels": 2, "graph": "kernel(over='keys')"}, "levels: got 2 with graph=.*, which levels do not have"),
     ],
 )
-def test_what_a_block_does_not_share(options: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         BLOCK.Config(width=4, heads=2, **options)
 

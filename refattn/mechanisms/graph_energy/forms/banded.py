@@ -19,12 +19,12 @@ from refattn.mechanisms.graph_energy import dense
 from refattn.mechanisms.graph_energy.dense import Graph, Readout
 from refattn.mechanisms.graph_energy.forms import pairs
 from refattn.mechanisms.graph_energy.layer.level import Level
-from refattn.mechanisms.graph_energy.options import RK4, Euler, Heun, Options, tau_of
+from refattn.mechanisms.graph_energy.options import RK4, Euler, Heun, Options, check_step, tau_of
 from refattn.mechanisms.graph_energy.solvers.steps import Flow, flow_backward, flow_forward
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import where_allowed
 from refattn.ops.softmax import softmax_backward, softmax_forward
-from refattn.xp import Array, arange, device, is_array, namespace, sum_wide
+from refattn.xp import Array, all_finite, arange, device, is_array, namespace, sum_wide
 
 LEAST = 16
 """Nodes that a block has at least, if there are as many: products of smaller matrices are slower."""
@@ -186,6 +186,9 @@ def forward(
     graph = Graph(options, own_q, own_k, None, kernel, xp.where(itself, 0.0, links), start, None, None)
     tau = tau_of(options, None, start)
     x, flow = flow_forward(graph, tau, form=band)
+    check_step(options, graph.links, None)
+    if all_finite(x) is False and all_finite(start) is not False:
+        raise FloatingPointError(f"the scores diverged: reduce step, which is {options.step}")
     near_v = band.near(_padded(values, nodes, 2))
     out, readout = dense.readout_forward(
         band.near(x), attention, near_v, allowed=allowed, options=options, tau=_by_block(tau, band)
