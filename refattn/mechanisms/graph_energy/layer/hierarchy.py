@@ -47,7 +47,9 @@ from refattn.ops.softmax import softmax_backward, softmax_forward
 from refattn.ops.sums import sum_of, summed_for, summed_to
 from refattn.xp import Array, arange, device, is_array, namespace, sum_wide, zeros
 
-TAKEN = tuple(name for name in defaults_of(core.forward) if name not in ("state", "start", "mask", "causal", "form"))
+USUAL = defaults_of(core.forward)
+
+TAKEN = tuple(name for name in USUAL if name not in ("state", "start", "mask", "causal", "form"))
 """Options of the core that a hierarchy takes."""
 
 FORMS = ("dense", "banded")
@@ -119,7 +121,7 @@ def forward(
     window: int | None = 16,
     mask: Array | None = None,
     key_mask: Array | None = None,
-    causal: Causal = False,
+    causal: Causal = USUAL["causal"],
     level_logits: Array | None = None,
     form: str = "auto",
     **options: Any,
@@ -169,7 +171,7 @@ def forward(
             raise ValueError(f"key_mask: got shape {tuple(key_mask.shape)}, needs {(q.shape[0], n)} (True = a token)")
         check_mask(key_mask[:, None, None, :], call.plane, "key_mask")
     is_causal = call.offset is not None
-    given: dict[str, Any] = {name: x for name, x in defaults_of(core.forward).items() if name in TAKEN} | options
+    given: dict[str, Any] = {name: x for name, x in USUAL.items() if name in TAKEN} | options
     if n != k.shape[2]:
         raise ValueError(f"k: got {k.shape[2]} tokens and {n} in q, needs as many: they are nodes of one graph")
     known = core.checked(call.q, call.k, call.v, masked=False, causal=is_causal, state="token", start=None, **given)
