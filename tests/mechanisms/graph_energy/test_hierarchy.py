@@ -296,6 +296,8 @@ def test_a_block_with_levels() -> None:
     whole, count = force(saved)
     assert count == 4
     np.testing.assert_allclose(whole, force(replace(saved, core=other))[0], rtol=1e-12)
+    for stage, same in zip(saved.core.stages, other.stages, strict=True):
+        np.testing.assert_allclose(stage.scores, same.scores, rtol=0, atol=1e-14)
     np.testing.assert_allclose(whole, sum(np.sum(stage.rate**2) for stage in other.stages), rtol=1e-12)
 
 

@@ -46,7 +46,7 @@ def decode(config: dict[str, Any], cuts: list[int], mask: Any = None) -> tuple[A
     return np.concatenate(parts, axis=1), expected.x, cache
 
 
-@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6, 7, 8], [4, 5, 6], [3, 7]], ids=str)
+@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6, 7, 8], [6, 7], [3, 7]], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_12_tokens_in_turn_are_tokens_at_once(name: str, cuts: list[int]) -> None:
     found, expected, _ = decode(CONFIGS[name], cuts)
