@@ -74,7 +74,7 @@ AB2 and forward Euler move tokens by the old momentum, and need one to begin wit
 have it too, to tell what it is worth; and a classical model has one wide layer, to tell what that is worth.
 """
 
-LONG, LONGEST = 4 * PLAN.steps, 16 * PLAN.steps
+LONG = 4 * PLAN.steps
 RATES = (1e-3, PLAN.learning_rate, 1e-2)
 
 TRIED = (
@@ -89,9 +89,6 @@ TRIED = (
 
 LONGER = (*TRIED[:1], "Yurii", *TRIED[1:])
 """The same, with what has the rate of the short training alone."""
-
-HELD = ("classical", "Strang, one layer")
-"""What is trained for `LONGEST` steps, with the first seed."""
 
 PAPER = Plan(
     width=64,
@@ -122,13 +119,13 @@ def grid(
 
 
 def parts(names: Sequence[str] = tuple(VARIANTS), seeds: Sequence[int] = SEEDS) -> dict[str, list[Run]]:
-    """Return the runs of the experiment by part: short, long at each rate, and longest; of some variants and seeds."""
+    """Return the runs of the experiment by part: short, and long at each rate; of some variants and seeds."""
     found = {"short": grid(names, seeds)}
     for rate in RATES:
         usual = rate == PLAN.learning_rate
         tried = [name for name in (LONGER if usual else TRIED) if name in names]
         found[f"{rate:g}"] = grid(tried, seeds if usual else seeds[:1], LONG, rate)
-    return found | {"longest": grid([name for name in HELD if name in names], seeds[:1], LONGEST)}
+    return found
 
 
 @click.group(help=__doc__)
