@@ -75,20 +75,16 @@ have it too, to tell what it is worth; and a classical model has one wide layer,
 """
 
 LONG = 4 * PLAN.steps
-RATES = (1e-3, PLAN.learning_rate, 1e-2)
-
-TRIED = (
-    "classical",
-    "presymplectic Euler",
-    "AB2, first momentum",
-    "forward Euler, first momentum",
-    "Strang, one layer",
-    "classical, one layer",
-)
-"""What is trained for `LONG` steps: at every rate with the first seed, at that of the short training with all."""
-
-LONGER = (*TRIED[:1], "Yurii", *TRIED[1:])
-"""The same, with what has the rate of the short training alone."""
+LONGER: dict[str, dict[float, int]] = {
+    "classical": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+    "Yurii": {3e-3: 1},
+    "presymplectic Euler": {3e-3: 3, 1e-2: 1},
+    "AB2, first momentum": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+    "forward Euler, first momentum": {3e-3: 3, 1e-2: 1},
+    "Strang, one layer": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+    "classical, one layer": {3e-3: 3, 1e-2: 1},
+}
+"""What is trained for `LONG` steps: with how many seeds at which rate."""
 
 PAPER = Plan(
     width=64,
@@ -121,10 +117,11 @@ def grid(
 def parts(names: Sequence[str] = tuple(VARIANTS), seeds: Sequence[int] = SEEDS) -> dict[str, list[Run]]:
     """Return the runs of the experiment by part: short, and long at each rate; of some variants and seeds."""
     found = {"short": grid(names, seeds)}
-    for rate in RATES:
-        usual = rate == PLAN.learning_rate
-        tried = [name for name in (LONGER if usual else TRIED) if name in names]
-        found[f"{rate:g}"] = grid(tried, seeds if usual else seeds[:1], LONG, rate)
+    for rate in sorted({rate for rates in LONGER.values() for rate in rates}):
+        each = [
+            grid([name], seeds[: rates.get(rate, 0)], LONG, rate) for name, rates in LONGER.items() if name in names
+        ]
+        found[f"{rate:g}"] = [run for runs in each for run in runs]
     return found
 
 
