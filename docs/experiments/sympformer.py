@@ -78,11 +78,11 @@ LONG = 4 * PLAN.steps
 LONGER: dict[str, dict[float, int]] = {
     "classical": {1e-3: 1, 3e-3: 3, 1e-2: 1},
     "Yurii": {3e-3: 1},
-    "presymplectic Euler": {3e-3: 3, 1e-2: 1},
+    "presymplectic Euler": {1e-3: 1, 3e-3: 3, 1e-2: 1},
     "AB2, first momentum": {1e-3: 1, 3e-3: 3, 1e-2: 1},
-    "forward Euler, first momentum": {3e-3: 3, 1e-2: 1},
+    "forward Euler, first momentum": {1e-3: 1, 3e-3: 3, 1e-2: 1},
     "Strang, one layer": {1e-3: 1, 3e-3: 3, 1e-2: 1},
-    "classical, one layer": {3e-3: 3, 1e-2: 1},
+    "classical, one layer": {1e-3: 1, 3e-3: 3, 1e-2: 1},
 }
 """What is trained for `LONG` steps: with how many seeds at which rate."""
 
