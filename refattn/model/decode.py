@@ -60,11 +60,11 @@ def start(params: Params, batch: int) -> Cache:
 
 
 @checked(params=Params, cache=Cache)
-def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
+def extend(params: Params, cache: Cache, tokens: Array, chance: network.Chance | None = None) -> tuple[Array, Cache]:
     """Return the logits (b, t) after some new tokens (b, n), and the cache with them.
 
-    They equal those of the whole sequence at its last token. Raises as `refattn.model.forward` does, and ValueError
-    where the sequence becomes longer than the context of the model.
+    They equal those of the whole sequence at its last token, by the same `chance`. Raises as `refattn.model.forward`
+    does, and ValueError where the sequence becomes longer than the context of the model.
 
     >>> import numpy as np
     >>> from refattn import model
@@ -84,13 +84,14 @@ def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
         raise ValueError(f"tokens: got {together.shape[1]} in all, needs at most {params.position_embedding.shape[0]}")
     stream, own = params.config.record.stream, equations.active(network)
     if cache.blocks is None or stream is None:
-        logits, _ = own.forward(params, together, False)
+        logits, _ = own.forward(params, together, False, chance)
         return logits[:, -1, :], Cache(together, None)
     advance = stream.step if tokens.shape[1] == 1 else stream.prefill
     blocks = cache.blocks
 
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
-        return advance(layer.block, blocks[index], state, network.context_of(params, tokens, index, first=first))
+        context = network.context_of(params, tokens, index, first=first, chance=chance)
+        return advance(layer.block, blocks[index], state, context)
 
     logits, saved = own.run(params, tokens, first, network.context_of(params, tokens, 0, first=first), step)
     return logits[:, -1, :], Cache(together, tuple(layer.block for layer in saved.layers))

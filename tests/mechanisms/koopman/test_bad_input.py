@@ -27,7 +27,7 @@ BLOCK = ra.mechanism("koopman").block
         ({"fit": "ridge"}, r"fit: got 'ridge', needs one of stein, separable"),
         ({"space": "all"}, r"space: got 'all', needs one of keys, augmented, full"),
         ({"similarity": "cosine"}, r"similarity: got 'cosine', needs one of dot, kernel"),
-        ({"perturbation": "psi"}, r"perturbation: got 'psi', needs one of shift, identity, pencil"),
+        ({"perturbation": "psi"}, r"perturbation: got 'psi', needs one of identity, shift, pencil"),
         ({"scale": "max"}, r"scale: got 'max', needs one of sum, mean"),
         ({"tau": 0.5}, r"tau: got 0.5, needs 0 \(the ridge draws the operator to 0\) or 1 \(to the identity\)"),
         ({"window": 0}, r"window: got 0, needs a whole number of at least 1"),

@@ -191,7 +191,7 @@ def _image(inputs: Given, values: Given) -> Array:
 def _shares(inputs: Given) -> tuple[float, float]:
     """Return how much of x and of phi(x) - tau x psi(x) holds, at most."""
     epsilon, mix = _largest(inputs, "epsilon", MEAN), _largest(inputs, "mix", 1.0)
-    a, b = a_and_b(_chosen(inputs, "perturbation", "shift", PERTURBATIONS), epsilon, mix)
+    a, b = a_and_b(_chosen(inputs, "perturbation", "identity", PERTURBATIONS), epsilon, mix)
     return a + b * _tau(inputs), b
 
 
