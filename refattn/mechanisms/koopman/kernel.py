@@ -276,6 +276,14 @@ def coordinates(g: Observables) -> Array:
     return namespace(own).concat([g.keys, own + zeros((*g.keys.shape[:2], 1, 1, 1), g.keys)], axis=-2)
 
 
+def centres_of(first: Array, g: Observables, space: str) -> Observables:
+    """Return the functions that phi is made of: g, or in the full space the sections at the starts of transitions."""
+    if space != "full":
+        return g
+    everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
+    return Observables(g.kernel, first, everywhere, g.count, augmented=False)
+
+
 def distance(rho: Array, factor: float) -> Array:
     """Return sqrt(factor rho): below tiny the square root has no derivative, and k2 none that matters."""
     xp = namespace(rho)

@@ -73,19 +73,11 @@ def test_shift_and_identity_have_other_limits() -> None:
 
 
 def test_the_default_can_be_inverted() -> None:
-    """In calls in which psi = phi + epsilon pi has no inverse, two of these twenty; with four updates in most."""
-    failed = {}
-    for perturbation, updates in (("identity", 2), ("shift", 2), ("identity", 4), ("shift", 4)):
-        given = {} if perturbation == "identity" else {"perturbation": perturbation}
-        failed[perturbation, updates] = 0
-        for seed in range(28, 48):
-            arrays = (counter.normal((1, 2, 8, 4), seed=seed, purpose=name) for name in "qkv")
-            try:
-                ra.koopman.forward(*arrays, updates=updates, **given)
-            except ra.koopman.KoopmanInverseError:
-                failed[perturbation, updates] += 1
-    assert failed["identity", 2] == failed["identity", 4] == 0
-    assert 0 < failed["shift", 2] < 5 < failed["shift", 4]
+    """Where psi = phi + epsilon pi has no inverse, and in later updates."""
+    arrays = [counter.normal((1, 2, 8, 4), seed=3, purpose=name) for name in "qkv"]
+    with pytest.raises(ra.koopman.KoopmanInverseError):
+        ra.koopman.forward(*arrays, perturbation="shift")
+    assert np.all(np.isfinite(ra.koopman.forward(*arrays, updates=4)[0]))
 
 
 def test_a_draw_that_does_not_invert_is_replaced() -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refattn.mechanisms.families import numbers_of
-from refattn.mechanisms.koopman.core import FAMILIES, FITS, MEAN, PERTURBATIONS
-from refattn.mechanisms.koopman.perturbation import a_and_b
+from refattn.mechanisms.koopman.core import FAMILIES, FITS, MEAN
+from refattn.mechanisms.koopman.perturbation import PERTURBATIONS, a_and_b
 from refattn.ops.heads import repeat_heads
 from refattn.ops.solve import identity
 from refattn.xp import Array, is_array, max_last, namespace
