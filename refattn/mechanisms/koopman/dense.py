@@ -179,7 +179,9 @@ def forward(
         seen = seen & (arange(0, k.shape[2], q) <= arange(0, q.shape[2], q)[:, None] + offset)  # (b, h, i, j)
     seen = seen if mask is None else seen & mask  # (b, h, i, j): whether j is in J(i)
     g = observables(options.kernel, keys, seen, options.space == "augmented")
-    gram = gram_of(g, keys, seen, causal, options.jitter) if options.updates > 1 else None  # tagged there
+    gram = None
+    if options.updates > 1:
+        gram = gram_of(g, keys, seen, causal, options.jitter)  # tagged there
     trajectory, all_weights, steps = tuple[Array, ...]((q,)), tuple[Array, ...](), tuple[Step, ...]()
     for n in range(options.updates):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
@@ -330,8 +332,7 @@ def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array
     """Return A (..., l, o) of KOOP.11 for Z, G and Y; with Z and G transposed it is its own adjoint, Y to A."""
     xp, (rows, columns) = namespace(inner), targets.shape[-2:]
     if fit == "separable":
-        left = solve(inner + ridge * identity(rows, inner), targets)  # (..., l, o)
-        return transpose(solve(transpose(gram), transpose(left)))
+        return transpose(solve(transpose(gram), transpose(solve(inner + ridge * identity(rows, inner), targets))))
     # Row by row the elements of A are one vector: element (l, o) of Z A G takes Z_ll' G_o'o of element (l', o').
     product = inner[..., :, None, :, None] * transpose(gram)[..., None, :, None, :]  # (..., l, o, l', o')
     system = xp.reshape(product, (*product.shape[:-4], rows * columns, rows * columns))  # (..., l o, l' o')
@@ -425,8 +426,7 @@ def update_backward(
         d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
         of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
     else:
-        targets = observed(g, points[..., 1:, :]) - tau * starts  # (b, h, i, l, o)
-        fitted = options.limit.adjoint(inner, gram, lam, targets, d_found)
+        fitted = options.limit.adjoint(inner, gram, lam, observed(g, points[..., 1:, :]) - tau * starts, d_found)
         d_targets, of_ridge = fitted[0], fitted[3]  # (b, h, i, l, o) [dKOOP.8], (b, h, i, 1, 1)
         d_inner, d_gram = (summed(x, options) for x in fitted[1:3])  # (b, h, i, l, l) [dKOOP.10], (b, h, i, o, o)
     if options.scale == "mean":

@@ -74,6 +74,11 @@ class Kernel:
         d_y = transpose(d_cross) @ x + xp.sum(d_own, axis=-2)[..., None] * y
         return d_x, d_y, d_bandwidth, d_weight
 
+    def jacobian(self, x: Array, y: Array, factors: Array) -> Array:
+        """Return sum_q factors_q dk(x, y_q)/dx (..., r, d) for one point x (..., 1, d) and factors (..., r, q)."""
+        _, cross, own, *_ = self.look(x, y)  # (..., 1, q)
+        return (factors * cross) @ y + namespace(x, y).sum(factors * own, axis=-1, keepdims=True) * x
+
     def slope_bound(self) -> float | Array:
         """Return the largest slope of c k2 along a line."""
         assert self.steepest is not None
@@ -244,9 +249,9 @@ def observed_backward(g: Observables, x: Array, d_values: Array) -> tuple[Array,
 def look(g: Observables, x: Array, factors: Array) -> tuple[Array, Array, Array]:
     """Return C g(x) (b, h, i, d) for C (b, h, i, d, o), the size of its terms, and its Jacobian (b, h, i, d, d)."""
     xp, row = namespace(x), x[..., None, :]
-    values, cross, own, *_ = g.kernel.look(row, g.keys)  # (b, h, i, 1, j)
+    values = g.kernel.values(row, g.keys)  # (b, h, i, 1, j)
     at_keys = factors[..., : g.keys.shape[3]] if g.augmented else factors
-    jacobian = (at_keys * cross) @ g.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
+    jacobian = g.kernel.jacobian(row, g.keys, at_keys)
     jacobian = jacobian + factors[..., g.keys.shape[3] :] if g.augmented else jacobian
     at_x = visible(g, xp.concat([values, row], axis=-1) if g.augmented else values)  # (b, h, i, 1, o)
     return (factors @ transpose(at_x))[..., 0], (xp.abs(factors) @ transpose(xp.abs(at_x)))[..., 0], jacobian

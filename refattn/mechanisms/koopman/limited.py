@@ -85,7 +85,7 @@ class Limited:
             found = self._shrunk(_Spectrum(values, vectors, before), rho)[0]
             return found, _shifted(values, vectors, ridge + rho, targets + rho * (2.0 * found - before)) - found
 
-        before = _settled(start, lambda x: step(x)[1])
+        before = _settled(start, start, lambda x: step(x)[1])
         return step(before)[0] + lost + lost_inner, before
 
     def within_backward(
@@ -115,7 +115,7 @@ class Limited:
             own = rho * solved(x)
             return spectrum.backward(shrinking, d_found + 2.0 * own - x)[0] - own
 
-        d_targets = solved(_settled(xp.zeros_like(d_found), step))
+        d_targets = solved(_settled(xp.zeros_like(d_found), d_found, step))
         rest = d_found - (inner @ d_targets + (ridge - rho) * d_targets)
         d_inner = spectrum.backward(shrinking, rest)[1] - d_targets @ transpose(found)
         return d_targets + lost + lost_too, d_inner + lost + lost_too, -_summed(d_targets * found)
@@ -163,14 +163,16 @@ class _Spectrum:
         # forward: found = B H(Q), Q = B^T weights B
         sizes = xp.where(acts, self.sizes, 1.0)
         a, b = self.sizes[..., :, None], self.sizes[..., None, :]
-        both, one = acts[..., :, None] & acts[..., None, :], acts[..., :, None] ^ acts[..., None, :]
-        gap = xp.where(one, a * a - b * b, 1.0)
-        if concrete(xp.any(one & (xp.abs(gap) <= 1e-12 * self.sizes[..., :1, None] ** 2))):
+        known_a, known_b = sizes[..., :, None], sizes[..., None, :]
+        first, second = acts[..., :, None], acts[..., None, :]
+        gap = xp.where(first ^ second, xp.abs(a - b) * (a + b), 1.0)
+        if concrete(xp.any((first ^ second) & (gap <= 1e-12 * self.sizes[..., :1, None] ** 2))):
             raise ValueError("fit: got singular values that are equal where they are cut, which has no gradient")
-        same = -gamma[..., None] / (
-            sizes[..., :, None] * sizes[..., None, :] * (sizes[..., :, None] + sizes[..., None, :])
-        )
-        slope = xp.where(both, same, xp.where(one, (kept[..., :, None] - kept[..., None, :]) / gap, 0.0))
+        # What h is more than h_0, without cancellation.
+        more = ((1.0 - 2.0 * rest) * sizes + gamma) / sizes
+        more_of = xp.where(first, more[..., :, None], more[..., None, :])
+        same = -gamma[..., None] / (known_a * known_b * (known_a + known_b))
+        slope = xp.where(first & second, same, xp.where(first ^ second, more_of / gap, 0.0))
         along = d_found @ transpose(self.across)  # (..., l, n)
         beyond, d_beyond = self.x - self.within @ self.across, d_found - along @ self.across  # (..., l, o)
         product = transpose(self.within) @ along
@@ -200,17 +202,20 @@ def _rho(values: Array, ridge: Any) -> Array:
     return namespace(values).sqrt((values[..., :1, :] + ridge) * (values[..., -1:, :] + ridge))
 
 
-def _settled(x: Array, change: Callable[[Array], Array]) -> Array:
-    """Return where x <- x + change(x) comes to rest."""
+def _settled(x: Array, like: Array, change: Callable[[Array], Array]) -> Array:
+    """Return where x <- x + change(x) comes to rest, beside a size like that of `like`; matrices do not see others."""
     xp = namespace(x)
     eps = float(xp.finfo(x.dtype).eps)
-    for n in range(STEPS_UNSEEN if concrete(xp.any(x == x)) is None else STEPS):
+    going = xp.sum(x, axis=(-2, -1), keepdims=True) == xp.sum(x, axis=(-2, -1), keepdims=True)
+    for n in range(STEPS_UNSEEN if concrete(xp.any(going)) is None else STEPS):
         step = change(x)
-        x = x + step
-        moved, size = (xp.max(xp.abs(each), axis=(-2, -1)) for each in (step, x))
-        if concrete(xp.all(moved <= 4.0 * eps * size)):
+        x = xp.where(going, x + step, x)
+        moved, *sizes = (xp.max(xp.abs(each), axis=(-2, -1), keepdims=True) for each in (step, x, like))
+        size = xp.maximum(*sizes)
+        going = going & (moved > 4.0 * eps * size)
+        if concrete(~xp.any(going)):
             break
-        if n == STEPS - 1 and concrete(xp.any(moved > (REST if eps < 1e-12 else 1e-4) * size)):
+        if n == STEPS - 1 and concrete(xp.any(going & (moved > (REST if eps < 1e-12 else 1e-4) * size))):
             raise ValueError(f"ridge: got one so small that a limited fit does not settle in {STEPS} steps, needs more")
     return x
 
