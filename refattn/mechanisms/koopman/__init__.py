@@ -6,7 +6,7 @@ What to read, in this order:
 - `kernel`: the kernels, and the observables that are made of their sections.
 - `perturbation`: the operator's one-step map phi, psi = a pi + b phi, and its inverse by Newton's method.
 - `core`: the public map of q, k and v: its options, their defaults and checks.
-- `limited`: fits of an operator whose norm or rank is limited.
+- `limited`: fits of an operator whose norm or rank is limited; `own`: whether a kernel of a user's is one.
 - `layer.block`: projections around the core, KOOP.18 to KOOP.22: the mechanism as a layer; `layer.draws`: random
   ridges and epsilons; `layer.decode`: what a last query says about the next token.
 - `forms.shared`: the same numbers by one factorisation of the Gram matrix for all queries, `forms.whitening`.
@@ -27,7 +27,7 @@ from refattn.mechanisms.koopman.judge.cases import CASES as _CASES
 from refattn.mechanisms.koopman.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
-from refattn.mechanisms.koopman.kernel import Linear, Matern32, Matern52, Polynomial, Rbf
+from refattn.mechanisms.koopman.kernel import Linear, Matern32, Matern52, Own, Polynomial, Rbf
 from refattn.mechanisms.koopman.layer import block as _block
 from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.perturbation import Identity, KoopmanInverseError, Pencil, Shift
@@ -40,6 +40,7 @@ __all__ = [
     "Linear",
     "Matern32",
     "Matern52",
+    "Own",
     "Pencil",
     "Polynomial",
     "Rbf",

@@ -15,8 +15,9 @@ from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, retur
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.koopman import dense
 from refattn.mechanisms.koopman.forms import shared
-from refattn.mechanisms.koopman.kernel import KERNELS, Kernel
+from refattn.mechanisms.koopman.kernel import KERNELS, Kernel, kernel_of
 from refattn.mechanisms.koopman.limited import Limited
+from refattn.mechanisms.koopman.own import check_own
 from refattn.mechanisms.koopman.perturbation import (
     PERTURBATIONS,
     STALLED,
@@ -150,6 +151,7 @@ KINDS: dict[str, Mapping[str, type[Any]]] = {"kernel": KERNELS, "fit": FITS, "pe
 """The options that are families, with their kinds by name."""
 
 FAMILIES: dict[str, Callable[[Any], Any]] = {name: partial(choose, name, kinds=kinds) for name, kinds in KINDS.items()}
+FAMILIES["kernel"] = kernel_of
 """What makes an object of such an option."""
 
 DIFFERENTIABLE = ("ridge", "epsilon", "bandwidth", "weight", "mix")
@@ -208,7 +210,8 @@ def forward(
         m, at least 1. The first update is plain attention; each later one fits an operator to all transitions so far.
     kernel
         `Linear` (x . y alone), or with a second kernel `Rbf`, `Matern32`, `Matern52` or `Polynomial`, with a bandwidth
-        and a weight. As every family of options an object, its name ("rbf"), or text ("rbf(bandwidth=2.0)").
+        and a weight. As every family of options an object, its name ("rbf"), or text ("rbf(bandwidth=2.0)"). `Own` is
+        a second kernel of your own, an object or the text MODULE:NAME of one.
     space
         "keys": the operator acts on the span of the kernel's sections at the keys; "augmented": on that of the
         coordinate functions, too; "full": on all functions.
@@ -355,7 +358,7 @@ def chosen_families(**given: Any) -> dict[str, Any]:
     """Return the kernel, the fit and the perturbation that are meant; raise where they do not go together."""
     found = {name: FAMILIES[name](value) for name, value in given.items()}
     if found["perturbation"].certify and found["kernel"].steepest is None:
-        raise ValueError("certify: got True for a polynomial kernel, whose slope has no bound; needs another kernel")
+        raise ValueError("certify: got True for a kernel whose slope has no bound, needs another one")
     return found
 
 
@@ -387,8 +390,9 @@ def placed(
     candidates = {name: x.shape[0] for name, x in tables.items()}
     if len({n for n in candidates.values() if n != 1}) > 1:
         raise ValueError(f"epsilon: got {candidates['epsilon']} candidates, the ridge has {candidates['ridge']}")
-    if "bandwidth" in asked:
-        kernel = replace(kernel, bandwidth=numbers["bandwidth"], weight=numbers["weight"])  # type: ignore[type-var]
+    kernel = replace(kernel, **{n: x for n, x in numbers.items() if n in asked and n != "mix"})  # type: ignore[type-var]
+    if kernel.foreign:
+        check_own(kernel, like, space)
     if jitter is None:
         jitter = JITTER["float64" if xp.finfo(like.dtype).bits == 64 else "float32"]
     options = dense.Options(

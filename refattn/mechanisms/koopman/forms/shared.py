@@ -341,7 +341,10 @@ class Step:
         xp, g, row = namespace(x), self.chunk.g, x[..., None, :]
         if self.dual is None:
             values, cross, own, *_ = g.kernel.look(self.first, row)  # (b, h, i, l, 1)
-            return values[..., 0], xp.abs(values[..., 0]), cross * self.first + own * row
+            jacobian = cross * self.first + own * row
+            if g.kernel.foreign:
+                jacobian = jacobian + g.kernel.more(row, self.first, identity(self.first.shape[-2], x))
+            return values[..., 0], xp.abs(values[..., 0]), jacobian
         keys = self.chunk.keys
         values, cross, own, *_ = g.kernel.look(x, keys)  # (b, h, i, j)
         sections = self.chunk.sections_of(x, values)[..., None]
@@ -349,6 +352,8 @@ class Step:
         at_keys, beyond = self.dual[..., : keys.shape[2]], self.dual[..., keys.shape[2] :]
         jacobian = flat_product(at_keys * cross[..., None, :], keys)
         jacobian = jacobian + xp.sum(at_keys * own[..., None, :], axis=-1)[..., None] * row
+        if g.kernel.foreign:
+            jacobian = jacobian + g.kernel.more(row, g.keys, at_keys)
         return value, size, jacobian + beyond if g.augmented else jacobian
 
     def steepness(self) -> Array:

@@ -38,6 +38,7 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.families import text_of
 from refattn.mechanisms.koopman import core
+from refattn.mechanisms.koopman.kernel import Own
 from refattn.mechanisms.koopman.layer.draws import LAWS, Beta, Law, draw, law_of
 from refattn.mechanisms.projections import (
     State,
@@ -93,6 +94,8 @@ class Config(projections.Sizes):
         core.check_choices(**own)
         families = core.chosen_families(**{name: getattr(self, name) for name in core.KINDS})
         for name, kind in families.items():
+            if isinstance(getattr(self, name), Own):
+                raise TypeError("kernel: got an Own, needs the text MODULE:NAME of it in a block")
             if not isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, text_of(kind, core.KINDS[name]))
         if isinstance(self.draws, Law):
