@@ -60,7 +60,8 @@ def imported(option: str, given: Any, kind: type) -> Any:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of a {kind.__name__}: {error}") from error
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of {article} {kind.__name__}: {error}") from error
     check_is(f"{option} {given}", found, kind)
     return found
 

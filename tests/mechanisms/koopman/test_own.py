@@ -100,5 +100,5 @@ def test_what_a_kernel_of_ones_own_cannot_do() -> None:
         ra.koopman.forward(x, x, x, kernel=KERNEL, space="augmented")
     with pytest.raises(ValueError, match=r"certify: got True for a kernel whose slope has no bound"):
         ra.koopman.forward(x, x, x, kernel=KERNEL, perturbation="identity(certify=True)")
-    with pytest.raises(ValueError, match=r"kernel: got 'nowhere:k', needs MODULE:NAME of a Own"):
+    with pytest.raises(ValueError, match=r"kernel: got 'nowhere:k', needs MODULE:NAME of an Own"):
         ra.koopman.forward(x, x, x, kernel="nowhere:k")
