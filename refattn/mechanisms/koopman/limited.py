@@ -34,11 +34,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from refattn.mechanisms.record import Unsupported
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, concrete, namespace, transpose
 
-STEPS, STEPS_UNSEEN = 5000, 300
-"""Steps of a fit at most; and where values cannot be asked (jax.jit)."""
+STEPS = 5000
+"""Steps of a fit at most."""
 
 REST = 1e-9
 """The largest relative change by a last step that counts as rest, for float64; 1e-4 for float32."""
@@ -115,7 +116,8 @@ class Limited:
             own = rho * solved(x)
             return spectrum.backward(shrinking, d_found + 2.0 * own - x)[0] - own
 
-        d_targets = solved(_settled(xp.zeros_like(d_found), d_found, step))
+        start = 2.0 * spectrum.backward(shrinking, d_found)[0]  # of one transition this is it
+        d_targets = solved(_settled(start, d_found, step))
         rest = d_found - (inner @ d_targets + (ridge - rho) * d_targets)
         d_inner = spectrum.backward(shrinking, rest)[1] - d_targets @ transpose(found)
         return d_targets + lost + lost_too, d_inner + lost + lost_too, -_summed(d_targets * found)
@@ -207,7 +209,10 @@ def _settled(x: Array, like: Array, change: Callable[[Array], Array]) -> Array:
     xp = namespace(x)
     eps = float(xp.finfo(x.dtype).eps)
     going = xp.sum(x, axis=(-2, -1), keepdims=True) == xp.sum(x, axis=(-2, -1), keepdims=True)
-    for n in range(STEPS_UNSEEN if concrete(xp.any(going)) is None else STEPS):
+    unseen = concrete(xp.any(going)) is None
+    if unseen and x.shape[-2] > 1:
+        raise Unsupported("fit: got a norm or nuclear with several transitions under jax.jit, whose steps ask values")
+    for n in range(1 if unseen else STEPS):
         step = change(x)
         x = xp.where(going, x + step, x)
         moved, *sizes = (xp.max(xp.abs(each), axis=(-2, -1), keepdims=True) for each in (step, x, like))
