@@ -96,7 +96,6 @@ class Limited:
         inner, lost = _finite(inner)
         d_found, lost_too = _finite(d_found)
         before, _ = _finite(before)
-        xp = namespace(inner)
         values, vectors = _eigen(inner)
         weights = values if self.rank is None else values * (values + ridge)
         spectrum, rho = _Spectrum(weights, vectors, before), _rho(values, ridge)
