@@ -394,7 +394,7 @@ def update_backward(
     tau, epsilon, ridge = step.numbers  # (), (), () or (d,)
     a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
     points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
-    starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
+    fit, starts, dual, inner, found, modes = options.fit, step.starts, step.dual, step.inner, step.found, step.modes
     centres = centres_of(points[..., :-1, :], g, options.space)
     beside = xp.stack([attended, root], axis=-2)  # (b, h, i, 2, d): q' and q^r
     at_beside = observed(centres, beside)  # of all observables there
@@ -418,17 +418,16 @@ def update_backward(
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
     lam = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
     if options.limit is None:
-        d_targets = coefficients(
-            options.fit, transpose(inner), transpose(gram), lam, d_found
-        )  # (b, h, i, l, o) [dKOOP.8]
+        d_targets = coefficients(fit, transpose(inner), transpose(gram), lam, d_found)  # (b, h, i, l, o) [dKOOP.8]
         d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
-        left = inner @ found + lam * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
+        left = inner @ found + lam * found if fit == "separable" else inner @ found  # (b, h, i, l, o)
         d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
-        of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
+        of_ridge = -d_targets * (found @ gram if fit == "separable" else found)  # (b, h, i, l, o)
     else:
         fitted = options.limit.adjoint(inner, gram, lam, observed(g, points[..., 1:, :]) - tau * starts, d_found)
         d_targets, of_ridge = fitted[0], fitted[3]  # (b, h, i, l, o) [dKOOP.8], (b, h, i, 1, 1)
-        d_inner, d_gram = (summed(x, options) for x in fitted[1:3])  # (b, h, i, l, l) [dKOOP.10], (b, h, i, o, o)
+        d_inner = summed(fitted[1], options)  # (b, h, i, l, l) [dKOOP.10]
+        d_gram = summed(fitted[2], options)  # (b, h, i, o, o)
     if options.scale == "mean":
         of_ridge = of_ridge * (float(inner.shape[-1]) * g.count[..., None])  # (b, h, i, l, o)
     d_ridge = xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
