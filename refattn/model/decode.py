@@ -98,7 +98,7 @@ def extend(params: Params, cache: Cache, tokens: Array, chance: network.Chance |
         return advance(layer.block, blocks[index], state, context)
 
     def point(y: Array) -> tuple[Array, Any]:
-        context = network.context_of(params, tokens, len(params.layers), first=first)
+        context = network.context_of(params, tokens, len(params.layers), first=first, chance=chance)
         *found, longer = params.config.record.pointer.extend(params.pointer, cache.head, y, context)
         return equations.active(pointer).mixed(*found, None, params.token_embedding, together)[0], longer
 

@@ -87,7 +87,7 @@ def forward(params: Params, tokens: Array, training: bool, chance: Chance | None
         return params.config.record.block.forward(layer.block, state, context)
 
     def point(y: Array) -> tuple[Array, Any]:
-        context = context_of(params, tokens, len(params.layers), training)
+        context = context_of(params, tokens, len(params.layers), training, chance=chance)
         return equations.active(pointer).forward(params, y, tokens, context)
 
     head = None if params.pointer is None else point

@@ -72,8 +72,9 @@ def test_a_block_uses_its_draws_or_the_means_of_its_law() -> None:
         np.testing.assert_array_equal(out(drawing, contexts[1]), found[1])
 
 
-def small(**options: Any) -> tuple[model.Params, Any]:
-    config = model.Config("koopman", vocabulary=256, context=8, width=8, heads=2, layers=2, options=options)
+def small(head: str = "vocabulary", **options: Any) -> tuple[model.Params, Any]:
+    sizes: dict[str, Any] = {"vocabulary": 256, "context": 8, "width": 8, "heads": 2, "layers": 2}
+    config = model.Config("koopman", **sizes, decode=head, options=options)
     return model.init(config, like=np.ones(1)), counter.integers((2, 8), 0, 256, seed=1, purpose="tokens")
 
 
@@ -88,8 +89,9 @@ def test_a_model_draws_by_the_seed_and_the_step() -> None:
     assert not np.any(first["ridge"] == second["ridge"])
 
 
-def test_token_by_token_the_draws_are_those_of_the_whole() -> None:
-    params, given = small(draws=HERE, updates=3)
+@pytest.mark.parametrize("head", ["vocabulary", "pointer"])
+def test_token_by_token_the_draws_are_those_of_the_whole(head: str) -> None:
+    params, given = small(head, draws=HERE, updates=3)
     whole = model.forward(params, given, chance=(3, 0))[0]
     cache, first = decode.start(params, 2), 0
     for stop in (3, 4, 8):

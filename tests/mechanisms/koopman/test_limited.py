@@ -121,6 +121,20 @@ def test_forms_agree_and_gradients_are_differences(options: dict[str, Any]) -> N
         assert np.sum(found[name] * way) == pytest.approx(change, rel=1e-6, abs=1e-8), name
 
 
+def test_a_stream_has_the_same_limit() -> None:
+    """With a kernel whose operator could live in features, too, which know of no limit."""
+    block, stream = ra.mechanism("koopman").block, ra.mechanism("koopman").stream
+    x, context = draw("x", 1, 4, 6), ra.Context(causal=True)
+    config = block.Config(width=6, heads=2, kernel="linear", fit="separable(norm=0.2)", updates=3)
+    params = block.init(config, like=x)
+    whole = block.read(params, block.forward(params, block.start(params, x, context), context)[0])
+    assert stream is not None
+    cache = stream.start(params, 1)
+    for n in range(4):
+        state, cache = stream.step(params, cache, block.start(params, x[:, n : n + 1], context), context)
+        np.testing.assert_allclose(block.read(params, state), whole[:, n : n + 1], rtol=1e-9, atol=1e-11)
+
+
 def test_what_is_not_finite_goes_on_and_a_query_without_keys_is_nothing() -> None:
     q, k, v = (draw(name, 1, 2, 4, 3) for name in "qkv")
     mask = np.ones((4, 4), bool)
