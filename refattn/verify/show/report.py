@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from refattn.mechanisms.claims import Claim
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.conventions import expected
 from refattn.verify.outcome import Outcome, Report, Verdict
@@ -36,6 +37,16 @@ def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool 
     """Return the table of mechanisms."""
     rows = [(m.name, m.title, ", ".join(m.forms), m.source) for m in records]
     return render([_table(("name", "title", "forms", "source"), rows, width)], width, colour)
+
+
+def claims(found: Mapping[str, Sequence[Claim]], *, width: int = WIDE, colour: bool = False) -> str:
+    """Return a table for each mechanism of what its sources claim."""
+    parts: list[RenderableType] = []
+    for name, many in found.items():
+        rows = [(c.source, c.claim, c.holds, "\n".join((c.shown, *c.tests))) for c in many]
+        parts += [*([""] if parts else []), Text(name, style="bold"), ""]
+        parts += [_table(("source", "claim", "holds", "shown by"), rows, width, apart=True)]
+    return render(parts, width, colour)
 
 
 def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:

@@ -1,0 +1,31 @@
+"""The directive ``claims``: what the sources of every mechanism claim, from `refattn.mechanisms.claims`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+from docs.extension.docstrings import markdown
+from refattn.mechanisms import registry
+from refattn.mechanisms.claims import claims_of
+
+
+class Tables(SphinxDirective):
+    """``claims``: a section with a table for each mechanism."""
+
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes("\n".join(lines()), allow_section_headings=True)
+
+
+def lines() -> Iterator[str]:
+    """Yield the sections as Markdown."""
+    for name in registry.list_mechanisms():
+        yield from (f"## {registry.mechanism(name).title}", "")
+        yield from ("| source | claim | holds | shown by | held by |", "| --- | --- | --- | --- | --- |")
+        for claim in claims_of(name):
+            words = (markdown(text) for text in (claim.source, claim.claim, claim.holds))
+            tests = "<br>".join(f"`{test}`" for test in claim.tests)
+            yield f"| {' | '.join(words)} | `{claim.shown}` | {tests} |"
+        yield ""
