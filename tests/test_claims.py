@@ -26,8 +26,8 @@ COMMANDS = ("refattn ", "python -m ")
 
 
 @functools.cache
-def tests_of(path: Path) -> set[str]:
-    """The tests of a file, those of its classes as Class::name."""
+def names_in(path: Path) -> set[str]:
+    """The functions of a file."""
     return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
@@ -37,7 +37,7 @@ def problems(claim: Claim) -> list[str]:
     found = [f"{name}: {text!r}" for name, text in cells.items() if not text.strip() or "\n" in text or "|" in text]
     for test in claim.tests:
         path, _, name = test.partition("::")
-        if not (ROOT / path).is_file() or not name.startswith("test_") or name not in tests_of(ROOT / path):
+        if not (ROOT / path).is_file() or not name.startswith("test_") or name not in names_in(ROOT / path):
             found.append(f"no test {test}")
     return found if claim.tests else [*found, "no test"]
 
@@ -68,34 +68,43 @@ def test_calls_run(name: str) -> None:
                 raise AssertionError(f"{claim.shown}: {error!r}") from error
 
 
-def resolved(line: str) -> tuple[list[str], click.Command, click.Context]:
-    """Return the words of a command line, and its command with what it read of them."""
+def resolved(line: str) -> click.Context:
+    """Return what a command reads of the words of a line."""
     words = shlex.split(line)
-    if words[0] == "refattn":
-        command: Any = cli
-        rest = words[1:]
-    else:
-        module = importlib.import_module(words[2])
-        command, rest = module.main, words[3:]
-    context = command.make_context(words[0], list(rest))
+    command: Any = cli if words[0] == "refattn" else importlib.import_module(words[2]).main
+    rest = words[1:] if words[0] == "refattn" else words[3:]
     while isinstance(command, click.Group):
-        left = [*context.protected_args, *context.args]
-        _, command, left = command.resolve_command(context, left)
-        assert command is not None
-        context = command.make_context(command.name, left, parent=context)
-    return words, command, context
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command.make_context(line, list(rest))  # takes the words that it reads out of the list
 
 
-def commands() -> list[Any]:
-    lines = {claim.shown: None for many in CLAIMS.values() for claim in many if claim.shown.startswith(COMMANDS)}
-    return list(lines)
+LINES = [*dict.fromkeys(c.shown for many in CLAIMS.values() for c in many if c.shown.startswith(COMMANDS))]
 
 
-def test_commands_are_read() -> None:
-    for line in commands():
-        words, command, context = resolved(line)
-        for mechanism in (context.params.get("mechanism"), *context.params.get("mechanisms", ())):
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with a text."""
+    (tmp_path / "text.txt").write_text("to be read, and to be learned\n" * 400)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_commands_are_read(here: Path) -> None:
+    (here / "FOLDER").mkdir()
+    for line in LINES:
+        given = resolved(line).params
+        for mechanism in (given.get("mechanism"), *given.get("mechanisms", ())):
             assert mechanism is None or mechanism in ra.list_mechanisms(), line
-        if words[1] == "train":
-            given = settings.parse(context.params["assignments"])
-            settings.build(words[2], settings.merge({}, given))
+        if line.startswith("refattn train"):
+            settings.build(given["mechanism"], settings.merge({}, settings.parse(given["assignments"])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for line in LINES if not line.startswith(("python", "refattn verify"))])
+def test_commands_run(line: str, here: Path) -> None:
+    """But for verifications, which take a reader's kernel, and experiments, which take minutes or hours."""
+    small = "--data text.txt --steps 2 --out run --set batch=2 --set context=8 --set score_bytes=100"
+    words = f"{line} {small} --set sample_bytes=8".split() if line.startswith("refattn train") else line.split()
+    words = [word.replace("100", "1") if before == "--grow" else word for before, word in zip(words, words[1:])]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output

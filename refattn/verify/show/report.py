@@ -43,7 +43,8 @@ def claims(found: Mapping[str, Sequence[Claim]], *, width: int = WIDE, colour: b
     """Return a table for each mechanism of what its sources claim."""
     parts: list[RenderableType] = []
     for name, many in found.items():
-        rows = [(c.source, c.claim, c.holds, "\n".join((c.shown, *c.tests))) for c in many]
+        shown = ("\n".join((c.shown, *c.tests)).replace("::", "::\n  ") for c in many)  # narrower than a whole id
+        rows = [(c.source, c.claim, c.holds, by) for c, by in zip(many, shown, strict=True)]
         parts += [*([""] if parts else []), Text(name, style="bold"), ""]
         parts += [_table(("source", "claim", "holds", "shown by"), rows, width, apart=True)]
     return render(parts, width, colour)
