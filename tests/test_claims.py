@@ -96,15 +96,19 @@ def test_commands_are_read(here: Path) -> None:
         for mechanism in (given.get("mechanism"), *given.get("mechanisms", ())):
             assert mechanism is None or mechanism in ra.list_mechanisms(), line
         if line.startswith("refattn train"):
-            settings.build(given["mechanism"], settings.merge({}, settings.parse(given["assignments"])))
+            growing = {} if given["grow"] is None else {"grow": "auto"}
+            settings.build(given["mechanism"], settings.merge({}, settings.parse(given["assignments"]) | growing))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in LINES if not line.startswith(("python", "refattn verify"))])
 def test_commands_run(line: str, here: Path) -> None:
     """But for verifications, which take a reader's kernel, and experiments, which take minutes or hours."""
-    small = "--data text.txt --steps 2 --out run --set batch=2 --set context=8 --set score_bytes=100"
-    words = f"{line} {small} --set sample_bytes=8".split() if line.startswith("refattn train") else line.split()
-    words = [word.replace("100", "1") if before == "--grow" else word for before, word in zip(words, words[1:])]
+    words = shlex.split(line.replace("--grow 100", "--grow 1"))[1:]
+    if words[0] == "train":
+        sizes = "width=16 heads=2 layers=2 context=8 batch=2 score_bytes=100 sample_bytes=8".split()
+        sizes += ["growth.sequences=16"] if "--grow" in words else []
+        small = [word for size in sizes for word in ("--set", size)]
+        words = [*words[:2], *small, *words[2:], "--data", "text.txt", "--steps", "2"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, result.output
