@@ -1,4 +1,4 @@
-"""What sources claim has its table: no cell is empty, tests that are named exist, calls run and commands are well formed."""
+"""The table of what sources claim: no cell is empty, tests that are named exist, calls run and commands are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import functools
 import importlib
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the sources of a mechanism claim, and what shows each claim: `judge/claims.toml` of its room, read when asked for."""
+"""What the sources of a mechanism claim, and what shows it: `judge/claims.toml` of its room, read when asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Claim:
 
 
 def claims_of(mechanism: str) -> tuple[Claim, ...]:
-    """Return what the sources of a mechanism claim, in their order.
+    """Return what the sources of a mechanism claim, in their order; none where its room has no such file.
 
     Raises
     ------
@@ -48,5 +48,6 @@ def claims_of(mechanism: str) -> tuple[Claim, ...]:
     >>> claims_of("softmax")[0].claim
     'attention is the mean of the values, weighted by the softmax of scaled inner products'
     """
-    text = (files(registry.room(mechanism)) / "judge" / "claims.toml").read_text(encoding="utf-8")
-    return tuple(Claim(**{**row, "tests": tuple(row["tests"])}) for row in tomllib.loads(text)["claims"])
+    file = files(registry.room(mechanism)) / "judge" / "claims.toml"
+    rows = tomllib.loads(file.read_text(encoding="utf-8"))["claims"] if file.is_file() else []
+    return tuple(Claim(**{**row, "tests": tuple(row["tests"])}) for row in rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ def test_the_scale_keeps_scores_at_variance_1() -> None:
 def test_rotated_queries_and_keys_see_distances_alone() -> None:
     q, k, v = (counter.normal((1, 2, 5, 4), seed=3, purpose=name) for name in "qkv")
 
-    def attended(first: int) -> object:
+    def attended(first: int) -> Any:
         at = angles(np.arange(first, first + 5), 4, q)
         return ra.softmax.forward(rotary_forward(q, *at), rotary_forward(k, *at), v)[0]
 
