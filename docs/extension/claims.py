@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.resources import files
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
@@ -16,6 +17,8 @@ class Tables(SphinxDirective):
     """``claims``: a section with a table for each mechanism."""
 
     def run(self) -> list[nodes.Node]:
+        for name in registry.list_mechanisms():
+            self.env.note_dependency(str(files(registry.room(name)) / "judge" / "claims.toml"))
         return self.parse_text_to_nodes("\n".join(lines()), allow_section_headings=True)
 
 
