@@ -105,7 +105,7 @@ def test_commands_run(line: str, here: Path) -> None:
     """But for verifications, which take a reader's kernel, and experiments, which take minutes or hours."""
     words = shlex.split(line.replace("--grow 100", "--grow 1"))[1:]
     if words[0] == "train":
-        sizes = "width=16 heads=2 layers=2 context=8 batch=2 score_bytes=100 sample_bytes=8".split()
+        sizes = "width=16 heads=2 layers=2 context=8 batch=2 accumulate=1 score_bytes=100 sample_bytes=8".split()
         sizes += ["growth.sequences=16"] if "--grow" in words else []
         small = [word for size in sizes for word in ("--set", size)]
         words = [*words[:2], *small, *words[2:], "--data", "text.txt", "--steps", "2"]

@@ -14,7 +14,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from refattn.mechanisms.claims import Claim
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.foreign.conventions import expected
 from refattn.verify.outcome import Outcome, Report, Verdict
@@ -24,6 +23,7 @@ from refattn.verify.show.texts import WIDE, indented, natural, printable, render
 from refattn.verify.show.texts import table as _table
 
 if TYPE_CHECKING:
+    from refattn.mechanisms.claims import Claim
     from refattn.verify.outcome import CheckReport
 
 

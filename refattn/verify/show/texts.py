@@ -33,8 +33,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int, apar
     needed, prose = natural(header, rows), any(name in _PROSE for name in header)
     gap = 2 if prose or needed + 2 * (len(header) - 1) <= width else 1
     whole = prose or needed + gap * (len(header) - 1) <= width
-    made = Table(box=_PLAIN, show_edge=False, show_lines=apart, pad_edge=False, padding=(0, gap - 1, 0, 0))
-    made.header_style = "bold"
+    made = Table(
+        box=_PLAIN, show_edge=False, show_lines=apart, pad_edge=False, padding=(0, gap - 1, 0, 0), header_style="bold"
+    )
     for name in header:
         made.add_column(
             name,
