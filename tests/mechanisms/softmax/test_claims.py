@@ -9,6 +9,7 @@ import pytest
 
 import refattn as ra
 from refattn import counter
+from refattn.instruments.counting import counting
 from refattn.ops.rotary import angles, rotary_forward
 
 
@@ -31,3 +32,15 @@ def test_rotated_queries_and_keys_see_distances_alone() -> None:
 
     np.testing.assert_allclose(attended(11), attended(0), rtol=0.0, atol=1e-13)
     assert np.max(np.abs(attended(0) - ra.softmax.forward(q, k, v)[0])) > 0.01
+
+
+def test_several_heads_cost_what_one_of_the_whole_width_does() -> None:
+    """Vaswani et al. 2017, section 3.2.2: the matrix products of attention do not depend on the number of heads."""
+    products = set()
+    for heads in (1, 2, 8):
+        with counting() as count:
+            x = count.array(np.ones((1, heads, 12, 16 // heads)))
+            tally = count.start()
+            ra.softmax.forward(x, x, x, form="dense")
+        products.add(tally.products)
+    assert len(products) == 1 and products.pop() == 4 * 12 * 12 * 16
