@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.mechanisms.claims import Claim, claims_of
+from refattn.mechanisms.record import Claim
 from refattn.train import settings
 
 ROOT = Path(__file__).resolve().parents[1]
-CLAIMS = {name: claims_of(name) for name in ra.list_mechanisms()}
+CLAIMS = {name: ra.mechanism(name).claims for name in ra.list_mechanisms()}
 COMMANDS = ("refattn ", "python -m ")
 
 

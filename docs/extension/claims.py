@@ -1,4 +1,4 @@
-"""The directive ``claims``: what the sources of every mechanism claim, from `refattn.mechanisms.claims`."""
+"""The directive ``claims``: what the sources of every mechanism claim, from their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from sphinx.util.docutils import SphinxDirective
 
 from docs.extension.docstrings import markdown
 from refattn.mechanisms import registry
-from refattn.mechanisms.claims import claims_of
 
 
 class Tables(SphinxDirective):
@@ -27,7 +26,7 @@ def lines() -> Iterator[str]:
     for name in registry.list_mechanisms():
         yield from (f"## {registry.mechanism(name).title}", "")
         yield from ("| source | claim | holds | shown by | held by |", "| --- | --- | --- | --- | --- |")
-        for claim in claims_of(name):
+        for claim in registry.mechanism(name).claims:
             words = (markdown(text) for text in (claim.source, claim.claim, claim.holds))
             tests = "<br>".join(f"`{test}`" for test in claim.tests)
             yield f"| {' | '.join(words)} | `{claim.shown}` | {tests} |"

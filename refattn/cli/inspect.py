@@ -22,11 +22,8 @@ def list_(mechanisms: tuple[str, ...], claims: bool, file: str | None) -> None:
     from refattn.verify.show import report
 
     if claims:
-        from refattn.mechanisms.claims import claims_of
-
-        found = {record.name: claims_of(record.name) for record in records}
-        rows = [{"mechanism": name, **asdict(claim)} for name, many in found.items() for claim in many]
-        deliver(lambda **form: report.claims(found, **form), rows, file)
+        rows = [{"mechanism": record.name, **asdict(claim)} for record in records for claim in record.claims]
+        deliver(lambda **form: report.claims(records, **form), rows, file)
     else:
         data = [{"name": m.name, "title": m.title, "forms": list(m.forms), "source": m.source} for m in records]
         deliver(lambda **form: report.mechanisms(records, **form), data, file)

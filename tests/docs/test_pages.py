@@ -9,7 +9,6 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms import registry
-from refattn.mechanisms.claims import claims_of
 
 pytest.importorskip("sphinx", reason='the pages are built with pip install -e ".[docs]"')
 
@@ -120,7 +119,7 @@ def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest
 
 def test_every_claim_is_a_row_of_five_cells() -> None:
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in claims.lines() if line.startswith("| ")]
-    many = [claim for name in ra.list_mechanisms() for claim in claims_of(name)]
+    many = [claim for name in ra.list_mechanisms() for claim in ra.mechanism(name).claims]
     assert len(rows) == len(many) + 2 * len(ra.list_mechanisms())  # two lines are a header
     assert all(len(row) == 5 and all(cell.strip() for cell in row) for row in rows)
     assert {row[3].strip(" `") for row in rows} >= {claim.shown for claim in many}

@@ -23,7 +23,6 @@ from refattn.verify.show.texts import WIDE, indented, natural, printable, render
 from refattn.verify.show.texts import table as _table
 
 if TYPE_CHECKING:
-    from refattn.mechanisms.claims import Claim
     from refattn.verify.outcome import CheckReport
 
 
@@ -39,13 +38,13 @@ def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool 
     return render([_table(("name", "title", "forms", "source"), rows, width)], width, colour)
 
 
-def claims(found: Mapping[str, Sequence[Claim]], *, width: int = WIDE, colour: bool = False) -> str:
+def claims(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:
     """Return a table for each mechanism of what its sources claim."""
     parts: list[RenderableType] = []
-    for name, many in found.items():
-        shown = ("\n".join((c.shown, *c.tests)).replace("::", "::\n  ") for c in many)  # narrower than a whole id
-        rows = [(c.source, c.claim, c.holds, by) for c, by in zip(many, shown, strict=True)]
-        parts += [*([""] if parts else []), Text(name, style="bold"), ""]
+    for record in records:
+        rows = [(c.source, c.claim, c.holds, "\n".join((c.shown, *c.tests))) for c in record.claims]
+        rows = [(*cells, by.replace("::", "::\n  ")) for *cells, by in rows]  # names of tests are long
+        parts += [*([""] if parts else []), Text(record.name, style="bold"), ""]
         parts += [_table(("source", "claim", "holds", "shown by"), rows, width, apart=True)]
     return render(parts, width, colour)
 
