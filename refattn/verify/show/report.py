@@ -42,8 +42,10 @@ def claims(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = Fa
     """Return a table for each mechanism of what its sources claim."""
     parts: list[RenderableType] = []
     for record in records:
-        rows = [(c.source, c.claim, c.holds, "\n".join((c.shown, *c.tests))) for c in record.claims]
-        rows = [(*cells, by.replace("::", "::\n  ")) for *cells, by in rows]  # names of tests are long
+        many = [
+            (c, "\n".join((c.shown, *c.tests)).replace("::", "::\n  ")) for c in record.claims
+        ]  # tests' names are long
+        rows = [(c.source, c.claim, c.holds, shown) for c, shown in many]
         parts += [*([""] if parts else []), Text(record.name, style="bold"), ""]
         parts += [_table(("source", "claim", "holds", "shown by"), rows, width, apart=True)]
     return render(parts, width, colour)
