@@ -42,9 +42,8 @@ def claims(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = Fa
     """Return a table for each mechanism of what its sources claim."""
     parts: list[RenderableType] = []
     for record in records:
-        many = [
-            (c, "\n".join((c.shown, *c.tests)).replace("::", "::\n  ")) for c in record.claims
-        ]  # tests' names are long
+        # Names of tests are longer than a column.
+        many = [(c, "\n".join((c.shown, *c.tests)).replace("::", "::\n  ")) for c in record.claims]
         rows = [(c.source, c.claim, c.holds, shown) for c, shown in many]
         parts += [*([""] if parts else []), Text(record.name, style="bold"), ""]
         parts += [_table(("source", "claim", "holds", "shown by"), rows, width, apart=True)]
