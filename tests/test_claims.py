@@ -99,8 +99,12 @@ def test_commands_are_read(here: Path) -> None:
             settings.build(given["mechanism"], settings.merge({}, settings.parse(given["assignments"]) | growing))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("line", [line for line in LINES if not line.startswith(("python", "refattn verify"))])
+RUN = [line for line in LINES if not line.startswith(("python", "refattn verify"))]
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=pytest.mark.slow(sampled=n % 8 == 0)) for n, line in enumerate(RUN)]
+)
 def test_commands_run(line: str, here: Path) -> None:
     """But for verifications, which take a reader's kernel, and experiments, which take minutes or hours."""
     words = shlex.split(line.replace("--grow 100", "--grow 1"))[1:]
