@@ -80,6 +80,17 @@ def test_list_as_json(tmp_path: Path) -> None:
     assert facts((tmp_path / "list.json").read_text()) == rows
 
 
+def test_claims_of_sources() -> None:
+    result = run("list", "--claims", "koopman", "softmax", "--json", "-")
+    rows = facts(result.stdout)
+    assert list(dict.fromkeys(row["mechanism"] for row in rows)) == ["koopman", "softmax"]
+    assert result.stderr == run("list", "koopman", "softmax", "--claims").stdout
+    words = "".join(result.stderr.split())
+    for row in rows:
+        assert "".join(row["claim"][:30].split()) in words and row["tests"][0].rpartition("::")[2] in words
+    assert {row["mechanism"] for row in facts(run("list", "--claims", "--json", "-").stdout)} == {*ra.list_mechanisms()}
+
+
 def test_backends() -> None:
     result = run("backends")
     assert result.exit_code == 0

@@ -38,6 +38,18 @@ def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool 
     return render([_table(("name", "title", "forms", "source"), rows, width)], width, colour)
 
 
+def claims(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:
+    """Return a table for each mechanism of what its sources claim."""
+    parts: list[RenderableType] = []
+    for record in records:
+        # Names of tests are longer than a column.
+        many = [(c, "\n".join((c.shown, *c.tests)).replace("::", "::\n  ")) for c in record.claims]
+        rows = [(c.source, c.claim, c.holds, shown) for c, shown in many]
+        parts += [*([""] if parts else []), Text(record.name, style="bold"), ""]
+        parts += [_table(("source", "claim", "holds", "shown by"), rows, width, apart=True)]
+    return render(parts, width, colour)
+
+
 def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:
     """Return the table of backends, from `refattn.backends.describe`."""
     rows = [
