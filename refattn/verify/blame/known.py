@@ -22,7 +22,7 @@ from refattn.verify.blame.mutants import FAULTS, Mutant, kernel
 from refattn.verify.judge.budget import evaluate
 from refattn.verify.judge.compare import judge
 from refattn.verify.museum.emulator import Flash, Unknown
-from refattn.verify.museum.fault import Fault, backward_of, faults
+from refattn.verify.museum.fault import Fault, backward_of, faults, flash
 from refattn.verify.outcome import Result, Truth
 
 Floats = NDArray[np.float64]
@@ -268,7 +268,7 @@ def _read_backward(names: tuple[str, ...], told: str, bank: Bank, grad: bool) ->
 
 def _inputs(mechanism: Mechanism) -> Iterator[Known]:
     single = dict.fromkeys(name for case in mechanism.cases for name in case.inputs)
-    flash = bool(faults(mechanism.name))
+    again = flash(mechanism.name)
     for names in (*((name,) for name in single), ("k", "v"), (UPSTREAM,)):
         for told, (letter, _) in READ.items():
             if not letter and {*names} & {*"qkv", UPSTREAM}:
@@ -276,7 +276,7 @@ def _inputs(mechanism: Mechanism) -> Iterator[Known]:
             kind = f"{' and '.join(names)} {told}"
             if names != (UPSTREAM,):
                 yield Known(kind, "input", names, kind, "", False, functools.partial(_read, names, told))
-            if flash:
+            if again:
                 run = functools.partial(_read_backward, names, told)
                 yield Known(BACKWARD + kind, "input", (*names, *_again(names)), BACKWARD + kind, "", True, run)
 
@@ -381,8 +381,7 @@ def recomputed(one: Evidence) -> list[Values]:
     """
     names = [name for name in one.errors if name not in outputs_of(one.bank.mechanism)]
     found: list[Values] = [{name: one.bank.truth.values[name] for name in names}]
-    flash = bool(faults(one.bank.mechanism.name))
-    if flash and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
+    if flash(one.bank.mechanism.name) and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
         out = one.result.tensors["out"].astype(np.float64)
         lses = [one.bank.truth.values["lse"]]
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
