@@ -170,9 +170,12 @@ class Bank:
                 evaluate(self.mechanism, inputs, options, None)
         except (TypeError, ValueError):  # it cannot be left out
             return None
-        same = (key for key, x in traced.items() if key in without and np.array_equal(x, without[key], equal_nan=True))
-        changed = [key for key in traced if key not in {*same}]
-        return changed[0].partition("[")[0] if changed else None
+        changed = (
+            key
+            for key, x in traced.items()
+            if key not in without or not np.array_equal(x, without[key], equal_nan=True)
+        )
+        return next(changed, "").partition("[")[0] or None
 
     @cached_property
     def reached(self) -> dict[str, tuple[str, ...]]:

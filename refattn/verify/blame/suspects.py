@@ -31,7 +31,6 @@ from refattn.verify.blame.evidence import (
 )
 from refattn.verify.blame.known import (
     Explained,
-    empty_rows,
     errors_with_names,
     explained,
     follows,
@@ -40,6 +39,7 @@ from refattn.verify.blame.known import (
 )
 from refattn.verify.blame.mutants import Change
 from refattn.verify.blame.nearest import described, judged, lines_of
+from refattn.verify.blame.seen import seen_in
 from refattn.verify.blame.substitution import departure, earliest
 from refattn.verify.blame.where import places_of, which_cases
 from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
@@ -98,7 +98,7 @@ def suspects(
     agreeing = [one for one, failed in all_seen if not failed and one.errors]
     if not failing:
         return None
-    with_names = (*errors_with_names(mechanism, dtype, without), *empty_rows(failing))
+    with_names = (*errors_with_names(mechanism, dtype, without), *seen_in(failing))
     names = explained(with_names, failing, agreeing)
     named, left = _cover(names, failing)
     at_hand = {one.bank.case.name: one for one in (*failing, *agreeing)}
@@ -150,7 +150,8 @@ def _cover(found: Sequence[Explained], failing: Sequence[Evidence]) -> tuple[lis
 
 
 def _named(mechanism: Mechanism, one: Explained, failing: int) -> Suspect:
-    ids = [id for id in one.known.of if id in mechanism.equations] if one.known.sort == "fault" else []
+    told = one.known.sort in ("fault", "storing")
+    ids = [id for id in one.known.of if id in mechanism.equations] if told else []
     part = len(one.cases) / failing
     known = one.known
     return Suspect(

@@ -269,7 +269,8 @@ class Recurrence:
             count = len(self.bounds) if self.packed else batch
             shape = (count, states, *((2,) if self.moving else ()), d, e)
             start = np.zeros(shape, working) if state is None else self.first_state(state)
-            self.state_in, moment = (start[:, :, 0], start[:, :, 1]) if self.moving else (start, np.zeros_like(start))
+            moment = start[:, :, 1] if self.moving else np.zeros_like(start)
+            self.state_in: Array = start[:, :, 0] if self.moving else start
             self.tokens: dict[int, Token] = {}
             self.out = np.zeros((*self.q.shape[:4], e), working)
             last = np.zeros_like(start)

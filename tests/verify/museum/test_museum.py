@@ -13,6 +13,7 @@ import pytest
 import refattn as ra
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Case
+from refattn.verify.blame.seen import UNWRITTEN
 from refattn.verify.blame.suspects import locate, suspects
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import judge
@@ -124,6 +125,14 @@ def test_a_wrong_output_reaches_gradients_through_delta() -> None:
     assert [place.words[0] for place in found.places[:1]] == ["only batch 1"]
 
 
+def test_what_fits_nothing_is_named_by_what_is_right_and_by_what_failing_cases_have() -> None:
+    """Columns out of order, and a mask that is read elsewhere: errors of many equations fit them a little."""
+    found = named("ColumnsOutOfOrder", (64, 64), ("plain",), without=("ColumnsOutOfOrder",))
+    assert "SM.8" in found.ranked[0].ids and found.right == ("lse", "d_v")
+    cases = ("mask-full", "mask-keys", "plain", "causal", "grouped", "softcap")
+    assert named("MaskWraps", (64, 16), cases, without=("MaskWraps",)).ranked[0].ids == ("SM.3",)
+
+
 def test_an_input_that_is_read_wrongly_is_named() -> None:
     found = named("ValuesOfNextBatch", (64, 64), ("plain",), without=("ValuesOfNextBatch",))
     assert told(found.ranked[0]) == "v of the next batch: explains everything"
@@ -140,6 +149,11 @@ def test_a_fault_of_the_backward_alone_is_named_by_that_of_the_forward() -> None
     assert found is not None and told(found.ranked[0]) == (
         "in the backward alone: the window has one key too many on its left side: explains everything"
     )
+
+
+def test_what_was_not_written_is_named() -> None:
+    found = named("LastRowsNotWritten", (32, 64), ("plain", "one-query"), without=("LastRowsNotWritten",))
+    assert found.ranked[0].kind == UNWRITTEN and found.ranked[0].ids == ("SM.8",) and found.ranked[0].cases
 
 
 def test_rows_without_a_key_are_named_whatever_they_hold() -> None:
