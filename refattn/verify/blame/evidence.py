@@ -103,12 +103,12 @@ def narrowed(seen: Sequence[Evidence]) -> tuple[list[str], list[str]]:
     return able, [id for id in able if not any(s & spared for s, spared in zip(reached[id], right, strict=True))]
 
 
-def sparing(seen: Sequence[Evidence], outputs: Container[str]) -> set[str]:
-    """Return the equations that can disturb every output that is wrong and no result that is right, in any case."""
+def sparing(seen: Sequence[Evidence], names: Container[str]) -> set[str]:
+    """Return the equations that can disturb each of some results that are wrong, and none that is right."""
     found = set(seen[0].bank.known)
     for one in seen:
         if one.wrong:
-            wrong, right = {name for name in one.wrong if name in outputs}, {*one.errors} - {*one.wrong}
+            wrong, right = {name for name in one.wrong if name in names}, {*one.errors} - {*one.wrong}
             found = {id for id in found if wrong <= (reached := {*one.bank.reached[id]}) and not reached & right}
     return found
 

@@ -175,15 +175,18 @@ def _equations(
     progress: Callable[[Iterable[Any]], Iterable[Any]],
     entered: Sequence[str],
 ) -> list[Suspect]:
-    """Return the equations whose errors explain most; where none agrees with all results, by outputs and by all.
+    """Return the equations whose errors explain most; where none agrees with all results, by outputs (if they
+    are wrong) and by all.
 
     Where none agrees what is known of an equation counts more than how its errors fit: those come first in which enters
     what failing cases alone have, then those that disturb nothing that is right.
     """
     found = _of(mechanism, seen, failing, progress)
     outputs = outputs_of(mechanism)
-    if any(one.share <= 1.0 for one in found) or not any({*one.wrong} & {*outputs} for one in seen):
+    if any(one.share <= 1.0 for one in found):
         return found
+    if not any({*one.wrong} & {*outputs} for one in seen):
+        outputs = tuple(dict.fromkeys(name for one in seen for name in one.errors))
     spared = sparing(seen, outputs)
     likely = {id: (id not in entered, id not in spared) for id in seen[0].bank.known}
     first = _of(mechanism, [one for one in restricted(seen, outputs) if one.errors], failing, iter, likely)

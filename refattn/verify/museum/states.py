@@ -259,7 +259,7 @@ class StateOfTheChunkDecaysTwice(Recurrence):
 # The backward
 
 
-@fault("dDELTA.9", link="https://github.com/NX-AI/mlstm_kernels/pull/10", tiles="chunk")
+@fault("dDELTA.9", "dDELTA.4", link="https://github.com/NX-AI/mlstm_kernels/pull/10", tiles="chunk")
 class GradientOfStateStops(Recurrence):
     """The gradient of the state does not go on to the chunk before."""
 
@@ -267,7 +267,7 @@ class GradientOfStateStops(Recurrence):
         return d_state * 0.0
 
 
-@fault("dDELTA.9", link="https://github.com/fla-org/flash-linear-attention/pull/37", tiles="chunk")
+@fault("dDELTA.9", "dDELTA.4", link="https://github.com/fla-org/flash-linear-attention/pull/37", tiles="chunk")
 class GradientOfStateInBfloat16(Recurrence):
     """The gradient of the state is rounded to bfloat16 from chunk to chunk."""
 
@@ -310,6 +310,8 @@ class BetaOfValues(Recurrence):
     """The gradient of beta is that of the value, without what was predicted."""
 
     def d_rate(self, token: Token, d_write: Array) -> Array:
+        if self.moving:
+            return super().d_rate(token, d_write)
         n = next(n for n, one in self.tokens.items() if one is token)
         return np.sum(d_write * self.x["v"][:, :, n, None, :], axis=(-2, -1))
 
