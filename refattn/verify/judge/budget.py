@@ -156,12 +156,7 @@ def _granted(name: str, value: Floats, errors: Floats, dtype: str, stored: str) 
     noise = np.sqrt(np.mean(errors**2, axis=0))
     # Against the rounded truth an honest result is off by one spacing where the noise, of mean size 0.8 sigma,
     # carries it over a rounding boundary, and by the noise itself where that is larger.
-    # Beside a tie, the middle of two neighbours, it is likelier than on average: at a distance of t the probability is
-    # that of a normal number above t / sigma, about 1 / (1 + exp(1.7 t / sigma)).
-    step, finite_value = spacing(value, stored), finite(value)
-    to_tie = step / 2.0 - np.abs(finite_value - round_to(finite_value, stored))
-    beside = 1.0 / (1.0 + np.exp(np.minimum(1.7 * to_tie / np.maximum(noise, SMALLEST), 700.0)))
-    variance = noise**2 + step * np.maximum(0.8 * noise, np.where(noise > 0.0, step * beside, 0.0))
+    variance = noise**2 + 0.8 * noise * spacing(value, stored)
     # In float64 the truth has errors of the same size as the result that is judged.
     variance *= 2.0 if dtype == "float64" else 1.0
     granted = np.maximum(variance, SMALLEST**2)

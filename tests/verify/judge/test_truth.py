@@ -12,7 +12,7 @@ import refattn as ra
 from refattn.golden.inputs import make, make_upstream
 from refattn.mechanisms.record import Case
 from refattn.mechanisms.softmax import dense
-from refattn.verify.judge.budget import SMALLEST, bias_of, granted, rounded, truth
+from refattn.verify.judge.budget import SMALLEST, bias_of, rounded, truth
 
 RECORD = ra.mechanism("softmax")
 CASES = [case for case in RECORD.cases if "long" not in case.name]
@@ -108,15 +108,3 @@ def test_bias_of_a_factor_is_its_sign() -> None:
     assert bias_of("out", 0.01 * target, variance, target) > 0.0
     assert bias_of("out", -0.01 * target, variance, target) < 0.0
     assert bias_of("out", 0.0 * target, variance, target) == 0.0
-
-
-def test_beside_a_tie_a_whole_spacing_is_granted_with_its_probability() -> None:
-    """Numbers of bfloat16 at 1 are 2^-7 apart: the middle of two, a little above it, and a number itself."""
-    step, noise = 2.0**-7, 1e-6
-    value = 1.0 + step * np.asarray([[0.5, 0.5, 1.0]]) + noise * np.asarray([[0.0, 0.1, 0.0]])
-    errors = noise * np.asarray([[[1.0, 1.0, 1.0]], [[-1.0, -1.0, -1.0]]])
-    variance = granted({"out": value}, {"out": errors}, {"out": "bfloat16"}, "bfloat16")[0]["out"]
-    usual = noise**2 + 0.8 * noise * step
-    np.testing.assert_allclose(variance / [[step**2 / 2, step**2 * 0.46, usual]], 1.0, rtol=0.01)
-    none = granted({"out": value}, {"out": 0.0 * errors}, {"out": "bfloat16"}, "bfloat16")[0]["out"]
-    assert np.all(none == 0.0)
