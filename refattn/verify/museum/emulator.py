@@ -50,8 +50,6 @@ class Flash:
         Rounds to the storage type: what goes into a product of weights, and results.
     """
 
-    mechanism = "softmax"
-
     def __init__(self, rows: int = 64, columns: int = 64, store: Round = _as_is) -> None:
         self.rows, self.columns, self.store = rows, columns, store
 

@@ -44,8 +44,6 @@ _FOUND: list[Fault] = []
 class Kernel(Protocol):
     """An emulator of a mechanism's kernels: made with two sizes, and a rounding to the storage type."""
 
-    mechanism: str
-
     def __init__(self, rows: int = 64, columns: int = 64, store: Callable[[Array], Array] = ..., /) -> None: ...
 
     def run(

@@ -35,8 +35,6 @@ class Sums:
         Rounds to the storage type.
     """
 
-    mechanism = "higher_order"
-
     def __init__(self, chunk: int = 64, columns: int = 64, store: Round = _as_is) -> None:
         self.chunk, self.store = chunk, store
 

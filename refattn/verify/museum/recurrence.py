@@ -44,8 +44,6 @@ class Recurrence:
         Rounds to the storage type.
     """
 
-    mechanism = "delta"
-
     def __init__(self, chunk: int = 64, columns: int = 64, store: Round = _as_is) -> None:
         self.chunk, self.store = chunk, store
 
