@@ -29,10 +29,8 @@ def seen_in(failing: Sequence[Evidence]) -> Iterator[Known]:
 
     def unwritten(bank: Bank, grad: bool) -> Values:
         found = got.get(bank.case.name, {})
-        return {
-            name: np.where(found[name] == 0.0, 0.0, x) if np.shape(found.get(name)) == x.shape else x
-            for name, x in right_outputs(bank).items()
-        }
+        same = {name: x for name, x in right_outputs(bank).items() if name in found and found[name].shape == x.shape}
+        return right_outputs(bank) | {name: np.where(found[name] == 0.0, 0.0, x) for name, x in same.items()}
 
     if all("lse" in one.bank.truth.values for one in failing):
         told = "rows that may attend nothing hold something else than 0, and all other rows are right"

@@ -170,7 +170,7 @@ class Sums:
     def backward(self, out: Array, z: Array, divisor: Array, d_out: Array, mask: Array | None) -> dict[str, Array]:
         """Return the gradients of normalised queries and keys, and of values, of every query head."""
         v, scores = self.v[..., :-1], self.q @ np.swapaxes(self.k, -1, -2) * self.scale
-        allowed = self.seen(*scores.shape[2:], mask)
+        allowed = self.seen(scores.shape[2], scores.shape[3], mask)
         d_a, d_divisor = d_out / divisor, -np.sum(d_out * out, axis=-1, keepdims=True) / divisor
         weights = np.where(allowed, self.polynomial(scores) - self.delta, 0.0)
         slope = np.where(allowed, taylor(scores, self.order - 1), 0.0)

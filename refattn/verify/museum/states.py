@@ -184,7 +184,7 @@ class SequencesRunOn(Recurrence):
 
     def sequence(self, first: int, last: int, state: Array, momentum: Array) -> tuple[Array, Array]:
         state, momentum = (state, momentum) if first == 0 else self.end
-        self.end = super().sequence(first, last, state, momentum)
+        self.end: tuple[Array, Array] = super().sequence(first, last, state, momentum)
         return self.end
 
 
