@@ -13,6 +13,7 @@ import pytest
 import refattn as ra
 from refattn.golden.storage import round_to
 from refattn.mechanisms.record import Case
+from refattn.verify.blame.bank import Bank
 from refattn.verify.blame.seen import UNWRITTEN
 from refattn.verify.blame.suspects import locate, suspects
 from refattn.verify.judge.budget import truth
@@ -121,6 +122,7 @@ def test_a_wrong_output_reaches_gradients_through_delta() -> None:
     assert [place.words[0] for place in found.places[:1]] == ["only batch 1"]
 
 
+@pytest.mark.slow
 def test_what_fits_nothing_is_named_by_what_is_right_and_by_what_failing_cases_have() -> None:
     """Columns out of order, and a mask that is read elsewhere: errors of many equations fit them a little."""
     found = named("ColumnsOutOfOrder", (64, 64), ("plain",), without=("ColumnsOutOfOrder",))
@@ -145,6 +147,22 @@ def test_a_fault_of_the_backward_alone_is_named_by_that_of_the_forward() -> None
     assert found is not None and told(found.ranked[0]) == (
         "in the backward alone: the window has one key too many on its left side: explains everything"
     )
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "case", "name", "id"),
+    [
+        ("softmax", "causal-tail", "causal", "SM.3"),
+        ("delta", "state-kda", "state", "DELTA.4"),
+        ("delta", "tiny", "q", None),
+    ],
+)
+def test_an_argument_enters_in_the_first_equation_that_it_changes(
+    mechanism: str, case: str, name: str, id: str | None
+) -> None:
+    record = ra.mechanism(mechanism)
+    given = known(case) if mechanism == "softmax" else truth(record, record.case(case), "float32", grad=True)
+    assert Bank(record, record.case(case), given, {}).entry(name) == id
 
 
 def test_what_was_not_written_is_named() -> None:
