@@ -55,7 +55,7 @@ class MultipliedByNormaliser(Sums):
         return numerator * np.where(np.isfinite(divisor), divisor, 0.0)
 
 
-@fault("HOL.6", "HOL.9", link="https://github.com/lucidrains/performer-pytorch/issues/21")
+@fault("HOL.6", "HOL.9", link="")
 class NotDivided(Sums):
     """The sums are not divided."""
 
