@@ -36,7 +36,15 @@ def seen_in(failing: Sequence[Evidence]) -> Iterator[Known]:
         told = "rows that may attend nothing hold something else than 0, and all other rows are right"
         yield Known(told, "storing", (EMPTY_ROWS,), EMPTY_ROWS, "", False, empty_rows)
     if any("out" in one.wrong for one in failing):
-        yield Known(UNWRITTEN, "storing", (_written(failing[0].bank),), UNWRITTEN, "", False, unwritten)
+        yield Known(
+            UNWRITTEN,
+            "storing",
+            (_written(min(failing, key=lambda one: one.bank.size).bank),),
+            UNWRITTEN,
+            "",
+            False,
+            unwritten,
+        )
 
 
 def _written(bank: Bank) -> str:
