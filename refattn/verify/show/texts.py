@@ -48,6 +48,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int, apar
     return made
 
 
+def cases_text(count: int) -> str:
+    """Return so many cases in words."""
+    return f"{count} case{'' if count == 1 else 's'}"
+
+
 def natural(header: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
     """Return the width that a table needs when nothing is broken into lines and there are no gaps."""
     return sum(max(map(len, column)) for column in zip(header, *rows, strict=True))
