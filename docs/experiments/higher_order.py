@@ -1,6 +1,7 @@
 """Higher-order attention of orders 0 to 4 and alpha 1 to 5, learning a text and associative recall.
 
     python -m docs.experiments.higher_order run     # at most 20 minutes on two cores; goes on where it was stopped
+    python -m docs.experiments.higher_order divide  # what normalisation does, at four times the training; so does it
     python -m docs.experiments.higher_order page    # the tables of higher_order.md and the figure, from the results
 
 Beside it softmax attention and the two linear attentions of `linear_attention` learn the same, each with three seeds.
@@ -116,6 +117,19 @@ def run(
 ) -> None:
     """Train all models that have no line in the results yet."""
     wanted = grid(names or tuple(MECHANISMS), tasks or tuple(TASKS), range(seeds), steps)
+    lines = run_all(wanted, results, where)
+    for each, line in zip(wanted, lines, strict=True):
+        click.echo(each.told(line["result"]))
+    click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
+
+
+@main.command(short_help="Train models that divide by something else than their sums, four times as long.")
+@click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
+@campaign_options(keep=False)
+@click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), help="How many seeds: 0, 1, ...")
+def divide(results: Path, where: Where, seeds: int) -> None:
+    """Train models that divide by something else than their sums, four times as long."""
+    wanted = normalisers.divided(TASKS.values(), range(seeds))
     lines = run_all(wanted, results, where)
     for each, line in zip(wanted, lines, strict=True):
         click.echo(each.told(line["result"]))

@@ -46,7 +46,8 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> Non
     if full:
         options |= {"order": 3, "alpha": 2.0, "normaliser": "add(delta=0.5, plain=True, eps=0.1)", "layer_norm": False}
         options |= {"norm_eps": 0.0, "key_mask": make(_mask("mask", b, j))}
-        assert set(record.defaults) == {*options, "state", "form"}
+        assert set(record.defaults) == {*options, "mask", "state", "form"}
+        options |= {"mask": make(_mask("pairs", b, h, i, j))} if form in ("dense", "tiled") else {}
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
     _, saved = record.core.forward(q, k, v, form=form, **options)
     record.core.backward(saved, make(_draw("d_out", b, h, i, e)))

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.ops.tiles import Tile
-from refattn.xp import Array, concrete, device, namespace, zeros
+from refattn.xp import Array, concrete, device, is_array, namespace, zeros
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,10 @@ def settings(kernel: Kernel, like: Array) -> Array:
     options = kernel.options
     eps = options.norm_eps if options.layer_norm else 0.0
     numbers = (options.order, options.alpha, options.normaliser.delta, options.layer_norm, eps, kernel.width)
-    return namespace(like).asarray([float(x) for x in numbers], dtype=like.dtype, device=device(like))
+    xp = namespace(like)
+    if not options.learned:
+        return xp.asarray([float(x) for x in numbers], dtype=like.dtype, device=device(like))
+    return xp.stack([x if is_array(x) else zeros((), like) + float(x) for x in numbers])
 
 
 def of_heads(state: State, tile: Tile) -> State:
@@ -188,7 +191,7 @@ def fold_backward(kernel: Kernel, keys: Array, values: Array, d_state: State, ce
 def read(kernel: Kernel, state: State, queries: Array, centre: Array) -> Array:
     """Return the sums [a_i, z_i] (b, g, n, e + 1) of queries over the keys of a state about `centre`."""
     sums = about(kernel.sum(kernel.phi(queries), state.products), -centre)
-    return sums + kernel.constant * state.values if kernel.constant else sums
+    return sums if kernel.homogeneous else sums + kernel.constant * state.values
 
 
 def read_backward(kernel: Kernel, state: State, queries: Array, d_centred: Array) -> Array:

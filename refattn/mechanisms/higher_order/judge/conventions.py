@@ -15,7 +15,7 @@ from refattn.mechanisms.higher_order.dense import divisor_of
 from refattn.mechanisms.higher_order.options import Exact, Options
 from refattn.ops.heads import repeat_heads
 from refattn.ops.layer_norm import normalise
-from refattn.ops.masks import allowed_pairs, causal_offset
+from refattn.ops.masks import allowed_pairs, both, causal_offset
 from refattn.xp import Array, namespace
 
 Out = tuple[Array]
@@ -40,7 +40,9 @@ def _attend(
     heads, (queries, keys) = q.shape[1], (q.shape[2], k.shape[2])
     q_hat, k_hat = ((normal or _normal(options))(x) for x in (q, k))
     scores = q_hat @ xp.matrix_transpose(repeat_heads(k_hat, heads)) * options.scale(q.shape[3])
-    mask = None if given.get("key_mask") is None else given["key_mask"][:, None, None, :]
+    mask = given.get("mask")
+    if given.get("key_mask") is not None:
+        mask = both(mask, given["key_mask"][:, None, None, :])
     offset = causal_offset(given.get("causal", False), queries, keys)
     allowed = allowed_pairs(mask, offset, queries, keys, q)
     weights, counted = (weigh(scores), (count or weigh)(scores))
