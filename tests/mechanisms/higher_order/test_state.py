@@ -43,6 +43,53 @@ def test_two_parts_are_the_whole(t: int, name: str, form: str) -> None:
     assert_close(found, {x: whole[x] for x in found}, 1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_chunks_merge_to_the_whole_in_a_tree(count: int) -> None:
+    """And so do chunks of chunks; the gradients of the chunks are those of one call over all keys."""
+    call = make(1, 2, 1, 12, 12, 4, 3, keep=0.8, normaliser="exact(delta=0.5)")
+    options, cut_at = {**call.options, "causal": True}, np.linspace(0, 12, count + 1).astype(int)
+
+    def of(first: int, last: int) -> Any:
+        k, v = call.k[:, :, first:last], call.v[:, :, first:last]
+        given = {**options, "key_mask": options["key_mask"][:, first:last]}
+        return ra.higher_order.forward(k[:, [0, 0]], k, v, **given, state=empty(call))[1]
+
+    chunks = [of(first, last) for first, last in zip(cut_at, cut_at[1:], strict=False)]
+    states: list[Any] = [saved.state for saved in chunks]
+    whole, merged = of(0, 12), ra.higher_order.merge_states(states)
+    nested = ra.higher_order.merge_states(
+        [states[0], *([ra.higher_order.merge_states(states[1:])] if count > 1 else [])]
+    )
+    for name in ("products", "values", "settings"):
+        for found in (merged, nested):
+            np.testing.assert_allclose(getattr(found, name), getattr(whole.state, name), rtol=0.0, atol=1e-13)
+    weigh: Any = replace(
+        merged, **{n: counter.normal(x.shape, seed=3, purpose=n) for n, x in tree.flatten(merged).items()}
+    )
+    none = np.zeros((1, 2, 12, 3))
+    expected = ra.higher_order.backward(whole, none, weigh)
+    parts = [
+        ra.higher_order.backward(saved, none[:, :, : saved.shape[2]], d_state)
+        for saved, d_state in zip(chunks, ra.higher_order.merge_states_backward(states, weigh), strict=True)
+    ]
+    for name in ("k", "v"):
+        found = np.concatenate([part[name] for part in parts], axis=2)
+        np.testing.assert_allclose(found, expected[name], rtol=0.0, atol=1e-12)
+
+
+def test_states_that_do_not_merge() -> None:
+    x = np.ones((1, 2, 3, 4))
+    states = [ra.higher_order.empty_state(x, x), ra.higher_order.empty_state(x, x, order=1)]
+    with pytest.raises(ValueError, match=r"states\[1\].products: got shape \(1, 2, 5, 5\), needs \(1, 2, 10, 5\)"):
+        ra.higher_order.merge_states(states)
+    with pytest.raises(ValueError, match=r"state: got one of order 2, alpha 1, .* needs one of order 2, alpha 3"):
+        ra.higher_order.merge_states([states[0], ra.higher_order.empty_state(x, x, alpha=1.0)])
+    with pytest.raises(ValueError, match=r"states: got none, needs one at least"):
+        ra.higher_order.merge_states([])
+    with pytest.raises(TypeError, match=r"states\[0\]: got ndarray, needs a State"):
+        ra.higher_order.merge_states([x])  # type: ignore[list-item]
+
+
 def test_the_state_is_of_constant_size() -> None:
     """4 F (e + 1) bytes per head: 9.2 kB for width 16, less than 72 tokens of a cache of keys and values."""
     q = counter.normal((1, 1, 300, 16), seed=1, purpose="state").astype("float32")

@@ -71,7 +71,7 @@ CASES = (
     _case("order-1", "order", "linear attention", order=1, d=8),
     _case("order-3", "order", "the cube, with its third of a half", order=3, d=6, alpha=2.0, causal=True),
     _case("order-4", "order", "positive again", order=4, d=5, alpha=0.7, keep=0.8),
-    _case("order-8", "order", "eight powers", order=8, d=4, alpha=0.5, causal=True),
+    _case("order-8", "order", "eight powers", order=8, d=4, alpha=1.0, causal=True),
     _case("half", "subtracted", "delta 1/2: weights (1 + s)^2 / 2", normaliser="exact(delta=0.5)", causal=True),
     _case(
         "one",

@@ -81,7 +81,7 @@ def exponential_normaliser(q: Array, k: Array, v: Array, **given: Any) -> Out:
 
 
 def missing_factorials(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Sum the powers without their factorials, as the paper's equation 3 drops them."""
+    """Sum the powers without their factorials, as who takes equation 3 of the paper, the square alone, for a term."""
     options = Options.of(given)
 
     def powers(s: Array) -> Array:
