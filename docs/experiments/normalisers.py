@@ -1,4 +1,4 @@
-"""What higher-order attention divides by: how often its sums are near 0, and what comes of dividing by something else."""
+"""What higher-order attention divides by: how often its sums are near 0, and what comes of dividing by others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parts_of_sums(params: model.Params, batch: Batch, options: Mapping[str, Any]
     """Return which part of all queries of all heads has another number in place of its sum, and which a small sum."""
     _, saved = model.forward(params, batch.inputs)
     sums = np.concatenate([layer.block.core.normaliser for layer in saved.layers])  # (layer and batch, head, query)
-    normaliser = choose("normaliser", options["normaliser"], NORMALISERS)
+    normaliser: Any = choose("normaliser", options["normaliser"], NORMALISERS)
     moved = np.abs(sums) <= normaliser.eps if options["normaliser"] == "signed" else sums <= normaliser.eps
     few = np.abs(sums) < SMALL * np.arange(1, batch.inputs.shape[1] + 1)
     return {"replaced": round(float(np.mean(moved)), 5), "small": round(float(np.mean(few)), 5)}

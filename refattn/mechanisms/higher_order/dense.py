@@ -99,7 +99,7 @@ def forward(
     """
     xp, normaliser = namespace(q, k, v), options.normaliser
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    scale = 1.0 / (options.alpha * math.sqrt(q.shape[3]))
+    scale = 1.0 / (options.alpha * math.sqrt(q.shape[3]))  # (): c
     normal, eps = options.layer_norm, options.norm_eps
     q_hat, q_normal = normalise(q, eps) if normal else (q, None)  # (b, h, i, d) [HOL.1], -
     k_hat, k_normal = normalise(k, eps) if normal else (k, None)  # (b, g, j, d) [HOL.2], -
@@ -127,7 +127,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     options, v, q_hat, k_hat = saved.options, saved.v, saved.q_hat, saved.k_hat
     xp = namespace(v)
     heads, groups = q_hat.shape[1], v.shape[1]
-    scale = 1.0 / (options.alpha * math.sqrt(q_hat.shape[3]))
+    scale = 1.0 / (options.alpha * math.sqrt(q_hat.shape[3]))  # (): c
     k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     # forward: out = numerator / divisor

@@ -87,7 +87,7 @@ def test_states_that_do_not_merge() -> None:
     with pytest.raises(ValueError, match=r"states: got none, needs one at least"):
         ra.higher_order.merge_states([])
     with pytest.raises(TypeError, match=r"states\[0\]: got ndarray, needs a State"):
-        ra.higher_order.merge_states([x])  # type: ignore[list-item]
+        ra.higher_order.merge_states([x])
 
 
 def test_the_state_is_of_constant_size() -> None:

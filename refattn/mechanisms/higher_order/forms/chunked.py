@@ -148,7 +148,8 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         if saved.state is not None and d_state is not None:
             d_last = centred_gradient(of_heads(saved.state, tile), of_heads(d_state, tile), centres[-1])
         d_rows, d_keys, d_values, d_first = _back_in_time(heads, d_last, d_sums, d_read, centres)
-        d_inputs = kernel.lift_backward(q_normal, d_rows), kernel.lift_backward(k_normal, d_keys), d_values[..., :-1]
+        d_q, d_k = kernel.lift_backward(q_normal, d_rows), kernel.lift_backward(k_normal, d_keys)
+        d_inputs: tuple[Array, ...] = d_q, d_k, d_values[..., :-1]
         if options.learned:
             sums = common.sums_attended(heads.values, saved.offset, q.shape[2])
             sums = sums if start is None else sums + start.values[:, :, None, ...]
@@ -164,7 +165,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]
     gradients: dict[str, Any] = {"q": d_q, "k": d_k, "v": d_v}
     if options.learned:
-        gradients |= common.gradients_of_numbers(joined.pop(3))
+        gradients |= equations.active(common).gradients_of_numbers(joined.pop(3))
     if saved.start is not None:
         gradients["state"] = State(joined[3], joined[4], saved.start.settings)
     return gradients

@@ -147,7 +147,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         sums = common.sums_attended(values, saved.offset, q.shape[2])
         sums = sums if saved.start is None else sums + saved.start.values[:, :, None, ...]
         parts = common.parts_of_numbers(kernel, ((queries, d_rows), (keys, d_columns)), d_sums, sums)
-        gradients |= common.gradients_of_numbers(parts)
+        gradients |= equations.active(common).gradients_of_numbers(parts)
     if saved.start is None or d_current is None:
         return gradients
     return gradients | {"state": whole_gradient(saved.start, d_current)}

@@ -127,7 +127,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]
-    numbers = common.gradients_of_numbers(joined[3]) if options.learned else {}
+    numbers = equations.active(common).gradients_of_numbers(joined[3]) if options.learned else {}
     return {"q": d_q, "k": d_k, "v": d_v, **numbers}
 
 

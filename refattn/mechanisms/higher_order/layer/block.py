@@ -50,7 +50,7 @@ from refattn.mechanisms.projections import (
 )
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
-from refattn.xp import Array, zeros
+from refattn.xp import Array, namespace, zeros
 
 __all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
 
@@ -113,7 +113,9 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
 
 def options_of(params: Params) -> Options:
     """Return the choices of the core, with the numbers that are parameters."""
-    config, alpha, delta = params.config, params.alpha, params.delta
+    config, xp = params.config, namespace(params.w_q)
+    # A number that NumPy made of a 0-d array is one again.
+    alpha, delta = (None if x is None else xp.asarray(x) for x in (params.alpha, params.delta))
     normaliser = config.normaliser if delta is None else replace(config.normaliser, delta=delta)
     return Options(
         config.order, config.alpha if alpha is None else alpha, normaliser, config.layer_norm, config.norm_eps
