@@ -33,7 +33,7 @@ CALLS: tuple[tuple[str, int, dict[str, Any]], ...] = (
 TEXT = """# Over devices
 
 What each device holds of one long sequence whose tokens are shared out, how far results are from one device's, and how
-long a run takes. Made by `python -m tools.devices` with JAX {jax}, on {cores} cores of a CPU that others used too. The
+long a run takes. Made by `python -m tools.devices` with JAX {jax}, on {cores} cores of a CPU. The
 devices are virtual: they share these cores, so that times say that nothing is lost, and not what is won.
 
 ## Forward and backward

@@ -34,7 +34,7 @@ def row(names: tuple[str, ...], workers: int) -> list[str]:
         parts = len(ended)
         return ended
 
-    with LocalCluster(workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+    with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         cluster.wait_for_workers(workers)
         where = Where(scheduler=cluster.scheduler_address)
         before = time.perf_counter()
@@ -49,12 +49,9 @@ def row(names: tuple[str, ...], workers: int) -> list[str]:
 @click.option("--page", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Write the table there.")
 def main(mechanisms: tuple[str, ...], page: Path | None) -> None:
     """Print the table."""
-    load = os.getloadavg()[0]
     rows = [row(mechanisms, workers) for workers in WORKERS]
     text = table([["workers", "parts", "seconds", "parts per second"], *rows])
-    text += (
-        f"\n\n`python -m tools.throughput {' '.join(mechanisms)}` on {os.cpu_count()} CPUs; load before it: {load:.1f}."
-    )
+    text += f"\n\n`python -m tools.throughput {' '.join(mechanisms)}` on {os.cpu_count()} CPUs that did nothing else."
     click.echo(text)
     if page is not None:
         put(page, {"throughput": text})

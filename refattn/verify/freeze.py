@@ -18,7 +18,7 @@ from refattn.golden import tensors, vectors
 from refattn.golden.inputs import make, upstream_input
 from refattn.golden.storage import DTYPES, has_gradient, round_to
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.itself.probe import host, used_share
+from refattn.verify.itself.probe import first_beyond, host, used_share
 from refattn.verify.itself.samples import shrunk
 from refattn.verify.judge.budget import finite, truth
 from refattn.verify.judge.compare import BIAS, ELEMENT, ROW, WHOLE, compare
@@ -182,7 +182,8 @@ def recompute(mechanism: Mechanism, golden: vectors.GoldenSet, entry: Mapping[st
     Returns
     -------
     tuple[float, str]
-        The largest used share of the allowed error, and which array that was or what is not the same.
+        The largest used share of the allowed error, and which array that was, the first where several are beyond it;
+        or what is not the same.
     """
     case, arrays = mechanism.case(entry["case"]), golden.arrays(entry)
     if golden.manifest["size"] == "small":
@@ -199,9 +200,12 @@ def recompute(mechanism: Mechanism, golden: vectors.GoldenSet, entry: Mapping[st
         values = host(mechanism)(inputs, case.options, {"d_out": exact.upstream})
     if differ := set(traced) ^ set(entry["equations"]):
         return np.inf, f"not in both: {', '.join(sorted(differ))}"
-    verdicts = [compare(name, x, x.dtype.name, exact) for name, x in values.items() if name in exact.values]
-    worst = max(((v.share, f"{v.tensor} ({v.statistic})") for v in verdicts), default=(0.0, ""))
-    for id, facts in entry["equations"].items():
-        share = used_share({id: np.asarray(traced[id])}, {id: arrays[f"equations/{id}"][1]}, {id: facts["noise"]})
-        worst = max(worst, (share, id))
-    return worst
+    shares = {}
+    for id, value in traced.items():
+        noise = {id: entry["equations"][id]["noise"]}
+        shares[id] = used_share({id: np.asarray(value)}, {id: arrays[f"equations/{id}"][1]}, noise)
+    for name, x in values.items():
+        if name in exact.values:
+            verdict = compare(name, x, x.dtype.name, exact)
+            shares[f"{name} ({verdict.statistic})"] = verdict.share
+    return first_beyond(shares)

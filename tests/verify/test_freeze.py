@@ -126,7 +126,7 @@ def test_an_equation_is_compared_where_no_result_depends_on_it(golden: vectors.G
     entry = golden.cases[0]
     with equations.apply(lambda each, name, value: value * 1.02 if each == "SM.4" else value):  # the maximum of a row
         share, where = freeze.recompute(FEW, golden, entry)
-    assert share > 1.0 and where in ("SM.4", "SM.5", "SM.6")
+    assert share > 1.0 and where.startswith("SM.5, the first of ")
 
 
 def test_an_equation_that_the_set_does_not_know_is_named(golden: vectors.GoldenSet) -> None:

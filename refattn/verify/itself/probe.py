@@ -122,6 +122,18 @@ def used_share(got: Values, expected: Values, *noises: Mapping[str, float]) -> f
     return worst
 
 
+def first_beyond(shares: Mapping[str, float]) -> tuple[float, str]:
+    """Return the largest share, and what it is of: where shares are beyond 1, the first of them in their order.
+
+    What is wrong in one equation is wrong in those after it, and often more so.
+    """
+    worst = max(shares, key=shares.__getitem__)
+    wrong = [name for name, share in shares.items() if not share <= 1.0]
+    if len(wrong) > 1:
+        return shares[worst], f"{wrong[0]}, the first of {len(wrong)} that differ"
+    return shares[worst], worst
+
+
 def _strange(x: NDArray[Any]) -> NDArray[Any]:
     """Return x with 0 in place of what is finite, and NaN, which equals nothing, where it is NaN."""
     return np.where(np.isfinite(x), 0.0, x)

@@ -17,7 +17,7 @@ from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.verify.freeze import recompute
 from refattn.verify.itself import gradients, tangents
 from refattn.verify.itself.laws import LAWS
-from refattn.verify.itself.probe import Core, on_backend, same_bits, used_share
+from refattn.verify.itself.probe import Core, first_beyond, on_backend, same_bits, used_share
 from refattn.verify.itself.samples import Sample, law_samples, sample, shrunk
 from refattn.verify.judge.budget import evaluate, truth
 from refattn.verify.judge.compare import compare
@@ -211,8 +211,8 @@ def _loops(scope: Scope) -> Found:
             return math.inf, f"not in both derivations: {', '.join(sorted(differ))}"
         noise = core.noise(s.inputs, s.options, s.upstream)
         values = {id: scope.owner.to_numpy(x) for id, x in traced.items()}
-        found = ((used_share({id: x}, {id: expected[id]}, noise), id) for id, x in values.items())
-        return max(found, default=(0.0, "no equation ran"))
+        shares = {id: used_share({id: x}, {id: expected[id]}, noise) for id, x in values.items()}
+        return first_beyond(shares) if shares else (0.0, "no equation ran")
 
     return _worst((case.name, partial(compare_ids, shrunk(case))) for case in scope.cases)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -180,7 +181,17 @@ def test_loops_that_differ_are_found_by_their_equation(id: str, monkeypatch: pyt
 
     monkeypatch.setattr(loops, part, wrong)
     found = row("loops", "every equation", FEW)
-    assert found.status == "disagrees" and found.detail.endswith(f": {id}")
+    assert found.status == "disagrees" and re.search(
+        rf": {re.escape(id)}(, the first of \d+ that differ)?$", found.detail
+    )
+
+
+@pytest.mark.parametrize("section, name", [("loops", "every equation"), ("vectors", "every stored case")])
+def test_the_first_equation_that_differs_is_named(section: str, name: str) -> None:
+    with equations.apply(lambda id, _, value: value * 1.001 if id == "SM.3" else value):
+        found = row(section, name, FEW)
+    # A trace has what SM.3 gave, before the hook changes it for the equations that follow.
+    assert found.status == "disagrees" and ": SM.18, the first of " in found.detail
 
 
 def test_an_equation_that_only_loops_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
