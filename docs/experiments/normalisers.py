@@ -65,20 +65,20 @@ def parts_of_sums(params: model.Params, batch: Batch, options: Mapping[str, Any]
     return {"replaced": round(float(np.mean(moved)), 5), "small": round(float(np.mean(few)), 5)}
 
 
-def divisors_table(lines: Sequence[Line], tasks: Mapping[str, tuple[str, int]]) -> str:
+def divisors_table(lines: Sequence[Line], tasks: Mapping[str, tuple[str, int, str]]) -> str:
     """Return the table of the page: by what is divided, the score of each task, and parts of its queries.
 
-    `tasks` has for each what is shown of its results and with how many digits.
+    `tasks` has for each what is shown of its results, with how many digits, and its name.
     """
     head = ["order", "alpha", "what divides"]
-    for task, (name, _) in tasks.items():
-        head += [f"{task}: {name}", "replaced", "small"]
+    for task, (_, _, words) in tasks.items():
+        head += [f"{task}: {words}", "replaced", "small"]
     rows = [head]
     for (order, alpha), normalisers in DIVISORS.items():
         for normaliser in normalisers:
             row = [str(order), f"{alpha:g}", f"`{normaliser}`"]
             wanted = {"order": order, "alpha": alpha, "normaliser": normaliser}
-            for task, (name, digits) in tasks.items():
+            for task, (name, digits, _) in tasks.items():
                 results = [
                     line["result"]
                     for line in lines

@@ -127,7 +127,8 @@ def forward(
     Layer normalisation leaves nothing of width 1 and the sign of width 2. Even orders with delta = 0 have weights above
     0. An odd order has them as long as sqrt(d) / alpha stays below the root of T_p: up to a width of 8, 22, 42 and 68
     for orders 1, 3, 5 and 7 and alpha = 3; beyond, the normaliser "signed" keeps numbers finite. It does not make
-    training steady: for order 1 and alpha = 1 that took "clamp" with an eps of about half the number of keys.
+    training steady: for order 1 that took a divisor that hardly depends on the sums, "clamp" with an eps near the
+    number of keys or above (docs/experiments/higher_order.md).
 
     Examples
     --------

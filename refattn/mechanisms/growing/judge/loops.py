@@ -69,6 +69,7 @@ def step(
     def put(id: str, value: Matrix | list[float]) -> None:
         found.setdefault(id, []).append(value)
 
+    directions: list[Matrix] = []
     inner = 0.0
     for head in range(h):
         pulled = [
@@ -82,6 +83,7 @@ def step(
         ]
         put("GROW.8", pulled)
         p = _between(metric, pulled)
+        directions.append(p)
         put("GROW.12", p)
         inner += math.fsum(p[k][l] * pulled[k][l] for k in range(width) for l in range(width))
         whole = _product(_transposed(back), _product(pulled, back))
@@ -94,8 +96,8 @@ def step(
     for head in range(h):
         old_q, old_k = w_q[head].tolist(), w_k[head].tolist()
         kernel = [[scale * x for x in row] for row in _product(old_q, _transposed(old_k))]
-        p = found["GROW.12"][head]
-        f = [[kernel[k][l] - amplitude / nu * p[k][l] for l in range(width)] for k in range(width)]  # type: ignore[index]
+        p = directions[head]
+        f = [[kernel[k][l] - amplitude / nu * p[k][l] for l in range(width)] for k in range(width)]
         u, s, t = _singular(_product(w, _product(f, _transposed(w))))
         factors = [
             _product(back, [[x[i][j] * math.sqrt(s[j]) for j in range(rank)] for i in range(width)]) for x in (u, t)
