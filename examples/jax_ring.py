@@ -56,7 +56,7 @@ def on_one_device(
         if offset is not None:
             keys = source * k.shape[2] + jnp.arange(k.shape[2])
             scores = jnp.where(keys <= places + offset, scores, -jnp.inf)
-        highest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=3), lse))
+        highest = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores, axis=3, initial=-jnp.inf), lse))
         shift = jnp.where(highest == -jnp.inf, 0.0, highest)
         weights, before = jnp.exp(scores - shift[..., None]), jnp.exp(lse - shift)
         total = before + jnp.sum(weights, axis=3)
