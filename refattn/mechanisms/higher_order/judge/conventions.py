@@ -188,14 +188,19 @@ def zeroed_keys(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, 
     return _core(q, namespace(k).where(key_mask[:, None, :, None], k, 0.0), v, **given)
 
 
-def ignored_mask(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **given: Any) -> Out:
-    """Let every query attend padding."""
+def ignored_mask(
+    q: Array, k: Array, v: Array, *, mask: Array | None = None, key_mask: Array | None = None, **given: Any
+) -> Out:
+    """Let every query attend what is hidden, and padding."""
     return _core(q, k, v, **given)
 
 
-def inverted_mask(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **given: Any) -> Out:
-    """Take True for "padding"."""
-    return _core(q, k, v, key_mask=None if key_mask is None else ~key_mask, **given)
+def inverted_mask(
+    q: Array, k: Array, v: Array, *, mask: Array | None = None, key_mask: Array | None = None, **given: Any
+) -> Out:
+    """Take True for "hidden"."""
+    other = {name: ~x for name, x in (("mask", mask), ("key_mask", key_mask)) if x is not None}
+    return _core(q, k, v, **given, **other)
 
 
 def top_left_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **given: Any) -> Out:
