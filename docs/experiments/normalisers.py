@@ -38,8 +38,8 @@ class Divided(Run):
         return found | parts_of_sums(params, next(iter(self.task.held_out())), self.options)
 
 
-def divided(tasks: Iterable[tuple[Task, Plan]], seeds: Iterable[int]) -> list[Run]:
-    """Return the trainings of `DIVISORS`, one seed after the other."""
+def divided(tasks: Iterable[tuple[Task, Plan, Iterable[int]]]) -> list[Run]:
+    """Return the trainings of `DIVISORS` on some tasks, each with its plan and its seeds."""
     return [
         Divided(
             "higher_order",
@@ -48,8 +48,8 @@ def divided(tasks: Iterable[tuple[Task, Plan]], seeds: Iterable[int]) -> list[Ru
             seed,
             {"order": order, "alpha": alpha, "normaliser": normaliser},
         )
+        for task, plan, seeds in tasks
         for seed in seeds
-        for task, plan in tasks
         for (order, alpha), normalisers in DIVISORS.items()
         for normaliser in normalisers
     ]

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from docs.experiments import higher_order, normalisers, runs
-from docs.experiments.higher_order import FEW, MECHANISMS, PAGE, RESULTS, SEEDS, TASKS, grid
+from docs.experiments.higher_order import MECHANISMS, PAGE, RESULTS, SEEDS, TASKS, divided, grid
 from docs.experiments.normalisers import small_sums
 from docs.experiments.page import put, ranged, table
 from docs.experiments.runs import found, read
@@ -70,8 +70,7 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     copy = tmp_path / "page.md"
     copy.write_text(text, encoding="utf-8")
-    divided = found(normalisers.divided(TASKS.values(), FEW), RESULTS)
-    more = {"divisors": normalisers.divisors_table(divided, higher_order_page.SCORES)}
+    more = {"divisors": normalisers.divisors_table(found(divided(), RESULTS), higher_order_page.SCORES)}
     put(copy, higher_order_page.tables(lines) | more)
     assert copy.read_text(encoding="utf-8") == text
     higher_order_page.draw(lines, tmp_path / "figure.png")
@@ -80,7 +79,7 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
 
 def test_what_normalisation_does() -> None:
     """Of the committed results, at four times the training: what the page says of divisors."""
-    wanted = normalisers.divided(TASKS.values(), FEW)
+    wanted = divided()
     results: dict[Any, list[Any]] = {}
     for run, line in zip(wanted, found(wanted, RESULTS), strict=True):
         key = (type(run.task).__name__.lower(), run.options["order"], run.options["alpha"], run.options["normaliser"])

@@ -73,7 +73,6 @@ def test_gradients_agree_three_ways_to_1e_9() -> None:
         "plain",
         "mask-causal",
         "mask-both",
-        "quarter",
         "grouped-one",
         "half",
         "order-4",
