@@ -80,7 +80,7 @@ def truncate(
     """
     if rank >= f.shape[2]:
         xp = namespace(f)
-        one = xp.eye(f.shape[2], dtype=f.dtype, device=device(f))
+        one = xp.eye(f.shape[2], dtype=f.dtype, device=device(f))  # (in, in)
         left, right = f, xp.broadcast_to(one, f.shape)  # [GROW.19], [GROW.20]
         return left, right
     if how == "frobenius":
