@@ -35,7 +35,7 @@ LIMIT = 20
 
 ALPHAS = (1.0, 2.0, 3.0, 4.0, 5.0)
 SEEDS = (0, 1, 2)
-FEW: dict[str, Sequence[int]] = {"text": (0, 1), "recall": (0,)}
+FEW: dict[str, Sequence[int]] = {"text": (0, 1), "recall": (0, 1)}
 """Seeds of the models that divide by something else, which are trained four times as long."""
 
 TASKS: dict[str, tuple[Task, Plan]] = {
