@@ -79,7 +79,9 @@ def test_other_versions_are_an_error_that_names_both() -> None:
 def test_a_cluster_gives_what_this_process_gives() -> None:
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
     ran.append(3)
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+    ) as cluster:
         assert found(Where(scheduler=cluster.scheduler_address)) == THIRDS
 
 

@@ -227,17 +227,12 @@ def trace_of(runs: Iterable[Run]) -> equations.Trace:
     return traced
 
 
-def growth_of(mechanism: str) -> tuple[ModuleType, ...]:
-    """The modules that carry the equations of how a block gets wider."""
-    return tuple(getattr(ra.mechanism(mechanism).grow, "TAGGED", ()))
-
-
 def other_tagged(mechanism: str) -> list[ModuleType]:
     """The modules of a room with tags that are not the definition: its other forms."""
     room = registry.room(mechanism)
     found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     modules = [importlib.import_module(module.name) for module in found]
-    defining = (*ra.mechanism(mechanism).tagged, *growth_of(mechanism))
+    defining = (*ra.mechanism(mechanism).tagged, *ra.mechanism(mechanism).beside)
     return [m for m in modules if any(tag.id for tag in equations.tags(m)) and m not in defining]
 
 
@@ -253,7 +248,7 @@ def test_sizes_can_be_told_apart() -> None:
 def test_ids_are_the_same_everywhere(name: str) -> None:
     record = ra.mechanism(name)
     traced = trace_of(exercise(name, record.forms[0]))
-    assert id_problems((*record.tagged, *growth_of(name)), traced.variables) == []
+    assert id_problems((*record.tagged, *record.beside), traced.variables) == []
     assert list(record.equations) == [id for module in record.tagged for id in equations.declared(module)]
 
 
@@ -261,7 +256,7 @@ def test_ids_are_the_same_everywhere(name: str) -> None:
 def test_every_array_has_its_axes_and_they_hold(name: str) -> None:
     record = ra.mechanism(name)
     assert line_problems(record.tagged, exercise(name, record.forms[0])) == []
-    assert line_problems(growth_of(name), exercise(name, record.forms[0]), only_axes=True) == []
+    assert line_problems(record.beside, exercise(name, record.forms[0]), only_axes=True) == []
 
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
@@ -269,7 +264,10 @@ def test_other_forms_use_declared_ids_and_their_axes_hold(name: str) -> None:
     record = ra.mechanism(name)
     modules = other_tagged(name)
     named = {id for module in modules for tag in equations.tags(module) for id in (tag.id, tag.last) if id}
-    assert named <= {*record.equations, *(id for module in growth_of(name) for id in equations.declared(module))}
+    assert named <= {
+        *record.equations,
+        *(id for module in ra.mechanism(name).beside for id in equations.declared(module)),
+    }
     # A library without a pool of threads has all heads in one tile.
     make = backends.get("strict").from_numpy
     problems = [line_problems(modules, exercise(name, form, make), only_axes=True) for form in record.forms[1:]]
@@ -417,7 +415,7 @@ def test_an_id_is_declared_once(tmp_path: Path) -> None:
 
 def test_an_id_is_that_of_one_module() -> None:
     """Mechanisms share an id where they share the module that declares it: growing attention the core of softmax."""
-    modules = {m for name in ra.list_mechanisms() for m in (*ra.mechanism(name).tagged, *growth_of(name))}
+    modules = {m for name in ra.list_mechanisms() for m in (*ra.mechanism(name).tagged, *ra.mechanism(name).beside)}
     ids = [id for module in modules for id in equations.declared(module)]
     assert len(ids) == len(set(ids))
     shared = {m for m in modules if sum(m in ra.mechanism(name).tagged for name in ra.list_mechanisms()) > 1}

@@ -40,8 +40,8 @@ def anchor(id: str) -> str:
 
 
 def defining(mechanism: Mechanism) -> tuple[ModuleType, ...]:
-    """Return the modules that carry a mechanism's equations, those of how its block grows among them."""
-    return (*mechanism.tagged, *getattr(mechanism.grow, "TAGGED", ()))
+    """Return the modules that carry a mechanism's equations, those of how its block grows and points among them."""
+    return (*mechanism.tagged, *mechanism.beside)
 
 
 class Equations(SphinxDirective):

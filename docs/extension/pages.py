@@ -128,7 +128,7 @@ def _short(mechanism: Mechanism) -> Iterator[str]:
         rows += [("forms", _listed(mechanism.forms)), ("options of the core", options)]
         rows += [("outputs", _listed(("out", *mechanism.outputs)))]
     rows += [("the block reads", ", ".join(f"`context.{name}`" for name in mechanism.reads))]
-    abilities = [name for name in ("stream", "grow", "diagnostics") if getattr(mechanism, name) is not None]
+    abilities = [name for name in ("stream", "grow", "diagnostics", "pointer") if getattr(mechanism, name) is not None]
     if abilities:
         rows += [("also has", _listed(abilities))]
     yield from _table(("", ""), rows)
@@ -187,6 +187,24 @@ def _forms(mechanism: Mechanism) -> Iterator[str]:
             yield from (f"### `{name}`", "", definition.strip() or summary(_doc(module)), "")
         else:
             yield from (f"### `{name}`", "", *_prose(module), "")
+
+
+def _presets(mechanism: Mechanism) -> Iterator[str]:
+    """The settings of published runs by name: what those of one kind have in common, and the block of each."""
+    kinds: dict[str, list[str]] = {}
+    for name, settings in mechanism.presets.items():
+        kinds.setdefault(_listed([f"{k}={v}" for k, v in settings.items() if k != "block"]), []).append(name)
+    if kinds:
+        yield from (f"`refattn train {mechanism.name} --set preset=NAME` takes the settings of a run.", "")
+    for shared, names in kinds.items():
+        blocks = {name: mechanism.presets[name]["block"] for name in names}
+        yield from (f"{shared}:", "")
+        yield from _table(("preset", "its block"), ((f"`{n}`", _block(block)) for n, block in blocks.items()))
+        yield ""
+
+
+def _block(options: Mapping[str, Any]) -> str:
+    return _listed([f"{name}={value}" for name, value in options.items()])
 
 
 def _deviations(mechanism: Mechanism) -> Iterator[str]:
@@ -289,7 +307,10 @@ def _prose(module: ModuleType) -> Iterator[str]:
 Sections = list[tuple[str, Callable[[Mechanism], Iterator[str]]]]
 
 BELOW: dict[str, tuple[str, Sections]] = {
-    "calls": ("how it is called", [("In short", _short), ("Functions", _functions), ("Forms", _forms)]),
+    "calls": (
+        "how it is called",
+        [("In short", _short), ("Presets", _presets), ("Functions", _functions), ("Forms", _forms)],
+    ),
     "judged": (
         "how it is judged",
         [("Deviations", _deviations), ("Laws", _laws), ("Cases", _cases), ("Wrong readings", _conventions)],

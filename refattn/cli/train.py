@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Train a small language model.")
 @click.argument("mechanism", type=Name())
 @click.option(
-    "--data", metavar="stdlib|PATH", help="The text: Python's own standard library (default), a file or folder."
+    "--data",
+    metavar="stdlib|repeats|PATH",
+    help="The text: Python's own library (default), generated, a file or folder.",
 )
 @click.option("--steps", type=int, metavar="N", help="Number of updates.")
 @click.option(
@@ -70,7 +72,7 @@ def train(
     try:
         if twice := [name for name in settings.parse(assignments) if name in given]:
             raise ValueError(f"{twice[0]}: got --{twice[0]} and --set {twice[0]}=..., needs one of them")
-        given = settings.parse(assignments) | given
+        given = settings.expanded(mechanism, settings.parse(assignments) | given)
         path = Path(out) if out is not None else _folder(mechanism, resume)
         stored = folder.stored_config(path, mechanism) if resume else None
         chosen = settings.build(mechanism, settings.merge(stored["settings"] if stored else {}, given))

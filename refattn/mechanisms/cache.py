@@ -33,7 +33,7 @@ class KeysAndValues:
 class KeyValueStream(Stream):
     """A block that is given a few tokens at a time, and keeps their keys and values."""
 
-    Cache = KeysAndValues
+    Cache: type = KeysAndValues
 
     def start_cache(self, params: Any, batch: int) -> KeysAndValues:
         """Return the cache before the first token."""
@@ -42,6 +42,13 @@ class KeyValueStream(Stream):
 
     def advance(self, params: Any, cache: KeysAndValues, state: Any, context: Context) -> tuple[Any, KeysAndValues]:
         """Return the next state of new tokens (b, n, m), and the cache with them."""
+        longer = self.longer(params, cache, state, context)
+        block = equations.active(self.block.module)
+        x, _ = block.attend(params, state.x, longer.k, longer.v, context)  # (b, n, m)
+        return replace(state, x=x), longer
+
+    def longer(self, params: Any, cache: KeysAndValues, state: Any, context: Context) -> KeysAndValues:
+        """Return the keys and values of the tokens so far and of new ones (b, n, m)."""
         for name in ("memory", "memory_mask"):
             if getattr(context, name) is not None:
                 raise ValueError(f"context.{name} was given to a stream, whose tokens attend themselves")
@@ -56,5 +63,4 @@ class KeyValueStream(Stream):
         xp = namespace(state.x, cache.k)
         k = xp.concat([cache.k, k_new], axis=2)  # (b, g, j, d)
         v = xp.concat([cache.v, v_new], axis=2)  # (b, g, j, e)
-        x, _ = block.attend(params, state.x, k, v, context)  # (b, n, m)
-        return replace(state, x=x), KeysAndValues(k, v)
+        return KeysAndValues(k, v)

@@ -237,8 +237,20 @@ class Mechanism:
         How far a block is from rest, None where there is no such thing: a module with ``force(saved)`` for what the
         block's forward saved, which returns the sum of the squared norms of the gradient of an energy over batch and
         heads, a 0-d array, and of how many. The trainer's setting ``gamma`` needs it.
+    pointer
+        How the last queries of a block point at tokens, None where there is no such thing: a module with ``init`` (as
+        that of a block, of its configuration; what it returns has a ``block``), ``forward(params, x, context)``, which
+        returns the logarithms (b, h, i, 1 + i) of weights of an empty token and the tokens x, the next x, and what is
+        saved, ``backward(params, saved, d_log_weights, d_x)``, which returns the gradients of x and of the parameters,
+        and to go on token by token ``start(params, batch)`` and ``extend(params, cache, x, context)``, which returns a
+        cache in place of saved. Its lines carry the equations of all this.
     pictures
         What a page that steps through a run shows on top.
+    learned
+        The numbers that a block has learned, by name, for given parameters, as the trainer writes them down; None where
+        there are none.
+    presets
+        Settings of published runs by name, as `refattn.train.settings` has them; ``--set preset=NAME`` takes one.
     parts
         How a call is cut into parts that the definition can afford: a module with ``of_queries`` and ``of_keys``, as
         softmax attention has it; None where only whole calls can be judged.
@@ -287,7 +299,10 @@ class Mechanism:
     stream: Stream | None = None
     grow: ModuleType | None = None
     diagnostics: Any = None
+    pointer: Any = None
     pictures: tuple[Picture, ...] = ()
+    learned: Callable[[Any], Mapping[str, Array]] | None = None
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parts: ModuleType | None = None
     kernel_sizes: tuple[Case, ...] = ()
     variants: Mapping[str, Mapping[str, Callable[..., tuple[Array, ...]]]] = field(default_factory=dict)
@@ -297,6 +312,11 @@ class Mechanism:
     def equations(self) -> dict[str, str]:
         """All equations of the mechanism, id to formula, in the order of the docstrings."""
         return {id: formula for module in self.tagged for id, formula in equations.declared(module).items()}
+
+    @property
+    def beside(self) -> tuple[ModuleType, ...]:
+        """The modules whose lines carry equations of what a block is used for: how it grows, and how it points."""
+        return (*getattr(self.grow, "TAGGED", ()), *(() if self.pointer is None else (self.pointer,)))
 
     @property
     def pulled(self) -> tuple[str, ...]:

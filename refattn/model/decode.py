@@ -8,7 +8,7 @@ from typing import Any
 from refattn import equations
 from refattn.checked import Whole, checked
 from refattn.mechanisms.arguments import check_is
-from refattn.model import network
+from refattn.model import network, pointer
 from refattn.model.params import Layer, Params, check_tokens
 from refattn.xp import Array, namespace
 
@@ -23,6 +23,8 @@ class Cache:
         (b, n): the tokens; only their number is read where the blocks have caches of their own.
     blocks
         The cache of each block; None where the mechanism has no stream.
+    head
+        That of a head that points.
 
     Examples
     --------
@@ -38,6 +40,7 @@ class Cache:
 
     tokens: Array | None
     blocks: tuple[Any, ...] | None
+    head: Any = None
 
 
 @checked(params=Params, batch=Whole(1, 2**31))
@@ -56,7 +59,8 @@ def start(params: Params, batch: int) -> Cache:
     stream = params.config.record.stream
     if stream is None or any(network.reads_draws(layer.block.config) for layer in params.layers):
         return Cache(None, None)
-    return Cache(None, tuple(stream.start(layer.block, batch) for layer in params.layers))
+    head = None if params.pointer is None else params.config.record.pointer.start(params.pointer, batch)
+    return Cache(None, tuple(stream.start(layer.block, batch) for layer in params.layers), head)
 
 
 @checked(params=Params, cache=Cache)
@@ -92,5 +96,11 @@ def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
         return advance(layer.block, blocks[index], state, network.context_of(params, tokens, index, first=first))
 
-    logits, saved = own.run(params, tokens, first, network.context_of(params, tokens, 0, first=first), step)
-    return logits[:, -1, :], Cache(together, tuple(layer.block for layer in saved.layers))
+    def point(y: Array) -> tuple[Array, Any]:
+        context = network.context_of(params, tokens, len(params.layers), first=first)
+        *found, longer = params.config.record.pointer.extend(params.pointer, cache.head, y, context)
+        return equations.active(pointer).mixed(*found, None, params.token_embedding, together)[0], longer
+
+    head = None if params.pointer is None else point
+    logits, saved = own.run(params, tokens, first, network.context_of(params, tokens, 0, first=first), step, head)
+    return logits[:, -1, :], Cache(together, tuple(layer.block for layer in saved.layers), saved.head)

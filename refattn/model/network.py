@@ -8,7 +8,7 @@ Equations (a layer is one pass of LM.2 to LM.5)::
     [LM.4]  w = norm_2(x')                  LM.4 and LM.5 not where the block stands in place of the MLP
     [LM.5]  x'' = x' + mlp(w)
     [LM.6]  y = norm(x)
-    [LM.7]  z_nt = y_n . E_t
+    [LM.7]  z_nt = y_n . E_t                a head that points: LM.8 to LM.10 of `pointer` in its place
 
 Adjoints, for given dz::
 
@@ -35,12 +35,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refattn import tree
+from refattn import equations, tree
 from refattn.mechanisms.context import Context
+from refattn.model import pointer
 from refattn.model.params import Layer, Norm, Params
 from refattn.ops import embedding, layer_norm, mlp
 from refattn.ops.weights import fresh_normal
 from refattn.xp import Array, arange, namespace, product, zeros
+
+Head = Callable[[Array], tuple[Array, Any]]
+"""What a head that points makes of y (b, n, m): the logits and what it saved."""
 
 Step = Callable[[int, Layer, Any], tuple[Any, Any]]
 """What a block makes of a state: (index of the layer, its parameters, state) -> (next state, what it saved)."""
@@ -69,6 +73,7 @@ class Saved:
     state: Any
     norm: layer_norm.Saved
     y: Array  # (b, n, m)
+    head: pointer.Saved | None
 
 
 def forward(params: Params, tokens: Array, training: bool) -> tuple[Array, Saved]:
@@ -78,7 +83,12 @@ def forward(params: Params, tokens: Array, training: bool) -> tuple[Array, Saved
         context = context_of(params, tokens, index, training)
         return params.config.record.block.forward(layer.block, state, context)
 
-    return run(params, tokens, 0, context_of(params, tokens, 0, training), step)
+    def point(y: Array) -> tuple[Array, Any]:
+        context = context_of(params, tokens, len(params.layers), training)
+        return equations.active(pointer).forward(params, y, tokens, context)
+
+    head = None if params.pointer is None else point
+    return run(params, tokens, 0, context_of(params, tokens, 0, training), step, head)
 
 
 def context_of(params: Params, tokens: Array, layer: int, training: bool = False, first: int = 0) -> Context:
@@ -87,7 +97,9 @@ def context_of(params: Params, tokens: Array, layer: int, training: bool = False
     It is told the tokens, all positions so far, and draws, where its configuration reads them. Draws are fixed: the
     same in every call, so that a run depends on nothing else.
     """
-    config, count = params.layers[layer].block.config, first + tokens.shape[1]
+    # Behind the last layer stands a head that points.
+    config = (*params.layers, params.pointer)[layer].block.config
+    count = first + tokens.shape[1]
     reads = getattr(config, "reads", params.config.record.reads)
     own: dict[str, Any] = {"tokens": tokens} if "tokens" in reads else {}
     if hasattr(config, "reads") and "positions" in reads:
@@ -104,8 +116,13 @@ def reads_draws(config: Any) -> bool:
     return "draws" in getattr(config, "reads", ())
 
 
-def run(params: Params, tokens: Array, first: int, context: Context, step: Step) -> tuple[Array, Saved]:
-    """Return the logits (b, n, t) of tokens at the positions `first`, `first` + 1, ..., with `step` for the blocks."""
+def run(
+    params: Params, tokens: Array, first: int, context: Context, step: Step, head: Head | None = None
+) -> tuple[Array, Saved]:
+    """Return the logits (b, n, t) of tokens at the positions `first`, `first` + 1, ..., with `step` for the blocks.
+
+    With a `head` they are what it makes of the last y.
+    """
     xp = namespace(params.token_embedding, tokens)
     block, blocks = params.config.record.block, [layer.block for layer in params.layers]
     rows = params.position_embedding[first : first + tokens.shape[1], ...]  # (n, m): part of P
@@ -118,8 +135,11 @@ def run(params: Params, tokens: Array, first: int, context: Context, step: Step)
     last = block.read(blocks[-1], state)  # (b, n, m): x of LM.6
     y, norm = _norm(params.norm, last)  # the first is LM.6
     normed = y  # (b, n, m) [LM.6]
+    if head is not None:
+        logits, pointed = head(normed)  # (b, n, t): LM.10
+        return logits, Saved(tokens, tuple(layers), state, norm, normed, pointed)
     logits = product(normed, xp.matrix_transpose(params.token_embedding))  # (b, n, t) [LM.7]
-    return logits, Saved(tokens, tuple(layers), state, norm, normed)
+    return logits, Saved(tokens, tuple(layers), state, norm, normed, None)
 
 
 def advance(params: Params, layer: Layer, state: Any, index: int, step: Step) -> tuple[Any, LayerSaved]:
@@ -146,11 +166,17 @@ def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None 
     """Return the gradients of all parameters for a given gradient of the logits (b, n, t)."""
     xp = namespace(params.token_embedding, d_logits)
     block, blocks = params.config.record.block, [layer.block for layer in params.layers]
-    # forward: logits = normed @ token_embedding^T
-    d_normed = product(d_logits, params.token_embedding)  # (b, n, m) [dLM.7]
-    rows = xp.reshape(saved.y, (-1, saved.y.shape[-1]))  # (b*n, m): y with all tokens in a row
-    d_rows = xp.reshape(d_logits, (-1, d_logits.shape[-1]))  # (b*n, t): dz with all tokens in a row
-    d_head = product(xp.matrix_transpose(d_rows), rows)  # (t, m): part of dLM.token_embedding
+    d_pointer = None
+    if saved.head is not None:
+        # forward: logits = head(normed)
+        own = equations.active(pointer)
+        d_normed, d_pointer, d_head = own.backward(params, saved.head, d_logits)  # (b, n, m), -, (t, m)
+    else:
+        # forward: logits = normed @ token_embedding^T
+        d_normed = product(d_logits, params.token_embedding)  # (b, n, m) [dLM.7]
+        rows = xp.reshape(saved.y, (-1, saved.y.shape[-1]))  # (b*n, m): y with all tokens in a row
+        d_rows = xp.reshape(d_logits, (-1, d_logits.shape[-1]))  # (b*n, t): dz with all tokens in a row
+        d_head = product(xp.matrix_transpose(d_rows), rows)  # (t, m): part of dLM.token_embedding
     # forward: normed = norm(last)
     d_last, d_norm = _norm_backward(saved.norm, d_normed)  # the first is dLM.6
     d_read = d_last  # (b, n, m) [dLM.6]
@@ -167,7 +193,7 @@ def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None 
     d_positions = xp.concat([xp.sum(d_x, axis=0), unused], axis=0)  # [dLM.position_embedding]
     d_input = embedding.embedding_backward(params.token_embedding, saved.tokens, d_x)  # (t, m): the other part
     d_tokens = d_head + d_input  # (t, m) [dLM.token_embedding]
-    return Params(params.config, d_tokens, d_positions, tuple(layers), d_norm)
+    return Params(params.config, d_tokens, d_positions, tuple(layers), d_norm, d_pointer)
 
 
 def _layer_backward(

@@ -22,6 +22,8 @@ OWN = ("width", "heads", "residual", "layer", "layers", "vocabulary", "context")
 LARGEST = 2**24
 """The most that any size of a model may be."""
 
+DECODE = ("vocabulary", "pointer")
+
 SPREAD = 0.02
 """Standard deviation of fresh embeddings: small beside what the sublayers add, and as a head nearly uniform."""
 
@@ -44,6 +46,9 @@ class Config:
         Whether each block is followed by an MLP; None: unless the block brings or replaces it.
     mlp_ratio, gelu
         Width of the MLP in widths of the model; "tanh" or "exact".
+    decode
+        What the next token is chosen by: "vocabulary", its products with all embeddings, or "pointer", where a last
+        layer points at the tokens so far, for a mechanism whose record has a `pointer`.
     options
         Further fields of the block's configuration.
 
@@ -64,6 +69,7 @@ class Config:
     mlp: bool | None = None
     mlp_ratio: int = 4
     gelu: str = "tanh"
+    decode: str = "vocabulary"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,6 +81,10 @@ class Config:
         if self.mlp is not None:
             check_is("mlp", self.mlp, bool)
         check_choice("gelu", self.gelu, mlp.GELU)
+        check_choice("decode", self.decode, DECODE)
+        if self.decode == "pointer" and self.record.pointer is None:
+            able = [n for n in registry.list_mechanisms() if registry.mechanism(n).pointer is not None]
+            raise ValueError(f"decode: got 'pointer' with {self.mechanism}, needs one of {', '.join(able)}")
         if "causal" not in self.record.reads:
             raise ValueError(f"mechanism: got {self.mechanism!r}, which cannot be causal, needs one that can")
         check_is("options", self.options, Mapping)
@@ -158,6 +168,7 @@ class Params:
     position_embedding: Array  # (context, m)
     layers: tuple[Layer, ...]
     norm: Norm
+    pointer: Any = None  # of the mechanism's pointer, where the model has one
 
 
 def init(config: Config, *, seed: int = 0, like: Array) -> Params:
@@ -204,7 +215,11 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
         for layer in range(config.layers)
     )
     tokens = drawn("token_embedding", config.vocabulary, m, SPREAD)
-    return Params(config, tokens, drawn("position_embedding", config.context, m, SPREAD), layers, norm())
+    pointer = None
+    if config.decode == "pointer":
+        own = config.block(config.layers - 1)  # as the last layer's
+        pointer = config.record.pointer.init(own, seed=seed, like=like, layer=config.layers)
+    return Params(config, tokens, drawn("position_embedding", config.context, m, SPREAD), layers, norm(), pointer)
 
 
 def check_tokens(params: Params, tokens: Array, name: str = "tokens") -> None:

@@ -45,6 +45,10 @@ MACHINE = ("_sysconfigdata", "config-", "sitecustomize", "__pycache__")
 """Beginnings of the names of what describes one machine."""
 
 
+WORDS, LETTERS, SAID = 2**15, 7, 4
+"""Of the text "repeats": how many words, letters of a word, and how often each is said."""
+
+
 @dataclass(frozen=True)
 class Counts:
     """How many files a text was made of, and how many were passed over.
@@ -97,6 +101,10 @@ def load(source: str | os.PathLike[str]) -> Text:
     source
         ``"stdlib"``: the source text of the standard library of the Python that runs, without its tests and what not
         every installation has. It differs from one version of Python to the next; the fingerprint tells.
+        ``"repeats"``: a generated text, a MiB of random words, each said four times in a line of its own, the last
+        tenth of them held out. Letters of a word that is new cannot be known, and what follows can be copied: the
+        fewest bits per byte are 7 log2(26) / 32 = 1.028, of windows that hold whole lines of 32 bytes.
+
         Otherwise the path of a file, whose last tenth is held out, or of a folder: all regular files below it, but for
         binary ones. (``"./stdlib"`` is a file or folder of that name.)
 
@@ -131,18 +139,22 @@ def load(source: str | os.PathLike[str]) -> Text:
         if not folder.is_dir():
             raise FileNotFoundError(f"data: got 'stdlib', but this Python has no folder {folder}; needs a path instead")
         return _of_folder(name, folder, stdlib=True)
+    if name == "repeats":
+        return _text(name, *_repeats(), Counts())
     if not name:  # which would be the working directory
-        raise ValueError("data: got '', needs 'stdlib', a file or a folder")
+        raise ValueError("data: got '', needs 'stdlib', 'repeats', a file or a folder")
     path = Path(name)
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise type(error)(f"data: got {name!r}: {error.strerror}; needs 'stdlib', a file or a folder") from error
+        raise type(error)(
+            f"data: got {name!r}: {error.strerror}; needs 'stdlib', 'repeats', a file or a folder"
+        ) from error
     if stat.S_ISDIR(mode):
         return _of_folder(name, path, stdlib=False)
     if not stat.S_ISREG(mode):
         raise ValueError(
-            f"data: got {name!r}, which is neither a file nor a folder; needs 'stdlib', a file or a folder"
+            f"data: got {name!r}, which is neither a file nor a folder; needs 'stdlib', 'repeats', a file or a folder"
         )
     return _text(name, *_cut(_read(name, path)), Counts(train=1))
 
@@ -287,6 +299,15 @@ def _find(folder: Path, stdlib: bool) -> tuple[list[str], int]:
 
 def _belongs(name: str) -> bool:
     return name not in LEFT_OUT and not name.startswith(MACHINE)
+
+
+def _repeats() -> tuple[bytes, bytes]:
+    letters = counter.integers((WORDS, 1, LETTERS), ord("a"), ord("z") + 1, seed=0, purpose="data.repeats")
+    lines = np.full((WORDS, SAID, LETTERS + 1), ord(" "), dtype=np.uint8)
+    lines[:, :, :LETTERS] = letters
+    lines[:, -1, LETTERS] = ord("\n")
+    place = WORDS - WORDS // HELD_OUT
+    return lines[:place].tobytes(), lines[place:].tobytes()
 
 
 def _is_held_out(relative: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from refattn import backends, equations, tree
 from refattn.mechanisms.record import Unsupported
-from refattn.model import Params, network
+from refattn.model import Params, network, pointer
 from refattn.xp import Array, all_finite, concrete, is_floating, namespace
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def first_not_finite(params: Params, compute: Callable[[], object]) -> str:
 
     An equation whose formula speaks of -inf, such as a mask, may have it.
     """
-    modules = (*params.config.record.tagged, network)
+    modules = (*params.config.record.tagged, *params.config.record.beside, network, pointer)
     # A remark stands beside a formula, some spaces away.
     formulas = {id: text.split("  ")[0] for module in modules for id, text in equations.declared(module).items()}
     passes: dict[str, int] = {}

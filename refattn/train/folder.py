@@ -160,7 +160,7 @@ def hold(path: Path) -> Iterator[Folder]:
 def check_place(path: Path, text: Text) -> None:
     """Raise RunError where the folder lies in that of the text: the text would change with the run."""
     source = Path(text.source)
-    if text.source != "stdlib" and source.is_dir() and path.resolve().is_relative_to(source.resolve()):
+    if text.source not in ("stdlib", "repeats") and source.is_dir() and path.resolve().is_relative_to(source.resolve()):
         raise RunError(
             f"out: {path} lies in the folder of the text, {text.source}, so the run would change its own text; "
             "give a folder elsewhere"

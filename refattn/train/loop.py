@@ -199,11 +199,22 @@ def _advance(state: Progress, settings: Settings, text: data.Text, folder: Folde
             row["growth"] = facts
         if new.step % settings.score_every == 0 or new.step == settings.steps:
             row["heldout_bits"] = _score(new.params, _scored(settings, text), every=16)
+            row |= _learned(new.params)
     except DivergedError as error:
         raise DivergedError(f"step {state.step + 1}: {error}; {_keep(state, settings, folder)}") from error
     seconds = state.seconds + time.perf_counter() - began
     row["seconds"] = round(seconds, 6)
     return replace(new, seconds=seconds), row
+
+
+def _learned(params: model.Params) -> dict[str, Any]:
+    """Return what each layer's learned numbers have come to, where the mechanism tells; None where a layer has none."""
+    told = params.config.record.learned
+    if told is None:
+        return {}
+    layers = [told(layer.block) for layer in params.layers]
+    names = dict.fromkeys(name for each in layers for name in each)
+    return {"learned": {n: [float(each[n][0]) if n in each else None for each in layers] for n in names}}
 
 
 def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress, dict[str, Any]]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from refattn import tree
 from refattn.checked import Maybe, Real, Tree, checked
+from refattn.mechanisms.arguments import check_choice
 from refattn.train.arguments import check_real, check_whole
 from refattn.train.leaves import by_pieces, check_alike, joined, total
 from refattn.xp import Array, backend, concrete, dtype_name, namespace, zeros
@@ -41,6 +42,8 @@ class Group:
         A factor on the learning rate.
     axes
         Only leaves with at least so many axes.
+    size
+        Only leaves of so many elements; None: of any number.
 
     Examples
     --------
@@ -58,6 +61,7 @@ class Group:
     weight_decay: float = 0.0
     rate: float = 1.0
     axes: int = 0
+    size: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str):
@@ -65,24 +69,40 @@ class Group:
         check_real("weight_decay", self.weight_decay, 0.0)
         check_real("rate", self.rate, 0.0)
         check_whole("axes", self.axes, 0)
+        if self.size is not None:
+            check_whole("size", self.size, 1)
 
     def has(self, name: str, leaf: Array) -> bool:
         """Tell whether a leaf belongs here."""
-        return len(leaf.shape) >= self.axes and fnmatchcase(name, self.pattern)
+        sized = self.size is None or math.prod(leaf.shape) == self.size
+        return sized and len(leaf.shape) >= self.axes and fnmatchcase(name, self.pattern)
 
 
-def default_groups(weight_decay: float = 0.1) -> tuple[Group, ...]:
+DECAYED = ("weights", "embeddings")
+"""Which leaves may decay."""
+
+
+def default_groups(
+    weight_decay: float = 0.1, *, decayed: str = "weights", scalar_rate: float = 1.0
+) -> tuple[Group, ...]:
     """Return the usual groups: decay on the weights of linear maps and on nothing else.
 
     A linear map can grow without bound to sharpen a prediction, and decay holds it. The gain of a norm and a bias do
     not multiply the features with each other; decay would only pull them from the value that fits. The row of an
     embedding gets a gradient when its token occurs, but decay at every step, which would wipe out rare tokens.
+    `decayed` "embeddings" has it the other way round, as some papers do: decay on embeddings alone. `scalar_rate` is a
+    factor on the rate of learned numbers, the leaves of one element, which may have further to go than weights.
 
     >>> from refattn.train.optimiser import default_groups
     >>> [(group.pattern, group.weight_decay) for group in default_groups(0.1)]
     [('*embedding', 0.0), ('*norm*', 0.0), ('*b_*', 0.0), ('*', 0.1), ('*', 0.0)]
     """
+    check_choice("decayed", decayed, DECAYED)
+    numbers = () if scalar_rate == 1.0 else (Group("*", rate=scalar_rate, size=1),)
+    if decayed == "embeddings":
+        return (*numbers, Group("*embedding", weight_decay), Group("*"))
     return (
+        *numbers,
         Group("*embedding"),
         Group("*norm*"),
         Group("*b_*"),

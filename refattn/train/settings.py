@@ -22,7 +22,7 @@ from refattn.train.schedule import WarmupCosine
 MAPPINGS = ("block", "growth")
 """Settings that hold settings of their own, called ``block.NAME``."""
 
-MODEL = ("mechanism", "context", "width", "heads", "layers", "mlp", "mlp_ratio", "gelu")
+MODEL = ("mechanism", "context", "width", "heads", "layers", "mlp", "mlp_ratio", "gelu", "decode")
 
 
 LARGEST = 2**31
@@ -35,18 +35,19 @@ class Settings:
 
     Attributes
     ----------
-    mechanism, context, width, heads, layers, mlp, mlp_ratio, gelu, block
+    mechanism, context, width, heads, layers, mlp, mlp_ratio, gelu, decode, block
         The model, as `refattn.model.Config` describes it; `block` are its options.
     data
-        "stdlib" or a path.
+        "stdlib", "repeats" or a path.
     steps
         Number of updates.
     batch, accumulate
         Sequences of an update, and into how many portions they are cut to save memory.
     learning_rate, warmup, floor
         The schedule: the highest rate, the steps that lead up to it, and the last rate as a part of the highest.
-    beta1, beta2, epsilon, weight_decay, clip
-        AdamW, and the largest norm of the gradients (None: no limit).
+    beta1, beta2, epsilon, weight_decay, decayed, scalar_rate, clip
+        AdamW, what decays and how much faster learned numbers go, see `refattn.train.optimiser.default_groups`; and the
+        largest norm of the gradients (None: no limit).
     gamma
         A step's rate is at most gamma / |grad E|, of a mechanism whose diagnostics tell that norm (None: no limit).
     seed
@@ -79,6 +80,7 @@ class Settings:
     mlp: bool | None = None
     mlp_ratio: int = 4
     gelu: str = "tanh"
+    decode: str = "vocabulary"
     block: Mapping[str, Any] = field(default_factory=dict)
     data: str = "stdlib"
     steps: int = 800
@@ -91,6 +93,8 @@ class Settings:
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
+    decayed: str = "weights"
+    scalar_rate: float = 1.0
     clip: float | None = 1.0
     gamma: float | None = None
     seed: int = 0
@@ -115,6 +119,7 @@ class Settings:
             check_is(name, getattr(self, name), str)
         check_whole("warmup", self.warmup, 0, LARGEST)
         check_real("learning_rate", self.learning_rate, 0.0, above=True)
+        check_real("scalar_rate", self.scalar_rate, 0.0, above=True)
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: got {self.dtype!r}, needs float32 or float64")
         if self.batch % self.accumulate:
@@ -156,7 +161,7 @@ class Settings:
     @property
     def optimiser(self) -> AdamW:
         """The optimiser."""
-        groups = default_groups(self.weight_decay)
+        groups = default_groups(self.weight_decay, decayed=self.decayed, scalar_rate=self.scalar_rate)
         return AdamW(self.learning_rate, self.beta1, self.beta2, self.epsilon, groups)
 
     @property
@@ -176,6 +181,8 @@ class Settings:
 def parse(assignments: Iterable[str]) -> dict[str, Any]:
     """Return the values of ``NAME=VALUE`` texts by name; ``block.NAME=VALUE`` go together under ``"block"``.
 
+    What the model is may be called ``model.NAME``, too.
+
     A value is read as JSON where it is JSON (``3``, ``1e-3``, ``true``, ``null``), otherwise as a text.
     """
     values: dict[str, Any] = {}
@@ -189,7 +196,9 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
         except ValueError:
             parsed = value
         head, _, option = name.partition(".")
-        if option and head in MAPPINGS:
+        if head == "model" and option in MODEL:
+            values[option] = parsed
+        elif option and head in MAPPINGS:
             options[head][option] = parsed
         else:
             values[name] = parsed
@@ -206,11 +215,12 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
 def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
     """Return the settings with the given values in place of the defaults; ValueError names one that there is not."""
     known = [f.name for f in dataclasses.fields(Settings) if f.name != "mechanism"]
+    given = expanded(mechanism, given)
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            others = [name for name in known if name not in MAPPINGS] + [f"{name}.NAME" for name in MAPPINGS]
+            others = [name for name in known if name not in MAPPINGS] + ["preset", *(f"{x}.NAME" for x in MAPPINGS)]
             raise ValueError(f"setting: got {name!r}{hint}, needs one of {', '.join(others)}")
     numbers = {f.name for f in dataclasses.fields(Settings) if str(f.type).startswith("float")}
     # 1 is as good as 1.0, as far as it is the same number.
@@ -218,6 +228,27 @@ def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
         n: float(x) if n in numbers and type(x) is int and abs(x) <= 2**53 else x for n, x in given.items()
     }
     return Settings(mechanism=mechanism, **plain)
+
+
+@checked(given=Each(None))
+def expanded(mechanism: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those that ``preset`` names in its place; one that is given too has the given value.
+
+    >>> from refattn.train.settings import expanded
+    >>> given = expanded("sympformer", {"preset": "baseline", "steps": 20})
+    >>> given["steps"], given["learning_rate"], given["block"]["integrator"]
+    (20, 0.0003, 'classical')
+    """
+    if "preset" not in given:
+        return dict(given)
+    name, known = given["preset"], registry.mechanism(mechanism).presets
+    check_is("preset", name, str)
+    if name not in known:
+        has = f"one of {', '.join(known)}" if known else f"none: {mechanism} has no presets"
+        raise ValueError(f"preset: got {name!r}, needs {has}")
+    for head in MAPPINGS:
+        check_is(head, given.get(head, {}), Mapping)
+    return merge(known[name], {key: value for key, value in given.items() if key != "preset"})
 
 
 def from_json(stored: Mapping[str, Any]) -> Settings:

@@ -246,7 +246,10 @@ def test_a_run_is_not_made_longer() -> None:
         (["--set", f"steps={10**30}"], "steps: got more, needs at most 2147483648"),
         (["--steps", "many"], "invalid value for '--steps': 'many' is not a valid integer; see refattn train --help"),
         (["--steps", "3", "--set", "steps=4"], "steps: got --steps and --set steps=..., needs one of them"),
-        (["--data", "none.txt"], "data: got 'none.txt': No such file or directory; needs 'stdlib', a file or a folder"),
+        (
+            ["--data", "none.txt"],
+            "data: got 'none.txt': No such file or directory; needs 'stdlib', 'repeats', a file or a folder",
+        ),
         (["--data", "empty.txt"], "data: got 'empty.txt', which is empty; needs a file with text in it"),
         (["--data", "tiny.txt"], "data: got 9 bytes in the train part of 'tiny.txt', needs at least 129 for a context"),
         (["--backend", "abacus"], "backend: got 'abacus', needs one of numpy"),

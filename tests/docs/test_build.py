@@ -60,7 +60,7 @@ def test_every_equation_has_an_anchor_and_no_anchor_is_left_over(pages: dict[str
     page = pages[f"mechanisms/{name}.html"]
     shown = [term["id"] for term in page.select("dt.equation")]
     own = {id for id, place in places(record).items() if home_of(place) == name}
-    grown = [id for module in getattr(record.grow, "TAGGED", ()) for id in equations.declared(module)]
+    grown = [id for module in record.beside for id in equations.declared(module)]
     assert shown == [anchor(id) for id in (*record.equations, *grown) if id in own or id in grown]
     assert len(set(shown)) == len(shown)
 

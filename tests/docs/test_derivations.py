@@ -26,7 +26,7 @@ def test_each_equation_of_the_definition_is_derived_once(name: str) -> None:
     assert len(shown) == len(set(shown))
     dense = f"{registry.room(name).__name__}.dense"
     mechanism = ra.mechanism(name)
-    modules = (*mechanism.tagged, *getattr(mechanism.grow, "TAGGED", ()))
+    modules = (*mechanism.tagged, *mechanism.beside)
     wanted = [id for module in modules if module.__name__ == dense for id in declared(module)]
     assert wanted and {*wanted} <= {*shown}
     assert set(re.findall(r"```{derived} (\w+)", text_of(name))) == {name}

@@ -166,6 +166,7 @@ def targets(folder: Path) -> list[Target]:
     add("Settings", settings.Settings, mechanism="softmax", steps=3, learning_rate=0.1, batch=4, clip=1.0, width=8)
     add("settings.parse", settings.parse, assignments=["steps=3"])
     add("settings.build", settings.build, mechanism="softmax", given={"steps": 3})
+    add("settings.expanded", settings.expanded, mechanism="softmax", given={"steps": 3})
     (folder / "metrics.jsonl").write_text("")
 
     add("mechanism", registry.mechanism, name="softmax")

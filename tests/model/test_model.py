@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import refattn as ra
 from refattn import backends, counter, model, tree
-from refattn.model import decode, network
+from refattn.model import decode, network, pointer
 from refattn.ops.losses import cross_entropy_backward, cross_entropy_forward
 from refattn.verify.itself import gradients
 from tests.conftest import Arrays, Library
@@ -64,13 +64,19 @@ def runs(name: str) -> list[tuple[Mapping[str, int], Callable[[], None]]]:
     return [(SIZES, run)]
 
 
+def pointing() -> tuple[Mapping[str, int], Callable[[], None]]:
+    params = params_of("koopman", decode="pointer", layers=1)
+    sizes = SIZES | {"h": 2, "i": 13, "j": 14}
+    return sizes, lambda: loss_and_gradients(params, tokens(5, 13), tokens(5, 13, "targets")) and None
+
+
 def test_ids_are_the_same_everywhere() -> None:
-    traced = {id for id in trace_of(runs("softmax")).variables if "LM." in id}
-    assert id_problems([network], traced) == []
+    traced = {id for id in trace_of([*runs("softmax"), pointing()]).variables if "LM." in id}
+    assert id_problems([network, pointer], traced) == []
 
 
 def test_every_array_has_its_axes_and_they_hold() -> None:
-    found = line_problems([network], [run for name in CAUSAL for run in runs(name)])
+    found = line_problems([network, pointer], [pointing(), *(run for name in CAUSAL for run in runs(name))])
     # Only blocks with a norm of their own reach this line.
     text = inspect.getsource(network).splitlines()
     bare = 1 + next(n for n, line in enumerate(text) if "LM.3 of a block with a norm of its own" in line)
@@ -140,6 +146,7 @@ def test_no_parameter_is_dead(name: str) -> None:
         # What changes here is the model's, whatever its blocks are; some bring the MLP themselves.
         *((name, {"mlp": False, "layers": 1}) for name in ("softmax", "sympformer")),
         ("softmax", {"mlp": True, "gelu": "exact", "mlp_ratio": 2}),
+        pytest.param("koopman", {"decode": "pointer", "layers": 1}, marks=pytest.mark.slow),
         ("graph_energy", {"options": {"classes": 3, "step": 0.1, "steps": 2, "jitter": 0.1, "coupling": "cubic"}}),
     ],
 )

@@ -235,10 +235,12 @@ def test_what_may_not_be_read_is_counted(open_folder: Path) -> None:
 
 
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"^data: got .*absent': No such file or directory; needs 'stdlib', a"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^data: got .*absent': No such file or directory; needs 'stdlib', 'repeats', a"
+    ):
         data.load(tmp_path / "absent")
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OSError, match=r"^data: got .*loop': .*; needs 'stdlib', a file or a folder"):
+    with pytest.raises(OSError, match=r"^data: got .*loop': .*; needs 'stdlib', 'repeats', a file or a folder"):
         data.load(tmp_path / "loop")
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match=r"^data: got .*empty', which is empty; needs a file with text"):
@@ -368,7 +370,7 @@ def test_wrong_sizes_are_refused_at_once() -> None:
 def test_no_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="^data: got '', needs 'stdlib', a file or a folder"):
+    with pytest.raises(ValueError, match="^data: got '', needs 'stdlib', 'repeats', a file or a folder"):
         data.load("")
 
 
@@ -383,3 +385,16 @@ def test_a_text_that_no_memory_holds_is_refused_at_once(tmp_path: Path, monkeypa
     monkeypatch.setattr(data, "LARGEST", 100)
     with pytest.raises(ValueError, match=r"^data: got '.*' with more than 100 bytes of text"):
         data.load(str(tmp_path))
+
+
+def test_words_that_are_said_four_times() -> None:
+    text = data.load("repeats")
+    assert text.fingerprint == data.load("repeats").fingerprint and text.source == "repeats"
+    words = set()
+    for part in (text.train, text.heldout):
+        for line in part.tobytes().decode().splitlines():
+            first, *others = line.split(" ")
+            assert len(first) == 7 and others == [first] * 3
+            words.add(first)
+    assert len(words) > 0.99 * 2**15 and set("".join(words)) == set("abcdefghijklmnopqrstuvwxyz")
+    assert len(text.heldout) == 32 * (2**15 // 10)

@@ -298,6 +298,16 @@ def test_the_default_groups() -> None:
     shapes = {name: (4, 4) for name in decay} | {"layers.0.block.scale": (), "layers.0.block.damping": (4,)}
     found = {name: adam.group_of(name, np.ones(shape)).weight_decay for name, shape in shapes.items()}
     assert found == decay
+
+
+def test_decay_of_embeddings_and_the_rate_of_numbers() -> None:
+    adam = AdamW(0.1, groups=default_groups(0.3, decayed="embeddings", scalar_rate=5.0))
+    shapes = {"token_embedding": (4, 4), "layers.0.block.w_q": (4, 4), "gain": (4,), "step": (1,), "scale": ()}
+    found = {name: adam.group_of(name, np.ones(shape)) for name, shape in shapes.items()}
+    assert {name: group.weight_decay for name, group in found.items() if group.weight_decay} == {"token_embedding": 0.3}
+    assert {name for name, group in found.items() if group.rate == 5.0} == {"step", "scale"}
+    with pytest.raises(ValueError, match="decayed: got 'all', needs"):
+        default_groups(0.3, decayed="all")
     assert AdamW(0.1).group_of("w", np.ones((2, 2))).weight_decay == 0.1
 
 

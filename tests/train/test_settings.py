@@ -24,6 +24,8 @@ from refattn.train.settings import Settings, build, differences, from_json, merg
         (["steps=3", "steps=4"], {"steps": 4}),
         (["block.bias=true", "block.kv_heads=1"], {"block": {"bias": True, "kv_heads": 1}}),
         (["block.kv_heads=1", 'block={"bias": true}'], {"block": {"bias": True, "kv_heads": 1}}),
+        (["model.decode=pointer", "model.width=8"], {"decode": "pointer", "width": 8}),
+        (["model.steps=3"], {"model.steps": 3}),
         (["data=[1", "block.=3", "other.name=3"], {"data": "[1", "block.": 3, "other.name": 3}),
     ],
 )
@@ -59,7 +61,9 @@ def test_what_is_unknown_gets_the_whole_list() -> None:
     with pytest.raises(ValueError) as caught:
         build("softmax", {"colour": 3})
     known = [field.name for field in dataclasses.fields(Settings) if field.name not in ("mechanism", "block", "growth")]
-    assert str(caught.value) == f"setting: got 'colour', needs one of {', '.join(known)}, block.NAME, growth.NAME"
+    assert (
+        str(caught.value) == f"setting: got 'colour', needs one of {', '.join(known)}, preset, block.NAME, growth.NAME"
+    )
     with pytest.raises(ValueError, match="setting: got 'mechanism', needs"):
         build("softmax", {"mechanism": "softmax"})  # which is an argument of its own
 

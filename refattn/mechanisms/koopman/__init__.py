@@ -7,15 +7,16 @@ What to read, in this order:
 - `perturbation`: the operator's one-step map phi, psi = a pi + b phi, and its inverse by Newton's method.
 - `core`: the public map of q, k and v: its options, their defaults and checks.
 - `layer.block`: projections around the core, KOOP.18 to KOOP.22: the mechanism as a layer; `layer.draws`: random
-  ridges and epsilons; `layer.decode`: what a last query says about the next token.
-- `forms.shared`: the same numbers by one factorisation of the Gram matrix for all queries, `forms.whitening`.
+  ridges and epsilons; `layer.pointer`: a block whose last queries point at tokens, KOOP.23 and KOOP.24;
+  `layer.decode`: what a last query says about the next token.
+- `forms.shared`: the same numbers by one factorisation of the Gram matrix for all queries, `forms.whitening`;
+  `forms.features`: by a matrix of constant size where the kernel has finitely many features, for `layer.stream`.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
 
 from __future__ import annotations
 
 from refattn.mechanisms.block import Block
-from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.koopman import core as _core
 from refattn.mechanisms.koopman import dense as _dense
@@ -28,6 +29,8 @@ from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDE
 from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.koopman.kernel import Linear, Matern32, Matern52, Polynomial, Rbf
 from refattn.mechanisms.koopman.layer import block as _block
+from refattn.mechanisms.koopman.layer import pointer as _pointer
+from refattn.mechanisms.koopman.layer import stream as _stream
 from refattn.mechanisms.koopman.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.koopman.perturbation import KoopmanInverseError
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
@@ -88,6 +91,7 @@ record = Mechanism(
     # Beyond some 10^3 a Gram matrix of products loses its small eigenvalues to rounding, and psi its inverse.
     huge=10.0,
     tiled=False,
-    stream=KeyValueStream(_BLOCK),
+    stream=_stream.Stream(_BLOCK),
+    pointer=_pointer,
     pictures=_PICTURES,
 )

@@ -14,7 +14,8 @@ Beside these:
 - `params.py`, the parameters of a block;
 - `integrators/`, a file for every other integrator, and the kinds of damping;
 - `oracles/`, linear attention, the Hamiltonian of all tokens, and what decoding keeps of the past;
-- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding;
+- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, the
+  authors' variants by name (`presets.py`), and what learned numbers come to;
 - `baselines/`, the blocks that SympFormer is compared with;
 - `forms/`, the force in linear memory;
 - `judge/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
@@ -33,7 +34,9 @@ from refattn.mechanisms.sympformer import core as _core
 from refattn.mechanisms.sympformer import dense as _dense
 from refattn.mechanisms.sympformer import presymplectic_euler as _presymplectic_euler
 from refattn.mechanisms.sympformer.baselines import attend as _attend
+from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_linear
 from refattn.mechanisms.sympformer.baselines import connection as _connection
+from refattn.mechanisms.sympformer.baselines import connection_signed as _connection_signed
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
 from refattn.mechanisms.sympformer.integrators import copies as _copies
 from refattn.mechanisms.sympformer.integrators import drift as _drift
@@ -49,7 +52,9 @@ from refattn.mechanisms.sympformer.layer import mlp as _mlp
 from refattn.mechanisms.sympformer.layer import stream as _stream
 from refattn.mechanisms.sympformer.layer import tables as _tables
 from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
+from refattn.mechanisms.sympformer.layer.learned import learned as _learned
 from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
+from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -69,9 +74,11 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_SMALL, "integrator": "ab2", "mlp": "velocity(ratio=1)", "layer": 1, "layers": 3},
     {**_SMALL, "integrator": "etd_ab2", "mlp": "momentum(ratio=1)", "layer": 1, "layers": 3, "damping": "linear"},
     {**_SMALL, "integrator": "classical", "mlp": "plain(ratio=1)"},
+    {**_SMALL, "integrator": "classical", "mlp": "none", "oracle": "linear"},
+    {**_SMALL, "integrator": "lie_trotter(connection='r2')", "mlp": "none", "oracle": "signed(ridge=0.5)"},
     {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum(ratio=1)", "look_ahead": True},
     {**_MOVING, "integrator": "lie_trotter(connection='h1')", "mlp": "momentum(ratio=1)"},
-    {**_SMALL, "integrator": "lie_trotter(connection='r2')", "mlp": "none"},
+    {**_SMALL, "integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none"},
     {**_SMALL, "integrator": "forward_euler", "mlp": "none", "start": "table", "vocabulary": 3, "context": 4},
     {**_MOVING, "oracle": "hamiltonian", "mlp": "none", "look_ahead": True},
     {**_MOVING, "oracle": "linear", "mlp": "none", "look_ahead": True},
@@ -80,7 +87,18 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
 )
 """Every integrator, and with them every other choice; those of several steps go on in the tests of the block."""
 
-_SHARED = (_drift, _two_steps, _copies, _rotation, _attend, _connection, _mlp, _tables)
+_SHARED = (
+    _drift,
+    _two_steps,
+    _copies,
+    _rotation,
+    _attend,
+    _attend_linear,
+    _connection,
+    _connection_signed,
+    _mlp,
+    _tables,
+)
 _AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _presymplectic_euler), *_SHARED)
 
 record = Mechanism(
@@ -107,4 +125,6 @@ record = Mechanism(
     brings=("norm", "mlp"),
     stream=ModuleStream(_stream, _BLOCK),
     pictures=_PICTURES,
+    presets=_PRESETS,
+    learned=_learned,
 )

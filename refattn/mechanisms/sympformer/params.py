@@ -26,6 +26,8 @@ class Mlp:
     w_in: Array  # (m, in)
     w_out: Array  # (in, m)
     gain_v: Array | None = None  # (m,)
+    token_embedding: Array | None = None  # (t, m): first velocities
+    position_embedding: Array | None = None  # (context, m)
 
 
 @dataclass(frozen=True)

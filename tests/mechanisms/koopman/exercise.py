@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from refattn import Context, counter, mechanism
+from refattn import Context, counter, equations, mechanism
+from refattn.mechanisms.cache import KeysAndValues
+from refattn.mechanisms.koopman.layer import pointer
 
 Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
@@ -25,6 +27,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     augmented = {**one, "o": sizes["j"] + sizes["d"]}
     alone = {**one, "j": sizes["i"], "o": sizes["i"]}
     core = partial(_core, make=make, form=form)
+    behind = {**one, "j": sizes["i"] + 1, "o": sizes["i"] + 1}
     return [
         (one, partial(core, sizes, full=True)),
         (one, partial(core, sizes)),
@@ -34,6 +37,8 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (one, partial(core, sizes, fit="stein(scale='mean')")),
         (one, partial(_block, sizes, make=make, full=True)),
         (alone, partial(_block, alone, make=make, full=False)),
+        *((behind, partial(_pointer, behind, make=make, similarity=name)) for name in ("dot", "kernel")),
+        (alone, partial(_extended, alone, make=make)),
     ]
 
 
@@ -76,3 +81,21 @@ def _block(sizes: Mapping[str, int], *, make: Make, full: bool) -> None:
     state, saved = block.forward(params, block.start(params, x, context), context)
     d_state, _ = block.read_backward(params, state, make(_draw("d_x", b, i, m)))
     block.backward(params, saved, d_state)
+
+
+def _pointer(sizes: Mapping[str, int], *, make: Make, similarity: str) -> None:
+    b, h, g, i, d, m = (sizes[letter] for letter in "bhgidm")
+    config = mechanism("koopman").block.Config(width=m, heads=h, kv_heads=g, head_width=d, similarity=similarity)
+    x = make(np.asarray(_draw("x", b, i, m)))
+    params, own = pointer.init(config, seed=7, like=x, layer=0), equations.active(pointer)
+    _, _, saved = own.forward(params, x, Context(causal=True))
+    own.backward(params, saved, make(_draw("d_l", b, h, i, i + 1)), make(_draw("d_x", b, i, m)))
+
+
+def _extended(sizes: Mapping[str, int], *, make: Make) -> None:
+    """Tokens behind none at all: so that there are as many keys as queries."""
+    b, h, g, i, d, m = (sizes[letter] for letter in "bhgidm")
+    config = mechanism("koopman").block.Config(width=m, heads=h, kv_heads=g, head_width=d)
+    x, none = make(np.asarray(_draw("x", b, i, m))), make(np.zeros((b, g, 0, d)))
+    params = pointer.init(config, seed=7, like=x, layer=0)
+    equations.active(pointer).extend(params, KeysAndValues(none, none), x, Context(causal=True))

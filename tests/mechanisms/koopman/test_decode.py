@@ -63,6 +63,31 @@ def test_pointing_sees_masks() -> None:
     assert probabilities[0, 0, 2] == 0.0
 
 
+@pytest.mark.parametrize("kernel", ["rbf(bandwidth=0.8)", "matern52", "polynomial(weight=0.3)"])
+def test_pointing_by_the_kernel_that_the_mechanism_attends_by(kernel: str) -> None:
+    """The weights of its update, of which there is a trace; two query heads share a key head."""
+    q, k = normal("q", 2, 4, 5, 3), normal("k", 2, 2, 7, 3)
+    with ra.trace() as traced:
+        ra.koopman.forward(q, k, k, updates=1, similarity="kernel", kernel=kernel)
+    weights = traced["KOOP.3"]
+    indices, probabilities = decode.point(q, k, similarity="kernel", kernel=kernel)
+    assert np.array_equal(indices, np.argmax(weights, axis=-1))
+    np.testing.assert_allclose(probabilities, np.max(weights, axis=-1), rtol=1e-13)
+    assert not np.allclose(probabilities, decode.point(q, k)[1])
+    drawn = decode.sample(q, k, np.full((2, 4, 5), 0.5), similarity="kernel", kernel=kernel)
+    assert np.array_equal(drawn, np.argmax(np.cumsum(weights, axis=-1) > 0.5, axis=-1))
+    found = decode.generate(lambda x: x, k[0, 0], k[0, 0], q[0, 0, 0], 1, similarity="kernel", kernel=kernel)
+    assert found == (indices[0, 0, 0],)
+
+
+def test_pointing_names_what_is_wrong() -> None:
+    q, k = normal("q", 1, 4, 5, 3), normal("k", 1, 3, 7, 3)
+    with pytest.raises(ValueError, match=r"k: got 3 heads, needs a number that divides the 4 heads of q"):
+        decode.point(q, k)
+    with pytest.raises(ValueError, match=r"similarity: got 'cosine', needs one of dot, kernel"):
+        decode.point(q, k[:, :1], similarity="cosine")
+
+
 def test_generation_repeats_itself() -> None:
     w_q, w_k, w_v = (normal(name, 6, 4) for name in ("w_q", "w_k", "w_v"))
     source = normal("source", 5, 6)

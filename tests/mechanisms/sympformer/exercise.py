@@ -23,6 +23,8 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"integrator": "plain_euler", "mlp": "momentum"},
     {"integrator": "classical", "mlp": "plain"},
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True},
+    {"integrator": "classical", "mlp": "plain", "oracle": "linear"},
+    {"integrator": "lie_trotter(connection='r2')", "mlp": "plain", "oracle": "signed"},
     {"integrator": "presymplectic", "normalise": "each_substep", "detach": True},
     {"oracle": "hamiltonian", "causal": False, "look_ahead": True, "integrator": "forward_euler", "start": "linear"},
     {"oracle": "hamiltonian", "causal": False},
@@ -45,7 +47,9 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
     connected = [
         (sizes, partial(_with_one_width, run))
         for name in ("h1", "r2")
-        for sizes, run in _stack(tokens, make, integrator=f"lie_trotter(connection={name!r})", mlp="momentum")
+        for sizes, run in _stack(
+            tokens, make, integrator=f"lie_trotter(connection={name!r}, strength=1)", mlp="momentum"
+        )
     ]
     return [
         *cores,

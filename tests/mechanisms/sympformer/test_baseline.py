@@ -40,6 +40,57 @@ def test_the_classical_block() -> None:
     np.testing.assert_allclose(run((params,), x)[0].x, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", ["h1", "r2"])
+def test_linear_attention_of_heads_and_its_connection(name: str) -> None:
+    """In the middle of a stack, token by token from the matrices of the tokens so far."""
+    kind: dict[str, Any] = {
+        "integrator": f"lie_trotter(connection={name!r})",
+        "oracle": "signed(ridge=0.3)",
+        "mlp": "none",
+    }
+    params, x, context = stack(3, **kind), draw("x", 1, 5, 6), Context(causal=True)
+    state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
+    result, saved = BLOCK.forward(params[1], state, context)
+    each, s, d, p = params[1], saved.numbers, 3, state.p[0]
+    ways: list[Any] = []
+    z = norm(state.x[0], each.gain)
+    for i in range(5):
+        joined = [
+            (z[: i + 1] @ each.w_v[:, cols]).T @ (z[: i + 1] @ each.w_k[:, cols]) @ (z[i] @ each.w_q[:, cols])
+            for cols in (slice(0, 3), slice(3, 6))
+        ]
+        f = np.concatenate(joined) / (np.sqrt(d) * (i + 1)) @ each.w_o
+        w = s["attention_beta"] * p[i] + s["attention_gamma"] * f
+        ways.append(w)
+        u = p[: i + 1] if name == "h1" else np.asarray(ways)
+        turn = np.zeros(6)
+        for cols in (slice(0, 3), slice(3, 6)):
+            w_q, w_k = each.w_q[:, cols] / d**0.25, each.w_k[:, cols] / d**0.25
+            q, k, uq, uk = z[: i + 1] @ w_q, z[: i + 1] @ w_k, u @ w_q, u @ w_k
+            inverse = np.linalg.inv(k.T @ k + 0.3 * np.eye(3))
+            e = np.linalg.inv(q.T @ q + 0.3 * np.eye(3)) @ q.T @ u
+            first = -(k.T @ k @ inverse @ uq[i]) @ e
+            second = -(inverse @ k.T @ uk @ q[i]) @ e
+            third = (e @ u[i]) @ (inverse @ k.T @ q) @ w_k.T
+            turn += (first + second + third) / 2
+        moved = norm(w - (turn if name == "h1" else 0.5 * turn), each.gain_p)
+        np.testing.assert_allclose(result.p[0, i], norm(w - turn, each.gain_p), rtol=1e-10, atol=1e-11)
+        np.testing.assert_allclose(result.x[0, i], state.x[0, i] + moved, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("integrator", ["classical", "lie_trotter"])
+def test_linear_attention_of_the_baselines(integrator: str) -> None:
+    """h/n_i sum_j (a_i . y_j) w_j in place of softmax attention: all pairs, one layer from rest."""
+    (params,) = stack(1, integrator=f"{integrator}(step=0.3)", mlp="none", oracle="linear")
+    x = draw("x", 2, 5, 6)
+    y = norm(x, params.gain)
+    step = np.log1p(np.exp(params.numbers["attention_step"]))
+    pairs = np.tril((y @ params.w_a) @ np.swapaxes(y, 1, 2)) / np.arange(1.0, 6.0)[:, None]
+    force = step * (pairs @ (y @ params.w_v))
+    moved = force if integrator == "classical" else norm(force, params.gain_p)
+    np.testing.assert_allclose(run((params,), x)[0].x, x + moved, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("look_ahead", [True, False])
 def test_the_lie_trotter_block(look_ahead: bool) -> None:
     """With a momentum, in the middle of a stack; without looking ahead it is H0."""
@@ -76,10 +127,11 @@ def connection(params: Any, z: Any, u: Any, f: Any) -> Any:
     return rate * u - 0.5 * (s * f + pulled)
 
 
+@pytest.mark.parametrize("strength", [None, 0.6])
 @pytest.mark.parametrize("name", ["h1", "r2"])
-def test_the_connection_turns_the_momentum(name: str) -> None:
+def test_the_connection_turns_the_momentum(name: str, strength: float | None) -> None:
     """In the middle of a stack: H1 along the old momentum, R2 along the new one, which moves tokens by half of it."""
-    params = stack(3, integrator=f"lie_trotter(connection={name!r})", mlp="none")
+    params = stack(3, integrator=f"lie_trotter(connection={name!r}, strength={strength})", mlp="none")
     x, context = draw("x", 2, 5, 6), Context(causal=True)
     state, _ = BLOCK.forward(params[0], BLOCK.start(params[0], x, context), context)
     result, saved = BLOCK.forward(params[1], state, context)
@@ -87,7 +139,8 @@ def test_the_connection_turns_the_momentum(name: str) -> None:
     z = norm(state.x, each.gain)
     f = attention(each, z)
     w = s["attention_beta"] * state.p + s["attention_gamma"] * f
-    c = connection(each, z, state.p if name == "h1" else w, f)
+    c = s.get("attention_eta", 1.0) * connection(each, z, state.p if name == "h1" else w, f)
+    assert ("attention_eta" in s) == (strength is not None)
     p = norm(w - c, each.gain_p)
     np.testing.assert_allclose(result.p, p, rtol=1e-11, atol=1e-12)
     moved = p if name == "h1" else norm(w - 0.5 * c, each.gain_p)
@@ -123,14 +176,26 @@ def test_the_rate_of_the_scores_is_their_derivative() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"oracle": "signed"}, "oracle: got 'signed', which baselines alone have"),
+        ({"integrator": "lie_trotter(strength=1.0)"}, "; strength: got 1.0, but connection='none' has nothing"),
         ({"integrator": "classical", "mlp": "momentum"}, "mlp: got 'momentum', classical has none"),
         ({"integrator": "classical"}, "mlp: got 'attention_velocity', classical has no steps"),
         (
             {"integrator": "classical", "mlp": "plain", "start": "linear"},
             "start: got 'linear', classical has no momentum",
         ),
-        ({"integrator": "lie_trotter", "oracle": "linear"}, "oracle: got Linear.*, but lie_trotter asks none"),
-        ({"integrator": "strang(connection='h1')"}, "got 'connection' in .*, but strang has step, learned, xi, angle"),
+        (
+            {"integrator": "lie_trotter", "oracle": "hamiltonian"},
+            "got Hamiltonian.*, but the attention of lie_trotter is",
+        ),
+        (
+            {"integrator": "lie_trotter(connection='r2')", "oracle": "linear"},
+            "lie_trotter is one of softmax, signed$",
+        ),
+        (
+            {"integrator": "strang(connection='h1')"},
+            "got 'connection' in .*, but strang has step, learned, xi, angle, free",
+        ),
     ],
 )
 def test_a_wrong_configuration(changes: dict[str, Any], message: str) -> None:

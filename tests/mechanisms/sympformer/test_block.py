@@ -55,6 +55,7 @@ TABLES = [
         (1, "forward_euler", "none", {}),
         (2, "lie_trotter", "momentum", {"look_ahead": True}),
         (3, "etd_ab2", "velocity", {"oracle": "linear"}),
+        (2, "strang", "velocity(ratio=2, start='table')", {"start": "rest"}),
         (1, "strang(angle=1.0)", "momentum", {}),
         (2, "presymplectic_euler", "attention_velocity", {}),
     )
@@ -96,7 +97,21 @@ BY_LENGTH = [
     for oracle in ("softmax", "linear")
 ]
 
-ALL = [*variants(), *CONNECTED, *BY_LENGTH, *TABLES]
+FREE: list[tuple[int, dict[str, Any]]] = [
+    (2, {"integrator": "classical", "mlp": "plain", "oracle": "signed(form='state')"}),
+    (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "oracle": "signed(ridge=0.3)"}),
+    (3, {"integrator": "lie_trotter(connection='h1')", "mlp": "momentum", "oracle": "signed(ridge=0.3)"}),
+    (2, {"integrator": "strang(free=True, xi=0.4)", "mlp": "none"}),
+    (2, {"integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none", "start": "linear"}),
+    (3, {"integrator": "lie_trotter(connection='h1', strength=0.7)", "mlp": "momentum"}),
+]
+
+OF_LINEAR: list[tuple[int, dict[str, Any]]] = [
+    (2, {"integrator": "classical", "mlp": "plain", "oracle": "linear(form='state')"}),
+    (3, {"integrator": "lie_trotter", "mlp": "momentum", "oracle": "linear", "look_ahead": True, "start": "table"}),
+]
+
+ALL = [*variants(), *CONNECTED, *BY_LENGTH, *FREE, *OF_LINEAR, *TABLES]
 SLOW = ALL[:: 25 if os.environ.get("REFATTN_SLOW_SAMPLE") else 1]
 
 
@@ -128,7 +143,7 @@ def check_gradients(layers: int, options: dict[str, Any]) -> None:
     assert error < gradients.TOLERANCES["autograd"], leaf
 
 
-@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *TABLES], ids=said)
+@pytest.mark.parametrize("variant", [*ALL[: -len(TABLES) : 13], *FREE, *OF_LINEAR, *TABLES], ids=said)
 def test_gradients_agree_and_no_parameter_is_dead(variant: Any) -> None:
     check_gradients(*variant)
 
@@ -194,8 +209,9 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 CAUSAL = [
     *itertools.product(INTEGRATORS, OTHERS),
-    *((name, {"mlp": "plain"}) for name in BASELINES),
+    *((name, {"mlp": "plain", "oracle": oracle}) for name in BASELINES for oracle in ("softmax", "linear")),
     *((f"lie_trotter(connection={name!r})", {"mlp": "momentum"}) for name in ("h1", "r2")),
+    ("lie_trotter(connection='r2')", {"mlp": "none", "oracle": "signed(ridge=0.3)"}),
 ]
 
 
@@ -299,6 +315,26 @@ def test_detached_gradients_are_those_of_a_fixed_time() -> None:
     assert gradients.largest_error(attached, named)[0] > 1e-6
 
 
+@pytest.mark.parametrize(
+    ("numbers", "xi"),
+    [
+        ("xi=0.4", 0.4),  # not learned
+        ("free=True, xi=0.4", 0.4),
+        ("angle=1.0, xi=0.4", 0.4),
+        ("angle=1.0, xi=50.0", 1.0 / (2.0 * 0.1)),  # the largest angle
+        ("free=True, xi=0.4, most=0.3", 0.3),
+        ("angle=1.0, xi=0.4, least=0.6", 0.6),
+    ],
+)
+def test_xi_starts_where_it_is_told_within_its_bounds(numbers: str, xi: float) -> None:
+    params, x = stack(1, moved=0.0, integrator=f"presymplectic(step=0.1, {numbers})", mlp="none"), draw("x", 1, 4, 6)
+    state, saves = run(params, x)
+    np.testing.assert_allclose(saves[0].attention.copies.angle, 2.0 * xi * 0.1, rtol=2e-4)
+    found = back(params, state, saves, draw("d_x", 1, 4, 6))
+    clipped = "least" in numbers or "most" in numbers
+    assert np.any(found.get("params.0.numbers.xi", 1.0)) != clipped
+
+
 def test_a_clipped_damping_has_no_gradient() -> None:
     params, x = stack(1, damping="loglin(clip=0.01)", mlp="none"), draw("x", 1, 4, 6)
     found = back(params, *run(params, x), draw("d_x", 1, 4, 6))
@@ -348,11 +384,14 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"oracle": "linear", "start": "linear"},
     {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear"},
     {"integrator": "classical", "mlp": "plain"},
+    {"integrator": "classical", "mlp": "plain", "oracle": "linear"},
+    {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "oracle": "signed(ridge=0.3)"},
     {"integrator": "half_damped", "mlp": "momentum", "look_ahead": True, "start": "linear"},
     {"integrator": "presymplectic(angle=1.0)", "normalise": "each_substep", "mlp": "none"},
     {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "start": "linear"},
     {"oracle": "hamiltonian", "causal": False, "mlp": "none", "start": "linear"},
     {"mlp": "none", "start": "table"},
+    {"mlp": "velocity(ratio=2, start='table')", "look_ahead": True},
     *({"integrator": name, "mlp": "momentum", "start": "linear"} for name in INTEGRATORS),
 )
 _exact: dict[int, dict[str, Any]] = {}
@@ -379,6 +418,7 @@ def _caught(tag: equations.Tag, kind: str) -> bool:
     ("changes", "message"),
     [
         ({"integrator": "rk4"}, "integrator: got 'rk4', needs one of presymplectic_euler"),
+        ({"integrator": "strang(angle=1.0, free=True)"}, "; free: got True with a largest angle of 1.0"),
         ({"heads": 4}, "heads: got 4, needs a divisor of the width 6"),
         ({"layer": 2, "layers": 2}, "layer: got 2, needs one below the 2 layers"),
         ({"integrator": "strang(step=0.0)"}, "integrator: got .*; step: got 0.0, needs a finite number above 0"),

@@ -18,6 +18,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"integrator": "lie_trotter(connection='r2')", "mlp": "momentum", "look_ahead": True},
     {"integrator": "presymplectic", "oracle": "linear", "mlp": "velocity", "look_ahead": True, "start": "linear"},
     {"oracle": "linear", "start": "table", "mlp": "momentum"},
+    {"integrator": "lie_trotter(connection='r2')", "oracle": "signed(ridge=0.5)", "mlp": "velocity(start='table')"},
 )
 
 

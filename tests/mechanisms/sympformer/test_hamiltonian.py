@@ -118,7 +118,7 @@ def test_causal_is_an_error_that_says_why() -> None:
         run((params,), x)
     with pytest.raises(ValueError, match=message):
         stream.prefill(params, stream.start(params, 1), BLOCK.start(params, x, past), past)
-    with pytest.raises(ValueError, match="oracle: got Hamiltonian.*, but classical asks none"):
+    with pytest.raises(ValueError, match="oracle: got Hamiltonian.*, but the attention of classical is one of"):
         BLOCK.Config(width=6, heads=2, oracle="hamiltonian", integrator="classical")
 
 

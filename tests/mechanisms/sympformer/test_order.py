@@ -21,8 +21,8 @@ def solution(steps: int, integrator: str, learned: bool = False, **options: Any)
     given = {"mlp": "none", "normalise": "none", "start": "linear", "damping": "loglin(c_log=3.0, c_lin=0.3)"}
     first, middle, _ = stack(3, moved=0.05, spread=0.2, integrator=kind, **given, **options)
     shared = {name: value for name, value in tree.flatten(first).items() if name != "w_start"}
-    if "angle" in first.numbers:
-        shared["numbers.angle"] = np.asarray([Number("unit", 0.3).raw()])
+    if "xi" in first.numbers:
+        shared["numbers.xi"] = np.asarray([Number("unit", 0.3).raw()])
     later = tree.unflatten(middle, {name: shared[name] for name in tree.flatten(middle)})
     first = tree.unflatten(first, {**shared, "w_start": first.w_start})
     context = Context(causal=True)

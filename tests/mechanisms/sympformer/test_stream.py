@@ -35,9 +35,10 @@ def decoded(params: tuple[Any, ...], x: Any, cuts: tuple[int, ...]) -> tuple[Any
 @pytest.mark.parametrize("integrator", [*BASELINES, "lie_trotter(connection='h1')", "lie_trotter(connection='r2')"])
 @pytest.mark.parametrize("cuts", [(4, 5, 6), tuple(range(1, TOKENS))])
 def test_pieces_of_baselines_give_the_whole(cuts: tuple[int, ...], integrator: str) -> None:
-    params = stack(3, integrator=integrator, mlp="velocity", look_ahead=True)
-    x = draw("x", 2, TOKENS, 6)
-    np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
+    for oracle in ("softmax", "signed(ridge=0.3)", *([] if "connection" in integrator else ["linear"])):
+        params = stack(3, integrator=integrator, mlp="velocity", look_ahead=True, oracle=oracle)
+        x = draw("x", 2, TOKENS, 6)
+        np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("oracle", ["softmax", "linear"])
@@ -54,8 +55,14 @@ def test_pieces_give_the_whole(cuts: tuple[int, ...], integrator: str, oracle: s
 
 @pytest.mark.parametrize("cuts", [(4, 5, 6), (7,)])
 def test_pieces_find_their_rows_of_the_tables(cuts: tuple[int, ...]) -> None:
-    params, x = stack(2, integrator="lie_trotter", mlp="momentum", start="table"), draw("x", 2, TOKENS, 6)
-    np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
+    x = draw("x", 2, TOKENS, 6)
+    kinds: tuple[dict[str, Any], ...] = (
+        {"mlp": "momentum", "start": "table"},
+        {"mlp": "velocity(ratio=2, start='table')"},
+    )
+    for options in kinds:
+        params = stack(2, integrator="lie_trotter", **options)
+        np.testing.assert_allclose(decoded(params, x, cuts)[0], run(params, x)[0].x, rtol=1e-10, atol=1e-11)
 
 
 def test_the_past_of_linear_attention_does_not_grow() -> None:

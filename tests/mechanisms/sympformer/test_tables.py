@@ -53,6 +53,15 @@ def test_tables_of_zeros_are_a_start_at_rest() -> None:
     )
 
 
+def test_first_velocities_of_the_mlp_step_have_tables_of_their_own() -> None:
+    params, x = stack(2, mlp="velocity(ratio=2, start='table')"), draw("x", 2, 7, 6)
+    tokens: Any = told(params, x).tokens
+    table, places = params[0].mlp.token_embedding, params[0].mlp.position_embedding
+    ahead = run(params, x)[1][0].mlp.ahead
+    assert np.array_equal(ahead, [[table[token] + places[n] for n, token in enumerate(row)] for row in tokens])
+    assert params[0].token_embedding is None and params[1].mlp.token_embedding is None
+
+
 def test_only_a_first_layer_that_is_asked_has_tables() -> None:
     for start in ("rest", "linear", "table"):
         for n, each in enumerate(stack(3, start=start)):

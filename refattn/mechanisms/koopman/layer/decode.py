@@ -11,19 +11,31 @@ Source: N. Tie 2024; pointing: Vinyals et al. 2015 (arXiv:1506.03134).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from refattn.mechanisms.arguments import check_arrays, check_causal, check_mask, check_qkv, check_whole
-from refattn.mechanisms.entry import defaults_of
-from refattn.mechanisms.koopman.core import forward
-from refattn.ops.masks import Causal, allowed_pairs, causal_offset
-from refattn.xp import Array, max_last, namespace, zeros
+from refattn.mechanisms.arguments import check_arrays, check_whole
+from refattn.mechanisms.entry import defaults_of, enter
+from refattn.mechanisms.koopman.core import KINDS, check_choices, chosen_families, forward, placed
+from refattn.mechanisms.koopman.kernel import Kernel
+from refattn.mechanisms.koopman.layer.pointer import log_weights_of
+from refattn.ops.masks import Causal, allowed_pairs
+from refattn.xp import Array, namespace, zeros
 
-CAUSAL: Causal = defaults_of(forward)["causal"]
+_USUAL = defaults_of(forward)
+CAUSAL: Causal = _USUAL["causal"]
+SIMILARITY: str = _USUAL["similarity"]
+KERNEL: str = _USUAL["kernel"]
 
 
-def point(q: Array, k: Array, *, mask: Array | None = None, causal: Causal = CAUSAL) -> tuple[Array, Array]:
+def point(
+    q: Array,
+    k: Array,
+    *,
+    similarity: str = SIMILARITY,
+    kernel: str | Kernel = KERNEL,
+    mask: Array | None = None,
+    causal: Causal = CAUSAL,
+) -> tuple[Array, Array]:
     """Return which source token each last query points at, and with which probability.
 
     Parameters
@@ -32,9 +44,9 @@ def point(q: Array, k: Array, *, mask: Array | None = None, causal: Causal = CAU
         (b, h, i, d): last queries, what `forward` returned. With ``saved.trajectory[-2]`` in their place it is the
         weights of the last update that point.
     k
-        (b, h, j, d): the keys.
-    mask, causal
-        As in `forward`.
+        (b, g, j, d): the keys, each head of which serves h/g query heads.
+    similarity, kernel, mask, causal
+        As in `forward`; the kernel is read where it is the similarity.
 
     Returns
     -------
@@ -42,20 +54,37 @@ def point(q: Array, k: Array, *, mask: Array | None = None, causal: Causal = CAU
         (b, h, i): the most probable key, of equals the first; -1 for a query that sees no key.
     probabilities : Array
         (b, h, i): its probability; 0 for a query that sees no key.
+
+    Examples
+    --------
+    >>> import numpy as np, refattn as ra
+    >>> from refattn.mechanisms.koopman.layer.decode import point
+    >>> q, k = np.asarray([[[[1.0, 1.0]]]]), np.asarray([[[[3.0, 3.0], [1.0, 1.0]]]])
+    >>> point(q, k)[0].tolist(), point(q, k, similarity="kernel", kernel="rbf(bandwidth=0.5, weight=9.0)")[0].tolist()
+    ([[[0]]], [[[1]]])
     """
-    weights, alive = _weights(q, k, mask, causal)
+    weights, alive = _weights(q, k, similarity, kernel, mask, causal)
     xp = namespace(weights)
     if k.shape[2] == 0:
         return xp.astype(zeros(q.shape[:3], q) - 1.0, xp.int64), zeros(q.shape[:3], q)
     return xp.where(alive, xp.argmax(weights, axis=-1), -1), xp.max(weights, axis=-1)
 
 
-def sample(q: Array, k: Array, uniform: Array, *, mask: Array | None = None, causal: Causal = CAUSAL) -> Array:
+def sample(
+    q: Array,
+    k: Array,
+    uniform: Array,
+    *,
+    similarity: str = SIMILARITY,
+    kernel: str | Kernel = KERNEL,
+    mask: Array | None = None,
+    causal: Causal = CAUSAL,
+) -> Array:
     """Return a source token for each last query, drawn by the weights that it points with.
 
     Parameters
     ----------
-    q, k, mask, causal
+    q, k, similarity, kernel, mask, causal
         As in `point`.
     uniform
         (b, h, i): numbers in [0, 1), such as those of `refattn.counter`.
@@ -65,10 +94,12 @@ def sample(q: Array, k: Array, uniform: Array, *, mask: Array | None = None, cau
     Array
         (b, h, i): the drawn key; -1 for a query that sees no key.
     """
-    weights, alive = _weights(q, k, mask, causal)
+    weights, alive = _weights(q, k, similarity, kernel, mask, causal)
     xp = check_arrays(q=q, uniform=uniform)
     if tuple(uniform.shape) != tuple(q.shape[:3]):
         raise ValueError(f"uniform: got shape {tuple(uniform.shape)}, needs {tuple(q.shape[:3])}")
+    if k.shape[2] == 0:
+        return xp.astype(zeros(q.shape[:3], q) - 1.0, xp.int64)
     below = xp.cumulative_sum(weights, axis=-1) <= uniform[..., None] * xp.sum(weights, axis=-1, keepdims=True)
     # A key of weight 0, such as one that is hidden, is never drawn: the last one is the last that has a weight.
     last = k.shape[2] - 1 - xp.argmax(xp.flip(xp.astype(weights > 0.0, xp.int32), axis=-1), axis=-1)
@@ -76,24 +107,22 @@ def sample(q: Array, k: Array, uniform: Array, *, mask: Array | None = None, cau
     return xp.where(alive, xp.where(drawn < last, drawn, last), -1)
 
 
-def _weights(q: Array, k: Array, mask: Array | None, causal: Causal) -> tuple[Array, Array]:
+def _weights(
+    q: Array, k: Array, similarity: str, kernel: str | Kernel, mask: Array | None, causal: Causal
+) -> tuple[Array, Array]:
     """Return the softmax over the keys (b, h, i, j), and whether there is a key (b, h, i)."""
-    xp = check_arrays(q=q, k=k, **({} if mask is None else {"mask": mask}))
-    check_qkv(q, k, k)
-    if k.shape[1] != q.shape[1]:
-        raise ValueError(f"k: got {k.shape[1]} heads, needs {q.shape[1]} as q")
-    shape = (*q.shape[:3], k.shape[2])
-    mask = check_mask(mask, shape)
-    allowed = allowed_pairs(mask, causal_offset(check_causal(causal), *shape[2:]), shape[2], shape[3], q)
-    scores = q @ xp.matrix_transpose(k) / math.sqrt(q.shape[3])
-    scores = scores if allowed is None else xp.where(allowed, scores, -math.inf)
+    call = enter(q, k, k, mask=mask, causal=causal)
+    xp, chosen = namespace(call.q), _USUAL | {"updates": 1, "similarity": similarity, "kernel": kernel}
+    plain = {name: chosen[name] for name in ("updates", "space", "similarity", "jitter")}
+    check_choices(**plain)
+    options, _, _ = placed(call.q, **plain, **chosen_families(**{name: chosen[name] for name in KINDS}))
+    seen = zeros(call.plane, call.q) == 0.0
+    allowed = allowed_pairs(call.mask, call.offset, *call.plane[2:], call.q)
+    seen = seen if allowed is None else seen & allowed
     if k.shape[2] == 0:
-        return scores, zeros(shape[:3], q) > 0.0
-    top = max_last(scores)
-    alive = top != -math.inf
-    powers = xp.exp(scores - xp.where(alive, top, 0.0))
-    total = xp.sum(powers, axis=-1, keepdims=True)
-    return powers / xp.where(total == 0.0, 1.0, total), alive[..., 0]
+        return zeros(call.plane, call.q), zeros(call.plane[:3], call.q) > 0.0
+    weights = xp.exp(log_weights_of(call.q, call.k, seen, options.kernel if similarity == "kernel" else None))
+    return call.back(weights), xp.any(seen, axis=-1)
 
 
 def to_tokens(x: Array, w_q: Array, w: Array | None = None) -> Array:
@@ -128,6 +157,9 @@ def generate(
     steps: int,
     stop: int | None = None,
     uniform: Array | None = None,
+    *,
+    similarity: str = SIMILARITY,
+    kernel: str | Kernel = KERNEL,
 ) -> tuple[int, ...]:
     """Return the source tokens that a sequence points at, one after the other, from a start token.
 
@@ -150,6 +182,8 @@ def generate(
         The source token after which nothing follows.
     uniform
         (steps,): numbers in [0, 1) by which tokens are drawn; None: the most probable ones are taken.
+    similarity, kernel
+        As in `point`.
 
     Raises
     ------
@@ -174,7 +208,10 @@ def generate(
     token = start
     while len(found) < steps:
         q, k, at = last_query(token)[None, None, None, :], keys[None, None, :, :], len(found)
-        index = point(q, k)[0] if uniform is None else sample(q, k, uniform[None, None, at : at + 1])
+        if uniform is None:
+            index, _ = point(q, k, similarity=similarity, kernel=kernel)
+        else:
+            index = sample(q, k, uniform[None, None, at : at + 1], similarity=similarity, kernel=kernel)
         found.append(int(index[0, 0, 0]))
         if found[-1] == stop:
             break

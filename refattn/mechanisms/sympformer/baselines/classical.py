@@ -1,13 +1,13 @@
 """The classical block: attention and an MLP, each behind a norm, without a momentum.
 
-Equations (f is SYMP.47 for y)::
+Equations (f is SYMP.47 for y; with oracle="linear" SYMP.94, with "signed" SYMP.102)::
 
     [SYMP.90]  y = gain norm(x)
     [SYMP.91]  x' = x + f
 
 Adjoints, for a given dx'::
 
-    [dSYMP.90]  dy = dSYMP.45 at df = dx'
+    [dSYMP.90]  dy = dSYMP.45 at df = dx'               otherwise the dy of the attention's own file
 
 and dx = dx' + the adjoint of norm at dy.
 
@@ -19,10 +19,8 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762), with norms before the sublayers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from refattn import equations
-from refattn.mechanisms.sympformer.baselines import attend
 from refattn.mechanisms.sympformer.params import Add, Layer
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
@@ -31,7 +29,7 @@ from refattn.xp import Array
 
 @dataclass(frozen=True)
 class Classical(Integrator):
-    """The classical block: this file. Its step is that of the clock, which nothing reads."""
+    """The classical block: this file. With linear attention its step is where the factor h of that starts."""
 
     moves: ClassVar[bool] = True
     baseline: ClassVar[bool] = True
@@ -47,13 +45,13 @@ class Saved:
     """What the backward reads."""
 
     norm: layer_norm.Saved
-    attended: attend.Saved
+    attended: Any
 
 
 def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, None, Saved]:
     """Return the next tokens, no momenta, and what `backward` reads."""
     y, norm = layer_norm.layer_norm_forward(x, layer.params.gain)  # (b, i, m) [SYMP.90]
-    force, attended = equations.active(attend).forward(layer, y)  # (b, i, m): SYMP.47
+    force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.47
     result = x + force  # (b, i, m) [SYMP.91]
     return result, None, Saved(norm, attended)
 
@@ -63,7 +61,7 @@ def backward(
 ) -> tuple[Array, None, None]:
     """Return the gradient of x, and none of a momentum and the time; add those of the parameters."""
     # forward: result = x + attend(norm(x))
-    d_y = equations.active(attend).backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.90]
+    d_y = layer.oracle.backward(layer, saved.attended, d_result, None, add)  # (b, i, m) [dSYMP.90]
     d_x, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
     add("gain", d_gain)
     return d_result + d_x, None, None

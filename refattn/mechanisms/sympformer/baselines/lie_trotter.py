@@ -2,12 +2,14 @@
 
 With a connection (see there) it is what the authors' later manuscript calls H1 and R2. H1 turns the momentum by its
 connection along the old momentum. R2 takes it along the new one, and moves the tokens by a momentum that is turned by
-half of it.
+half of it. A learned strength may multiply the connection.
 
-Equations (f is SYMP.47 for y; c is SYMP.56, or 0)::
+Equations (f is SYMP.47 for y and C is SYMP.56, or 0; with oracle="linear" f is SYMP.94, with "signed" SYMP.102, and C
+SYMP.111; eta is a learned number of the block)::
 
     [SYMP.45]  y = gain norm(x + mu p)                  without looking ahead, or at rest: gain norm(x)
     [SYMP.57]  w = beta p + gamma f                     at rest: f
+    [SYMP.97]  c = eta C                                without a strength: C
     [SYMP.48]  p' = gain_p norm(w - c)
     [SYMP.49]  x' = x + p'                              R2: x + gain_p norm(w - c/2)
 
@@ -17,12 +19,14 @@ Adjoints, for given dx' and, where p' is read later, dp'::
     [dSYMP.57]  dw = adjoint of norm at dp'             R2: with that of the other norm at dx', and what c asks of w
     [dSYMP.47]  df = gamma dw + what c asks of f        at rest: gamma = 1
 
-and dy = dSYMP.45 at df, dp = beta dw + mu dn + what c asks of p (H1), dn the adjoint of the norm at dy, dx = dx' + dn,
-dbeta = sum dw p, dgamma = sum dw f, dmu = sum dn p.
+and dy = dSYMP.45 at df (otherwise that of f's own file), dp = beta dw + mu dn + what c asks of p (H1), dn the
+adjoint of the norm at dy, dx = dx' + dn, dbeta = sum dw p, dgamma = sum dw f, dmu = sum dn p, dC = eta dc,
+deta = sum dc C.
 
 Axes: b batch, i token, m width.
 
-Source: the Lie-Trotter block of arXiv:2601.23236. Without looking ahead it is what the manuscript calls H0.
+Source: the Lie-Trotter block of arXiv:2601.23236. Without looking ahead it is what the manuscript calls H0; the
+strength of the connection is learned in one of its ablations.
 
 How their code differs: the two substeps share the gain of one norm of the momentum; here each has its own.
 """
@@ -33,8 +37,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_choice
-from refattn.mechanisms.sympformer.baselines import attend, connection
+from refattn.mechanisms.arguments import check_choice, check_number
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
@@ -43,16 +46,19 @@ from refattn.xp import Array
 
 @dataclass(frozen=True)
 class LieTrotter(Integrator):
-    """The Lie-Trotter block: this file. Its step is that of the clock, which nothing reads.
+    """The Lie-Trotter block: this file. With linear attention its step is where the factor h of that starts.
 
     Attributes
     ----------
     connection
         What its momentum is turned by: "none" (H0), or the connection along the old momentum ("h1") or along the new
         one ("r2"); see `connection`.
+    strength
+        None, or: a learned number, which starts here, multiplies the connection.
     """
 
     connection: str = "none"
+    strength: float | None = None
 
     moves: ClassVar[bool] = True
     baseline: ClassVar[bool] = True
@@ -60,17 +66,26 @@ class LieTrotter(Integrator):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("connection", self.connection, ("none", "h1", "r2"))
+        if self.strength is not None:
+            check_number("strength", self.strength, positive=True)
+            if self.connection == "none":
+                raise ValueError(
+                    f"strength: got {self.strength!r}, but connection='none' has nothing that it multiplies"
+                )
 
     def damps(self, rests: bool, kicks: bool, keeps: bool) -> bool:
         """There is no damping."""
         return False
 
     def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
-        """Return mu, where it looks ahead, beta and gamma: none at rest."""
+        """Return mu, where it looks ahead, beta and gamma: none at rest; and the strength of a connection."""
+        strength = {}
+        if self.strength is not None and config.connects:
+            strength = {"attention_eta": ("positive", self.strength)}
         if config.rests:
-            return {}
+            return strength
         ahead = {"attention_mu": ("unit", 0.9)} if config.look_ahead else {}
-        return {**ahead, "attention_beta": ("unit", 0.9), "attention_gamma": ("positive", 1.0)}
+        return {**ahead, "attention_beta": ("unit", 0.9), "attention_gamma": ("positive", 1.0), **strength}
 
 
 @dataclass(frozen=True)
@@ -79,10 +94,11 @@ class Saved:
 
     p: Array | None
     norm: layer_norm.Saved
-    attended: attend.Saved
+    attended: Any
     force: Array
     norm_p: layer_norm.Saved
-    connection: connection.Saved | None
+    connection: Any
+    bend: Array | None  # C
     norm_half: layer_norm.Saved | None
 
 
@@ -91,14 +107,19 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     kind, mu = layer.params.config.integrator.connection, layer.numbers.get("attention_mu")  # -, (1)
     ahead = x if mu is None or p is None else x + mu * p  # (b, i, m): what is normalised
     y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain)  # (b, i, m) [SYMP.45]
-    force, attended = equations.active(attend).forward(layer, y)  # (b, i, m): SYMP.47
+    force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.47
     whole = force  # (b, i, m): SYMP.57 at rest
     if p is not None:
         whole = layer.numbers["attention_beta"] * p + layer.numbers["attention_gamma"] * force  # (b, i, m) [SYMP.57]
-    turned, bent, norm_half = whole, None, None  # (b, i, m): without a connection
+    turned, bent, bend, norm_half = whole, None, None, None  # (b, i, m): without a connection
     along = {"h1": p, "r2": whole}.get(kind)  # (b, i, m): what the connection is taken along
     if along is not None:
-        turn, bent = equations.active(connection).forward(layer, along, *attended.qkv, force)  # (b, i, m)
+        bend, bent = equations.active(layer.params.config.turning).forward(
+            layer, along, *attended.qkv, force
+        )  # (b, i, m)
+        turn = bend  # (b, i, m): SYMP.97 without a strength
+        if "attention_eta" in layer.numbers:
+            turn = layer.numbers["attention_eta"] * bend  # (b, i, m) [SYMP.97]
         turned = whole - turn  # (b, i, m): what is normalised
     momentum, norm_p = layer_norm.layer_norm_forward(turned, layer.params.gain_p)  # (b, i, m) [SYMP.48]
     push = momentum  # (b, i, m)
@@ -106,7 +127,7 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
         half = 0.5 * (whole + turned)  # (b, i, m): w - c/2
         push, norm_half = layer_norm.layer_norm_forward(half, layer.params.gain_p)  # (b, i, m): part of SYMP.49
     result = x + push  # (b, i, m) [SYMP.49]
-    return result, momentum, Saved(p, norm, attended, force, norm_p, bent, norm_half)
+    return result, momentum, Saved(p, norm, attended, force, norm_p, bent, bend, norm_half)
 
 
 def backward(
@@ -125,13 +146,18 @@ def backward(
         # forward: push = norm(whole - turn / 2)
         d_half, d_gain, _ = layer_norm.layer_norm_backward(saved.norm_half, d_result)  # (b, i, m), (m)
         add("gain_p", d_gain)
-        d_turn = d_turn - 0.5 * d_half  # (b, i, m): dSYMP.56
+        d_turn = d_turn - 0.5 * d_half  # (b, i, m): of c, with that of SYMP.48
         parts.append(d_half)
     d_bent, d_own = None, 0.0 * d_result  # -, (b, i, m): what the connection asks of f
     if saved.connection is not None:
-        # forward: turn = connection(along, q, k, v, force)
-        own = equations.active(connection)
-        d_along, *d_qkv, d_own = own.backward(layer, saved.connection, d_turn, add)  # (b, i, m)
+        d_bend = d_turn  # (b, i, m): where nothing multiplies it
+        if "attention_eta" in layer.numbers:
+            # forward: turn = attention_eta * bend
+            add("attention_eta", inner(d_turn, saved.bend))
+            d_bend = layer.numbers["attention_eta"] * d_turn  # (b, i, m)
+        # forward: bend = connection(along, q, k, v, force)
+        own = equations.active(layer.params.config.turning)
+        d_along, *d_qkv, d_own = own.backward(layer, saved.connection, d_bend, add)  # (b, i, m)
         d_bent = tuple(d_qkv)
         if kind == "h1":
             d_p = d_along  # (b, i, m)
@@ -147,7 +173,7 @@ def backward(
         d_p = d_old if d_p is None else d_p + d_old  # (b, i, m): without looking ahead
         gamma = layer.numbers["attention_gamma"]  # (1)
     d_force = gamma * d_whole + d_own  # (b, i, m) [dSYMP.47]
-    d_y = equations.active(attend).backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
+    d_y = layer.oracle.backward(layer, saved.attended, d_force, d_bent, add)  # (b, i, m): dSYMP.45
     # forward: y = norm(x + mu * p)
     d_ahead, d_gain, _ = layer_norm.layer_norm_backward(saved.norm, d_y)  # (b, i, m), (m)
     add("gain", d_gain)

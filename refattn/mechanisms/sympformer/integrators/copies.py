@@ -34,12 +34,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn import equations
-from refattn.mechanisms.arguments import check_number
+from refattn.mechanisms.arguments import check_is, check_number
 from refattn.mechanisms.sympformer.integrators import rotation
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
 from refattn.xp import Array, namespace
+
+EDGE = 1e-4
+"""How near to 0 or 1 a share of an angle may start, where it hardly moves."""
 
 Times = tuple[Array, Array] | None
 """a_s for half of the step and for all of it."""
@@ -52,26 +55,42 @@ class Doubled(Integrator):
     Attributes
     ----------
     xi
-        The rotation turns by 2 xi h_x.
+        The rotation turns by 2 xi h_x. Where xi is learned it starts here.
     angle
-        None, or: it turns by a learned angle between 0 and this one.
+        None, or a largest angle: xi is learned, and the rotation turns by a share of this angle.
+    free
+        Whether xi is learned without a largest angle.
+    least, most
+        Bounds of a learned xi.
     """
 
     xi: float = 1.0
     angle: float | None = None
+    free: bool = False
+    least: float = 1e-4
+    most: float = 100.0
 
     moves: ClassVar[bool] = True
     calls: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("xi", self.xi, positive=True)
+        for name in ("xi", "least", "most"):
+            check_number(name, getattr(self, name), positive=True)
+        check_is("free", self.free, bool)
         if self.angle is not None:
             check_number("angle", self.angle, positive=True)
+            if self.free:
+                raise ValueError(f"free: got True with a largest angle of {self.angle!r}, needs one of them")
+        if self.least >= self.most:
+            raise ValueError(f"least: got {self.least!r}, needs less than most, which is {self.most!r}")
 
     def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
-        """Return the share of the angle, where it is learned."""
-        return {} if self.angle is None else {"angle": ("unit", 0.5)}
+        """Return what xi is learned by: a share of the largest angle, or xi itself."""
+        if self.angle is not None:
+            share = 2.0 * self.xi * self.step / self.angle
+            return {"xi": ("unit", min(max(share, EDGE), 1.0 - EDGE))}
+        return {"xi": ("positive", self.xi)} if self.free else {}
 
 
 @dataclass(frozen=True)
@@ -110,13 +129,12 @@ class Saved:
 
 def forward(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Array, Saved]:
     """Return X and P after the four maps that begin with both copies at (x, p), and what `backward` reads."""
-    kind = layer.params.config.integrator
     half, whole = (None, None) if times is None else times  # (1), (1)
     one, two, first, second = x, x, p, p
     first, two, shear_1 = _shear(layer, one, second, first, two, None)  # (b, i, m), (b, i, m)
     second, one, shear_2 = _shear(layer, two, first, second, one, half)  # (b, i, m), (b, i, m)
     before = (one, two, first, second)
-    angle = 2.0 * kind.xi * layer.numbers["h_x"] if kind.angle is None else kind.angle * layer.numbers["angle"]  # (1)
+    angle = equations.active(rotation).angle_of(layer)  # (1): SYMP.96
     one, two, first, second = equations.active(rotation).forward(*before, angle)  # (b, i, m), (b, i, m), (b, i, m)
     normed = None
     if layer.params.config.normalise == "each_substep":
@@ -130,7 +148,7 @@ def forward(layer: Layer, x: Array, p: Array, times: Times) -> tuple[Array, Arra
 
 def backward(layer: Layer, saved: Saved, d_one: Array, d_first: Array, add: Add) -> tuple[Array, Array, Array, Array]:
     """Return the gradients of x, p and of a_s for half of the step and for all of it; add those of the others."""
-    kind, none = layer.params.config.integrator, namespace(d_one).zeros_like(d_one)  # -, (b, i, m)
+    none = namespace(d_one).zeros_like(d_one)  # (b, i, m)
     shear_1, shear_2, shear_3, shear_4 = saved.shears
     d_one, d_second, d_first, d_two, d_whole = _shear_backward(
         layer, shear_4, (d_one, none, d_first, none), add
@@ -145,8 +163,7 @@ def backward(layer: Layer, saved: Saved, d_one: Array, d_first: Array, add: Add)
     # forward: one, two, first, second = rotation(*before, angle)
     turned = equations.active(rotation).backward(saved.before, saved.angle, (d_one, d_two, d_first, d_second))
     (d_one, d_two, d_first, d_second), d_angle = turned
-    # forward: angle = 2 xi h_x, or the learned share of the largest angle
-    add(*(("h_x", 2.0 * kind.xi * d_angle) if kind.angle is None else ("angle", kind.angle * d_angle)))
+    equations.active(rotation).angle_backward(layer, d_angle, add)
     d_two, d_first, d_second, d_one, d_a = _shear_backward(
         layer, shear_2, (d_two, d_first, d_second, d_one), add
     )  # (b, i, m)

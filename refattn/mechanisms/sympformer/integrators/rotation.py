@@ -1,7 +1,9 @@
 """The rotation that holds two copies of tokens and momenta, (X, P) and (Y, Q), together.
 
-Equations::
+Equations (share and r, numbers of the block: xi is learned below a largest angle, or above 0, or not at all)::
 
+    [SYMP.95]  xi = clip(largest share / (2 h_x), least, most)      without a largest angle: clip(r, least, most)
+    [SYMP.96]  angle = 2 xi h_x
     [SYMP.28]  X = (X + Y + cos(angle) (X - Y) + sin(angle) (P - Q)) / 2
     [SYMP.29]  Y = X + Y - X'                           X' the new X
     [SYMP.30]  P = (P + Q - sin(angle) (X - Y) + cos(angle) (P - Q)) / 2
@@ -12,8 +14,11 @@ Adjoints, for given dX, dY, dP and dQ of what it makes::
     [dSYMP.28]  dX = (dX + dY + cos(angle) (dX - dY) - sin(angle) (dP - dQ)) / 2    of what goes in; the left dX
     [dSYMP.angle]  dangle = 1/2 sum ((dX - dY) U + (dP - dQ) V)
 
+    [dSYMP.95]  dxi = 2 h_x dangle                      0 where it is clipped
+
 with U = cos(angle) (P - Q) - sin(angle) (X - Y) and V = -cos(angle) (X - Y) - sin(angle) (P - Q); dY, dP and dQ of
-what goes in are SYMP.29 to SYMP.31 of the gradients, for minus the angle.
+what goes in are SYMP.29 to SYMP.31 of the gradients, for minus the angle. dh_x = 2 xi dangle - xi dxi / h_x (without a
+largest angle 2 xi dangle), dshare = largest dxi / (2 h_x), dr = dxi.
 
 Axes: b batch, i token, m width.
 
@@ -22,11 +27,43 @@ Source: Tao 2016 (arXiv:1609.02212), equation 3.
 
 from __future__ import annotations
 
-from refattn.mechanisms.sympformer.params import inner
+from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.xp import Array, namespace
 
 Copies = tuple[Array, Array, Array, Array]
 """X, Y, P and Q, or their gradients."""
+
+
+def xi_of(layer: Layer) -> tuple[Array, Array | None]:
+    """Return xi, and where it is not clipped, or None where it is not learned."""
+    kind, h_x = layer.params.config.integrator, layer.numbers["h_x"]  # -, (1)
+    if "xi" not in layer.numbers:
+        return 0.0 * h_x + kind.xi, None
+    xp, learned = namespace(h_x), layer.numbers["xi"]  # -, (1)
+    asked = learned if kind.angle is None else 0.5 * kind.angle * learned / h_x  # (1): SYMP.95 before it is clipped
+    xi = xp.clip(asked, kind.least, kind.most)  # (1) [SYMP.95]
+    return xi, (asked > kind.least) & (asked < kind.most)
+
+
+def angle_of(layer: Layer) -> Array:
+    """Return the angle of a block: of a fixed xi, or of one that is learned."""
+    h_x = layer.numbers["h_x"]  # (1)
+    angle = 2.0 * xi_of(layer)[0] * h_x  # (1) [SYMP.96]
+    return angle
+
+
+def angle_backward(layer: Layer, d_angle: Array, add: Add) -> None:
+    """Add the gradients of h_x and of what xi is learned by."""
+    h_x, largest = layer.numbers["h_x"], layer.params.config.integrator.angle  # (1), -
+    xi, free = xi_of(layer)  # (1), (1)
+    # forward: angle = 2 * xi * h_x
+    add("h_x", 2.0 * xi * d_angle)
+    if free is not None:
+        d_xi = namespace(d_angle).where(free, 2.0 * h_x * d_angle, 0.0)  # (1) [dSYMP.95]
+        # forward: xi = clip(largest * share / (2 * h_x), least, most)
+        add("xi", d_xi if largest is None else 0.5 * largest * d_xi / h_x)
+        if largest is not None:
+            add("h_x", -xi * d_xi / h_x)
 
 
 def forward(one: Array, two: Array, first: Array, second: Array, angle: Array) -> tuple[Array, Array, Array, Array]:

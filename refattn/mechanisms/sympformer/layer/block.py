@@ -116,14 +116,17 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
     numbers = {name: number.value(params.numbers.get(name), x) for name, number in config.numbers().items()}
     if params.w_start is not None:
         p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.39]
-    looked_up = None
-    if tokens is not None and config.start != "table":
+    looked_up, velocity = None, state.v  # -, (b, i, m)
+    if tokens is not None and "table" not in (config.start, getattr(config.mlp, "start", "")):
         raise ValueError(f'context.tokens was given with start="{config.start}", which reads none; needs "table"')
-    if config.tables:
+    if config.tables or config.velocity_tables:
         first = causal.tokens() if isinstance(causal, Prefix) else 0
         looked_up = tables.check_tokens(params, tokens, x, first)  # (b, i): they came in
-        p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.65
-    own, oracle = (equations.active(MODULES[type(kind)]) for kind in (config.integrator, config.oracle))
+        if config.tables:
+            p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.65
+        if config.velocity_tables and params.mlp is not None:
+            velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.65
+    own, oracle = (equations.active(module) for module in (MODULES[type(config.integrator)], config.asks))
     layer, history = Layer(oracle, params, numbers, causal), None
     if config.integrator.remembers:
         moved, raw, history, attention = own.forward(layer, x, p, t, state.history)  # (b, i, m), (b, i, m)
@@ -134,7 +137,7 @@ def advance(params: Params, state: State, causal: bool | Prefix, tokens: Array |
         momentum, norm_p = layer_norm.layer_norm_forward(raw, params.gain_p)  # (b, i, m) [SYMP.40]
     result, v, mlp = moved, None, None  # (b, i, m)
     if params.mlp is not None:
-        carried = momentum if isinstance(config.mlp, substep.Momentum) else state.v  # (b, i, m): what it carries on
+        carried = momentum if isinstance(config.mlp, substep.Momentum) else velocity  # (b, i, m): what it carries on
         result, push, mlp = equations.active(substep).forward(layer, x, moved, carried)  # (b, i, m), (b, i, m)
         if isinstance(config.mlp, substep.Momentum):
             momentum = push  # (b, i, m): SYMP.37
@@ -150,7 +153,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, saved.like.shape, saved.like)
     params, d_state = _raised(params, saved.like), _raised(d_state, saved.like)
     config, x = params.config, saved.state.x
-    oracle = equations.active(MODULES[type(config.oracle)])
+    oracle = equations.active(config.asks)
     layer = Layer(oracle, params, saved.numbers, None)
     found: dict[str, Array] = {}
 
@@ -195,9 +198,13 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
         d_from, d_w_start, _ = linear_backward(x, params.w_start, d_p)  # (b, i, m), (m, m)
         add("w_start", d_w_start)
         d_x = d_x + d_from  # (b, i, m) [dSYMP.39]
-    if saved.tokens is not None:
+    if saved.tokens is not None and config.tables:
         # forward: p = tables.forward(params, tokens)
         equations.active(tables).backward(params, saved.tokens, d_p, add)
+    if saved.tokens is not None and config.velocity_tables and params.mlp is not None:
+        # forward: velocity = tables.forward(params.mlp, tokens)
+        equations.active(tables).backward(params.mlp, saved.tokens, d_v, add)
+        d_v = None
     d_inner = State(d_x, d_t, None if saved.state.p is None else d_p, d_v, d_history)
     return _cast(d_inner, saved.like), _cast(_gradients(params, found), saved.like), {}
 

@@ -20,7 +20,15 @@ from refattn.mechanisms.arguments import check_choice, check_is, check_number, c
 from refattn.mechanisms.families import choose
 from refattn.mechanisms.projections import check_sizes
 from refattn.mechanisms.sympformer import presymplectic_euler
-from refattn.mechanisms.sympformer.baselines import classical, lie_trotter
+from refattn.mechanisms.sympformer.baselines import (
+    attend,
+    attend_linear,
+    attend_signed,
+    classical,
+    connection,
+    connection_signed,
+    lie_trotter,
+)
 from refattn.mechanisms.sympformer.integrators import (
     ab2,
     damping,
@@ -56,13 +64,23 @@ MODULES: dict[type, ModuleType] = {
     softmax.Softmax: softmax,
     hamiltonian.Hamiltonian: hamiltonian,
     linear.Linear: linear,
+    attend_signed.Signed: attend_signed,
 }
 """Where a kind of integrator or oracle is computed: in the file of its name."""
 
 
+ATTENTIONS: dict[type, ModuleType] = {
+    softmax.Softmax: attend,
+    linear.Linear: attend_linear,
+    attend_signed.Signed: attend_signed,
+}
+CONNECTIONS: dict[type, ModuleType] = {softmax.Softmax: connection, attend_signed.Signed: connection_signed}
+"""Where the attention of a baseline is computed, and its connection, by its oracle."""
+
+
 def name_of(kind: Any) -> str:
     """Return the name of a kind of integrator or oracle."""
-    return MODULES[kind].__name__.rpartition(".")[2]
+    return MODULES[kind].__name__.rpartition(".")[2].removeprefix("attend_")
 
 
 INTEGRATORS = {name_of(kind): kind for kind in MODULES if issubclass(kind, Integrator)}
@@ -154,7 +172,8 @@ class Config:
         Position in the stack, counted from 0, and the number of its layers.
     oracle
         "softmax" attention, linear attention ("linear"), or the gradient of a Hamiltonian of all tokens, which may not
-        be causal ("hamiltonian"): the files of `oracles`.
+        be causal ("hamiltonian"): the files of `oracles`. `baselines` have softmax attention of their heads,
+        "linear" attention, or that of heads, "signed", which they alone have.
     integrator
         "presymplectic_euler", the files of `integrators`, or the blocks they are compared with, those of `baselines`.
     damping
@@ -225,10 +244,13 @@ class Config:
         kind, name = self.integrator, name_of(type(self.integrator))
         if self.normalise == "each_substep" and kind.calls == 1:
             raise ValueError("normalise: got 'each_substep', which only presymplectic and strang have")
-        if kind.baseline and self.oracle != softmax.Softmax():
-            raise ValueError(
-                f"oracle: got {self.oracle!r}, but {name} asks none: it has softmax attention of its heads"
-            )
+        known = CONNECTIONS if getattr(kind, "connection", "none") != "none" else ATTENTIONS
+        plain = self.oracle == softmax.Softmax() or not isinstance(self.oracle, softmax.Softmax)
+        if kind.baseline and not (type(self.oracle) in known and plain):
+            needs = ", ".join(name_of(each) for each in known)
+            raise ValueError(f"oracle: got {self.oracle!r}, but the attention of {name} is one of {needs}")
+        if not kind.baseline and isinstance(self.oracle, attend_signed.Signed):
+            raise ValueError("oracle: got 'signed', which baselines alone have")
         if kind.baseline and isinstance(self.mlp, mlp.AttentionVelocity):
             raise ValueError(f"mlp: got 'attention_velocity', {name} has no steps: it needs another substep")
         if not kind.carries and isinstance(self.mlp, mlp.Momentum):
@@ -245,7 +267,17 @@ class Config:
     def reads(self) -> tuple[str, ...]:
         """The fields of the context that a block of this configuration reads."""
         causal = ("causal",) if self.oracle.may_be_causal else ()
-        return (*causal, "tokens") if self.tables else causal
+        return (*causal, "tokens") if self.tables or self.velocity_tables else causal
+
+    @property
+    def asks(self) -> ModuleType:
+        """The module that a step asks for forces: its oracle, or the attention of a baseline."""
+        return (ATTENTIONS if self.integrator.baseline else MODULES)[type(self.oracle)]
+
+    @property
+    def turning(self) -> ModuleType:
+        """The module of the connection."""
+        return CONNECTIONS[type(self.oracle)]
 
     @property
     def scale(self) -> float:
@@ -267,6 +299,11 @@ class Config:
     def tables(self) -> bool:
         """Whether the momentum that comes in is looked up."""
         return self.layer == 0 and self.start == "table"
+
+    @property
+    def velocity_tables(self) -> bool:
+        """Whether the velocity of the MLP step that comes in is looked up."""
+        return self.layer == 0 and isinstance(self.mlp, mlp.Velocity) and self.mlp.start == "table"
 
     @property
     def last(self) -> bool:
@@ -300,21 +337,27 @@ class Config:
             found |= {name: Number("positive", getattr(self.damping, name), damps) for name in has}
             if self.look_ahead and (not self.rests or kind.calls > 1):
                 found["look"] = Number("unit", 1e-3)
+        elif type(self.oracle) is linear.Linear:
+            found["attention_step"] = Number("positive", kind.step, kind.learned)
         more = {**kind.numbers(self), **self.mlp.numbers(self)}
         return found | {name: Number(*given) for name, given in more.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter that a block has, by name."""
         m, kind = self.width, self.integrator
-        has = {"w_q", "w_k", "w_v", "w_o"} if kind.baseline else self.oracle.weights(self.kicks, self.drifts)
+        has = self.oracle.weights(self.kicks, self.drifts)
+        if kind.baseline and isinstance(self.oracle, softmax.Softmax):
+            has = {"w_q", "w_k", "w_v", "w_o"}
         needs: dict[str, tuple[int, ...]] = {"gain": (m,)} | {name: (m, m) for name in has}
         ends = self.keeps and self.normalise == "end"
         if ends or self.normalise == "each_substep" or (kind.baseline and kind.carries):
             needs["gain_p"] = (m,)
         if self.layer == 0 and self.start == "linear":
             needs["w_start"] = (m, m)
-        if self.tables:
-            needs |= {"token_embedding": (self.vocabulary, m), "position_embedding": (self.context, m)}
+        for head, there in (("", self.tables), ("mlp.", self.velocity_tables)):
+            if there:
+                rows = {"token_embedding": self.vocabulary, "position_embedding": self.context}
+                needs |= {f"{head}{name}": (size, m) for name, size in rows.items()}
         needs |= {f"numbers.{name}": (1,) for name, number in self.numbers().items() if number.learned}
         if not isinstance(self.mlp, mlp.NoMlp):
             wide = self.mlp.ratio * m

@@ -79,11 +79,23 @@ class Momentum(Substep):
 
 @dataclass(frozen=True)
 class Velocity(Substep):
-    """It looks ahead along a velocity of its own, 0 in a first layer, and changes it."""
+    """It looks ahead along a velocity of its own, and changes it.
+
+    Attributes
+    ----------
+    start
+        What it is in a first layer: 0, with "rest", or looked up like first momenta, with "table"; see `tables`.
+    """
+
+    start: str = "rest"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("start", self.start, ("rest", "table"))
 
     def numbers(self, config: Any) -> dict[str, tuple[str, float]]:
-        """Return all three, but in a first layer."""
-        return dict(CARRIED) if config.layer else {}
+        """Return all three, but in a first layer that starts at rest."""
+        return dict(CARRIED) if config.layer or self.start == "table" else {}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from refattn import equations, tree
 from refattn.mechanisms.context import Context
+from refattn.mechanisms.sympformer.baselines.attend_signed import Signed
 from refattn.mechanisms.sympformer.layer import block
 from refattn.mechanisms.sympformer.oracles.linear import Linear
 from refattn.mechanisms.sympformer.oracles.past import Past, Prefix
@@ -30,7 +31,12 @@ def start(params: block.Params, batch: int) -> Cache:
     """Return the cache before the first token."""
     config, like = params.config, raised(params.gain)
     m, wide = config.width, config.width if config.kicks else 0
-    if isinstance(config.oracle, Linear):
+    if isinstance(config.oracle, Signed):
+        xp, h, d = namespace(like), config.heads, m // config.heads
+        none = xp.zeros((1,), dtype=xp.int32, device=device(like))
+        sums = tuple(zeros((batch, h, d, width), like) for width in (d + m, 3 * d)) if config.connects else ()
+        past = Past(force=zeros((batch, h, d, d), like), count=none, sums=sums)
+    elif isinstance(config.oracle, Linear):
         xp = namespace(like)
         none = xp.zeros((1,), dtype=xp.int32, device=device(like))
         past = Past(force=zeros((batch, m, m), like), velocity=zeros((batch, m, m), like), count=none)

@@ -1,4 +1,6 @@
-"""The first momentum from two learned tables, one row for each token of the vocabulary and one for each position.
+"""First momenta from two learned tables, one row for each token of the vocabulary and one for each position.
+
+The first velocities of the MLP step may come from two tables of their own, by the same equations.
 
 Equations, for the token at position n::
 
@@ -16,14 +18,14 @@ Source: Stein, Li, Steidl 2026 (arXiv:2603.16535): initial velocities by token a
 
 from __future__ import annotations
 
-from refattn.mechanisms.sympformer.params import Add, Params
+from refattn.mechanisms.sympformer.params import Add, Mlp, Params
 from refattn.ops import embedding
 from refattn.xp import Array, arange, concrete, namespace, zeros
 
 
-def forward(params: Params, tokens: Array, first: int | Array) -> Array:
-    """Return the momenta (b, i, m) of tokens (b, i) at the positions `first`, `first` + 1, ..."""
-    table, places = params.token_embedding, params.position_embedding
+def forward(owner: Params | Mlp, tokens: Array, first: int | Array) -> Array:
+    """Return the momenta or velocities (b, i, m) of tokens (b, i) at the positions `first`, `first` + 1, ..."""
+    table, places = owner.token_embedding, owner.position_embedding
     assert table is not None and places is not None
     at = first + arange(0, tokens.shape[1], tokens)  # (i): positions
     rows = namespace(places).take(places, at, axis=0)  # (i, m): part of P
@@ -31,15 +33,17 @@ def forward(params: Params, tokens: Array, first: int | Array) -> Array:
     return p
 
 
-def backward(params: Params, tokens: Array, d_p: Array, add: Add) -> None:
+def backward(owner: Params | Mlp, tokens: Array, d_p: Array, add: Add) -> None:
     """Add the gradients of both tables; the tokens are those from the first position on."""
-    xp, n = namespace(d_p), tokens.shape[1]
+    xp, n, head = namespace(d_p), tokens.shape[1], "mlp." if isinstance(owner, Mlp) else ""
+    table, places = owner.token_embedding, owner.position_embedding
+    assert table is not None and places is not None
     # forward: p = table[tokens] + places[:n]
-    d_table = embedding.embedding_backward(params.token_embedding, tokens, d_p)  # (t, m) [dSYMP.token_embedding]
-    unused = zeros((params.config.context - n, d_p.shape[2]), d_p)  # positions without a token
+    d_table = embedding.embedding_backward(table, tokens, d_p)  # (t, m) [dSYMP.token_embedding]
+    unused = zeros((places.shape[0] - n, d_p.shape[2]), d_p)  # positions without a token
     d_places = xp.concat([xp.sum(d_p, axis=0), unused], axis=0)  # [dSYMP.position_embedding]
-    add("token_embedding", d_table)
-    add("position_embedding", d_places)
+    add(f"{head}token_embedding", d_table)
+    add(f"{head}position_embedding", d_places)
 
 
 def check_tokens(params: Params, tokens: Array | None, x: Array, first: int | Array) -> Array:

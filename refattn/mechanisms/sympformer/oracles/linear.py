@@ -96,19 +96,13 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     a = None
     if layer.params.w_a is not None:
         a = linear_forward(y, layer.params.w_a, None)  # (b, i, m) [SYMP.42]
-    tokens, causal = x.shape[1], layer.causal
-    past = causal if isinstance(causal, Prefix) else None
-    n = counts(0 if causal else None, (0, tokens), tokens, x)  # (i, 1): n_i
-    if past is not None:
-        n = n + past.begin(tokens)  # (i, 1): n_i, with the tokens that came before
-    share = share_of(layer, x)  # (i, 1): n_i over the number of all tokens
-    n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
-    kernel = Kernel(y, a, n, 1 if causal else 0, layer.params.config.oracle.form, past)
+    kernel = kernel_of(layer, y, a)
+    n = kernel.n  # (i, 1)
     force = None
     if layer.params.w_v is not None:
         force = linear_forward(y, layer.params.w_v, None)  # (b, i, m): SYMP.44 at rest
         if p is not None:
-            force = force - _mixed(kernel, "force", p, p, a) / n  # (b, i, m) [SYMP.44]
+            force = force - mixed(kernel, "force", p, p, a) / n  # (b, i, m) [SYMP.44]
     return Answer(force, p, kernel), Saved(p, norm, look, kernel)
 
 
@@ -124,11 +118,23 @@ def mobilised_backward(layer: Layer, p: Array, d_p: Array, add: Add) -> Array:
 
 def velocity(p: Array, kernel: Kernel) -> Array:
     """Return the velocity of tokens with momenta p."""
-    speed = _mixed(kernel, "velocity", kernel.a, kernel.y, p) / kernel.n  # (b, i, m) [SYMP.43]
+    speed = mixed(kernel, "velocity", kernel.a, kernel.y, p) / kernel.n  # (b, i, m) [SYMP.43]
     return speed
 
 
-def _mixed(kernel: Kernel, what: str, a: Array, b: Array, c: Array) -> Array:
+def kernel_of(layer: Layer, y: Array, a: Array | None) -> Kernel:
+    """Return the kernel of normalised tokens y, and begin a call where tokens come one after the other."""
+    tokens, causal = y.shape[1], layer.causal
+    past = causal if isinstance(causal, Prefix) else None
+    n = counts(0 if causal else None, (0, tokens), tokens, y)  # (i, 1): n_i
+    if past is not None:
+        n = n + past.begin(tokens)  # (i, 1): n_i, with the tokens that came before
+    share = share_of(layer, y)  # (i, 1): n_i over the number of all tokens
+    n = n if share is None else n / share  # (i, 1): n_i, or the number of all tokens
+    return Kernel(y, a, n, 1 if causal else 0, layer.params.config.oracle.form, past)
+
+
+def mixed(kernel: Kernel, what: str, a: Array, b: Array, c: Array) -> Array:
     """Return sum_j <a_i, b_j> c_j, with the past where tokens come one after the other."""
     if kernel.past is not None:
         return kernel.past.mix(what, a, b, c)

@@ -6,7 +6,7 @@ Its gradients are products of the same kind: da mixes (do, c, b), and over the o
 mixes (b, a, do). The Gram form makes all pairs; the state form keeps S = sum_j b_j^T c_j and goes through the tokens in
 chunks, within which it makes the pairs: time linear in the tokens, o_i = a_i S.
 
-Axes: b batch, i token, m width; `side` is 1 for j <= i, -1 for j >= i, 0 for all.
+Axes: b batch, or b and h batch and head, i token, m width; `side` is 1 for j <= i, -1 for j >= i, 0 for all.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def mix_gram(a: Array, b: Array, c: Array, side: int) -> Array:
 
 def mix_state(a: Array, b: Array, c: Array, side: int, before: Array | None = None) -> Array:
     """Return o (b, i, m) by a running sum of m x m numbers, which begins with `before`."""
-    xp, n = namespace(a), a.shape[1]
+    xp, n = namespace(a), a.shape[-2]
     if not side:
         return a @ (xp.matrix_transpose(b) @ c)
-    state = xp.matrix_transpose(b[:, :0, :]) @ c[:, :0, :] if before is None else before
+    state = xp.matrix_transpose(b[..., :0, :]) @ c[..., :0, :] if before is None else before
     found = []
     starts = list(range(0, n, CHUNK))
     for start in starts if side > 0 else reversed(starts):
         at = slice(start, min(start + CHUNK, n))
-        found.append(a[:, at, :] @ state + mix_gram(a[:, at, :], b[:, at, :], c[:, at, :], side))
-        state = state + xp.matrix_transpose(b[:, at, :]) @ c[:, at, :]
-    return xp.concat(found if side > 0 else found[::-1], axis=1)
+        found.append(a[..., at, :] @ state + mix_gram(a[..., at, :], b[..., at, :], c[..., at, :], side))
+        state = state + xp.matrix_transpose(b[..., at, :]) @ c[..., at, :]
+    return xp.concat(found if side > 0 else found[::-1], axis=-2)
 
 
 FORMS = {"gram": mix_gram, "state": mix_state}
@@ -46,7 +46,7 @@ FORMS = {"gram": mix_gram, "state": mix_state}
 def mix(a: Array, b: Array, c: Array, side: int, form: str) -> Array:
     """Return o in a form; "auto" takes the one with fewer products."""
     if form == "auto":
-        form = "gram" if a.shape[1] <= 2 * a.shape[2] else "state"
+        form = "gram" if a.shape[-2] <= 2 * a.shape[-1] else "state"
     return FORMS[form](a, b, c, side)
 
 

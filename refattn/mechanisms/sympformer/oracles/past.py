@@ -24,6 +24,7 @@ class Past:
     force: Array | None = None  # (b, m, m)
     velocity: Array | None = None  # (b, m, m)
     count: Array | None = None  # (1,): how many tokens
+    sums: tuple[Array, ...] = ()  # of a signed connection
 
     def tokens(self) -> int | Array:
         """Return how many tokens there were."""
@@ -65,8 +66,15 @@ class Prefix:
         """Begin a call of linear attention with some new tokens; return how many came before, as a float."""
         past = self.calls[len(self.after)]
         assert past.count is not None and past.force is not None
-        self.after.append(replace(past, count=past.count + tokens))
+        self.after.append(replace(past, count=past.count + tokens, sums=()))
         return namespace(past.force).astype(past.count, past.force.dtype)
+
+    def add_up(self, pairs: Array) -> Array:
+        """Return the sums of pairs (b, h, n, d, e) up to each new token, and leave the last ones behind."""
+        made, calls = self.after[-1].sums, self.calls[len(self.after) - 1]
+        found = calls.sums[len(made)][:, :, None, ...] + namespace(pairs).cumulative_sum(pairs, axis=2)
+        self.after[-1] = replace(self.after[-1], sums=(*made, found[:, :, -1, ...]))
+        return found
 
     def mix(self, what: str, a: Array, b: Array, c: Array) -> Array:
         """Return sum_j <a_i, b_j> c_j of the "force" or the "velocity" of new tokens, and leave the sum behind."""

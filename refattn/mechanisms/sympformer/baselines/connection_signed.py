@@ -1,0 +1,155 @@
+"""What a momentum is turned by along its way where attention is linear, of heads: a proxy, with a ridge.
+
+Linear attention has no weights that are a mean, so that the way along which scores change is found by least squares:
+E takes queries to directions, J, T and s take keys to what the scores are made of, all over the tokens that i attends.
+
+Equations (q, k as in `attend_signed`, d the width of a head, u the direction, I the identity)::
+
+    [SYMP.103]  uq = heads(u w_q) d^(-1/4)
+    [SYMP.104]  uk = heads(u w_k) d^(-1/4)
+    [SYMP.105]  S_i = sum_j q_j (q_j, u_j)^T            two matrices side by side
+    [SYMP.106]  R_i = sum_j k_j (k_j, uk_j, q_j)^T      three
+    [SYMP.107]  E = (S_q + ridge I)^-1 S_u              S_q, S_u the parts of S, and so for R
+    [SYMP.108]  (J, T, s) = (R_k + ridge I)^-1 (R_uk, R_q, uq)
+    [SYMP.109]  r = uq - ridge s + J q
+    [SYMP.110]  t = T^T E u
+    [SYMP.111]  c = (d^(-1/4) merge(t) w_k^T - sum_heads E^T r) / h
+
+Adjoints, for a given dc::
+
+    [dSYMP.110]  dt = d^(-1/4)/h heads(dc w_k)
+    [dSYMP.109]  dr = -E dc / h
+    [dSYMP.108]  d(J, T, s) = (dr q^T, E u dt^T, -ridge dr)
+    [dSYMP.107]  dE = T dt u^T - r dc^T / h
+    [dSYMP.106]  dR = (-A (J, T, s)^T, A)               A = (R_k + ridge I)^-T d(J, T, s), in dR without its last column
+    [dSYMP.105]  dS = (-B E^T, B)                       B = (S_q + ridge I)^-T dE
+    [dSYMP.104]  duk_j = D_uk^T k_j                     D, C: dR and dS summed over the tokens i that attend j
+    [dSYMP.103]  duq = dr + the last column of A
+
+and dq = J^T dr + (C_q + C_q^T) q + C_u u + D_q^T k, dk = (D_k + D_k^T) k + D_uk uk + D_q q, du = sum_heads (E^T T dt +
+C_u^T q) + merge(duq) w_q^T d^(-1/4) + merge(duk) w_k^T d^(-1/4).
+
+Axes: b batch, h head, i token, d width of a head, m width.
+
+Source: H1 and R2 of the signed linear family in the authors' manuscript of October 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refattn.mechanisms.sympformer.baselines.attend_signed import heads_of, heads_of_backward
+from refattn.mechanisms.sympformer.oracles.past import Prefix
+from refattn.mechanisms.sympformer.params import Add, Layer
+from refattn.ops.heads import merge_heads, split_heads
+from refattn.ops.linear import linear_backward
+from refattn.ops.solve import identity, solve, solve_backward
+from refattn.xp import Array, namespace
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward reads; the names are those of the equations."""
+
+    u: Array
+    q: Array
+    k: Array
+    uk: Array
+    s_matrix: Array  # S_q + ridge I
+    r_matrix: Array  # R_k + ridge I
+    e: Array
+    solved: Array  # J, T and s
+    r: Array
+    t: Array
+    ahead: Array  # E u
+    causal: bool
+
+
+def forward(layer: Layer, u: Array, q: Array, k: Array, v: Array, f: Array) -> tuple[Array, Saved]:
+    """Return c along u (b, i, m) for queries and keys by head, and what `backward` reads; v and f are not asked for."""
+    xp, heads, d, ridge = namespace(u), q.shape[1], q.shape[-1], layer.params.config.oracle.ridge
+    uq = heads_of(layer, u, "w_q")  # (b, h, i, d) [SYMP.103]
+    uk = heads_of(layer, u, "w_k")  # (b, h, i, d) [SYMP.104]
+    along = xp.broadcast_to(u[:, None, ...], (u.shape[0], heads, *u.shape[1:]))  # (b, h, i, m): of every head
+    of_q = _summed(layer, q, xp.concat([q, along], axis=-1))  # [SYMP.105]
+    of_k = _summed(layer, k, xp.concat([k, uk, q], axis=-1))  # [SYMP.106]
+    s_matrix = of_q[..., :d] + ridge * identity(d, q)  # (b, h, i, d, d)
+    r_matrix = of_k[..., :d] + ridge * identity(d, q)  # (b, h, i, d, d)
+    e = solve(s_matrix, of_q[..., d:])  # (b, h, i, d, m) [SYMP.107]
+    solved = solve(r_matrix, xp.concat([of_k[..., d:], uq[..., None]], axis=-1))  # [SYMP.108]
+    r = uq - ridge * solved[..., 2 * d] + _times(solved[..., :d], q)  # (b, h, i, d) [SYMP.109]
+    ahead = _times(e, along)  # (b, h, i, d): E u
+    t = _times(xp.matrix_transpose(solved[..., d : 2 * d]), ahead)  # (b, h, i, d) [SYMP.110]
+    pulled = merge_heads(t) @ xp.matrix_transpose(layer.params.w_k) * d**-0.25  # (b, i, m)
+    turn = (pulled - xp.sum(_times(xp.matrix_transpose(e), r), axis=1)) / heads  # (b, i, m) [SYMP.111]
+    return turn, Saved(u, q, k, uk, s_matrix, r_matrix, e, solved, r, t, ahead, layer.causal is not False)
+
+
+def backward(layer: Layer, saved: Saved, d_turn: Array, add: Add) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the gradients of u, q, k, v and f, of which the last two are 0, and add those of the parameters."""
+    xp, q, k, u, e = namespace(d_turn), saved.q, saved.k, saved.u, saved.e  # -, (b, h, i, d), (b, h, i, d), (b, i, m)
+    heads, d, ridge = q.shape[1], q.shape[-1], layer.params.config.oracle.ridge
+    j_matrix, t_matrix = saved.solved[..., :d], saved.solved[..., d : 2 * d]  # (b, h, i, d, d), (b, h, i, d, d)
+    along = xp.broadcast_to(u[:, None, ...], (u.shape[0], heads, *u.shape[1:]))  # (b, h, i, m): of every head
+    # forward: turn = (merge(t) @ w_k^T * d^(-1/4) - sum(E^T r)) / heads
+    shared = d_turn / heads  # (b, i, m)
+    d_merged, d_back, _ = linear_backward(
+        merge_heads(saved.t), xp.matrix_transpose(layer.params.w_k), shared * d**-0.25
+    )  # (b, i, m), (m, m)
+    add("w_k", xp.matrix_transpose(d_back))
+    d_t = split_heads(d_merged, heads)  # (b, h, i, d) [dSYMP.110]
+    asked = xp.broadcast_to(shared[:, None, ...], along.shape)  # (b, h, i, m)
+    d_r = -_times(e, asked)  # (b, h, i, d) [dSYMP.109]
+    # forward: t = T^T (E u); r = uq - ridge * s + J q
+    d_ahead = _times(t_matrix, d_t)  # (b, h, i, d): of E u
+    parts = [_outer(d_r, q), _outer(saved.ahead, d_t), -ridge * d_r[..., None]]
+    d_solved = xp.concat(parts, axis=-1)  # [dSYMP.108]
+    d_e = _outer(d_ahead, along) - _outer(saved.r, asked)  # (b, h, i, d, m) [dSYMP.107]
+    # forward: (J, T, s) = solve(R_k + ridge, (R_uk, R_q, uq)); E = solve(S_q + ridge, S_u)
+    d_r_matrix, d_right = solve_backward(saved.r_matrix, saved.solved, d_solved)  # (b, h, i, d, d)
+    d_of_k = xp.concat([d_r_matrix, d_right[..., : 2 * d]], axis=-1)  # [dSYMP.106]
+    d_s_matrix, d_right_q = solve_backward(saved.s_matrix, e, d_e)  # (b, h, i, d, d), (b, h, i, d, m)
+    d_of_q = xp.concat([d_s_matrix, d_right_q], axis=-1)  # [dSYMP.105]
+    d_uq = d_r + d_right[..., 2 * d]  # (b, h, i, d) [dSYMP.103]
+    # forward: S = sum(q (q, u)^T); R = sum(k (k, uk, q)^T)
+    d_left, d_pair = _summed_backward(q, xp.concat([q, along], axis=-1), d_of_q, saved.causal)  # of q, of q and u
+    d_left_k, d_three = _summed_backward(k, xp.concat([k, saved.uk, q], axis=-1), d_of_k, saved.causal)  # three
+    d_q = d_left + d_pair[..., :d] + d_three[..., 2 * d :] + _times(xp.matrix_transpose(j_matrix), d_r)  # (b, h, i, d)
+    d_k = d_left_k + d_three[..., :d]  # (b, h, i, d)
+    d_uk = d_three[..., d : 2 * d]  # (b, h, i, d) [dSYMP.104]
+    d_u = xp.sum(d_pair[..., d:] + _times(xp.matrix_transpose(e), d_ahead), axis=1)  # (b, i, m)
+    # forward: uq, uk = heads(u @ w_q), heads(u @ w_k)
+    d_u = d_u + heads_of_backward(layer, u, "w_q", d_uq, add)  # (b, i, m)
+    d_u = d_u + heads_of_backward(layer, u, "w_k", d_uk, add)  # (b, i, m)
+    return d_u, d_q, d_k, xp.zeros_like(q), xp.zeros_like(u)
+
+
+def _times(a: Array, x: Array) -> Array:
+    """Return a x for matrices a (..., n, k) and vectors x (..., k)."""
+    return (a @ x[..., None])[..., 0]
+
+
+def _outer(a: Array, b: Array) -> Array:
+    """Return a b^T of vectors."""
+    return a[..., :, None] * b[..., None, :]
+
+
+def _summed(layer: Layer, a: Array, b: Array) -> Array:
+    """Return sum_j a_j b_j^T over the tokens j that each token attends."""
+    xp, pairs = namespace(a), _outer(a, b)  # -, of each token alone
+    if isinstance(layer.causal, Prefix):
+        return layer.causal.add_up(pairs)
+    if layer.causal is False:
+        return xp.broadcast_to(xp.sum(pairs, axis=2, keepdims=True), pairs.shape)
+    return xp.cumulative_sum(pairs, axis=2)
+
+
+def _summed_backward(a: Array, b: Array, d: Array, causal: bool) -> tuple[Array, Array]:
+    """Return the gradients of a and b."""
+    xp = namespace(a)
+    # forward: summed_i = sum_j a_j b_j^T
+    if causal:
+        d_pairs = xp.flip(xp.cumulative_sum(xp.flip(d, axis=2), axis=2), axis=2)  # from a token on
+    else:
+        d_pairs = xp.broadcast_to(xp.sum(d, axis=2, keepdims=True), d.shape)  # of all
+    return _times(d_pairs, b), _times(xp.matrix_transpose(d_pairs), a)

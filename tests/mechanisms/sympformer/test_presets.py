@@ -1,0 +1,92 @@
+"""The authors' variants by name: which there are, that they build, and that their sizes are those of the program."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refattn import mechanism, model
+from refattn.mechanisms.sympformer.layer.presets import PRESETS
+from refattn.train import metrics, settings
+from tests.train.runs import train
+
+SOFTMAX = ("presymp", "presymp_euler", "presymp_exp_euler", "presymp_ab2", "presymp_etd_ab2", "presymp_strang")
+LINEAR = ("lin_baseline", "lin_yurii", "lin_euler", "lin_presymp", "lin_exp_euler", "lin_ab2", "lin_etd_ab2")
+
+
+def test_these_are_the_sixteen_of_the_program_and_the_ten_of_the_manuscript() -> None:
+    later = {f"{name}{of}" for name in ("B", "Y", "H0", "H1", "R2") for of in ("", "_L")}
+    assert set(PRESETS) == {"baseline", "yurii_lt", "plain_euler", *SOFTMAX, *LINEAR, *later}
+    assert mechanism("sympformer").presets == PRESETS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_layer_of_a_preset_has_a_configuration(name: str) -> None:
+    chosen = settings.Settings("sympformer", **{**PRESETS[name], "block": {}})
+    assert chosen.decayed == "embeddings" and chosen.batch * chosen.context in (72 * 128, 16_384)
+    config = model.Config("sympformer", width=64, options=PRESETS[name]["block"])  # checks every layer
+    assert config.block(0).spread == 0.02
+
+
+PUBLISHED = {
+    **{"baseline": 3_424_832, "lin_baseline": 3_392_068, "yurii_lt": 6_652_760, "lin_yurii": 6_619_996},
+    **{"B": 3_424_832, "Y": 6_652_760, "H0": 6_652_756, "H1": 6_652_756, "R2": 6_652_756},
+    **{"B_L": 3_449_408, "Y_L": 6_701_912, "H0_L": 6_701_908, "H1_L": 6_701_908, "R2_L": 6_701_908},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_have_the_numbers_of_parameters_of_the_program(name: str) -> None:
+    """But for the vocabulary, the bias of the last norm, and the second norm of momenta of Yurii's blocks."""
+    preset = PRESETS[name]
+    config = model.Config("sympformer", context=preset["context"], width=64, options=preset["block"])
+    blocks = sum(math.prod(shape) for n in range(4) for shape in config.block(n).shapes().values())
+    embeddings = (256 + preset["context"]) * 64 + 2 * 64  # of the tokens and places; the last norm
+    moves = preset["block"].get("start") == "table"
+    found = blocks + embeddings + (1 + moves) * (50_304 - 256) * 64
+    assert found - 64 - moves * 4 * 64 == PUBLISHED[name]
+
+
+def test_what_is_given_beside_a_preset_holds() -> None:
+    given = {"preset": "presymp_euler", "steps": 7, "block": {"mlp": "none"}}
+    found = settings.expanded("sympformer", given)
+    assert found["steps"] == 7 and found["learning_rate"] == 3e-4 and "preset" not in found
+    assert found["block"]["mlp"] == "none" and found["block"]["integrator"] == "explicit_euler(step=0.3)"
+    built = settings.build("sympformer", {**given, "width": 8})
+    assert built.optimiser.group_of("layers.0.block.numbers.h_y", np.ones(1)).rate == 100.0
+
+
+def test_the_trainer_writes_down_what_numbers_have_come_to(tmp_path: Path) -> None:
+    """At the scores, a number for each layer: of a step of no size those that they start with."""
+    (tmp_path / "text").write_text("to be or not to be, " * 50)
+    tiny = {
+        "width": 4,
+        "heads": 2,
+        "layers": 2,
+        "context": 8,
+        "batch": 2,
+        "accumulate": 1,
+        "steps": 1,
+        "score_bytes": 60,
+    }
+    given = {"preset": "presymp", "data": str(tmp_path / "text"), "learning_rate": 1e-9, "sample_bytes": 0, **tiny}
+    train(settings.build("sympformer", given), tmp_path / "run")
+    (row,) = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    assert set(row["learned"]) == {"h_x", "h_y", "c_log", "c_lin", "look", "mu", "gamma", "xi"}
+    for name, start in (("h_x", 0.01), ("xi", 0.5), ("c_log", 3.0), ("look", 1e-3)):
+        np.testing.assert_allclose(row["learned"][name], [start, start], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("sympformer", {"preset": "adam"}, "preset: got 'adam', needs one of baseline, yurii_lt, plain_euler"),
+        ("softmax", {"preset": "baseline"}, "preset: got 'baseline', needs none: softmax has no presets"),
+    ],
+)
+def test_a_preset_that_there_is_not(name: str, given: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings.expanded(name, given)
