@@ -166,7 +166,7 @@ def koopman(
     updates: int = 2,
     kernel: str = "rbf",
     fit: str = "stein",
-    perturbation: str = "shift",
+    perturbation: str = "identity",
     jitter: float | None = None,
     mask: torch.Tensor | None = None,
     causal: bool | str = False,

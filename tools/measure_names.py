@@ -1,9 +1,10 @@
 """How often `refattn verify` names what is wrong in kernels with real bugs: every fault of the museum, left out of it.
 
     python -m tools.measure_names                    # softmax in float32, about two minutes
+    python -m tools.measure_names delta              # or higher_order
     python -m tools.measure_names --dtype bfloat16 --misses
     python -m tools.measure_names --known            # the fault itself is not left out
-    python -m tools.measure_names --step 7           # every seventh
+    python -m tools.measure_names --step 7 --first 3 # every seventh, from the fourth on
 
 Each fault of `refattn/verify/museum` is run as a kernel on all designed cases, once without gradients and once with
 them. *Right* is an equation or convention that the fault is an error of, a fault that is an error of the same, or a
@@ -42,7 +43,7 @@ class Named:
     count
         How many suspects there were.
     told
-        The first one.
+        The first two.
     """
 
     fault: Fault
@@ -75,12 +76,12 @@ def right(fault: Fault, found: Suspects, by_words: dict[str, Fault]) -> int:
 
 
 def measured(
-    record: Mechanism, dtype: str, *, grad: bool, step: int = 1, known: bool = False, only: str = ""
+    record: Mechanism, dtype: str, *, grad: bool, step: int = 1, first: int = 0, known: bool = False, only: str = ""
 ) -> Iterator[Named]:
-    """Yield what is named of every `step`-th fault, each with the second of its tile sizes."""
+    """Yield what is named of every `step`-th fault from the `first` on, each with the second of its tile sizes."""
     truths = [(case, truth(record, case, dtype, grad=grad)) for case in record.cases]
     by_words = {one.wrong: one for one in faults(record.name)}
-    for fault in faults(record.name)[::step]:
+    for fault in faults(record.name)[first::step]:
         if (fault.backward and not grad) or only not in fault.name:
             continue
         sizes = fault.sizes()[min(1, len(fault.sizes()) - 1)]
@@ -92,31 +93,35 @@ def measured(
         if found is None:
             yield Named(fault, sizes, False, 0, 0, "")
             continue
-        told = found.ranked[0].kind if found.ranked else "nothing"
-        ids = "/".join(found.ranked[0].ids) if found.ranked else ""
-        yield Named(fault, sizes, True, right(fault, found, by_words), len(found.ranked), f"{ids} {told}".strip())
+        told = "; ".join(f"{'/'.join(one.ids)} {one.kind}".strip() for one in found.ranked[:2]) or "nothing"
+        yield Named(fault, sizes, True, right(fault, found, by_words), len(found.ranked), told)
 
 
 @click.command()
+@click.argument("mechanism", default="softmax")
 @click.option("--dtype", default="float32", show_default=True, help="The storage type.")
 @click.option("--step", default=1, help="Every so many-th fault.")
+@click.option("--first", default=0, help="From this one on, counted from 0.")
 @click.option("--known", is_flag=True, help="Do not leave the fault itself out.")
 @click.option("--misses", is_flag=True, help="Print what is not named among the first two.")
 @click.option("--only", default="", help="Faults with this in their name.")
 @click.option(
     "--grad/--outputs", "part", default=None, help="With gradients, or outputs alone; both if neither is given."
 )
-def main(dtype: str, step: int, known: bool, misses: bool, only: str, part: bool | None) -> None:
+def main(
+    mechanism: str, dtype: str, step: int, first: int, known: bool, misses: bool, only: str, part: bool | None
+) -> None:
     """Measure how often real bugs are named."""
-    record = ra.mechanism("softmax")
+    record = ra.mechanism(mechanism)
     for grad in (False, True) if part is None else (part,):
-        rows = list(measured(record, dtype, grad=grad, step=step, known=known, only=only))
+        rows = list(measured(record, dtype, grad=grad, step=step, first=first, known=known, only=only))
         caught = [one for one in rows if one.caught]
         two, nothing = sum(1 <= one.place <= 2 for one in caught), sum(one.count == 0 for one in caught)
         what = "outputs and gradients" if grad else "outputs"
         click.echo(
-            f"softmax, {dtype}, {what}: {len(caught)} of {len(rows)} faults caught; named right among the first two: "
-            f"{100.0 * two / max(len(caught), 1):.1f} %, first {sum(one.place == 1 for one in caught)}, "
+            f"{mechanism}, {dtype}, {what}: {len(caught)} of {len(rows)} faults caught; "
+            f"named right among the first two: {100.0 * two / max(len(caught), 1):.1f} %, "
+            f"first {sum(one.place == 1 for one in caught)}, "
             f"nothing named: {100.0 * nothing / max(len(caught), 1):.1f} %"
         )
         for one in rows if misses else ():

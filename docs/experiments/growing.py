@@ -56,13 +56,13 @@ WRITTEN = Plan(
     every=20,
 )
 
-SOME = ("scratch", "random", "net2wider", "gradmax", "optimal", "damped")
+SOME = ("scratch", "random", "net2wider", "gradmax", "optimal", "damped", "auto")
 
 TASKS: dict[str, tuple[Teacher | Written, Plan, tuple[str, ...]]] = {
     "condition 10": (Teacher(10.0), TEACHER, tuple(WAYS)),
     "condition 1": (Teacher(1.0), TEACHER, SOME),
     "text": (Written(), WRITTEN, ("narrow", *SOME, "additive")),
-    "condition 30": (Teacher(30.0), TEACHER, ("scratch", "net2wider", "frobenius", "optimal", "damped")),
+    "condition 30": (Teacher(30.0), TEACHER, ("scratch", "net2wider", "frobenius", "optimal", "damped", "auto")),
 }
 """By name: a task, what all its trainings are given, and the ways."""
 

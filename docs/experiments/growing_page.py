@@ -18,7 +18,7 @@ Results = dict[str, list[dict[str, Any]]]
 """By way: those of the seeds."""
 
 TASKS = ("condition 10", "condition 1", "condition 30", "text")
-GROWING = [way for way in WAYS if way not in ("narrow", "scratch")]
+GROWING = [way for way in WAYS if way not in ("narrow", "scratch", "auto")]
 
 STYLES = {
     "narrow": ("#999999", "dotted"),
@@ -32,6 +32,7 @@ STYLES = {
     "additive": ("#3a7ca5", "solid"),
     "optimal": ("#2a9d55", "solid"),
     "damped": ("#00d0b0", "solid"),
+    "auto": ("#d94fa0", "solid"),
 }
 
 
@@ -64,9 +65,11 @@ def ratios(results: Results, way: str, growth: int) -> list[float]:
 
 def tables(lines: Sequence[Line]) -> dict[str, str]:
     """Return the tables of the page by the names of their places."""
-    return {name: _scores(grouped(lines, name), name) for name in TASKS} | {
-        f"{name} growths": _growths(grouped(lines, name)) for name in TASKS
-    }
+    return (
+        {name: _scores(grouped(lines, name), name) for name in TASKS}
+        | {f"{name} growths": _growths(grouped(lines, name)) for name in TASKS}
+        | {"auto": _auto(lines)}
+    )
 
 
 def _scores(results: Results, task: str) -> str:
@@ -74,7 +77,7 @@ def _scores(results: Results, task: str) -> str:
     if task == "text":
         head = [cell.replace("over", "minus") for cell in head]
     rows = [head]
-    for way in results:
+    for way in (way for way in WAYS if way in results):
         row = [way]
         for reading in ("steps", "operations"):
             own, least = scores(results, way, reading), scores(results, "scratch", reading)
@@ -101,6 +104,25 @@ def _growths(results: Results) -> str:
         row += [f"{np.mean([growth['evaluations'] for growth in found]):.1f}" if amplitudes else ""]
         rows.append(row)
     return table(rows)
+
+
+def _auto(lines: Sequence[Line]) -> str:
+    """Return the table of when the automatic schedule grew, seed by seed, to which widths, and what was left."""
+    rows = [["", "grew after these steps, to these widths of a head", "first growth", "second", "looked in vain"]]
+    for task in TASKS:
+        looks = [result["growths"] for result in grouped(lines, task)["auto"]]
+        grown = [[look for look in own if look["after"] < look["before"]] for own in looks]
+        cells = [", ".join(f"{look['step']} ({_widths(look)})" for look in own) or "never" for own in grown]
+        row = [task, "; ".join(cells)]
+        for n in range(2):
+            kept = [own[n]["after"] / own[n]["before"] for own in grown if len(own) > n]
+            row.append(f"{mean(kept):.3f} [{min(kept):.3f}, {max(kept):.3f}]" if kept else "")
+        rows.append([*row, str(sum(map(len, looks)) - sum(map(len, grown)))])
+    return table(rows)
+
+
+def _widths(look: dict[str, Any]) -> str:
+    return "/".join(map(str, look["widths"]))
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:

@@ -35,9 +35,13 @@ WAYS: dict[str, Mapping[str, Any] | None] = {
     "additive": {"mode": "additive", "damping": 0.0},
     "optimal": {"damping": 0.0},
     "damped": {"damping": 0.01},
+    "auto": {"damping": 0.01},
 }
 """The options of growth of each way; None: the first width for good, the last one from the start, and columns of random
-numbers in both weights, which is no mode of the library."""
+numbers in both weights, which is no mode of the library. The way "auto" is not told when to grow, nor by how much."""
+
+AUTO = growing.Schedule()
+"""When the way "auto" looks whether growth is worth while: the schedule of the library, as it is."""
 
 FREE = ("random", "net2wider", "zero")
 """What needs no statistics."""
@@ -96,7 +100,10 @@ class Learner(Protocol):
         """Return the operations of a forward of one sequence."""
 
     def grow(self, params: Any, moments: Any, way: str, step: int) -> tuple[Any, Any, Facts]:
-        """Return grown parameters and moments, and facts with "before", "after" and "operations"."""
+        """Return grown parameters and moments, and facts with "before", "after" and "operations".
+
+        Of the way "auto" they have "widths", too, those of a head in every layer.
+        """
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,8 @@ def train(learner: Learner, way: str, plan: Plan) -> Facts:
     dict
         - ``steps``, ``operations``: the two readings, each with its ``score``, ``step`` and ``operations``;
         - ``curve``: after every so many steps the step, the operations and the mean loss since the last point;
-        - ``growths``: of each the facts of `Learner.grow`;
+        - ``growths``: of each the facts of `Learner.grow`; of the way "auto" also of those that were not worth while,
+          after which the widths are what they were;
         - ``seconds``: time of the CPU.
     """
     began = time.process_time()
@@ -151,6 +159,7 @@ def train(learner: Learner, way: str, plan: Plan) -> Facts:
     moments = optimiser.start(params)
     readings: Facts = {}
     growths, curve, losses = [], [], []
+    history = growing.History()
     step = operations = 0
     while True:
         following = operations + cost * learner.forward(params)
@@ -168,9 +177,12 @@ def train(learner: Learner, way: str, plan: Plan) -> Facts:
         if step % plan.every == 0:
             curve.append([step, operations, float(f"{np.mean(losses):.4g}")])
             losses = []
-        if way not in ("narrow", "scratch") and step in plan.grows:
+        history = history.after(loss, AUTO.window)
+        due = growing.due(AUTO, history, step) if way == "auto" else step in plan.grows
+        if due and way not in ("narrow", "scratch"):
             grown, moments, facts = learner.grow(params, moments, way, step)
             growths.append({"step": step, **facts})
+            history = replace(history, grown=step) if grown is not params else history
             if operations + facts["operations"] > budget and "operations" not in readings:
                 readings["operations"] = {"score": learner.score(params), "step": step, "operations": operations}
             params, operations = grown, operations + facts["operations"]
@@ -216,6 +228,8 @@ class _Teacher:
         if way == "random":
             grown = random_columns(params, self.plan.columns, self.seed, step)
             facts = {"before": teacher.loss(params, part), "after": teacher.loss(grown, part)}
+        elif way == "auto":
+            grown, facts = self._worth_while(params, part)
         else:
             options = teacher.GROWTH.Options(**(WAYS[way] or {}), seed=self.seed)
             statistics = teacher.observe(params, part, options.keeps)
@@ -225,8 +239,27 @@ class _Teacher:
             facts = _facts(found, [found])
         points = int(facts.get("evaluations", 0))
         operations = growth_operations(way, [params.config], self.forward(params), self.plan, teacher.TOKENS, points)
+        if grown is params:
+            return params, moments, facts | {"operations": operations}
         # The report's columns have nothing to do with the old ones.
         return grown, growing.widened(moments, grown, reset=way == "report"), facts | {"operations": operations}
+
+    def _worth_while(self, params: Any, part: teacher.Data) -> tuple[Any, Facts]:
+        """Return what `refattn.train.growing` makes of a model's blocks where nobody says how many columns they get."""
+        growth, half = teacher.GROWTH, self.plan.sequences // 2
+        options = growth.Options(**(WAYS["auto"] or {}), seed=self.seed)
+        halves = tuple(teacher.observe(params, part.part(at)) for at in (slice(half), slice(half, None)))
+        before = teacher.loss(params, part)
+        # Each half knows the mean loss of its own sequences: twice their part in that of all.
+        plan = growth.plan(params, growth.merge(*halves), options, halves=halves)
+        grown, found = params, {"before": before, "after": before, "amplitude": 0.0, "evaluations": 0}
+        if plan.columns and plan.gain * options.amplitude >= options.gain * 2.0 * before:
+            searched = growth.search(
+                lambda amplitude: teacher.loss(growth.apply(plan, amplitude), part), before, 0.5 * plan.slope, options
+            )
+            found |= growth.facts_of(searched)
+            grown = growth.apply(plan, searched.amplitude) if searched.amplitude else params
+        return grown, _facts(found, [plan.facts]) | {"widths": [growth.width(grown)]}
 
 
 @dataclass(frozen=True)
@@ -298,8 +331,10 @@ class _Written:
         else:
             options = ability.Options(**(WAYS[way] or {}), most=self.plan.columns, seed=self.seed)
             schedule = growing.Schedule(steps=(step,), moments="reset" if way == "report" else "keep")
+            schedule = AUTO if way == "auto" else schedule
             grown, moments, found = growing.grow(params, moments, batch.inputs, batch.targets, schedule, options)
             facts = _facts(found, list(found["layers"].values()))
+            facts |= {"widths": found["widths"]} if way == "auto" else {}
         configs = [layer.block.config for layer in params.layers]
         points = int(facts.get("evaluations", 0))
         operations = growth_operations(way, configs, self.forward(params), self.plan, self.model.context, points)
@@ -329,6 +364,8 @@ def growth_operations(way: str, configs: list[Any], forward: int, plan: Plan, to
     if way == "report":
         operations += n * sum(flops.per_sequence(config, tokens) for config in configs)
         return operations + sum(flops.algebra(config, 1) for config in configs)
+    if way == "auto":  # the first half of the sequences has a plan of its own
+        operations += sum(flops.algebra(config, 0) for config in configs)
     return operations + n * points * forward + sum(flops.algebra(config, points) for config in configs)
 
 

@@ -1,11 +1,13 @@
 """Classical blocks, Yurii's and those of SympFormer, at equal parameters and equal calls of the oracle.
 
-    python -m docs.experiments.sympformer run     # some 12 minutes of one core; goes on where it was stopped
-    python -m docs.experiments.sympformer page    # the table of sympformer.md and the figure, from the results
+    python -m docs.experiments.sympformer run     # some 45 minutes of one core; goes on where it was stopped
+    python -m docs.experiments.sympformer page    # the tables of sympformer.md and the figure, from the results
     python -m docs.experiments.sympformer paper --tokens DIR   # the size that was published, on token files; days
 
-Each configuration learns the text with three seeds. A model asks for attention four times: in four layers, or, where
-the integrator asks four times in a step, in one layer whose MLP is so much wider that it has as many parameters.
+Each configuration learns the text with three seeds; most of them four times as long too, and at other rates. What a
+short training says is not believed before the long one says it. A model asks for attention four times: in four layers,
+or, where the integrator asks four times in a step, in one layer whose MLP is so much wider that it has as many
+parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import click
 
 from docs.experiments.page import put
-from docs.experiments.runs import Run, found, run_all
+from docs.experiments.runs import Line, Run, found, run_all
 from docs.experiments.tasks import Text, TokenFiles
 from docs.experiments.training import Plan
 from refattn.campaign import Where
@@ -72,6 +74,18 @@ AB2 and forward Euler move tokens by the old momentum, and need one to begin wit
 have it too, to tell what it is worth; and a classical model has one wide layer, to tell what that is worth.
 """
 
+LONG = 4 * PLAN.steps
+LONGER: dict[str, dict[float, int]] = {
+    "classical": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+    "Yurii": {3e-3: 1},
+    "presymplectic Euler": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+    "AB2, first momentum": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+    "forward Euler, first momentum": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+    "Strang, one layer": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+    "classical, one layer": {1e-3: 1, 3e-3: 3, 1e-2: 1},
+}
+"""What is trained for `LONG` steps: with how many seeds at which rate."""
+
 PAPER = Plan(
     width=64,
     heads=4,
@@ -88,14 +102,27 @@ PAPER = Plan(
 rate for single numbers, decay of embeddings alone, and a last rate of 0.4 of the first."""
 
 
-def grid(names: Sequence[str], seeds: Sequence[int], steps: int | None = None) -> list[Run]:
+def grid(
+    names: Sequence[str], seeds: Sequence[int], steps: int = PLAN.steps, rate: float = PLAN.learning_rate
+) -> list[Run]:
     """Return the runs of some variants on the text, one seed after the other."""
-    plan = PLAN if steps is None else replace(PLAN, steps=steps)
+    plan = replace(PLAN, steps=steps, learning_rate=rate)
     return [
         Run("sympformer", TEXT, replace(plan, layers=layers), seed, options)
         for seed in seeds
         for layers, options in (VARIANTS[name] for name in names)
     ]
+
+
+def parts(names: Sequence[str] = tuple(VARIANTS), seeds: Sequence[int] = SEEDS) -> dict[str, list[Run]]:
+    """Return the runs of the experiment by part: short, and long at each rate; of some variants and seeds."""
+    found = {"short": grid(names, seeds)}
+    for rate in sorted({rate for rates in LONGER.values() for rate in rates}):
+        each = [
+            grid([name], seeds[: rates.get(rate, 0)], LONG, rate) for name, rates in LONGER.items() if name in names
+        ]
+        found[f"{rate:g}"] = [run for runs in each for run in runs]
+    return found
 
 
 @click.group(help=__doc__)
@@ -109,13 +136,16 @@ seeds_of = click.option("--seeds", type=click.IntRange(1), default=len(SEEDS), h
 
 @main.command(short_help="Train all models that have no line in the results yet.")
 @click.option("--results", type=click.Path(dir_okay=False, path_type=Path), default=RESULTS, help="The file of lines.")
-@click.option("--steps", type=click.IntRange(1), help="Updates of every training, for a quick look.")
+@click.option("--steps", type=click.IntRange(1), help="Updates of a training, of the short ones alone: a quick look.")
 @variants
 @seeds_of
 @campaign_options(keep=False)
 def run(results: Path, steps: int | None, names: tuple[str, ...], seeds: int, where: Where) -> None:
     """Train all models that have no line in the results yet."""
-    _run(grid(names or tuple(VARIANTS), range(seeds), steps), results, where)
+    wanted = parts(names or tuple(VARIANTS), range(seeds))
+    if steps is not None:
+        wanted = {"short": grid(names or tuple(VARIANTS), range(seeds), steps)}
+    _run([each for part in wanted.values() for each in part], results, where)
 
 
 @main.command(short_help="The published size, on token files that are not part of this project.")
@@ -148,17 +178,28 @@ def _run(runs: Sequence[Run], results: Path, where: Where) -> None:
     click.echo(f"{sum(line['result']['seconds'] for line in lines):.0f} s of the CPU, {results}")
 
 
-@main.command(short_help="Write the table into sympformer.md, and draw the figure.")
+@main.command(short_help="Write the tables into sympformer.md, and draw the figure.")
 @click.option("--results", type=click.Path(exists=True, path_type=Path), default=RESULTS, help="The file of lines.")
 def page(results: Path) -> None:
-    """Write the table into sympformer.md and draw the figure, from the lines of the whole experiment."""
+    """Write the tables into sympformer.md and draw the figure, from the lines of the whole experiment."""
     from docs.experiments import sympformer_page
 
-    lines = found(grid(tuple(VARIANTS), SEEDS), results)
-    by_name = {name: lines[n :: len(VARIANTS)] for n, name in enumerate(VARIANTS)}
-    put(PAGE, {"scores": sympformer_page.scores(by_name, TEXT, PLAN)})
-    sympformer_page.draw(by_name, FIGURE)
+    lines = by_part(results)
+    put(PAGE, sympformer_page.tables(lines, TEXT, PLAN))
+    sympformer_page.draw(lines, FIGURE)
     click.echo(f"{PAGE}\n{FIGURE}")
+
+
+def by_part(results: Path) -> dict[str, dict[str, list[Line]]]:
+    """Return the lines of each part, by variant: one for each seed."""
+    found_lines: dict[str, dict[str, list[Line]]] = {}
+    names = {str(VARIANTS[name]): name for name in VARIANTS}
+    for part, runs in parts().items():
+        of_part = found_lines.setdefault(part, {})
+        for line in found(runs, results):
+            run_of_it = line["run"]
+            of_part.setdefault(names[str((run_of_it["plan"]["layers"], run_of_it["options"]))], []).append(line)
+    return found_lines
 
 
 if __name__ == "__main__":

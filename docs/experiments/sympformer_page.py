@@ -1,4 +1,4 @@
-"""The table and the figure of sympformer.md, from the lines of its results."""
+"""The tables and the figure of sympformer.md, from the lines of its results."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ CALLS = {"presymplectic": 4, "strang": 4}
 COLOURS = {"classical": "#555555", "Yurii": "#3a7ca5", "momentum": "#d7191c", "linear start": "#e6872b"}
 STYLES = {4: "solid", 1: (0, (4, 2))}
 
+Parts = Mapping[str, Mapping[str, Sequence[Line]]]
+"""The lines of every part of the experiment, by variant."""
+
+
+def tables(lines: Parts, task: Task, plan: Plan) -> dict[str, str]:
+    """Return the tables of the page: of the short training, and of those that are longer or at other rates."""
+    return {"scores": scores(lines["short"], task, plan), "longer": longer(lines)}
+
 
 def scores(by_name: Mapping[str, Sequence[Line]], task: Task, plan: Plan) -> str:
     """Return the table: of each variant of a training what it has, what it asks for and what it learned."""
@@ -43,6 +51,21 @@ def scores(by_name: Mapping[str, Sequence[Line]], task: Task, plan: Plan) -> str
     return table(rows)
 
 
+def longer(lines: Parts) -> str:
+    """Return the bits of each variant by steps and rate: of all seeds, or of the first one."""
+    rows = [["", *(_said(part) for part in lines.values())]]
+    for name in lines["short"]:
+        bits = [[line["result"]["bits"] for line in part.get(name, ())] for part in lines.values()]
+        if any(bits[1:]):
+            rows.append([name, *(ranged(each, 3) if each[1:] else "".join(f"{x:.3f}" for x in each) for each in bits)])
+    return table(rows)
+
+
+def _said(part: Mapping[str, Sequence[Line]]) -> str:
+    plan = next(iter(part.values()))[0]["run"]["plan"]
+    return f"{plan['steps']:,} steps, rate {plan['learning_rate']:g}"
+
+
 def parameters(line: Line, task: Task, plan: Plan) -> int:
     """Return the number of parameters of the model of a line."""
     run: dict[str, Any] = line["run"]
@@ -61,28 +84,35 @@ def kind(line: Line) -> str:
     return "Yurii" if integrator == "lie_trotter" else "momentum"
 
 
-def draw(by_name: Mapping[str, Sequence[Line]], path: Path) -> None:
-    """Draw the bits of every seed, and the mean losses in the course of the training."""
+def draw(lines: Parts, path: Path) -> None:
+    """Draw the bits of every seed after the short and the long training, and mean losses during the long one."""
     figure = Figure(figsize=(13.0, 5.6), dpi=100, facecolor="white")
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
     said = {"momentum": "SympFormer, from rest", "linear start": "with a first momentum"}
     shown: set[str] = set()
-    for place, lines in enumerate(by_name.values()):
-        what, layers = kind(lines[0]), lines[0]["run"]["plan"]["layers"]
+    rate = next(iter(lines["short"].values()))[0]["run"]["plan"]["learning_rate"]
+    long = lines[f"{rate:g}"]
+    for place, (name, short) in enumerate(lines["short"].items()):
+        what, layers = kind(short[0]), short[0]["run"]["plan"]["layers"]
         colour = COLOURS[what]
-        bits = [line["result"]["bits"] for line in lines]
-        left.plot(bits, [place] * len(bits), "o", color=colour, markersize=5, alpha=0.7)
-        left.plot(np.mean(bits), place, "|", color=colour, markersize=16, markeredgewidth=2)
-        losses = np.mean([line["result"]["losses"] for line in lines], axis=0)
+        for of_it, face in ((short, "white"), (long.get(name, ()), colour)):
+            bits = [line["result"]["bits"] for line in of_it]
+            left.plot(bits, [place] * len(bits), "o", color=colour, markerfacecolor=face, markersize=5, alpha=0.7)
+        if name not in long:
+            continue
+        losses = np.mean([line["result"]["losses"] for line in long[name]], axis=0)
         parts = (np.arange(len(losses)) + 0.5) / len(losses)
         label = None if what in shown else said.get(what, what)
         shown.add(what)
         right.plot(parts, losses, color=colour, linestyle=STYLES[layers], linewidth=1.3, label=label, alpha=0.85)
-    left.set_yticks(range(len(by_name)), list(by_name))
+    left.set_yticks(range(len(lines["short"])), list(lines["short"]))
     left.invert_yaxis()
-    left.set(xlabel="bits per byte of what is held out, each seed and their mean; less is better")
+    steps = [_said(part) for part in (lines["short"], long)]
+    left.set(xlabel="bits per byte of what is held out, each seed; less is better")
+    left.set_title(f"open: {steps[0]}; full: {steps[1]}", fontsize=10)
     left.grid(axis="x", color="#dddddd", linewidth=0.6)
-    right.set(xlabel="part of the training", ylabel="mean loss in nats", title="dashed: one layer")
+    right.set(xlabel=f"part of the training of {steps[1]}", ylabel="mean loss in nats", ylim=(1.8, 3.4))
+    right.set_title("dashed: one layer", fontsize=10)
     right.legend(frameon=False)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

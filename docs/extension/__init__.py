@@ -8,7 +8,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from docs.extension import docstrings, equations, explorers, facts, listing, notebooks, pages
+from docs.extension import claims, docstrings, equations, explorers, facts, listing, notebooks, pages
 
 
 def drop_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -41,6 +41,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("equation-map", equations.EquationMap)
     app.add_directive("explorer", explorers.Explorer)
     app.add_directive("source", listing.Source)
+    app.add_directive("claims", claims.Tables)
     app.add_directive("facts", facts.Table)
     app.add_directive("derived", equations.Derived)
     app.add_role("m", equations.Formula())

@@ -205,8 +205,11 @@ def flow_of_call(saved: Saved, batch: int = 0, head: int = 0) -> GraphFlow:
     Raises
     ------
     ValueError
-        Where there is no such head, the graph is sparse, or nodes have strengths of their own or are hidden.
+        Where there is no such head, the graph is sparse, nodes have strengths of their own or are hidden, or the call
+        has several levels of tokens.
     """
+    if not isinstance(saved, Saved):
+        raise ValueError("saved: got levels of tokens, each with a graph of its own; needs a call with one graph")
     options, graph = saved.options, saved.inner.graph
     if isinstance(graph.links, CSR) or not (batch < graph.links.shape[0] and head < graph.links.shape[1]):
         raise ValueError(f"head: got batch {batch} and head {head}, needs those of a call on a dense graph")

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
-from refattn.cli.arguments import check_writable, json_option, record_of
+from refattn.cli.arguments import Name, check_writable, json_option, record_of
 from refattn.cli.output import deliver
 from refattn.mechanisms import registry
 
 
-@click.command("list", short_help="Show the mechanisms.")
+@click.command("list", short_help="Show the mechanisms, or what their sources claim.")
+@click.argument("mechanisms", nargs=-1, metavar="[MECHANISM]...", type=Name())
+@click.option("--claims", is_flag=True, help="Show what the sources claim, whether it holds, and what shows it.")
 @json_option
-def list_(file: str | None) -> None:
-    """Show the mechanisms of the library."""
+def list_(mechanisms: tuple[str, ...], claims: bool, file: str | None) -> None:
+    """Show the mechanisms of the library, or those that are named."""
     check_writable(file)
-    records = [record_of(name) for name in registry.list_mechanisms()]
-    data = [{"name": m.name, "title": m.title, "forms": list(m.forms), "source": m.source} for m in records]
+    records = [record_of(name) for name in dict.fromkeys(mechanisms) or registry.list_mechanisms()]
     from refattn.verify.show import report
 
-    deliver(lambda **form: report.mechanisms(records, **form), data, file)
+    if claims:
+        rows = [{"mechanism": record.name, **asdict(claim)} for record in records for claim in record.claims]
+        deliver(lambda **form: report.claims(records, **form), rows, file)
+    else:
+        data = [{"name": m.name, "title": m.title, "forms": list(m.forms), "source": m.source} for m in records]
+        deliver(lambda **form: report.mechanisms(records, **form), data, file)
 
 
 @click.command("backends", short_help="Show the array libraries.")

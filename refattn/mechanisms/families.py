@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from refattn.mechanisms.arguments import check_is
 from refattn.xp import is_array
 
 T = TypeVar("T")
@@ -48,6 +50,20 @@ def choose(option: str, value: Any, kinds: Mapping[str, type[T]]) -> T:
         return kinds[name](**numbers)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{option}: got {value!r}; {error}") from None
+
+
+def imported(option: str, given: Any, kind: type) -> Any:
+    """Return what the text MODULE:NAME names, which has to be of a kind, and anything else as it is."""
+    module, sign, name = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if not sign:
+        return given
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of {article} {kind.__name__}: {error}") from error
+    check_is(f"{option} {given}", found, kind)
+    return found
 
 
 def text_of(value: Any, kinds: Mapping[str, type[Any]]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from types import ModuleType
 from typing import Any
 
@@ -126,6 +127,31 @@ class Question:
     case: Case
     readings: Mapping[str, str]
     outputs: tuple[str, ...] = ("out",)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a source says, and what shows whether it holds.
+
+    Attributes
+    ----------
+    source
+        Who says it, and where: a paper with its equation or section, or code.
+    claim
+        What is said, in a sentence.
+    holds
+        "as said", or what is true instead.
+    shown
+        The call or the command that shows it. Calls know `np`, `ra`, and arrays q, k, v of shape (1, 2, 8, 4).
+    tests
+        The tests that hold it, each as PATH::NAME.
+    """
+
+    source: str
+    claim: str
+    holds: str
+    shown: str
+    tests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -265,6 +291,8 @@ class Mechanism:
     's_ij = scale q_i . k_j'
     >>> record.case("tiny").inputs["q"].shape
     (1, 2, 4, 2)
+    >>> record.claims[0].claim
+    'attention is the mean of the values, weighted by the softmax of scaled inner products'
     """
 
     name: str
@@ -323,6 +351,15 @@ class Mechanism:
         """The outputs beside `out` that have a gradient: those that the core's backward takes one of."""
         taken = inspect.signature(self.core.backward).parameters if self.core is not None else {}
         return tuple(name for name in self.outputs if f"d_{name}" in taken)
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What its sources claim, read from `judge/claims.toml` of its room; none where there is no such file."""
+        import tomllib
+
+        file = resources.files("refattn.mechanisms") / self.name / "judge" / "claims.toml"
+        rows = tomllib.loads(file.read_text(encoding="utf-8"))["claims"] if file.is_file() else []
+        return tuple(Claim(**{**row, "tests": tuple(row["tests"])}) for row in rows)
 
     def numbers(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the differentiable numbers that are given among options of the core, by their own names."""

@@ -6,7 +6,7 @@ from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_gradient, check_is
 from refattn.model import network
-from refattn.model.network import Saved, Watch
+from refattn.model.network import Chance, Saved, Watch
 from refattn.model.params import Config, Params, check_tokens, init
 from refattn.xp import Array
 
@@ -14,7 +14,9 @@ __all__ = ["Config", "Params", "Saved", "backward", "forward", "init"]
 
 
 @naming("params")
-def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[Array, Saved]:
+def forward(
+    params: Params, tokens: Array, *, training: bool = False, chance: Chance | None = None
+) -> tuple[Array, Saved]:
     """Logits of the token that follows each token.
 
     Parameters
@@ -25,6 +27,8 @@ def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[A
         (b, n) integers from 0 to vocabulary - 1, n at most the context.
     training
         What the blocks' context says.
+    chance
+        A seed and a step, by which blocks whose configuration has a law draw numbers; None: they take its means.
 
     Returns
     -------
@@ -55,7 +59,7 @@ def forward(params: Params, tokens: Array, *, training: bool = False) -> tuple[A
     (1, 3, 5)
     """
     check_tokens(params, tokens)
-    return equations.active(network).forward(params, tokens, training)
+    return equations.active(network).forward(params, tokens, training, chance)
 
 
 @naming("params", "saved")

@@ -64,11 +64,11 @@ def start(params: Params, batch: int) -> Cache:
 
 
 @checked(params=Params, cache=Cache)
-def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
+def extend(params: Params, cache: Cache, tokens: Array, chance: network.Chance | None = None) -> tuple[Array, Cache]:
     """Return the logits (b, t) after some new tokens (b, n), and the cache with them.
 
-    They equal those of the whole sequence at its last token. Raises as `refattn.model.forward` does, and ValueError
-    where the sequence becomes longer than the context of the model.
+    They equal those of the whole sequence at its last token, by the same `chance`. Raises as `refattn.model.forward`
+    does, and ValueError where the sequence becomes longer than the context of the model.
 
     >>> import numpy as np
     >>> from refattn import model
@@ -88,16 +88,17 @@ def extend(params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
         raise ValueError(f"tokens: got {together.shape[1]} in all, needs at most {params.position_embedding.shape[0]}")
     stream, own = params.config.record.stream, equations.active(network)
     if cache.blocks is None or stream is None:
-        logits, _ = own.forward(params, together, False)
+        logits, _ = own.forward(params, together, False, chance)
         return logits[:, -1, :], Cache(together, None)
     advance = stream.step if tokens.shape[1] == 1 else stream.prefill
     blocks = cache.blocks
 
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
-        return advance(layer.block, blocks[index], state, network.context_of(params, tokens, index, first=first))
+        context = network.context_of(params, tokens, index, first=first, chance=chance)
+        return advance(layer.block, blocks[index], state, context)
 
     def point(y: Array) -> tuple[Array, Any]:
-        context = network.context_of(params, tokens, len(params.layers), first=first)
+        context = network.context_of(params, tokens, len(params.layers), first=first, chance=chance)
         *found, longer = params.config.record.pointer.extend(params.pointer, cache.head, y, context)
         return equations.active(pointer).mixed(*found, None, params.token_embedding, together)[0], longer
 

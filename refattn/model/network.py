@@ -50,6 +50,9 @@ Step = Callable[[int, Layer, Any], tuple[Any, Any]]
 """What a block makes of a state: (index of the layer, its parameters, state) -> (next state, what it saved)."""
 
 
+Chance = tuple[int, int]
+"""The seed and the step by which blocks that draw numbers have them drawn; without it they take no random ones."""
+
 Watch = Callable[[int, Any, Any, Any], None]
 """Who is told what the backward of each block is given: index of the layer, parameters, what it saved, d_state."""
 
@@ -76,26 +79,28 @@ class Saved:
     head: pointer.Saved | None
 
 
-def forward(params: Params, tokens: Array, training: bool) -> tuple[Array, Saved]:
+def forward(params: Params, tokens: Array, training: bool, chance: Chance | None = None) -> tuple[Array, Saved]:
     """Return the logits (b, n, t) of the tokens (b, n), and what `backward` reads."""
 
     def step(index: int, layer: Layer, state: Any) -> tuple[Any, Any]:
-        context = context_of(params, tokens, index, training)
+        context = context_of(params, tokens, index, training, chance=chance)
         return params.config.record.block.forward(layer.block, state, context)
 
     def point(y: Array) -> tuple[Array, Any]:
-        context = context_of(params, tokens, len(params.layers), training)
+        context = context_of(params, tokens, len(params.layers), training, chance=chance)
         return equations.active(pointer).forward(params, y, tokens, context)
 
     head = None if params.pointer is None else point
     return run(params, tokens, 0, context_of(params, tokens, 0, training), step, head)
 
 
-def context_of(params: Params, tokens: Array, layer: int, training: bool = False, first: int = 0) -> Context:
+def context_of(
+    params: Params, tokens: Array, layer: int, training: bool = False, first: int = 0, chance: Chance | None = None
+) -> Context:
     """Return what the block of a layer is told of tokens (b, n) at the positions `first`, `first` + 1, ...
 
-    It is told the tokens, all positions so far, and draws, where its configuration reads them. Draws are fixed: the
-    same in every call, so that a run depends on nothing else.
+    It is told the tokens, all positions so far, and draws, where its configuration reads them. These are fixed: the
+    same in every call; or those that a configuration with ``chances`` makes for a seed and a step.
     """
     # Behind the last layer stands a head that points.
     config = (*params.layers, params.pointer)[layer].block.config
@@ -108,6 +113,9 @@ def context_of(params: Params, tokens: Array, layer: int, training: bool = False
         shapes, like = config.drawn(params.config.context), params.token_embedding
         every = {name: fresh_normal(shape, f"model.draws.{name}", layer, like) for name, shape in shapes.items()}
         own["draws"] = {name: x[..., :count, :] for name, x in every.items()}
+    if chance is not None and hasattr(config, "chances"):
+        seed, step = chance
+        own["draws"] = config.chances(seed=seed, step=step, layer=layer, like=params.token_embedding)
     return Context(causal=True, training=training, layer=layer, **own)
 
 

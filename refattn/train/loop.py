@@ -239,7 +239,8 @@ def step(state: Progress, settings: Settings, text: data.Text) -> tuple[Progress
     adapts = settings.gamma is not None
 
     def compute() -> tuple[float, float, model.Params, AdamWState, float, float | None]:
-        loss, gradients, force = measured(state.params, *batch, settings.accumulate, forces=adapts)
+        chance = settings.seed, number
+        loss, gradients, force = measured(state.params, *batch, settings.accumulate, forces=adapts, chance=chance)
         clipped, norm = clip(gradients, settings.clip)
         rate = settings.rate(number, force)
         return loss, float(norm), *settings.optimiser.update(state.moments, state.params, clipped, rate), rate, force

@@ -26,7 +26,7 @@ def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, tempe
     length
         How many bytes.
     seed
-        Of the random choices.
+        Of the random choices: of the bytes, and of what blocks with a law draw, once for the whole text.
     temperature
         Divides the logits: below 1 the likely becomes more likely; 0 takes the most likely byte.
 
@@ -66,7 +66,7 @@ def generate(params: Params, prompt: bytes, length: int, *, seed: int = 0, tempe
             text = text[-max(1, context // 2) :]
             cache, new = decode.start(params, 1), text
         tokens = to_tokens(params, np.frombuffer(new, dtype=np.uint8)[None, :].astype(np.int64))
-        logits, cache = decode.extend(params, cache, tokens)
+        logits, cache = decode.extend(params, cache, tokens, chance=(seed, 0))
         new = bytes([_choose(backend(logits).to_numpy(logits)[0].astype(np.float64), float(draw), temperature)])
         made, text = made + new, text + new
     return made

@@ -15,6 +15,7 @@ from refattn import model, tree
 from refattn.checked import Axes, checked
 from refattn.mechanisms.arguments import check_arrays, check_is
 from refattn.model import Params
+from refattn.model.network import Chance
 from refattn.model.params import check_tokens
 from refattn.ops.losses import check_targets, cross_entropy_backward, cross_entropy_forward
 from refattn.train import data
@@ -51,7 +52,13 @@ def loss_and_gradients(params: Params, inputs: Array, targets: Array, accumulate
 
 
 def measured(
-    params: Params, inputs: Array, targets: Array, accumulate: int = 1, *, forces: bool = False
+    params: Params,
+    inputs: Array,
+    targets: Array,
+    accumulate: int = 1,
+    *,
+    forces: bool = False,
+    chance: Chance | None = None,
 ) -> tuple[float, Params, float | None]:
     """Return the mean loss of the targets in nats, its gradients, and how far blocks are from rest.
 
@@ -67,6 +74,8 @@ def measured(
     forces
         Whether to ask the mechanism's diagnostics of its blocks: for each layer the root mean square of the norm over
         batch and heads, summed over layers. Otherwise None is returned.
+    chance
+        A seed and a step, by which blocks with a law draw numbers; None: they take its means.
 
     Raises
     ------
@@ -88,7 +97,7 @@ def measured(
     for first in range(0, size, portion):
         parts = parts_of(params, first, first + portion, inputs.shape[1])
         found = backend(params.token_embedding).map(
-            lambda part: _part(params, inputs, targets, part, weight, forces), parts
+            lambda part: _part(params, inputs, targets, part, weight, forces, chance), parts
         )
         loss += sum(float(part_loss) for part_loss, _, _ in found)
         gradients = [_sum(gradients + [part_gradients for _, part_gradients, _ in found])]
@@ -108,10 +117,16 @@ def parts_of(params: Params, first: int, stop: int, tokens: int) -> list[list[sl
 
 
 def _part(
-    params: Params, inputs: Array, targets: Array, shards: list[slice], weight: float, forces: bool
+    params: Params,
+    inputs: Array,
+    targets: Array,
+    shards: list[slice],
+    weight: float,
+    forces: bool,
+    chance: Chance | None,
 ) -> tuple[Array, Params, list[Force]]:
     """Return the sum of the losses of some sequences, the gradients of `weight` times that sum, and the forces."""
-    found = (_shard(params, inputs[rows, :], targets[rows, :], weight, forces) for rows in shards)
+    found = (_shard(params, inputs[rows, :], targets[rows, :], weight, forces, chance) for rows in shards)
     return functools.reduce(lambda a, b: (a[0] + b[0], _sum([a[1], b[1]]), _more(a[2], b[2])), found)
 
 
@@ -120,7 +135,7 @@ def _more(a: list[Force], b: list[Force]) -> list[Force]:
 
 
 def _shard(
-    params: Params, inputs: Array, targets: Array, weight: float, forces: bool
+    params: Params, inputs: Array, targets: Array, weight: float, forces: bool, chance: Chance | None
 ) -> tuple[Array, Params, list[Force]]:
     xp = namespace(params.token_embedding, inputs)
     found: dict[int, Force] = {}
@@ -129,7 +144,7 @@ def _shard(
         squares, count = params.config.record.diagnostics.force(saved)
         found[index] = float(squares), count
 
-    logits, saved = model.forward(params, inputs, training=True)
+    logits, saved = model.forward(params, inputs, training=True, chance=chance)
     losses, loss_saved = cross_entropy_forward(logits, targets)
     # forward: loss = weight * sum(losses)
     d_losses = xp.full(losses.shape, weight, dtype=losses.dtype, device=device(losses))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from refattn.mechanisms import registry
 
 pytest.importorskip("sphinx", reason='the pages are built with pip install -e ".[docs]"')
 
-from docs.extension import docstrings, notebooks, pages  # noqa: E402
+from docs.extension import claims, docstrings, notebooks, pages  # noqa: E402
 
 TEXT = """Small: |s_ij| is h*d.
 
@@ -114,3 +115,11 @@ def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest
     captions.write_text('[softmax]\n"softmax_flow.svg" = "It flows."\n')
     with pytest.raises(ValueError, match="softmax-speed.png"):
         pages.page(ra.mechanism("softmax"))
+
+
+def test_every_claim_is_a_row_of_five_cells() -> None:
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in claims.lines() if line.startswith("| ")]
+    many = [claim for name in ra.list_mechanisms() for claim in ra.mechanism(name).claims]
+    assert len(rows) == len(many) + 2 * len(ra.list_mechanisms())  # two lines are a header
+    assert all(len(row) == 5 and all(cell.strip() for cell in row) for row in rows)
+    assert {row[3].strip(" `") for row in rows} >= {claim.shown for claim in many}

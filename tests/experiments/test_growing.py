@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import refattn as ra
-from docs.experiments import flops, growing, teacher
+from docs.experiments import flops, growing, growing_training, teacher
 from docs.experiments.growing import PAGE, RESULTS, SEEDS, TASKS, grid
 from docs.experiments.growing_training import FREE, WAYS, Plan, Teacher, Written, growth_operations, train
 from docs.experiments.page import put
 from docs.experiments.runs import found, read
 from refattn import model
+from refattn.train.growing import Schedule
 
 WHOLE = grid(tuple(TASKS), SEEDS)
 PLAN = Plan(2, 1, (12, 24), 16, 40, 4, 3e-3, 1, 0.999, 0.0, None, 2)
@@ -54,7 +55,7 @@ def test_a_training_is_read_twice_and_ends_with_the_same_numbers(way: str) -> No
     assert {**first, "seconds": 0} == {**again, "seconds": 0} and json.loads(json.dumps(first)) == first
     budget = 40 * 3 * 4 * flops.block(teacher.fresh(PLAN.last, 0).config, teacher.TOKENS)
     assert first["steps"]["step"] == 40 and first["operations"]["operations"] <= budget
-    grows = way not in ("narrow", "scratch")
+    grows = way not in ("narrow", "scratch", "auto")  # the last one does not look within so few steps
     assert [growth["step"] for growth in first["growths"]] == ([12, 24] if grows else [])
     if way == "scratch":
         assert first["steps"] == first["operations"] and first["steps"]["operations"] == budget
@@ -66,9 +67,23 @@ def test_a_training_is_read_twice_and_ends_with_the_same_numbers(way: str) -> No
         kept = growth["after"] / growth["before"]
         assert kept == pytest.approx(1.0, abs=1e-5) if way in ("net2wider", "zero", "gradmax") else kept != 1.0
     spent = first["steps"]["operations"] - sum(growth["operations"] for growth in first["growths"])
-    widths = [PLAN.last] * 40 if way == "scratch" else [2] * 40 if way == "narrow" else [2] * 12 + [3] * 12 + [4] * 16
+    widths = [PLAN.last] * 40 if way == "scratch" else [2] * 40 if not grows else [2] * 12 + [3] * 12 + [4] * 16
     steps = [12 * flops.block(teacher.fresh(width, 0).config, teacher.TOKENS) for width in widths]
     assert spent == sum(steps)
+
+
+def test_the_automatic_way_grows_where_it_is_worth_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a rule that is always due: the widths, and the operations, those of looks in vain among them."""
+    task, plan = Teacher(10.0, sequences=64), replace(PLAN, steps=24, sequences=64)
+    monkeypatch.setattr(growing_training, "AUTO", Schedule(every=8, window=8, cooldown=8, plateau=2.0))
+    found = train(task.learner(plan, 1), "auto", plan)
+    assert [look["step"] for look in found["growths"]] == [8, 16, 24]
+    grown = [look for look in found["growths"] if look["after"] < look["before"]]
+    assert 0 < len(grown) < 3 and all(look["operations"] > 0 for look in found["growths"])
+    assert [look["widths"][0] for look in grown] == sorted({look["widths"][0] for look in grown})
+    spent = found["steps"]["operations"] - sum(look["operations"] for look in found["growths"])
+    widths = [2] * 8 + [w for look in found["growths"][:2] for w in look["widths"] * 8]
+    assert spent == sum(12 * flops.block(teacher.fresh(width, 0).config, teacher.TOKENS) for width in widths)
 
 
 def test_operations_are_those_of_the_matrix_products() -> None:
@@ -141,6 +156,18 @@ def test_what_growth_is_worth_on_the_teacher_task() -> None:
     for way in ("random", "net2wider"):
         assert mean(scores(known, way, "steps")) >= 3.0 * least
     assert mean(ratios(known, "report", 0)) > 1.0 > max(ratios(known, "frobenius", 0))
+
+
+def test_the_automatic_schedule_finds_the_width_of_the_teacher() -> None:
+    """Of the committed results: without being told; on the text it never grows."""
+    from docs.experiments.growing_page import mean, scores
+
+    last = [[*result["growths"][-1]["widths"]] for n in (1, 10, 30) for result in results(f"condition {n}")["auto"]]
+    assert sorted(last) == [[7], *[[8]] * 11]
+    assert not any(result["growths"] for result in results("text")["auto"])
+    for condition, most in ((10, 0.02), (30, 0.3)):
+        known = results(f"condition {condition}")
+        assert mean(scores(known, "auto", "steps")) < most * mean(scores(known, "scratch", "steps"))
 
 
 def test_where_growth_is_worth_nothing() -> None:

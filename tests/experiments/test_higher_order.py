@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from docs.experiments import higher_order, runs
-from docs.experiments.higher_order import MECHANISMS, PAGE, RESULTS, SEEDS, TASKS, grid
+from docs.experiments import higher_order, normalisers, runs
+from docs.experiments.higher_order import MECHANISMS, PAGE, RESULTS, SEEDS, TASKS, divided, grid
 from docs.experiments.normalisers import small_sums
 from docs.experiments.page import put, ranged, table
 from docs.experiments.runs import found, read
@@ -70,10 +70,47 @@ def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     copy = tmp_path / "page.md"
     copy.write_text(text, encoding="utf-8")
-    put(copy, higher_order_page.tables(lines))
+    more = {"divisors": normalisers.divisors_table(found(divided(), RESULTS), higher_order_page.SCORES)}
+    put(copy, higher_order_page.tables(lines) | more)
     assert copy.read_text(encoding="utf-8") == text
     higher_order_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_what_normalisation_does() -> None:
+    """Of the committed results, at four times the training: what the page says of divisors."""
+    wanted = divided()
+    results: dict[Any, list[Any]] = {}
+    for run, line in zip(wanted, found(wanted, RESULTS), strict=True):
+        key = (type(run.task).__name__.lower(), run.options["order"], run.options["alpha"], run.options["normaliser"])
+        results.setdefault(key, []).append(line["result"])
+
+    def bits(*key: Any) -> list[float]:
+        return [result["bits"] for result in results["text", *key]]
+
+    # Order 1 is as good where it is not normalised at all, and is not where it is.
+    for a, b in zip(bits(1, 1.0, "clamp(eps=32.0)"), bits(1, 1.0, "clamp(eps=512.0)"), strict=True):
+        assert abs(a - b) < 0.03
+    assert all(result["replaced"] == 1.0 for result in results["text", 1, 1.0, "clamp(eps=512.0)"])
+    assert min(bits(1, 1.0, "signed")) > max(bits(1, 1.0, "clamp(eps=512.0)")) + 0.3
+    # Order 2, normalised, is better than without, and than order 1 without.
+    assert max(bits(2, 1.0, "signed")) < min(bits(2, 1.0, "clamp(eps=2048.0)"))
+    assert max(bits(2, 1.0, "signed")) < min(bits(1, 1.0, "clamp(eps=32.0)")) - 0.05
+    assert all(result["accuracy"] > 0.99 for result in results["recall", 1, 1.0, "clamp(eps=32.0)"])
+    assert all(result["replaced"] > 0.99 for result in results["recall", 1, 1.0, "clamp(eps=32.0)"])
+
+
+def test_the_parts_of_sums() -> None:
+    from docs.experiments.training import fresh
+
+    task, plan = TASKS["recall"]
+    options = {"order": 1, "alpha": 1.0, "normaliser": "clamp(eps=512.0)"}
+    batch = task.batch(4, seed=0, step=1)
+    params = fresh("higher_order", options, task, plan, 0)
+    assert normalisers.parts_of_sums(params, batch, options)["replaced"] == 1.0
+    signed = options | {"normaliser": "signed"}
+    none = normalisers.parts_of_sums(fresh("higher_order", signed, task, plan, 0), batch, signed)
+    assert none["replaced"] == 0.0 and 0.0 <= none["small"] < 0.5
 
 
 def test_the_tables() -> None:

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from docs.experiments import sympformer
 from docs.experiments.page import put
-from docs.experiments.runs import found, read
-from docs.experiments.sympformer import PAGE, PLAN, RESULTS, SEEDS, TEXT, VARIANTS, grid
+from docs.experiments.runs import read
+from docs.experiments.sympformer import PAGE, PLAN, RESULTS, TEXT, VARIANTS, by_part
 from docs.experiments.tasks import TokenFiles
 from docs.experiments.training import fresh
 from refattn import counter, model, tree
@@ -77,15 +77,14 @@ def test_the_published_size_runs_on_token_files(tmp_path: Path) -> None:
 def test_the_page_says_what_the_results_say(tmp_path: Path) -> None:
     from docs.experiments import sympformer_page
 
-    lines = found(grid(tuple(VARIANTS), SEEDS), RESULTS)
-    assert len(read(RESULTS)) == len(lines)
-    by_name = {name: lines[n :: len(VARIANTS)] for n, name in enumerate(VARIANTS)}
+    lines = by_part(RESULTS)
+    assert len(read(RESULTS)) == sum(len(of_it) for part in lines.values() for of_it in part.values())
     text = PAGE.read_text(encoding="utf-8")
     copy = tmp_path / "page.md"
     copy.write_text(text, encoding="utf-8")
-    put(copy, {"scores": sympformer_page.scores(by_name, TEXT, PLAN)})
+    put(copy, sympformer_page.tables(lines, TEXT, PLAN))
     assert copy.read_text(encoding="utf-8") == text
-    sympformer_page.draw(by_name, tmp_path / "figure.png")
+    sympformer_page.draw(lines, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
 
 

@@ -76,7 +76,7 @@ def whole(tmp_path: Path, trained: Trained) -> dict[str, Any]:
         ("sympformer", {"block": {"start": "table"}}),
         ("sympformer", {"block": {"integrator": "ab2"}}),
         ("graph_energy", {"gamma": 0.1, "block": {"regulariser": "gini"}}),
-        ("koopman", {}),
+        ("koopman", {"block": {"draws": "beta(candidates=2)"}}),
     ],
     ids=str,
 )

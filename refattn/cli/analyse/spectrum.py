@@ -20,7 +20,7 @@ from refattn.cli.output import progress
 @click.option("--epsilon", type=float, default=0.01, show_default=True, help="The size of the perturbation.")
 @click.option("--tau", type=click.Choice(["0", "1"]), default="0", show_default=True, help="What the ridge draws to.")
 @click.option("--kernel", default="rbf", show_default=True, help="As in the mechanism.")
-@click.option("--fit", default="stein", show_default=True, help="As in the mechanism.")
+@click.option("--fit", default="stein", show_default=True, help="As in the mechanism: separable(norm=0.9).")
 @click.option("--space", default="keys", show_default=True, help="As in the mechanism.")
 @click.option("--causal", is_flag=True, help="Hide the keys to come.")
 @click.option("--seed", type=click.IntRange(0), default=3, show_default=True, help="Of the arrays.")
@@ -48,7 +48,8 @@ def spectrum(
 
     try:
         q, k, v = study.designed(queries, keys, width, seed)
-        fitted, perturbation = f"{fit}(ridge={ridge}, tau={tau})", f"identity(epsilon={epsilon})"
+        begun = f"{fit[:-1]}, " if fit.endswith(")") else f"{fit}("
+        fitted, perturbation = f"{begun}ridge={ridge}, tau={tau})", f"identity(epsilon={epsilon})"
         result = study.spectrum(q, k, v, fit=fitted, perturbation=perturbation, **options)
     except (ValueError, ArithmeticError) as error:
         raise Problem(str(error)) from error

@@ -11,7 +11,7 @@ What to read, in this order:
 - `layer.block`: projections around the core, GE.17 to GE.24; `layer.learned`: the numbers of a block, GE.20 to GE.28;
   `layer.stream`: token by token; `layer.hierarchy`, `layer.sharing`, `layer.regularisers`: levels of tokens, parameters
   that tokens share, sums that are added to a loss.
-- `forms`: the same sums over pairs in tiles, as matrix products, on sparse graphs.
+- `forms`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
 - `solvers`: steps whose length is chosen or that are equations, flows that stop, the gradient at an equilibrium.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
@@ -135,6 +135,7 @@ record = Mechanism(
         {"graph": "min(over='keys')", "state": "query", "steps": 3},
         {"state": "query", "step": 0.1, "steps": 3},
         {"state": "feature", "intrinsic": "none", "steps": 3},
+        {"levels": 2, "stride": 2, "window": 2, "threshold": "soft(tau=0.1)", "step": 0.2, "steps": 3},
         {"classes": 2, "coupling": "polynomial(coefficients=(1.0, 0.0))", "step": 0.2, "threshold": "soft(tau=0.1)"},
     ),
     stream=ModuleStream(_stream, _BLOCK),

@@ -6,7 +6,6 @@ own numbers; the core takes the object, its name, or text such as ``soft(tau=0.1
 
 from __future__ import annotations
 
-import importlib
 import math
 import warnings
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.mechanisms.arguments import check_is, check_number, check_whole
-from refattn.mechanisms.families import choose
+from refattn.mechanisms.families import choose, imported
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import COUPLINGS, INTRINSICS, Coupling, Intrinsic, Number, Polynomial
 from refattn.xp import Array, backend, concrete, namespace
@@ -286,28 +285,15 @@ class Proximal(Threshold):
 THRESHOLDS: dict[str, type[Threshold]] = {"hard": Hard, "soft": Soft, "proximal": Proximal}
 
 
-def _imported(option: str, given: Any, kind: type) -> Any:
-    """Return what the text MODULE:NAME names, and anything else as it is."""
-    module, sign, name = given.partition(":") if isinstance(given, str) else ("", "", "")
-    if not sign:
-        return given
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{option}: got {given!r}, needs MODULE:NAME of a {kind.__name__}: {error}") from error
-    check_is(f"{option} {given}", found, kind)
-    return found
-
-
 def _intrinsic(given: Any) -> str | Intrinsic:
     """Return a name of `INTRINSICS`, or functions of the user's own."""
-    given = _imported("intrinsic", given, Intrinsic)
+    given = imported("intrinsic", given, Intrinsic)
     return given if isinstance(given, Intrinsic) else choice("intrinsic", given, tuple(INTRINSICS))
 
 
 def _coupling(given: Any) -> str | Coupling | Polynomial:
     """Return a name of `COUPLINGS`, a polynomial or functions of the user's own."""
-    given = _imported("coupling", given, Coupling)
+    given = imported("coupling", given, Coupling)
     if isinstance(given, (Coupling, Polynomial)) or (isinstance(given, str) and given in COUPLINGS):
         return given
     if isinstance(given, str) and given.partition("(")[0].strip() not in ("polynomial", *COUPLINGS):

@@ -11,8 +11,11 @@ for. After these, in any order:
 
 from __future__ import annotations
 
+from functools import partial as _partial
+
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of as _defaults_of
+from refattn.mechanisms.families import choose as _choose
 from refattn.mechanisms.higher_order import core as _core
 from refattn.mechanisms.higher_order import dense as _dense
 from refattn.mechanisms.higher_order.core import FORMS as _FORMS
@@ -28,13 +31,14 @@ from refattn.mechanisms.higher_order.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.higher_order.layer import block as _block
 from refattn.mechanisms.higher_order.layer import stream as _stream
 from refattn.mechanisms.higher_order.layer.pictures import PICTURES as _PICTURES
+from refattn.mechanisms.higher_order.options import NORMALISERS as _NORMALISERS
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 
 __all__ = ["Saved", "State", "backward", "empty_state", "forward", "merge_states", "merge_states_backward", "record"]
 
 _TITLE = "Higher-order attention"
-_READS = ("key_mask", "causal", "memory", "memory_mask")
+_READS = ("mask", "key_mask", "causal", "memory", "memory_mask")
 _BLOCK = Block(_block, _TITLE, _READS)
 
 record = Mechanism(
@@ -45,6 +49,9 @@ record = Mechanism(
     loops=_loops,
     forms=tuple(_FORMS),
     defaults=_defaults_of(forward),
+    differentiable=("alpha", "delta"),
+    families={"normaliser": _partial(_choose, "normaliser", kinds=_NORMALISERS)},
+    configs=({"train_alpha": True, "train_delta": True, "normaliser": "signed(eps=0.1)"},),
     reads=_READS,
     core=_core,
     block=_BLOCK,

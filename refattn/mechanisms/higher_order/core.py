@@ -46,6 +46,7 @@ class Saved:
     shape: tuple[int, ...]  # of the output
     like: Array  # an input, for its dtype
     key_mask: Array | None
+    learned: tuple[str, ...]  # of alpha and delta, those with a gradient
     inner: Any
 
 
@@ -55,10 +56,11 @@ def forward(
     v: Array,
     *,
     order: int = Options.order,
-    alpha: float = Options.alpha,
+    alpha: float | Array = Options.alpha,
     normaliser: Normaliser | str = Options.normaliser,
     layer_norm: bool = Options.layer_norm,
     norm_eps: float = Options.norm_eps,
+    mask: Array | None = None,
     key_mask: Array | None = None,
     causal: Causal = False,
     state: State | None = None,
@@ -78,17 +80,19 @@ def forward(
     order
         p, the degree of the Taylor polynomial T_p that stands for the exponential: 0, 1, 2, ...
     alpha
-        Above 0: the scores are q' . k' / (alpha sqrt(d)).
+        Above 0: the scores are q' . k' / (alpha sqrt(d)). A 0-d array has a gradient.
     normaliser
         What divides: "exact", "add", "clamp" or "signed", or one with its numbers, as text such as "signed(eps=2.0)"
-        or an object of `refattn.mechanisms.higher_order.options`. All have `delta`: 0, or 1/2 or 1, which is subtracted
-        from every weight.
+        or an object of `refattn.mechanisms.higher_order.options`. All have `delta`, which is subtracted from every
+        weight: 0, 1 as the author has it, or any number. A 0-d array has a gradient: ``Signed(delta=...)``.
     layer_norm
         Whether queries and keys are normalised. Where they are rotated, normalise them, rotate, and give False.
     norm_eps
         What is added to the variance by the layer normalisation.
+    mask
+        Boolean, broadcastable to (b, h, i, j); True = may attend. Any mask takes a form with pairs: dense or tiled.
     key_mask
-        Boolean (b, j); False = padding, which no query may attend, whatever it holds.
+        Boolean (b, j), beside a mask or alone; False = padding, which no query may attend, whatever it holds.
     causal
         False; True or "bottom_right": the last query attends every key; "top_left": query i attends keys 0 to i.
     state
@@ -96,7 +100,8 @@ def forward(
         Then `causal` is asked for, and `saved.state` is the state after the last key.
     form
         "dense" (every score at once), "tiled" (memory linear in the lengths), "linear" (work too; not causal),
-        "chunked" (the same, causal), "recurrent" (token by token, causal) or "auto": the quickest for these sizes.
+        "chunked" (the same, causal), "recurrent" (token by token, causal) or "auto": the quickest for these sizes. The
+        last three have a sum over keys that all queries share, and so no mask.
 
     Returns
     -------
@@ -122,7 +127,8 @@ def forward(
     Layer normalisation leaves nothing of width 1 and the sign of width 2. Even orders with delta = 0 have weights above
     0. An odd order has them as long as sqrt(d) / alpha stays below the root of T_p: up to a width of 8, 22, 42 and 68
     for orders 1, 3, 5 and 7 and alpha = 3; beyond, the normaliser "signed" keeps numbers finite. It does not make
-    training steady: for order 1 and alpha = 1 that took "clamp" with an eps of about half the number of keys.
+    training steady: for order 1 that took a divisor that hardly depends on the sums, "clamp" with an eps near the
+    number of keys or above (docs/experiments/higher_order.md).
 
     Examples
     --------
@@ -135,7 +141,7 @@ def forward(
     """
     refuse_old(old)
     options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
-    return attend(q, k, v, options=options, key_mask=key_mask, causal=causal, state=state, form=form)
+    return attend(q, k, v, options=options, mask=mask, key_mask=key_mask, causal=causal, state=state, form=form)
 
 
 def attend(
@@ -144,14 +150,16 @@ def attend(
     v: Array,
     *,
     options: Options,
+    mask: Array | None = None,
     key_mask: Array | None,
     causal: Causal,
     state: State | None = None,
     form: str = "auto",
 ) -> tuple[Array, Saved]:
     """Return (out, saved) of `forward` for options that were checked before."""
-    call = enter(q, k, v, causal=causal)
+    call = enter(q, k, v, mask=mask, causal=causal)
     check_sign(options, causal)
+    options = options.like(call.q)
     keys, values = call.k, call.v
     form_of(form, FORMS, usual="dense")  # which checks it
     if key_mask is not None:
@@ -159,10 +167,13 @@ def attend(
         _check_key_mask(key_mask, (k.shape[0], k.shape[2]))
         rows = key_mask[:, None, :, None]
         keys, values = xp.where(rows, keys, 0.0), xp.where(rows, values, 0.0)
-    if state is None:
+    more: dict[str, Any] = {}
+    if call.mask is not None:
+        chosen = form_of(_with_mask(form, state), FORMS, usual=_of_pairs(call), plane=call.plane)
+        more = {"mask": call.mask}
+    elif state is None:
         usual = _quickest(options, call) if form == "auto" else "dense"
         chosen = form_of(_fitting(form, call.offset), FORMS, usual=usual, plane=call.plane)
-        more = {}
     else:
         _check_state(state, options, call)
         chosen = "chunked" if form == "auto" else form_of(_fitting(form, call.offset), FORMS, usual="chunked")
@@ -173,7 +184,7 @@ def attend(
         call.q, keys, values, key_mask=key_mask, offset=call.offset, options=options, **more
     )
     last = None if state is None else inner.state
-    return call.back(out), Saved(chosen, normaliser, last, tuple(out.shape), q, key_mask, inner)
+    return call.back(out), Saved(chosen, normaliser, last, tuple(out.shape), q, key_mask, options.learned, inner)
 
 
 @naming("saved")
@@ -192,7 +203,8 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     Returns
     -------
     dict of str to Array
-        "q", "k" and "v", each of the shape of its argument, and "state", a `State`, where one came in.
+        "q", "k" and "v", each of the shape of its argument, "alpha" and "delta" where these are arrays, and "state", a
+        `State`, where one came in. Of a sequence in parts the gradients of alpha and delta add up.
 
     Raises
     ------
@@ -201,7 +213,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
 
     Notes
     -----
-    Equations dHOL.1 to dHOL.k of `refattn.mechanisms.higher_order.dense`. Called twice it gives the same bits.
+    Equations dHOL.1 to dHOL.delta of `refattn.mechanisms.higher_order.dense`. Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
     (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))
@@ -218,7 +230,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     if saved.key_mask is not None:
         xp, rows = namespace(saved.like), saved.key_mask[:, None, :, None]
         gradients |= {name: xp.where(rows, gradients[name], 0.0) for name in ("k", "v")}
-    found: dict[str, Any] = returned(gradients, ("q", "k", "v"), saved.like)
+    found: dict[str, Any] = returned(gradients, ("q", "k", "v", *saved.learned), saved.like)
     if "state" in gradients:
         # The settings are no numbers to be learned.
         d_start: State = gradients["state"]
@@ -231,7 +243,7 @@ def empty_state(
     v: Array,
     *,
     order: int = Options.order,
-    alpha: float = Options.alpha,
+    alpha: float | Array = Options.alpha,
     normaliser: Normaliser | str = Options.normaliser,
     layer_norm: bool = Options.layer_norm,
     norm_eps: float = Options.norm_eps,
@@ -244,8 +256,21 @@ def empty_state(
     refuse_old(old)
     check_arrays(k=k, v=v)
     check_qkv(k, k, v, first="k")
-    options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps)
+    options = Options(order, alpha, choose("normaliser", normaliser, NORMALISERS), layer_norm, norm_eps).like(raised(k))
     return empty(Kernel(options, k.shape[3]), (*k.shape[:2], v.shape[3]), raised(k))
+
+
+def _with_mask(form: str, state: State | None) -> str:
+    """Return the form; raise where it knows no pair of a query and a key, or some keys stand in a state."""
+    if form in ("linear", "chunked", "recurrent"):
+        raise Unsupported(f'form: got "{form}" with a mask, needs "dense" or "tiled": its queries share sums')
+    if state is not None:
+        raise Unsupported("mask was given with a state, whose keys every query attends, needs the one or the other")
+    return form
+
+
+def _of_pairs(call: Call) -> str:
+    return "dense" if call.plane[2] * call.plane[3] <= DENSE_UP_TO else "tiled"
 
 
 def _fitting(form: str, offset: int | None) -> str:

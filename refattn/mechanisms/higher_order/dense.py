@@ -27,14 +27,16 @@ Adjoints, for given d_o (dHOL.n is the gradient with respect to the value of HOL
     [dHOL.2]  dk'_j = c sum_i ds_ij q'_i
     [dHOL.q]  dq_i = r_i (dq'_i - mean dq'_i - q'_i mean(dq'_i q'_i)), r_i = 1 / sqrt(var q_i + norm_eps)
     [dHOL.k]  dk_j = r_j (dk'_j - mean dk'_j - k'_j mean(dk'_j k'_j)), r_j = 1 / sqrt(var k_j + norm_eps)
+    [dHOL.alpha]  dalpha = -(1 / alpha) sum_ij ds_ij s_ij
+    [dHOL.delta]  ddelta = -sum_ij dt_ij                plain: the sum of da_i . v_j, j in A(i)
 
 without layer normalisation dq = dq' and dk = dk'. Means and variances are those of the d elements of a vector. The
 fourth normaliser, "signed", moves z away from 0: D = sgn(z) max(|z|, eps) with sgn(0) = 1.
 
 By "exact" a query that may attend nothing gives 0, because a = 0. So does one whose weights are all 0: with delta = 1
 a query whose elements are equal, for there s = 0 and T_p(0) = 1. What rounding leaves of such weights must not divide.
-Therefore with delta = 1 D is infinite where |z_i| <= 32 u n_i, with the unit roundoff u and the number n_i of keys in
-A(i): output and gradients are 0 there.
+Therefore with a delta other than 0 and 1/2 D is infinite where |z_i| <= 32 u n_i, with the unit roundoff u and the
+number n_i of keys in A(i): output and gradients are 0 there.
 
 For even p the polynomial is above 0 everywhere: its smallest value, where T_{p-1} vanishes, is s^p / p! there. For odd
 p it is negative below the root of T_p.
@@ -58,8 +60,8 @@ from dataclasses import dataclass
 from refattn.mechanisms.higher_order.options import Add, Clamp, Normaliser, Options, Signed
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.layer_norm import normalise, normalise_backward
-from refattn.ops.masks import allowed_pairs
-from refattn.xp import Array, namespace
+from refattn.ops.masks import allowed_pairs, both
+from refattn.xp import Array, namespace, sum_wide
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,23 @@ class Saved:
 
 
 def forward(
-    q: Array, k: Array, v: Array, *, key_mask: Array | None, offset: int | None, options: Options
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    key_mask: Array | None,
+    offset: int | None,
+    options: Options,
 ) -> tuple[Array, Array, Saved]:
     """Return (out, normaliser, saved): (b, h, i, e), (b, h, i) and what `backward` reads.
 
-    `key_mask` is (b, j), and k and v are 0 where it is False. `offset` is the causal offset: query i may attend key j
-    where j <= i + offset.
+    `mask` broadcasts to (b, h, i, j); `key_mask` is (b, j), and k and v are 0 where it is False. `offset` is the causal
+    offset: query i may attend key j where j <= i + offset.
     """
     xp, normaliser = namespace(q, k, v), options.normaliser
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    scale = 1.0 / (options.alpha * math.sqrt(q.shape[3]))
+    scale = 1.0 / (options.alpha * math.sqrt(q.shape[3]))  # (): c
     normal, eps = options.layer_norm, options.norm_eps
     q_hat, q_normal = normalise(q, eps) if normal else (q, None)  # (b, h, i, d) [HOL.1], -
     k_hat, k_normal = normalise(k, eps) if normal else (k, None)  # (b, g, j, d) [HOL.2], -
@@ -98,8 +107,8 @@ def forward(
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     scores = q_hat @ xp.matrix_transpose(k_heads) * scale  # (b, h, i, j) [HOL.3]
     values = taylor(scores, options.order)  # (b, h, i, j) [HOL.4]
-    columns = None if key_mask is None else key_mask[:, None, None, :]  # (b, 1, 1, j): for all heads
-    allowed = allowed_pairs(columns, offset, queries, keys, q)  # j in A(i)
+    given = mask if key_mask is None else both(mask, key_mask[:, None, None, :])  # broadcasts to (b, h, i, j)
+    allowed = allowed_pairs(given, offset, queries, keys, q)  # j in A(i)
     weights = masked(values - normaliser.delta, allowed)  # (b, h, i, j) [HOL.5]
     numerator = weights @ v_heads  # (b, h, i, e) [HOL.6]
     counted = masked(values, allowed) if normaliser.plain else weights  # (b, h, i, j): the terms of HOL.7
@@ -114,11 +123,11 @@ def forward(
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
-    """Return the gradients of q, k and v for given d_out."""
+    """Return the gradients of q, k, v, alpha and delta for given d_out."""
     options, v, q_hat, k_hat = saved.options, saved.v, saved.q_hat, saved.k_hat
     xp = namespace(v)
     heads, groups = q_hat.shape[1], v.shape[1]
-    scale = 1.0 / (options.alpha * math.sqrt(q_hat.shape[3]))
+    scale = 1.0 / (options.alpha * math.sqrt(q_hat.shape[3]))  # (): c
     k_heads = repeat_heads(k_hat, heads)  # (b, h, j, d): copies of k'
     v_heads = repeat_heads(v, heads)  # (b, h, j, e): copies of v
     # forward: out = numerator / divisor
@@ -126,20 +135,23 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     d_divisor = -xp.sum(d_out * saved.out, axis=-1, keepdims=True) / saved.divisor  # (b, h, i, 1) [dHOL.8]
     # forward: divisor = divisor_of(total)
     d_total = through_divisor(d_divisor, saved.total, options.normaliser)  # (b, h, i, 1) [dHOL.7]
-    # forward: numerator = weights @ v_heads; total = sum(weights), or of t; weights = t - delta: delta is constant
+    # forward: numerator = weights @ v_heads; total = sum(weights), or of t; weights = t - delta
     d_v = sum_heads(xp.matrix_transpose(saved.weights) @ d_numerator, groups)  # (b, g, j, e) [dHOL.v]
-    d_each = d_numerator @ xp.matrix_transpose(v_heads) + d_total  # (b, h, i, j): dHOL.4 before its mask
-    d_values = masked(d_each, saved.allowed)  # (b, h, i, j) [dHOL.4]
+    d_own = d_numerator @ xp.matrix_transpose(v_heads)  # (b, h, i, j): through the numerator
+    d_values = masked(d_own + d_total, saved.allowed)  # (b, h, i, j) [dHOL.4]
+    d_weights = masked(d_own, saved.allowed) if options.normaliser.plain else d_values  # (b, h, i, j): where delta is
+    d_delta = -sum_wide(d_weights)  # () [dHOL.delta]
     # forward: values = taylor(scores, order)
     d_scores = d_values * taylor(saved.scores, options.order - 1)  # (b, h, i, j) [dHOL.3]
-    # forward: scores = q_hat @ k_heads^T * scale
+    # forward: scores = q_hat @ k_heads^T * scale, scale = 1 / (alpha sqrt(d))
+    d_alpha = -sum_wide(d_scores * saved.scores) / options.alpha  # () [dHOL.alpha]
     d_q_hat = d_scores @ k_heads * scale  # (b, h, i, d) [dHOL.1]
     d_k_hat = sum_heads(xp.matrix_transpose(d_scores) @ q_hat, groups) * scale  # (b, g, j, d) [dHOL.2]
     # forward: q_hat = normalise(q); k_hat = normalise(k)
     q_normal, k_normal = saved.q_normal, saved.k_normal
     d_q = d_q_hat if q_normal is None else normalise_backward(*q_normal, d_q_hat)  # (b, h, i, d) [dHOL.q]
     d_k = d_k_hat if k_normal is None else normalise_backward(*k_normal, d_k_hat)  # (b, g, j, d) [dHOL.k]
-    return {"q": d_q, "k": d_k, "v": d_v}
+    return {"q": d_q, "k": d_k, "v": d_v, "alpha": d_alpha, "delta": d_delta}
 
 
 def masked(pairs: Array, allowed: Array | None) -> Array:

@@ -32,7 +32,8 @@ With delta_i = jitter (weight + 1) where the call is causal, with the kernel's w
 E_jj over J(i). The operator is (K f)(x) = tau f(x) + kappa(x)^T A f(keys), with f(keys) the column of the values of f
 at the keys: P for the coordinates. |Z A G - Y|^2 + ridge tr(A^T Z A G), with its error over the observables and its
 Hilbert-Schmidt norm, is least where KOOP.11 holds: for ridge > 0 at one A, which is linear in Y, and its own adjoint.
-"separable" measures the error in the norm of the kernel's space instead, as kernel ridge regression does. "identity"
+"separable" measures the error in the norm of the kernel's space instead, as kernel ridge regression does; where its
+norm or rank is limited A, and its adjoint, are those of `refattn.mechanisms.koopman.limited`. "identity"
 has a = 1, b = epsilon: the update tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil" has a =
 mix, b = epsilon. Only a / b matters.
 
@@ -91,6 +92,7 @@ from typing import Any
 from refattn.mechanisms.koopman.kernel import (
     Kernel,
     Observables,
+    centres_of,
     coordinates,
     look,
     observables,
@@ -117,6 +119,7 @@ class Options:
     scale: str
     tau: float
     window: int | None
+    limit: Any  # the fit where its operator is limited
     perturbation: str
     epsilon: Array  # (updates - 1)
     mix: Array
@@ -320,7 +323,8 @@ def gram_backward(
         d_factor = -(d_norm + xp.sum(traces[..., j:, j:])) / g.kernel.linear_part() ** 2  # (): of n
         d_bandwidth, d_weight = g.kernel.linear_part_backward(d_factor)  # (), ()
         d_keys = xp.sum(xp.where(seen[..., None], beside, 0.0), axis=2)  # (b, h, j, d)
-        add(total, {"k": d_keys, "bandwidth": d_bandwidth, "weight": d_weight})
+        beyond = {"k": d_keys, "bandwidth": d_bandwidth, "weight": d_weight}
+        total = {name: part + beyond[name] for name, part in total.items()}
     return total
 
 
@@ -328,8 +332,7 @@ def coefficients(fit: str, inner: Array, gram: Array, ridge: Any, targets: Array
     """Return A (..., l, o) of KOOP.11 for Z, G and Y; with Z and G transposed it is its own adjoint, Y to A."""
     xp, (rows, columns) = namespace(inner), targets.shape[-2:]
     if fit == "separable":
-        left = solve(inner + ridge * identity(rows, inner), targets)  # (..., l, o)
-        return transpose(solve(transpose(gram), transpose(left)))
+        return transpose(solve(transpose(gram), transpose(solve(inner + ridge * identity(rows, inner), targets))))
     # Row by row the elements of A are one vector: element (l, o) of Z A G takes Z_ll' G_o'o of element (l', o').
     product = inner[..., :, None, :, None] * transpose(gram)[..., None, :, None, :]  # (..., l, o, l', o')
     system = xp.reshape(product, (*product.shape[:-4], rows * columns, rows * columns))  # (..., l o, l' o')
@@ -346,7 +349,7 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
     first, at_points = points[..., :-1, :], observed(g, points)  # (b, h, i, l, d), (b, h, i, l + 1, o)
     starts = at_points[..., :-1, :]  # (b, h, i, l, o) [KOOP.7]
     targets = at_points[..., 1:, :] - tau * starts  # (b, h, i, l, o) [KOOP.8]
-    centres = centres_of(first, g, options)
+    centres = centres_of(first, g, options.space)
     if options.space == "full":
         dual = identity(first.shape[3], first)  # (l, l)
         inner = observed(centres, first)  # (b, h, i, l, l) [KOOP.10]
@@ -354,7 +357,10 @@ def update(points: Array, attended: Array, g: Observables, gram: Any, options: O
         dual = transpose(solve(gram, transpose(starts)))  # (b, h, i, l, o) [KOOP.9]
         inner = dual @ transpose(starts)  # (b, h, i, l, l) [KOOP.10]
     lam = ridge_of(ridge, options, g, first)  # (), or it broadcasts to (b, h, i, l, o) behind an axis of coordinates
-    found = coefficients(options.fit, inner, gram, lam, targets)  # (b, h, i, l, o) [KOOP.11]
+    if options.limit is None:
+        found = coefficients(options.fit, inner, gram, lam, targets)  # (b, h, i, l, o) [KOOP.11]
+    else:
+        found = options.limit.coefficients(inner, gram, lam, targets)  # (b, h, i, l, o) [KOOP.11]
     modes = joined(found @ coordinates(g), options)  # (b, h, i, l, d) [KOOP.12]
     koopman = found @ transpose(starts)  # (b, h, i, l, l) [KOOP.13]
     lifted = (a + 2.0 * tau * b) * modes + b * joined(koopman @ modes, options)  # (b, h, i, l, d) [KOOP.14]
@@ -388,8 +394,8 @@ def update_backward(
     tau, epsilon, ridge = step.numbers  # (), (), () or (d,)
     a, b = a_and_b(options.perturbation, epsilon, options.mix)  # (), ()
     points, attended, root = step.points, step.attended, step.root  # (b, h, i, l + 1, d), (b, h, i, d), (b, h, i, d)
-    starts, dual, inner, found, modes = step.starts, step.dual, step.inner, step.found, step.modes
-    centres = centres_of(points[..., :-1, :], g, options)
+    fit, starts, dual, inner, found, modes = options.fit, step.starts, step.dual, step.inner, step.found, step.modes
+    centres = centres_of(points[..., :-1, :], g, options.space)
     beside = xp.stack([attended, root], axis=-2)  # (b, h, i, 2, d): q' and q^r
     at_beside = observed(centres, beside)  # of all observables there
     # forward: psi(root) = (a + b tau) root + b modes^T kappa(root) = image
@@ -411,11 +417,17 @@ def update_backward(
     d_coordinates = xp.sum(summed(transpose(found) @ apart(d_modes, options), options), axis=2)  # (b, h, o, d): dP
     # forward: Z A G + ridge A = Y, or (Z + ridge) A G = Y
     lam = ridge_of(ridge, options, g, points[..., :-1, :])  # (), or it broadcasts
-    d_targets = coefficients(options.fit, transpose(inner), transpose(gram), lam, d_found)  # (b, h, i, l, o) [dKOOP.8]
-    d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
-    left = inner @ found + lam * found if options.fit == "separable" else inner @ found  # (b, h, i, l, o)
-    d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
-    of_ridge = -d_targets * (found @ gram if options.fit == "separable" else found)  # (b, h, i, l, o)
+    if options.limit is None:
+        d_targets = coefficients(fit, transpose(inner), transpose(gram), lam, d_found)  # (b, h, i, l, o) [dKOOP.8]
+        d_inner = -summed(d_targets @ transpose(gram) @ transpose(found), options)  # (b, h, i, l, l) [dKOOP.10]
+        left = inner @ found + lam * found if fit == "separable" else inner @ found  # (b, h, i, l, o)
+        d_gram = -summed(transpose(left) @ d_targets, options)  # (b, h, i, o, o): but for what N passes
+        of_ridge = -d_targets * (found @ gram if fit == "separable" else found)  # (b, h, i, l, o)
+    else:
+        fitted = options.limit.adjoint(inner, gram, lam, observed(g, points[..., 1:, :]) - tau * starts, d_found)
+        d_targets, of_ridge = fitted[0], fitted[3]  # (b, h, i, l, o) [dKOOP.8], (b, h, i, 1, 1)
+        d_inner = summed(fitted[1], options)  # (b, h, i, l, l) [dKOOP.10]
+        d_gram = summed(fitted[2], options)  # (b, h, i, o, o)
     if options.scale == "mean":
         of_ridge = of_ridge * (float(inner.shape[-1]) * g.count[..., None])  # (b, h, i, l, o)
     d_ridge = xp.sum(of_ridge, axis=(-5, -4, -3, -2, -1))  # () or (d,): of the ridges of this update
@@ -462,14 +474,6 @@ def update_backward(
     return d_points, passed, d_numbers
 
 
-def centres_of(first: Array, g: Observables, options: Options) -> Observables:
-    """Return the functions that phi is made of: g, or in the full space the sections at the starts of transitions."""
-    if options.space != "full":
-        return g
-    everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
-    return Observables(g.kernel, first, everywhere, g.count, augmented=False)
-
-
 def ridge_of(ridge: Array, options: Options, g: Observables, first: Array) -> Array:
     """Return the ridge of an update (), or what broadcasts to (b, h, i, l, o), behind an axis of the coordinates."""
     if options.scale == "sum" and not options.by_coordinate:
@@ -493,8 +497,3 @@ def joined(x: Array, options: Options) -> Array:
 def summed(x: Array, options: Options) -> Array:
     """Return x (b, h, i, ...); where coordinates have ridges of their own, summed over their axis in front."""
     return namespace(x).sum(x, axis=0) if options.by_coordinate else x
-
-
-def add(total: dict[str, Array], parts: dict[str, Array]) -> None:
-    """Add parts to a total that is the caller's own, name by name."""
-    total.update({name: total.get(name, 0.0) + part for name, part in parts.items()})

@@ -20,9 +20,11 @@ j key, l point, o observable: keys, then coordinates if augmented.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from refattn.mechanisms.families import choose, imported
 from refattn.ops.solve import identity
 from refattn.xp import Array, namespace, sum_wide, transpose, zeros
 
@@ -36,11 +38,14 @@ class Kernel:
         Above 0, a float or an array (); None means sqrt(d) and 1.
     steepest
         Largest slope of k2 along a line, times the bandwidth; None where there is none.
+    foreign
+        Whether k2 is a user's, which need not be a function of distances and products alone.
     """
 
     bandwidth: Any
     weight: Any
     steepest: ClassVar[float | None]
+    foreign: ClassVar[bool] = False
 
     def second(self, rho: Array) -> tuple[Array, Array]:
         """Return k2 and its derivative with respect to rho."""
@@ -73,6 +78,10 @@ class Kernel:
         d_x = d_cross @ y + xp.sum(d_own, axis=-1, keepdims=True) * x
         d_y = transpose(d_cross) @ x + xp.sum(d_own, axis=-2)[..., None] * y
         return d_x, d_y, d_bandwidth, d_weight
+
+    def more(self, x: Array, y: Array, factors: Array) -> Array:
+        """Return what a `foreign` kernel adds to cross and own."""
+        raise NotImplementedError
 
     def slope_bound(self) -> float | Array:
         """Return the largest slope of c k2 along a line."""
@@ -201,6 +210,52 @@ class Polynomial(Kernel):
         return d_factor * slope * self.weight * (-2.0 / self.bandwidth), d_factor * slope
 
 
+@dataclass(frozen=True)
+class Own(Kernel):
+    """k2 is a function of your own, with its gradient: both are checked once, on a sample, by `own`.
+
+    Attributes
+    ----------
+    function
+        Takes points (..., p, d) and (..., q, d), whose axes in front broadcast, and returns k2 (..., p, q), which has
+        to be symmetric and positive.
+    gradient
+        Takes the same and returns the derivative of k2 with respect to the first point, (..., p, q, d).
+    weight
+        Above 0, a float or an array (); None means 1.
+    """
+
+    function: Callable[[Array, Array], Array]
+    gradient: Callable[[Array, Array], Array]
+    weight: Any = None
+    bandwidth = 1.0
+    steepest: ClassVar[float | None] = None
+    foreign: ClassVar[bool] = True
+
+    def values(self, x: Array, y: Array) -> Array:
+        """(..., p, d), (..., q, d) -> (..., p, q)."""
+        return x @ transpose(y) + self.weight * self.function(x, y)
+
+    def look(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Return what `Kernel.look` does, with cross and own of x . y alone: `more` has the rest."""
+        dot, value = x @ transpose(y), self.function(x, y)
+        nothing = namespace(x, y).zeros_like(dot)
+        return dot + self.weight * value, nothing + 1.0, nothing, dot, value
+
+    def more(self, x: Array, y: Array, factors: Array) -> Array:
+        """Return sum_q factors_q c dk2(x, y_q)/dx (..., r, d) for one point x (..., 1, d), factors (..., r, q)."""
+        return self.weight * (factors @ self.gradient(x, y)[..., 0, :, :])
+
+    def backward(self, x: Array, y: Array, d_values: Array) -> tuple[Array, Array, Array, Array]:
+        """Return what `Kernel.backward` does."""
+        xp, d_turned = namespace(x, y, d_values), transpose(d_values)
+        # forward: values = x . y + c k2(x, y), with k2(x, y) = k2(y, x)
+        d_x = d_values @ y + self.weight * xp.sum(d_values[..., None] * self.gradient(x, y), axis=-2)
+        d_y = d_turned @ x + self.weight * xp.sum(d_turned[..., None] * self.gradient(y, x), axis=-2)
+        of_weight = sum_wide(d_values * self.function(x, y))
+        return d_x, d_y, 0.0 * of_weight, of_weight
+
+
 KERNELS: dict[str, type[Kernel]] = {
     "linear": Linear,
     "rbf": Rbf,
@@ -208,6 +263,12 @@ KERNELS: dict[str, type[Kernel]] = {
     "matern52": Matern52,
     "polynomial": Polynomial,
 }
+
+
+def kernel_of(given: Any) -> Kernel:
+    """Return the kernel that is meant: an object, its name or text, or the text MODULE:NAME of an `Own`."""
+    found = imported("kernel", given, Own)
+    return found if isinstance(found, Own) else choose("kernel", found, KERNELS)
 
 
 @dataclass(frozen=True)
@@ -247,6 +308,8 @@ def look(g: Observables, x: Array, factors: Array) -> tuple[Array, Array, Array]
     values, cross, own, *_ = g.kernel.look(row, g.keys)  # (b, h, i, 1, j)
     at_keys = factors[..., : g.keys.shape[3]] if g.augmented else factors
     jacobian = (at_keys * cross) @ g.keys + xp.sum(at_keys * own, axis=-1, keepdims=True) * row
+    if g.kernel.foreign:
+        jacobian = jacobian + g.kernel.more(row, g.keys, at_keys)
     jacobian = jacobian + factors[..., g.keys.shape[3] :] if g.augmented else jacobian
     at_x = visible(g, xp.concat([values, row], axis=-1) if g.augmented else values)  # (b, h, i, 1, o)
     return (factors @ transpose(at_x))[..., 0], (xp.abs(factors) @ transpose(xp.abs(at_x)))[..., 0], jacobian
@@ -274,6 +337,14 @@ def coordinates(g: Observables) -> Array:
         return g.keys
     own = identity(g.keys.shape[-1], g.keys) / g.kernel.linear_part()
     return namespace(own).concat([g.keys, own + zeros((*g.keys.shape[:2], 1, 1, 1), g.keys)], axis=-2)
+
+
+def centres_of(first: Array, g: Observables, space: str) -> Observables:
+    """Return the functions that phi is made of: g, or in the full space the sections at the starts of transitions."""
+    if space != "full":
+        return g
+    everywhere = namespace(first).zeros_like(first[..., 0]) == 0.0  # (b, h, i, l): True
+    return Observables(g.kernel, first, everywhere, g.count, augmented=False)
 
 
 def distance(rho: Array, factor: float) -> Array:

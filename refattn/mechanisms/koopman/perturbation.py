@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from refattn.mechanisms.arguments import check_is
 from refattn.mechanisms.koopman.kernel import Observables
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, backend, concrete, namespace, zeros
@@ -34,6 +36,45 @@ STALLED = 1e3
 STEPS = 100
 STEPS_UNSEEN = 12
 """Steps of Newton's method for each start, rejected ones included; and where values cannot be asked (jax.jit)."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """What psi is made of the identity pi and the operator's one-step map phi.
+
+    Attributes
+    ----------
+    epsilon
+        At least 0, in the shapes of `Fit.ridge` but the last. None means 0.1.
+    certify
+        Whether to raise where psi is not certain to be one to one.
+    """
+
+    epsilon: float | Array | None = None
+    certify: bool = False
+
+    def __post_init__(self) -> None:
+        check_is("certify", self.certify, bool)
+
+
+@dataclass(frozen=True)
+class Shift(Perturbation):
+    """psi = phi + epsilon pi."""
+
+
+@dataclass(frozen=True)
+class Identity(Perturbation):
+    """psi = pi + epsilon phi."""
+
+
+@dataclass(frozen=True)
+class Pencil(Perturbation):
+    """psi = mix pi + epsilon phi, with a mix above 0; None means 1."""
+
+    mix: float | Array | None = None
+
+
+PERTURBATIONS: dict[str, type[Perturbation]] = {"identity": Identity, "shift": Shift, "pencil": Pencil}
 
 
 def invert(

@@ -56,7 +56,6 @@ from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
 from refattn.mechanisms.sympformer.layer.learned import learned as _learned
 from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
-from refattn.mechanisms.sympformer.oracles import dropout as _dropout
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -66,6 +65,7 @@ _BLOCK = Block(_block, _TITLE, _READS)
 
 _SMALL = {"width": 3, "heads": 1, "mlp": "attention_velocity(ratio=1)", "layers": 2}
 _MOVING: Mapping[str, Any] = {**_SMALL, "start": "linear"}
+_MIDDLE: Mapping[str, Any] = {"layer": 1, "layers": 3}
 _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_SMALL, "integrator": "exponential_presymplectic", "mlp": "velocity(ratio=1)"},
     {**_MOVING, "integrator": "half_damped", "mlp": "momentum(ratio=1)", "look_ahead": True},
@@ -73,9 +73,16 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_MOVING, "integrator": "exponential_euler", "mlp": "momentum(ratio=1)"},
     {**_MOVING, "integrator": "explicit_euler", "mlp": "momentum(ratio=1)", "damping": "log", "normalise": "none"},
     {**_MOVING, "integrator": "plain_euler", "mlp": "momentum(ratio=1)", "oracle": "softmax(mobility='identity')"},
-    {**_SMALL, "integrator": "ab2", "mlp": "velocity(ratio=1)", "layer": 1, "layers": 3},
-    {**_SMALL, "integrator": "etd_ab2", "mlp": "momentum(ratio=1)", "layer": 1, "layers": 3, "damping": "linear"},
-    {**_SMALL, "integrator": "exponential_midpoint", "mlp": "none", "oracle": "reduced", "normalise": "none"},
+    {**_SMALL, "integrator": "ab2", "mlp": "velocity(ratio=1)", **_MIDDLE},
+    {**_SMALL, "integrator": "etd_ab2", "mlp": "momentum(ratio=1)", "damping": "linear", **_MIDDLE},
+    {
+        **_SMALL,
+        "integrator": "exponential_midpoint",
+        "mlp": "none",
+        "oracle": "reduced",
+        "normalise": "none",
+        **_MIDDLE,
+    },
     {**_SMALL, "integrator": "classical", "mlp": "plain(ratio=1)"},
     {**_SMALL, "integrator": "classical", "mlp": "none", "oracle": "linear"},
     {**_SMALL, "integrator": "lie_trotter(connection='r2')", "mlp": "none", "oracle": "signed(ridge=0.5)"},
@@ -95,7 +102,6 @@ _SHARED = (
     _two_steps,
     _copies,
     _rotation,
-    _dropout,
     _attend,
     _attend_linear,
     _connection,

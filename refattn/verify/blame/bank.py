@@ -159,6 +159,24 @@ class Bank:
             found[id] = found.get(id, 0) + value.size
         return found
 
+    def entry(self, name: str) -> str | None:
+        """Return the first equation of the forward that an input or option changes: without it the value is another."""
+        inputs = {given: x for given, x in self.inputs.items() if given != name}
+        options = {given: x for given, x in self.case.options.items() if given != name}
+        with equations.trace() as traced:
+            evaluate(self.mechanism, self.inputs, self.case.options, None)
+        try:
+            with equations.trace() as without:
+                evaluate(self.mechanism, inputs, options, None)
+        except (TypeError, ValueError):  # it cannot be left out
+            return None
+        changed = (
+            key
+            for key, x in traced.items()
+            if key not in without or not np.array_equal(x, without[key], equal_nan=True)
+        )
+        return next(changed, "").partition("[")[0] or None
+
     @cached_property
     def reached(self) -> dict[str, tuple[str, ...]]:
         """By equation, the results that it can disturb."""

@@ -43,6 +43,9 @@ SHOWS = 16.0
 DOUBT = 10.0
 """What is left unexplained counts so many times for every case that agrees and would not."""
 
+OFTEN = 0.5
+"""An argument that fewer of the cases that agree have, and all that fail, is what these have in common."""
+
 SAME = 1e-5
 """Marks that differ by less, relative to their norm, are the same."""
 
@@ -98,6 +101,26 @@ def narrowed(seen: Sequence[Evidence]) -> tuple[list[str], list[str]]:
     able = [id for id, sets in reached.items() if all(set(one.wrong) <= s for one, s in zip(wrong, sets, strict=True))]
     right = [set(one.errors) - set(one.wrong) for one in wrong]
     return able, [id for id in able if not any(s & spared for s, spared in zip(reached[id], right, strict=True))]
+
+
+def sparing(seen: Sequence[Evidence], names: Container[str]) -> set[str]:
+    """Return the equations that can disturb each of some results that are wrong, and none that is right."""
+    found = set(seen[0].bank.known)
+    for one in seen:
+        if one.wrong:
+            wrong, right = {name for name in one.wrong if name in names}, {*one.errors} - {*one.wrong}
+            found = {id for id in found if wrong <= (reached := {*one.bank.reached[id]}) and not reached & right}
+    return found
+
+
+def entries(failing: Sequence[Evidence], agreeing: Sequence[Evidence]) -> list[str]:
+    """Return the equations in which an argument enters that all failing cases have, and most of the others do not."""
+    has = [{*one.bank.case.inputs, *one.bank.case.options} for one in failing]
+    others = [{*one.bank.case.inputs, *one.bank.case.options} for one in agreeing]
+    common = set.intersection(*has) - {*"qkv"}
+    telling = [name for name in sorted(common) if sum(name in one for one in others) < OFTEN * len(others)]
+    smallest = min(failing, key=lambda one: one.bank.size)
+    return [id for name in telling if (id := smallest.bank.entry(name))]
 
 
 def chosen(banks: Sequence[tuple[Bank, bool]]) -> list[Bank]:

@@ -22,7 +22,7 @@ from refattn.verify.blame.mutants import FAULTS, Mutant, kernel
 from refattn.verify.judge.budget import evaluate
 from refattn.verify.judge.compare import judge
 from refattn.verify.museum.emulator import Flash, Unknown
-from refattn.verify.museum.fault import Fault, backward_of, faults
+from refattn.verify.museum.fault import Fault, backward_of, faults, flash
 from refattn.verify.outcome import Result, Truth
 
 Floats = NDArray[np.float64]
@@ -39,9 +39,6 @@ LARGE_ERROR = 100.0
 
 FAR = 0.1
 """The part of a large error that it leaves at most."""
-
-EMPTY_ROWS = "empty rows"
-"""The question of conventions that an error of rows without a key is an answer to."""
 
 PLAIN = ("ignored", "left out")
 """Of errors of a sort that explain as much, what comes first: nothing is done where something should be."""
@@ -167,16 +164,14 @@ def _again(of: Iterable[str]) -> tuple[str, ...]:
 
 
 def _fault_backward(fault: Fault, sizes: tuple[int, int], bank: Bank, grad: bool) -> Values:
-    return _right_outputs(bank) | fault.gradients(
-        bank.inputs, bank.case.options, _upstream(bank), sizes, _outputs(bank)
-    )
+    return right_outputs(bank) | fault.gradients(bank.inputs, bank.case.options, _upstream(bank), sizes, _outputs(bank))
 
 
 def _outputs(bank: Bank) -> tuple[NDArray[Any], NDArray[Any]]:
     return bank.truth.values["out"], bank.truth.values["lse"]
 
 
-def _right_outputs(bank: Bank) -> dict[str, Any]:
+def right_outputs(bank: Bank) -> dict[str, Any]:
     return {name: bank.truth.values[name] for name in outputs_of(bank.mechanism) if name in bank.truth.values}
 
 
@@ -263,12 +258,12 @@ def _read_backward(names: tuple[str, ...], told: str, bank: Bank, grad: bool) ->
         return {}
     upstream = inputs.pop(UPSTREAM)
     kernel = Flash(128, 128)
-    return _right_outputs(bank) | backward_of(kernel, inputs, bank.case.options, upstream, _outputs(bank))
+    return right_outputs(bank) | backward_of(kernel, inputs, bank.case.options, upstream, _outputs(bank))
 
 
 def _inputs(mechanism: Mechanism) -> Iterator[Known]:
     single = dict.fromkeys(name for case in mechanism.cases for name in case.inputs)
-    flash = bool(faults(mechanism.name))
+    again = flash(mechanism.name)
     for names in (*((name,) for name in single), ("k", "v"), (UPSTREAM,)):
         for told, (letter, _) in READ.items():
             if not letter and {*names} & {*"qkv", UPSTREAM}:
@@ -276,25 +271,9 @@ def _inputs(mechanism: Mechanism) -> Iterator[Known]:
             kind = f"{' and '.join(names)} {told}"
             if names != (UPSTREAM,):
                 yield Known(kind, "input", names, kind, "", False, functools.partial(_read, names, told))
-            if flash:
+            if again:
                 run = functools.partial(_read_backward, names, told)
                 yield Known(BACKWARD + kind, "input", (*names, *_again(names)), BACKWARD + kind, "", True, run)
-
-
-def empty_rows(failing: Sequence[Evidence]) -> Iterator[Known]:
-    """Yield what explains outputs that are wrong in rows which may attend nothing alone, whatever they hold."""
-    got = {one.bank.case.name: one.result.tensors for one in failing}
-
-    def run(bank: Bank, grad: bool) -> Values:
-        empty, values = np.isneginf(bank.truth.values["lse"]), _right_outputs(bank)
-        if bank.case.name not in got:
-            return values
-        out = np.asarray(got[bank.case.name]["out"], np.float64)
-        return values | {"out": np.where(empty[..., None], out, values["out"])}
-
-    if all("lse" in one.bank.truth.values for one in failing):
-        told = "rows that may attend nothing hold something else than 0, and all other rows are right"
-        yield Known(told, "storing", (EMPTY_ROWS,), EMPTY_ROWS, "", False, run)
 
 
 def outputs_of(mechanism: Mechanism) -> tuple[str, ...]:
@@ -381,8 +360,7 @@ def recomputed(one: Evidence) -> list[Values]:
     """
     names = [name for name in one.errors if name not in outputs_of(one.bank.mechanism)]
     found: list[Values] = [{name: one.bank.truth.values[name] for name in names}]
-    flash = bool(faults(one.bank.mechanism.name))
-    if flash and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
+    if flash(one.bank.mechanism.name) and one.bank.upstream is not None and {"out", *names} <= {*one.errors}:
         out = one.result.tensors["out"].astype(np.float64)
         lses = [one.bank.truth.values["lse"]]
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []

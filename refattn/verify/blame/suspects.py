@@ -7,7 +7,7 @@ output, through delta.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -17,10 +17,20 @@ import numpy as np
 from refattn.golden.storage import DTYPES
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.blame.bank import Bank, changes
-from refattn.verify.blame.evidence import Evidence, Fit, chosen, evidence, fit, narrowed, rank, restricted
+from refattn.verify.blame.evidence import (
+    Evidence,
+    Fit,
+    chosen,
+    entries,
+    evidence,
+    fit,
+    narrowed,
+    rank,
+    restricted,
+    sparing,
+)
 from refattn.verify.blame.known import (
     Explained,
-    empty_rows,
     errors_with_names,
     explained,
     follows,
@@ -29,6 +39,7 @@ from refattn.verify.blame.known import (
 )
 from refattn.verify.blame.mutants import Change
 from refattn.verify.blame.nearest import described, judged, lines_of
+from refattn.verify.blame.seen import seen_in
 from refattn.verify.blame.substitution import departure, earliest
 from refattn.verify.blame.where import places_of, which_cases
 from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
@@ -87,7 +98,7 @@ def suspects(
     agreeing = [one for one, failed in all_seen if not failed and one.errors]
     if not failing:
         return None
-    with_names = (*errors_with_names(mechanism, dtype, without), *empty_rows(failing))
+    with_names = (*errors_with_names(mechanism, dtype, without), *seen_in(failing))
     names = explained(with_names, failing, agreeing)
     named, left = _cover(names, failing)
     at_hand = {one.bank.case.name: one for one in (*failing, *agreeing)}
@@ -98,7 +109,8 @@ def suspects(
     possible, narrow = narrowed(seen)
     ranked = [_named(mechanism, one, len(failing)) for one in named]
     if left or ranked[0].sort != "fault":
-        found = _equations(mechanism, seen, failing, progress, left)
+        entered = entries(left or failing, [*agreeing, *(one for one in failing if one not in left)])
+        found = _equations(mechanism, seen, failing, progress, entered)
         agree = [one for one in found if one.share <= 1.0]
         whole = [one for one in ranked if not left]
         rest = [*agree, *(one for one in ranked if one not in whole)]
@@ -106,7 +118,7 @@ def suspects(
             known_cases = {one.bank.case.name for one in failing}
             both = chosen([(one.bank, True) for one in failing])
             all_of_them = [at_hand[bank.case.name] for bank in both if bank.case.name in known_cases]
-            rest += [one for one in _equations(mechanism, all_of_them, failing, iter, failing) if one.share <= 1.0]
+            rest += [one for one in _equations(mechanism, all_of_them, failing, iter, ()) if one.share <= 1.0]
             rest.sort(key=lambda one: -len(one.cases) / max(one.failing, 1))
         ranked = list(dict.fromkeys([*whole, *rest, *(one for one in found if left)]))[:SHOWN]
     ranked = ranked[:SHOWN] + _remaining(mechanism, known, ranked, failing)
@@ -138,7 +150,8 @@ def _cover(found: Sequence[Explained], failing: Sequence[Evidence]) -> tuple[lis
 
 
 def _named(mechanism: Mechanism, one: Explained, failing: int) -> Suspect:
-    ids = [id for id in one.known.of if id in mechanism.equations] if one.known.sort == "fault" else []
+    told = one.known.sort in ("fault", "storing")
+    ids = [id for id in one.known.of if id in mechanism.equations] if told else []
     part = len(one.cases) / failing
     known = one.known
     return Suspect(
@@ -160,14 +173,23 @@ def _equations(
     seen: Sequence[Evidence],
     failing: Sequence[Evidence],
     progress: Callable[[Iterable[Any]], Iterable[Any]],
-    left: Sequence[Evidence],
+    entered: Sequence[str],
 ) -> list[Suspect]:
-    """Return the equations whose errors explain most; where none agrees with all results, by outputs and by all."""
+    """Return the equations whose errors explain most; where none agrees with all results, by outputs (if they
+    are wrong) and by all.
+
+    Where none agrees what is known of an equation counts more than how its errors fit: those come first in which enters
+    what failing cases alone have, then those that disturb nothing that is right.
+    """
     found = _of(mechanism, seen, failing, progress)
     outputs = outputs_of(mechanism)
-    if any(one.share <= 1.0 for one in found) or not any({*one.wrong} & {*outputs} for one in seen):
+    if any(one.share <= 1.0 for one in found):
         return found
-    first = _of(mechanism, [one for one in restricted(seen, outputs) if one.errors], failing, iter)
+    if not any({*one.wrong} & {*outputs} for one in seen):
+        outputs = tuple(dict.fromkeys(name for one in seen for name in one.errors))
+    spared = sparing(seen, outputs)
+    likely = {id: (id not in entered, id not in spared) for id in seen[0].bank.known}
+    first = _of(mechanism, [one for one in restricted(seen, outputs) if one.errors], failing, iter, likely)
     both = [one for pair in zip_longest(first, found) for one in pair if one]
     return sorted({one.ids: one for one in reversed(both)}.values(), key=lambda one: (one.share > 1.0, both.index(one)))
 
@@ -177,8 +199,10 @@ def _of(
     seen: Sequence[Evidence],
     failing: Sequence[Evidence],
     progress: Callable[[Iterable[Any]], Iterable[Any]],
+    likely: Mapping[str, Any] | None = None,
 ) -> list[Suspect]:
     fits = ranked_fits(seen, progress)
+    fits = sorted(fits, key=lambda one: likely[one.id]) if likely else fits
     found: list[Suspect] = []
     taken: set[str] = set()
     for at, one in enumerate(fits):

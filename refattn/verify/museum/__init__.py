@@ -1,4 +1,4 @@
-"""A museum of real bugs: wrong flash kernels, each modelled on a report and a few lines long.
+"""A museum of real bugs: wrong kernels, a few lines long, most of them modelled on a report.
 
 - `emulator.py`: a flash kernel in plain NumPy, tile by tile; each of its steps is a method.
 - `fault.py`: a fault is such a kernel with some steps changed, its words, the link of its report, and what it is an
@@ -6,6 +6,9 @@
 - `online.py` (the running maximum, sum and accumulator), `scores.py` (scale, soft-cap, width), `masks.py` (masks and
   causality), `memory.py` (layouts, strides, tiles that are stale), `splits.py` (parts that are merged, lse) and
   `gradients.py` (the backward): the faults.
+- `recurrence.py`, a kernel of the linear recurrences in chunks, and its faults in `states.py`; `features.py`, one of
+  higher-order attention by sums of features, and its faults in `sums.py`.
 
-The reports are of other people's kernels; words and code are our own, and a report may be of a neighbour of the fault.
+A fault without a link is plausible, and no report of it is known. The reports are of other people's kernels; words and
+code are our own, and a report may be of a neighbour of the fault.
 """

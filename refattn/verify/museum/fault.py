@@ -6,23 +6,27 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from refattn.golden.storage import round_to
 from refattn.verify.museum.emulator import Array, Flash
 
-Kind = TypeVar("Kind", bound=type[Flash])
-
 MECHANISM = "softmax"
-"""The mechanism whose kernels the museum has: its emulator is one."""
+"""The mechanism whose kernels are flash kernels."""
 
-ROOMS = ("online", "scores", "masks", "memory", "splits", "options", "gradients")
-"""The modules that hold faults."""
+FLASH = ("online", "scores", "masks", "memory", "splits", "options", "gradients")
+"""The modules that hold the faults of these."""
+
+ROOMS = {MECHANISM: FLASH, "growing": FLASH, "delta": ("states",), "higher_order": ("sums",)}
+"""The modules that hold faults, by mechanism; where the core of one is that of another the faults are the same."""
 
 SIZES = (16, 32, 64, 128, 8)
 """Sizes of tiles that are tried, those of kernels first."""
+
+CHUNKS = (64, 32, 16, 128, 8)
+"""The same for tokens of a chunk."""
 
 UNEQUAL = ((64, 32), (128, 64), (128, 32), (64, 128), (32, 64), (16, 32), (32, 16))
 """Unequal tiles that are tried where both sizes matter."""
@@ -37,6 +41,19 @@ RECOMPUTED = {
 _FOUND: list[Fault] = []
 
 
+class Kernel(Protocol):
+    """An emulator of a mechanism's kernels: made with two sizes, and a rounding to the storage type."""
+
+    def __init__(self, rows: int = 64, columns: int = 64, store: Callable[[Array], Array] = ..., /) -> None: ...
+
+    def run(
+        self, inputs: Mapping[str, Array], options: Mapping[str, Any], d_out: Array | None, working: Any = ..., /
+    ) -> dict[str, Array]: ...
+
+
+Kind = TypeVar("Kind", bound=type[Kernel])
+
+
 @dataclass(frozen=True)
 class Fault:
     """A wrong kernel.
@@ -48,11 +65,11 @@ class Fault:
     wrong
         What is wrong, in words.
     link
-        The report that it is modelled on.
+        The report that it is modelled on; "" where none is known.
     of
         What it is an error of: ids of equations, and names of conventions or wrong gradients that do the same.
     tiles
-        The sizes of tiles that matter: "", "rows", "columns" or "both".
+        The sizes of tiles that matter: "", "rows", "columns" or "both"; or "chunk".
     kernel
         The emulator that has it.
     """
@@ -62,7 +79,7 @@ class Fault:
     link: str
     of: tuple[str, ...]
     tiles: str
-    kernel: type[Flash]
+    kernel: type[Any]
 
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Return the tile sizes, of queries and of keys, that give different results."""
@@ -70,6 +87,7 @@ class Fault:
             "": ((64, 64),),
             "rows": tuple((size, 64) for size in SIZES),
             "columns": tuple((64, size) for size in SIZES),
+            "chunk": tuple((size, 64) for size in CHUNKS),
             "both": (*((size, size) for size in SIZES), *UNEQUAL),
         }[self.tiles]
 
@@ -81,6 +99,7 @@ class Fault:
             "rows": f" (tiles of {rows} queries)",
             "columns": f" (tiles of {columns} keys)",
             "both": f" (tiles of {rows} x {columns})",
+            "chunk": f" (chunks of {rows} tokens)",
         }[self.tiles]
         return self.wrong + tiles
 
@@ -93,7 +112,7 @@ class Fault:
     def recomputed(self) -> bool:
         """Whether it may as well be a fault of the backward alone, which computes the weights again."""
         own = {name for kind in self.kernel.__mro__ if kind not in (Flash, object) for name in vars(kind)}
-        return not self.backward and bool(own & RECOMPUTED) and "run" not in own
+        return issubclass(self.kernel, Flash) and not self.backward and bool(own & RECOMPUTED) and "run" not in own
 
     def gradients(
         self,
@@ -151,9 +170,11 @@ def fault(*of: str, link: str, tiles: str = "") -> Callable[[Kind], Kind]:
 
 @functools.cache
 def faults(mechanism: str = MECHANISM) -> tuple[Fault, ...]:
-    """Return the faults of a mechanism's kernels; only softmax attention has some."""
-    if mechanism != MECHANISM:
-        return ()
-    for room in ROOMS:
-        importlib.import_module(f"refattn.verify.museum.{room}")
-    return tuple(_FOUND)
+    """Return the faults of a mechanism's kernels; () where there are none."""
+    rooms = [importlib.import_module(f"refattn.verify.museum.{room}") for room in ROOMS.get(mechanism, ())]
+    return tuple(one for room in rooms for one in _FOUND if one.kernel.__module__ == room.__name__)
+
+
+def flash(mechanism: str) -> bool:
+    """Tell whether a mechanism's kernels are flash kernels, whose backward reads outputs and computes weights again."""
+    return ROOMS.get(mechanism) == FLASH

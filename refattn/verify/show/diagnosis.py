@@ -10,7 +10,7 @@ from refattn.verify.blame.where import told_all
 from refattn.verify.foreign.conventions import expected
 from refattn.verify.outcome import Outcome, Precision, Report, Verdict
 from refattn.verify.show.suspects import told
-from refattn.verify.show.texts import share_text, size
+from refattn.verify.show.texts import cases_text, share_text, size
 
 CONVENTIONS = 3
 """Conventions that are named."""
@@ -57,7 +57,7 @@ def _what(report: Report, failed: list[Outcome]) -> str:
     parts = [f"{', '.join(wrong)} wrong"] if wrong else []
     parts += [f"{', '.join(right)} right"] if right and wrong else []
     parts += [f"{raised} raise or give no result"] if raised else []
-    return f"{len(failed)} of {run} cases fail ({dtypes}): {'; '.join(parts)}"
+    return f"{len(failed)} of {cases_text(run)} {'fails' if run == 1 else 'fail'} ({dtypes}): {'; '.join(parts)}"
 
 
 def _precision(one: Precision) -> str:

@@ -21,7 +21,7 @@ from refattn.verify.judge.compare import row_limit
 from refattn.verify.outcome import Outcome, Report, Result, Truth, Verdict
 from refattn.verify.show import diagnosis, example
 from refattn.verify.show.report import call_of, closing, decline_rows
-from refattn.verify.show.texts import share_text
+from refattn.verify.show.texts import cases_text, share_text
 
 MAPS = 12
 """Heat maps are drawn of the tensors that used most of the allowed error."""
@@ -89,7 +89,7 @@ def page(
     parts += _section("Where the errors are", _maps(replace(report, outcomes=(*report.outcomes, *instead))))
     parts += _section("Cases and types", _grid(report))
     parts += _section(
-        f"Failed: {len(failed)} of {report.counts()['all']['run']} cases run", _failures(failed, mechanism)
+        f"Failed: {len(failed)} of {cases_text(report.counts()['all']['run'])} run", _failures(failed, mechanism)
     )
     declined = [outcome for outcome in report.outcomes if outcome.status == "declined"]
     parts += _section("Declined", _table(("cases", "reason", "where"), decline_rows(declined)) if declined else "")

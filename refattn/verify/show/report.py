@@ -19,7 +19,7 @@ from refattn.verify.foreign.conventions import expected
 from refattn.verify.outcome import Outcome, Report, Verdict
 from refattn.verify.show import diagnosis
 from refattn.verify.show import suspects as suspects_text
-from refattn.verify.show.texts import WIDE, indented, natural, printable, render, share_text, size
+from refattn.verify.show.texts import WIDE, cases_text, indented, natural, printable, render, share_text, size
 from refattn.verify.show.texts import table as _table
 
 if TYPE_CHECKING:
@@ -36,6 +36,18 @@ def mechanisms(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool 
     """Return the table of mechanisms."""
     rows = [(m.name, m.title, ", ".join(m.forms), m.source) for m in records]
     return render([_table(("name", "title", "forms", "source"), rows, width)], width, colour)
+
+
+def claims(records: Iterable[Mechanism], *, width: int = WIDE, colour: bool = False) -> str:
+    """Return a table for each mechanism of what its sources claim."""
+    parts: list[RenderableType] = []
+    for record in records:
+        # Names of tests are longer than a column.
+        many = [(c, "\n".join((c.shown, *c.tests)).replace("::", "::\n  ")) for c in record.claims]
+        rows = [(c.source, c.claim, c.holds, shown) for c, shown in many]
+        parts += [*([""] if parts else []), Text(record.name, style="bold"), ""]
+        parts += [_table(("source", "claim", "holds", "shown by"), rows, width, apart=True)]
+    return render(parts, width, colour)
 
 
 def backends(descriptions: Iterable[Mapping[str, Any]], *, width: int = WIDE, colour: bool = False) -> str:
@@ -106,7 +118,7 @@ def verified(
     failed = [outcome for outcome in report.outcomes if outcome.status in ("disagrees", "raises")]
     if failed:
         every = _failures(failed, mechanism) if details else [indented(2, line) for line in diagnosis.causes(failed)]
-        parts += [f"Failed ({len(failed)} of {report.counts()['all']['run']} cases run)", *every]
+        parts += [f"Failed ({len(failed)} of {cases_text(report.counts()['all']['run'])} run)", *every]
         parts.append("")
     if report.suspects and details:
         parts += [*(indented(columns, text) for columns, text in suspects_text.lines(report.suspects)), ""]
@@ -161,11 +173,12 @@ def closing(report: Report) -> str:
         return f"{report.mechanism}: nothing was run: there was no case"
     if not total["run"]:
         count = sum(bool(outcome.verdicts) for outcome in report.outcomes)
+        declined = f"all {total['declined']} cases were declined" if total["declined"] > 1 else "its case was declined"
         outputs = f"; the outputs of {count} were judged all the same, and agree" if count else ""
-        return f"{report.mechanism}: nothing was run: all {total['declined']} cases were declined{outputs}"
+        return f"{report.mechanism}: nothing was run: {declined}{outputs}"
     statuses = {outcome.status for outcome in report.outcomes}
     verdict = next(status for status in ("disagrees", "raises", "agrees") if status in statuses)
-    counts = f"{total['run']} cases run, {total['declined']} declined, {total['failed']} failed"
+    counts = f"{cases_text(total['run'])} run, {total['declined']} declined, {total['failed']} failed"
     judged = [(outcome, verdict) for outcome in report.outcomes for verdict in outcome.verdicts]
     if not judged:
         return f"{report.mechanism}: {verdict}: {counts}; no tensor could be judged"

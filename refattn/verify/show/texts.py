@@ -21,16 +21,21 @@ _PLAIN = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 _COLOURS = {"agrees": "green", "disagrees": "red", "raises": "red", "not run": "yellow", "declined": "yellow"}
 
 _NUMBERS = ("cases", "share", "run", "agreed", "failed", "declined")
-_PROSE = ("title", "source", "note", "detail", "reason", "where", "devices")
+_PROSE = ("title", "source", "note", "detail", "reason", "where", "devices", "claim", "holds", "shown by")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> Table:
-    """Return a table; columns of numbers stand to the right, and only columns of prose are broken into lines."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int, apart: bool = False) -> Table:
+    """Return a table; columns of numbers stand to the right, and only columns of prose are broken into lines.
+
+    With `apart` an empty line stands between rows.
+    """
     rows = list(rows)
     needed, prose = natural(header, rows), any(name in _PROSE for name in header)
     gap = 2 if prose or needed + 2 * (len(header) - 1) <= width else 1
     whole = prose or needed + gap * (len(header) - 1) <= width
-    made = Table(box=_PLAIN, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0), header_style="bold")
+    made = Table(
+        box=_PLAIN, show_edge=False, show_lines=apart, pad_edge=False, padding=(0, gap - 1, 0, 0), header_style="bold"
+    )
     for name in header:
         made.add_column(
             name,
@@ -41,6 +46,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> T
     for row in rows:
         made.add_row(*(Text(cell, style=_style(cell)) for cell in row))
     return made
+
+
+def cases_text(count: int) -> str:
+    """Return so many cases in words."""
+    return f"{count} case{'' if count == 1 else 's'}"
 
 
 def natural(header: Sequence[str], rows: Iterable[Sequence[str]]) -> int:

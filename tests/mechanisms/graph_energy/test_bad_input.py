@@ -166,7 +166,10 @@ def test_wrong_gradients() -> None:
         ({"coupling": "sinh"}, "step: got None with coupling='sinh', needs a number"),
         ({"coupling": "math:nothing"}, "coupling: got 'math:nothing', needs MODULE:NAME of a Coupling"),
         ({"intrinsic": "double_well"}, "step: got None with intrinsic='double_well', needs a number"),
-        ({"intrinsic": "nowhere:force"}, "intrinsic: got 'nowhere:force', needs MODULE:NAME of a Intrinsic: No module"),
+        (
+            {"intrinsic": "nowhere:force"},
+            "intrinsic: got 'nowhere:force', needs MODULE:NAME of an Intrinsic: No module",
+        ),
         ({"step": 0.0}, "step: got 0.0, needs a finite number above 0"),
         ({"state": "node"}, "state: got 'node'"),
     ],

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from refattn import Context, backends, mechanism
+from refattn.analysis.graph_flow import flow_of_call
 from refattn.mechanisms.graph_energy import core, longest_step
 from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
-from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, qkv
+from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, kept, qkv
 
 LONG = 11
 
@@ -34,100 +37,150 @@ def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
 # --- levels
 
 
-def numbers() -> dict[str, Any]:
+def numbers(**more: Any) -> dict[str, Any]:
     per_head = {"mu": np.abs(draw("mu", H, LONG)), "kappa": np.abs(draw("kappa", H)), "tau": np.full((H,), 0.3)}
-    others = {"step": np.asarray(0.05), "scale": np.asarray(0.6), "bias": draw("bias", H, 1, LONG)}
-    return {**per_head, **others, "level_logits": draw("logits", 4)}
+    others = {"step": np.asarray(0.05), "scale": np.asarray(0.6), "level_logits": draw("logits", 5)}
+    return {**per_head, **others, **more}
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("form", "options"),
     [
-        {"causal": True},
-        {"causal": True, "window": 2, "kind": "proximal"},
-        {"causal": False, "integrator": "heun"},
-        {"causal": False, "symmetrise": "min", "coupling": "tanh", "intrinsic": "double_well"},
+        ("dense", {"causal": True}),
+        ("dense", {"symmetrise": "min", "coupling": "tanh", "intrinsic": "double_well", "window": 3}),
+        ("banded", {"causal": True, "window": 2, "kind": "proximal"}),
+        ("banded", {"causal": False, "window": 2, "integrator": "heun"}),
     ],
     ids=str,
 )
-def test_gradients_of_levels_are_those_of_autograd(options: dict[str, Any]) -> None:
-    arrays = dict(zip("qkv", qkv(LONG), strict=True)) | numbers()
-    options = {"stride": 2, "levels": 4, "kind": "soft", "steps": 3, **options}
+def test_gradients_of_levels_are_those_of_autograd(form: str, options: dict[str, Any]) -> None:
+    bias = {"bias": draw("bias", H, 1, LONG)} if form == "dense" else {}
+    arrays = dict(zip("qkv", qkv(LONG), strict=True)) | numbers(**bias)
+    options = {"stride": 2, "levels": 5, "kind": "soft", "steps": 3, "form": form, **options}
 
     def call(**leaves: Any) -> Any:
         return hierarchy.forward(**flat(**leaves, **options))
 
     out, saved = call(**arrays)
-    assert [len(level.tokens) for level in saved.levels] == ([11, 5, 2, 1] if options["causal"] else [11, 6, 3, 2])
+    assert [level.count for level in saved.levels] == ([11, 5, 2, 1] if saved.options.causal else [11, 6, 3, 2, 1])
     d_out = draw("d_out", *out.shape)
     found = hierarchy.backward(saved, d_out)
     assert {name: x.shape for name, x in found.items()} == {name: np.shape(x) for name, x in arrays.items()}
     agree(found, gradients_of(call, arrays, d_out))
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 17])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [1, LONG, 70])
+def test_the_linear_form_is_the_dense_one(n: int, causal: bool, window: int | None) -> None:
+    """With blocks of nodes that are full or not, one, two or many, and padding anywhere."""
+    more = {"mu": np.abs(draw("mu", H, n)), "level_logits": draw("logits", 3), "key_mask": kept("padding", B, n)}
+    more["mask"] = kept("mask", H, n, n, keep=0.9)
+    options = flat(stride=3, levels=3, window=window, causal=causal, integrator="rk4", steps=2, step=0.1, **more)
+    (out, saved), (expected, other) = (hierarchy.forward(*qkv(n), form=form, **options) for form in ("banded", "dense"))
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
+    d_out = draw("d_out", *out.shape)
+    agree(hierarchy.backward(saved, d_out), hierarchy.backward(other, d_out))
+
+
 def test_one_level_is_the_core() -> None:
+    """Without a window all pairs; with one those that a mask leaves."""
     q, k, v = qkv()
-    for causal in (False, True):
-        out, saved = hierarchy.forward(q, k, v, levels=1, causal=causal)
-        plain, other = forward(q, k, v, causal=causal)
-        np.testing.assert_allclose(out, plain, rtol=0, atol=1e-15)
-        found, expected = hierarchy.backward(saved, out), core.backward(other, out)
-        for name in "qkv":
-            np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-14)
+    apart = np.arange(7)[:, None] - np.arange(7)
+    for causal, window, mask in ((False, None, None), (True, None, None), (True, 3, apart < 3)):
+        out, saved = hierarchy.forward(q, k, v, levels=1, causal=causal, window=window)
+        plain, other = forward(q, k, v, causal=causal, mask=mask)
+        np.testing.assert_allclose(out, plain, rtol=0, atol=1e-14)
+        agree(hierarchy.backward(saved, out), core.backward(other, out))
 
 
-def test_levels_gather_the_one_below() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_levels_gather_the_one_below(causal: bool) -> None:
     """A second derivation: every stage by loops over its readers, with readers of a level apart from all tokens."""
     q, k, v = (x[:1, :1] for x in qkv(LONG))
-    known = [range(LONG), range(1, LONG, 2), range(3, LONG, 4)]
+    known = [range(LONG), [1, 3, 5, 7, 9], [3, 7]] if causal else [range(LONG), [1, 3, 5, 7, 9, 10], [3, 7, 10]]
 
-    def stage(readers: Any, tokens: Any, values: Any) -> Any:
+    def seen(level: int, i: int) -> list[int]:
+        """Which nodes a token reads, by their place in the level."""
+        if causal:
+            return [at for at, j in enumerate(known[level]) if j <= i][-3:]
+        return [at for at in range(len(known[level])) if abs(at - i // 2**level) < 3]
+
+    def stage(readers: Any, level: int, values: Any) -> Any:
+        tokens = known[level]
         s = lambda i, j: float(q[0, 0, i] @ k[0, 0, j]) / np.sqrt(3.0)  # noqa: E731
         x = b = np.array([1.0 / (1.0 + np.exp(-s(j, j))) for j in tokens])
         w = np.zeros((len(tokens), len(tokens)))
         for row, i in enumerate(tokens):
-            weights = np.exp([s(i, j) for j in tokens[: row + 1]])
-            w[row, : row + 1] = weights / np.sum(weights)
+            near = seen(level, i)
+            mean = [s(i, tokens[at]) if causal else (s(i, tokens[at]) + s(tokens[at], i)) / 2 for at in near]
+            w[row, near] = np.exp(mean) / np.sum(np.exp(mean))
         np.fill_diagonal(w, 0.0)
         for _ in range(4):
             x = x + 0.2 * (b - x + np.sum(w * np.sin(x[None, :] - x[:, None]), axis=1))
         y, out = np.where(x >= 0.2, x, 0.0), np.zeros((len(readers), 5))
         for row, i in enumerate(readers):
-            seen = [at for at, j in enumerate(tokens) if j <= i][-3:]
-            if seen:
-                parts = np.exp([s(i, tokens[at]) for at in seen]) * y[seen]
-                out[row] = parts @ values[seen] / np.sum(parts)
+            if near := seen(level, i):
+                parts = np.exp([s(i, tokens[at]) for at in near]) * y[near]
+                out[row] = parts @ values[near] / np.sum(parts)
         return out
 
     values = [v[0, 0]]
     for level in (0, 1):
-        values.append(stage(known[level + 1], known[level], values[level]))
-    weights = np.exp(draw("logits", 3)) / np.sum(np.exp(draw("logits", 3)))
-    expected = sum(w * stage(known[0], known[level], values[level]) for level, w in enumerate(weights))
-    options: dict[str, Any] = {"step": 0.2, "steps": 4, "tau": 0.2, "level_logits": draw("logits", 3)}
-    out, saved = hierarchy.forward(q, k, v, stride=2, levels=3, window=3, causal=True, **flat(**options))
-    assert np.all(saved.levels[0].readout.filled)
-    np.testing.assert_allclose(out[0, 0], expected, rtol=0, atol=1e-14)
+        values.append(stage(known[level + 1], level, values[level]))
+    logits, expected = draw("logits", 3), np.zeros((LONG, 5))
+    for i in range(LONG):
+        read = [level for level in range(3) if seen(level, i)]
+        omega = np.exp(logits[read]) / np.sum(np.exp(logits[read]))
+        expected[i] = sum(w * stage([i], level, values[level])[0] for w, level in zip(omega, read, strict=True))
+    options: dict[str, Any] = {"step": 0.2, "steps": 4, "tau": 0.2, "level_logits": logits}
+    for form in ("dense", "banded"):
+        out, saved = hierarchy.forward(q, k, v, stride=2, window=3, causal=causal, form=form, **flat(**options))
+        np.testing.assert_allclose(out[0, 0], expected, rtol=0, atol=1e-14)
+        assert [stage.level.positions(q).tolist() for stage in saved.stages] == [list(tokens) for tokens in known]
 
 
-def test_levels_read_nothing_later_and_stop_where_tokens_end() -> None:
+def test_levels_read_nothing_later() -> None:
+    """Neither does a token read that more follow: what comes first is the same without them."""
     q, k, v = qkv(LONG)
-    base, _ = hierarchy.forward(q, k, v, stride=2, levels=4, causal=True)
+    base, _ = hierarchy.forward(q, k, v, stride=2, levels=4, causal=True, window=2)
     for now in range(1, LONG):
-        changed = [x.copy() for x in (q, k, v)]
-        for x in changed:
-            x[:, :, now:] = 1.0 - x[:, :, now:]
-        out, _ = hierarchy.forward(*changed, stride=2, levels=4, causal=True)
-        assert np.array_equal(out[:, :, :now], base[:, :, :now])
-    assert hierarchy.tokens_of(3, 4, 5, True) == [(0, 1, 2)]
-    assert hierarchy.tokens_of(9, 4, 5, False) == [tuple(range(9)), (3, 7, 8)]
+        first = [x[:, :, :now] for x in (q, k, v)]
+        out, _ = hierarchy.forward(*first, stride=2, levels=4, causal=True, window=2)
+        np.testing.assert_allclose(out, base[:, :, :now], rtol=0, atol=1e-15)
 
 
-def test_levels_run_on_every_library() -> None:
+def test_padding_counts_for_nothing() -> None:
+    padding, pairs = kept("padding", B, LONG), np.ones((1, 1, LONG, LONG), bool)
+    others = [np.where(padding[:, None, :, None], x, 9.0) for x in qkv(LONG)]
+    options: dict[str, Any] = {"stride": 2, "window": 3, "key_mask": padding}
+    out, _ = hierarchy.forward(*qkv(LONG), **options)
+    assert np.array_equal(out, hierarchy.forward(*others, **options)[0])
+    assert not np.any(out[np.broadcast_to(~padding[:, None, :], out.shape[:3])])
+    as_pairs, _ = hierarchy.forward(*qkv(LONG), stride=2, window=3, mask=pairs & padding[:, None, None, :])
+    np.testing.assert_allclose(np.where(padding[:, None, :, None], as_pairs, 0.0), out, rtol=0, atol=1e-14)
+
+
+def test_nothing_of_levels_is_as_large_as_all_pairs() -> None:
+    """Twice the tokens take twice the memory, backward and all."""
+    peaks = []
+    for n in (512, 1024):
+        arrays = [x[:1, :1].astype(np.float32) for x in qkv(n)]
+        tracemalloc.start()
+        out, saved = hierarchy.forward(*arrays, causal=True, steps=2)
+        hierarchy.backward(saved, out)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2.1 * peaks[0] and peaks[1] < 4 * 1024**2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_levels_run_on_every_library(causal: bool) -> None:
+    options: dict[str, Any] = {"stride": 2, "causal": causal, "window": 1, "form": "banded"}
     q, k, v = qkv(5)
-    expected, _ = hierarchy.forward(q, k, v, stride=2, causal=True, window=1)
+    expected, _ = hierarchy.forward(q, k, v, **options)
     strict = backends.get("strict")
-    out, saved = hierarchy.forward(*map(strict.from_numpy, (q, k, v)), stride=2, causal=True, window=1)
+    out, saved = hierarchy.forward(*map(strict.from_numpy, (q, k, v)), **options)
     np.testing.assert_allclose(strict.to_numpy(out), expected, rtol=0, atol=1e-14)
     hierarchy.backward(saved, out)
 
@@ -137,9 +190,14 @@ def test_levels_run_on_every_library() -> None:
     [
         ({"stride": 1}, ValueError, "stride: got 1, needs a whole number of at least 2"),
         ({"levels": 0}, ValueError, "levels: got 0, needs a whole number of at least 1"),
-        ({"window": 2}, ValueError, "window: got 2 without causal scores"),
+        ({"window": 0}, ValueError, "window: got 0, needs a whole number of at least 1"),
         ({"state": "query"}, ValueError, "state: got an option that a hierarchy does not take"),
         ({"level_logits": np.zeros(2)}, ValueError, r"level_logits: got shape \(2,\), needs \(3,\)"),
+        ({"key_mask": np.ones((B, 3), bool)}, ValueError, r"key_mask: got shape \(2, 3\), needs \(2, 7\)"),
+        ({"key_mask": np.ones((B, 7))}, TypeError, "key_mask: got dtype float64, needs bool"),
+        ({"threshold": "hard(empty='error')"}, ValueError, 'threshold: got empty="error" with levels'),
+        ({"graph": "mean", "form": "banded"}, NotImplementedError, 'form: got "banded" with'),
+        ({"causal": True, "graph": "kernel"}, ValueError, 'graph: got "kernel" with causal scores'),
     ],
 )
 def test_levels_that_do_not_fit(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -223,6 +281,41 @@ def test_a_block_learns_a_mu_of_each_class() -> None:
     assert found[1][1].shape == (2, 3) and not np.any(found[1][1][:, 1]) and np.all(found[1][1][:, [0, 2]])
 
 
+def test_a_block_with_levels() -> None:
+    """It is a hierarchy between its projections; how far it is from rest is the sum over levels."""
+    x, context = draw("x", 2, 40, 4), Context(causal=True, key_mask=kept("padding", 2, 40))
+    config = BLOCK.Config(width=4, heads=2, levels=2, window=3, step=0.1, residual=False, intrinsic="double_well")
+    params = BLOCK.init(config, seed=1, like=x)
+    state, saved = BLOCK.forward(params, BLOCK.start(params, x, context), context)
+    q, k, v = (np.moveaxis((x @ w).reshape(2, 40, 2, 2), 2, 1) for w in (params.w_q, params.w_k, params.w_v))
+    options: dict[str, Any] = {"levels": 2, "window": 3, "step": 0.1, "intrinsic": "double_well"}
+    expected, _ = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, **options)
+    np.testing.assert_allclose(state.x, np.moveaxis(expected, 1, 2).reshape(2, 40, 4) @ params.w_o, rtol=0, atol=1e-14)
+    force = mechanism("graph_energy").diagnostics.force
+    _, other = hierarchy.forward(q, k, v, causal=True, key_mask=context.key_mask, form="dense", **options)
+    whole, count = force(saved)
+    assert count == 4
+    np.testing.assert_allclose(whole, force(replace(saved, core=other))[0], rtol=1e-12)
+    for stage, same in zip(saved.core.stages, other.stages, strict=True):
+        np.testing.assert_allclose(stage.scores, same.scores, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(whole, sum(np.sum(stage.rate**2) for stage in other.stages), rtol=1e-12)
+
+
+def test_a_flow_of_levels_is_no_single_one() -> None:
+    saved: Any = hierarchy.forward(*qkv())[1]
+    with pytest.raises(ValueError, match="saved: got levels of tokens, each with a graph of its own"):
+        flow_of_call(saved)
+
+
+@pytest.mark.filterwarnings("ignore:overflow|invalid value")
+@pytest.mark.parametrize("form", hierarchy.FORMS)
+def test_steps_of_levels_that_are_too_long(form: str) -> None:
+    with pytest.warns(UserWarning, match=r"step: got more than 2/L = 0\.667"):
+        hierarchy.forward(*qkv(), form=form, step=0.7)
+    with pytest.raises(FloatingPointError, match="the scores diverged"), pytest.warns(UserWarning):
+        hierarchy.forward(*qkv(), form=form, step=9.0, steps=60, coupling="cubic")
+
+
 def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
     x = draw("x", 2, 6, 4)
     found = []
@@ -243,9 +336,16 @@ def test_a_polynomial_of_a_block_starts_as_the_identity() -> None:
         ),
         ({"classes": 2, "intrinsic": "none"}, 'classes: got 2 with intrinsic="none", which has no mu'),
         ({"graph": np.ones((6, 6))}, "graph: got ndarray, needs the links of a block"),
+        ({"levels": 0}, "levels: got 0, needs a whole number of at least 1"),
+        ({"window": 3}, "window: got 3 without levels, needs levels"),
+        ({"levels": 2, "stride": 1}, "stride: got 1, needs a whole number of at least 2"),
+        ({"levels": 2, "state": "feature"}, 'levels: got 2 with state="feature", which levels do not have'),
+        ({"levels": 2, "jitter": 0.1}, "levels: got 2 with jitter=0.1, which levels do not have"),
+        ({"levels": 2, "regulariser": "size"}, 'levels: got 2 with regulariser="size", which levels do not have'),
+        ({"levels": 2, "graph": "kernel(over='keys')"}, "levels: got 2 with graph=.*, which levels do not have"),
     ],
 )
-def test_what_a_block_does_not_share(options: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         BLOCK.Config(width=4, heads=2, **options)
 

@@ -20,6 +20,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "no anchor": {"intrinsic": "none", "threshold": "soft(tau=0.1)", "step": 0.2},
     "emptied": {"threshold": "hard(tau=0.7, empty='dense')"},
     "proximal": {"threshold": "proximal(tau=0.3)", "learn_tau": True, "learn_step": True, "steps": 4},
+    "levels": {"levels": 3, "stride": 2, "window": 2, "threshold": "soft(tau=0.1)", "integrator": "heun", "steps": 2},
+    "levels, all": {"levels": 2, "stride": 3, "window": None, "kv_heads": 1, "classes": 2, "step": 0.1, "bias": True},
     "classes": {"classes": 3, "coupling": "polynomial(coefficients=(1.0, 0.0, 0.0))", "step": 0.1},
 }
 
@@ -44,14 +46,14 @@ def decode(config: dict[str, Any], cuts: list[int], mask: Any = None) -> tuple[A
     return np.concatenate(parts, axis=1), expected.x, cache
 
 
-@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6, 7, 8], [4, 5, 6], [3, 7]], ids=str)
+@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6, 7, 8], [6, 7], [3, 7]], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_12_tokens_in_turn_are_tokens_at_once(name: str, cuts: list[int]) -> None:
     found, expected, _ = decode(CONFIGS[name], cuts)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", [*STATES, "levels"])
 def test_padding_is_hidden(state: str) -> None:
     mask = kept("padding", 2, 9)
     mask[:, 0] = True
@@ -66,6 +68,14 @@ def test_memory_of_a_token() -> None:
         "k": (2, 2, 9, 4),
         "v": (2, 2, 9, 4),
         "points": (2, 2, 9, 2 * 3 + 1, 1),
+    }
+
+
+def test_memory_of_levels_does_not_grow() -> None:
+    """A level keeps the nodes that a token reads: 9 tokens, 4 and 2, of which the last two."""
+    leaves = tree.flatten(decode(CONFIGS["levels"], [5])[2])
+    assert {name: x.shape[2] for name, x in leaves.items()} == {
+        f"levels.{level}.{name}": 2 for level in range(3) for name in ("k", "v", "points")
     }
 
 

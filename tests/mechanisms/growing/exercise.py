@@ -87,3 +87,4 @@ def _growth(sizes: Mapping[str, int], *, make: Make) -> None:
     statistics = growth.observe(params, saved, state, keep=True)
     for metric in ("kron", "exact", "mean"):
         growth.apply(growth.plan(params, statistics, growth.Options(metric=metric), columns=1), 0.5)
+    growth.apply(growth.plan(params, statistics, columns=m), 0.5)  # to the width of the tokens

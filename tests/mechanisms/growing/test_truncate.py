@@ -222,6 +222,23 @@ def test_few_tokens_are_matched_and_their_rounding_is_not(shape: tuple[int, ...]
         assert np.linalg.norm(change) < 100.0 * np.linalg.norm(f)
 
 
+@pytest.mark.parametrize("how", ["frobenius", "optimal", "optimal_als"])
+def test_the_trivial_factorisation_where_the_width_reaches_that_of_the_tokens(how: str) -> None:
+    """L = F, R = 1: to the bit, without the sequences, and also along what no token had and the metric cuts off."""
+    statistics = problem(2, 2, 6, spread=1.0, seed=0)
+    metric = metrics.kronecker(statistics, singular="drop")
+    f = draw("F", 2, 6, 6)
+    for rank in (6, 9):
+        left, right = truncate(f, rank, how, metric)
+        np.testing.assert_array_equal(left, f)
+        np.testing.assert_array_equal(right, np.broadcast_to(np.eye(6), f.shape))
+        even = balance(left, right, rank)
+        assert even[0].shape == even[1].shape == (2, 6, rank)
+        np.testing.assert_allclose(even[0] @ np.swapaxes(even[1], 1, 2), f, rtol=0.0, atol=1e-13)
+    left, right = truncate(f, 5, "optimal", metric)
+    assert np.abs(left @ np.swapaxes(right, 1, 2) - f).max() > 0.1
+
+
 # --- factors
 
 

@@ -88,6 +88,20 @@ def calls(draw: Any, *, longest: int = 9, deltas: tuple[float, ...] = (0.0, 0.5)
     return make(*sizes, seed=draw(st.integers(0, 99)), keep=keep, **options)
 
 
+WELL = {
+    "plain": make(2, 4, 2, 33, 33, 8, 6),
+    "causal": make(2, 4, 2, 33, 33, 8, 6, causal=True),
+    "masked": make(2, 4, 2, 33, 33, 8, 6, causal=True, keep=0.7),
+    "unequal": make(1, 2, 1, 21, 45, 16, 8, causal=True),
+    "top left": make(1, 2, 1, 45, 21, 16, 8, causal="top_left"),
+    "half": make(2, 4, 2, 33, 33, 8, 6, causal=True, normaliser="exact(delta=0.5)"),
+    "order 4": make(1, 2, 1, 19, 33, 5, 6, order=4, alpha=1.0),
+    "order 3": make(1, 2, 1, 33, 33, 6, 4, order=3, causal=True),
+    "given": make(1, 2, 1, 33, 33, 6, 4, layer_norm=False, causal=True),
+    "plain denominator": make(1, 2, 1, 33, 33, 6, 4, normaliser="exact(delta=1.0, plain=True)", causal=True),
+}
+"""Calls with sums that are clear of 0, over what changes the way of evaluation."""
+
 FIXED = {
     "plain": make(2, 2, 2, 5, 5, 4, 4),
     "causal": make(1, 4, 2, 7, 9, 5, 3, keep=0.7, causal=True, normaliser="exact(delta=0.5)"),
@@ -162,3 +176,8 @@ def cut(chunk: int, heads: int = 1) -> Iterator[None]:
     sizes: dict[str, Any] = {"SHORTEST": chunk, "LONGEST": chunk, "HEADS": heads}
     with mock.patch.multiple(schedule, **sizes), mock.patch.object(tiled, "plan", plan):
         yield
+
+
+def rows(n: int, d: int, name: str = "x") -> Any:
+    """Normal numbers (1, 1, n, d)."""
+    return counter.normal((1, 1, n, d), seed=11, purpose=name)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from refattn import Context, counter, mechanism
+from refattn.mechanisms.higher_order.options import Add
 
 Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
@@ -44,9 +45,12 @@ def _core(sizes: Mapping[str, int], *, make: Make, form: str, full: bool) -> Non
     assert record.core is not None
     options: dict[str, Any] = {"causal": form in ("chunked", "recurrent")}
     if full:
-        options |= {"order": 3, "alpha": 2.0, "normaliser": "add(delta=0.5, plain=True, eps=0.1)", "layer_norm": False}
+        delta = make(np.asarray(0.5))
+        options |= {"order": 3, "alpha": make(np.asarray(2.0)), "normaliser": Add(delta, plain=True, eps=0.1)}
+        options |= {"layer_norm": False}
         options |= {"norm_eps": 0.0, "key_mask": make(_mask("mask", b, j))}
-        assert set(record.defaults) == {*options, "state", "form"}
+        assert set(record.defaults) == {*options, "mask", "state", "form"}
+        options |= {"mask": make(_mask("pairs", b, h, i, j))} if form in ("dense", "tiled") else {}
     q, k, v = make(_draw("q", b, h, i, d)), make(_draw("k", b, g, j, d)), make(_draw("v", b, g, j, e))
     _, saved = record.core.forward(q, k, v, form=form, **options)
     record.core.backward(saved, make(_draw("d_out", b, h, i, e)))

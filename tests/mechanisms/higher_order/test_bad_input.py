@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import refattn as ra
+from refattn.mechanisms.higher_order.options import Exact
 
 X = np.ones((1, 2, 3, 4))
 BLOCK = ra.mechanism("higher_order").block
@@ -20,7 +21,11 @@ BLOCK = ra.mechanism("higher_order").block
         ({"order": -1}, r"order: got -1, needs a whole number of at least 0"),
         ({"order": 2.0}, r"order: got 2.0, needs a whole number"),
         ({"order": True}, r"order: got True, needs a whole number"),
-        ({"normaliser": "exact(delta=0.3)"}, r"normaliser: got .*; delta: got 0.3, needs 0, 1/2 or 1"),
+        ({"normaliser": "exact(delta=nan)"}, r"normaliser: got 'exact\(delta=nan\)', needs a name"),
+        ({"alpha": np.asarray(-3.0)}, r"alpha: got -3.0, needs a finite number above 0"),
+        ({"causal": True, "normaliser": Exact(delta=np.asarray(0.8))}, r"got 'exact' with delta=0.8 and causal=True"),
+        ({"mask": np.ones((3, 4), bool)}, r"mask: got shape \(3, 4\), needs one that broadcasts to"),
+        ({"mask": np.ones((3, 3), bool), "form": "linear"}, r"form: got \"linear\" with a mask, needs \"dense\""),
         ({"normaliser": "exact(delta=1)", "order": 0}, r"normaliser: got delta=1 with order=0, needs delta 0 or 1/2"),
         ({"alpha": 0.0}, r"alpha: got 0.0, needs a finite number above 0"),
         ({"alpha": np.inf}, r"alpha: got inf, needs a finite number above 0"),
@@ -53,7 +58,7 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
     ("options", "message"),
     [
         ({"alpha": "3"}, r"alpha: got str, needs a finite number above 0"),
-        ({"alpha": np.asarray(3.0)}, r"alpha: got an array, needs a number"),
+        ({"alpha": np.asarray(3)}, r"alpha: got an array of dtype int64, needs .* or a 0-d float array"),
         ({"layer_norm": 1}, r"layer_norm: got int, needs a bool"),
         ({"normaliser": 1.0}, r"normaliser: got float, needs one of exact, add, clamp, signed, or a Exact or Add"),
         ({"normaliser": "exact(plain=1)"}, r"normaliser: got 'exact\(plain=1\)'; plain: got int, needs a bool"),
@@ -68,7 +73,7 @@ def test_a_value_that_is_wrong(options: dict[str, Any], message: str) -> None:
         ({"key_mask": np.ones((1, 3))}, r"key_mask: got dtype float64, needs bool"),
         ({"key_mask": [[True]]}, r"key_mask: got list, needs an array"),
         ({"state": X, "causal": True}, r"state: got ndarray, needs a State"),
-        ({"mask": np.ones((3, 3), bool)}, r"unexpected keyword argument 'mask'"),
+        ({"window": (3, None)}, r"unexpected keyword argument 'window'"),
     ],
 )
 def test_a_type_that_is_wrong(options: dict[str, Any], message: str) -> None:
@@ -129,6 +134,8 @@ def test_a_state_needs_what_comes_later() -> None:
         ra.higher_order.forward(X, X, X, state=state)
     with pytest.raises(ValueError, match=r'form: got "tiled" with a state, needs "chunked" or "recurrent"'):
         ra.higher_order.forward(X, X, X, causal=True, state=state, form="tiled")
+    with pytest.raises(ValueError, match=r"mask was given with a state, whose keys every query attends"):
+        ra.higher_order.forward(X, X, X, causal=True, state=state, mask=np.ones((3, 3), bool))
     with pytest.raises(ValueError, match=r"state was given with q .* needs no size of 0"):
         ra.higher_order.forward(X[:, :, :0], X, X, causal=True, state=state)
 
@@ -176,8 +183,8 @@ def test_a_context_that_does_not_fit() -> None:
         context = ra.Context(**fields)
         BLOCK.forward(params, BLOCK.start(params, x, ra.Context()), context)
 
-    with pytest.raises(ValueError, match=r"context.mask was given, but Higher-order attention reads only: key_mask"):
-        step(mask=np.ones((5, 5), bool))
+    with pytest.raises(ValueError, match=r"context.mask: got shape \(5, 4\), needs one that broadcasts to"):
+        step(mask=np.ones((5, 4), bool))
     with pytest.raises(ValueError, match=r"context.key_mask: got shape \(2, 4\), needs \(2, 5\)"):
         step(key_mask=np.ones((2, 4), bool))
     with pytest.raises(ValueError, match=r"context.memory_mask was given without context.memory"):

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 
 import refattn as ra
 from refattn import counter
@@ -28,9 +29,11 @@ def softmax_of_the_scores(q: Any, k: Any, v: Any) -> Any:
     return weights @ v / weights.sum(axis=-1, keepdims=True)
 
 
-def test_equation_3_needs_its_factorial() -> None:
-    """As printed it drops the 1/2 of order 2 (and the square of the scale): the result is ten times as far off."""
+def test_equation_3_is_the_square_alone() -> None:
+    """It expands (q . k)^2, which is right; taken for the term of order 2, without its 1/2, it leads far off."""
     q, k, v = arrays()
+    products = np.einsum("bhim,bhil,bhjm,bhjl->bhij", q, q, k, k)
+    np.testing.assert_allclose(products, (q @ np.swapaxes(k, 2, 3)) ** 2, rtol=1e-9)
     exact = softmax_of_the_scores(q, k, v)
     ours = np.abs(ra.higher_order.forward(q, k, v)[0] - exact).max()
     printed = np.abs(CONVENTIONS["factorials left out"](q, k, v)[0] - exact).max()
@@ -122,8 +125,19 @@ def test_a_mask_on_the_keys_alone_is_enough_with_delta_1_only() -> None:
 
 
 def test_queries_and_keys_may_be_of_different_number() -> None:
-    """Where the contraction over queries raises."""
+    """Where the contraction over queries keeps the position of the key: it raises, or broadcasts a single one."""
     q, k, v = arrays()
+
+    def theirs(queries: int, keys: int) -> tuple[int, ...]:
+        """The shape of orders 1 and 2, as the author's code adds them up."""
+        some_q, some_k, some_v = q[0, 0, :queries], k[0, 0, :keys], v[0, 0, :keys]
+        first = np.einsum("ld,sd,sm->lm", some_q, some_k, some_v)
+        second = np.einsum("ld,le,sd,se,sm->sm", some_q, some_q, some_k, some_k, some_v)
+        return (first + second).shape
+
+    assert theirs(1, 24) == theirs(24, 1) == (24, 8)
+    with pytest.raises(ValueError, match="broadcast"):
+        theirs(5, 24)
     np.testing.assert_allclose(
         ra.higher_order.forward(q[:, :, :5], k, v, form="linear")[0],
         ra.higher_order.forward(q, k, v, form="linear")[0][:, :, :5],

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 import refattn as ra
-from refattn.mechanisms.koopman import dense
-from refattn.mechanisms.koopman.kernel import Observables, look
+from refattn.mechanisms.koopman.kernel import Observables, centres_of, look
 from refattn.mechanisms.koopman.perturbation import steepness
 
 RECORD = ra.mechanism("koopman")
@@ -48,5 +47,5 @@ class OneStep:
 def one_step_of(inner: Any) -> OneStep:
     """The one-step map of the last update of the dense form."""
     step = inner.updates[-1]
-    centres = dense.centres_of(step.points[..., :-1, :], inner.g, inner.options)
+    centres = centres_of(step.points[..., :-1, :], inner.g, inner.options.space)
     return OneStep(centres, np.swapaxes(step.modes, -1, -2) @ step.dual)

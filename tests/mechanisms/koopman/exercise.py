@@ -35,6 +35,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         (augmented, partial(core, sizes, space="augmented")),
         (one, partial(core, sizes, space="full", similarity="kernel", fit="separable")),
         (one, partial(core, sizes, fit="stein(scale='mean')")),
+        (one, partial(core, sizes, fit="separable(norm=0.3)")),
         (one, partial(_block, sizes, make=make, full=True)),
         (alone, partial(_block, alone, make=make, full=False)),
         *((behind, partial(_pointer, behind, make=make, similarity=name)) for name in ("dot", "kernel")),

@@ -1,4 +1,4 @@
-"""Decoding and draws, beyond T21 and T22 of test_acceptance.py."""
+"""Decoding, beyond T22 of test_acceptance.py."""
 
 from __future__ import annotations
 
@@ -8,37 +8,12 @@ import numpy as np
 import pytest
 
 import refattn as ra
-from refattn import Context, counter
+from refattn import counter
 from refattn.mechanisms.koopman.layer import decode
-from refattn.mechanisms.koopman.layer.draws import draw
 
 
 def normal(name: str, *shape: int) -> Any:
     return counter.normal(shape, seed=5, purpose=name)
-
-
-def test_draws_of_seeds_steps_and_layers() -> None:
-    like = np.zeros(1)
-    one, same = (draw(5, seed=1, step=2, layer=3, like=like) for _ in range(2))
-    assert all(np.array_equal(one[name], same[name]) for name in one)
-    for other in ({"seed": 2}, {"step": 3}, {"layer": 4}):
-        found = draw(5, **{"seed": 1, "step": 2, "layer": 3, **other}, like=like)
-        assert not np.any(found["ridge"] == one["ridge"])
-    many = draw(101, seed=0, step=0, layer=0, like=like)
-    assert not np.any(many["ridge"] == many["epsilon"])
-
-
-def test_a_block_uses_its_draws() -> None:
-    block = ra.mechanism("koopman").block
-    x = normal("x", 1, 5, 8)
-    params = block.init(block.Config(width=8, heads=2), seed=0, like=x)
-    given = [Context(), *(Context(draws=draw(2, seed=n, step=0, layer=0, like=x)) for n in (1, 1, 2))]
-    out = [block.read(params, block.forward(params, block.start(params, x, c), c)[0]) for c in given]
-    assert np.array_equal(out[1], out[2])
-    assert not np.array_equal(out[1], out[3])
-    assert not np.array_equal(out[0], out[1])
-    with pytest.raises(ValueError, match=r"context.draws: got noise, needs ridge and epsilon"):
-        block.forward(params, block.start(params, x, Context()), Context(draws={"noise": x}))
 
 
 def test_pointing() -> None:
@@ -224,17 +199,3 @@ def test_a_way_back_to_tokens_names_what_is_wrong() -> None:
         decode.to_tokens_backward(x, w, normal("d", 2, 3, 5))
     with pytest.raises(ValueError, match=r"w: got shape \(6, 4\), needs \(4, width\)"):
         decode.to_tokens_backward(x, w.T, normal("d", 2, 3, 6))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"updates": 0}, r"updates: got 0, needs a whole number of at least 1"),
-        ({"updates": "3"}, r"updates: got '3', needs a whole number of at least 1"),
-        ({"candidates": 0}, r"candidates: got 0, needs a whole number of at least 1"),
-        ({"candidates": 9}, r"candidates: got 9, needs at most 8"),
-    ],
-)
-def test_draws_name_what_is_wrong(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        draw(**{"updates": 3, "seed": 0, "step": 0, "layer": 0, "like": np.zeros(1), **given})

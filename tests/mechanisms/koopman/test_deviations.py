@@ -72,6 +72,14 @@ def test_shift_and_identity_have_other_limits() -> None:
     assert np.max(np.abs(small["identity"] - small["shift"])) > 1e-3
 
 
+def test_the_default_can_be_inverted() -> None:
+    """Where psi = phi + epsilon pi has no inverse, and in later updates."""
+    arrays = [counter.normal((1, 2, 8, 4), seed=3, purpose=name) for name in "qkv"]
+    with pytest.raises(ra.koopman.KoopmanInverseError):
+        ra.koopman.forward(*arrays, perturbation="shift")
+    assert np.all(np.isfinite(ra.koopman.forward(*arrays, updates=4)[0]))
+
+
 def test_a_draw_that_does_not_invert_is_replaced() -> None:
     q, k, v = draw("q", 1, 1, 3, 2), draw("k", 1, 1, 5, 2), draw("v", 1, 1, 5, 2)
     with pytest.raises(ra.koopman.KoopmanInverseError):

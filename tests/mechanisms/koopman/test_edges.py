@@ -74,7 +74,7 @@ def test_the_bound_of_the_certificate_is_reached(kernel: str) -> None:
 def test_a_singular_perturbation_raises_with_its_place() -> None:
     q, k, v = qkv()
     with pytest.raises(KoopmanInverseError, match=r"update 2: the perturbation was not inverted at 10 positions") as e:
-        forward(q, k * 0.0, v, epsilon=0.0, tau=0.0)  # psi = phi = 0, and z = 0 ... has no single root
+        forward(q, k * 0.0, v, perturbation="shift", epsilon=0.0)  # psi = phi = 0, and z = 0 ... has no single root
     assert e.value.update == 2
     assert e.value.positions[0] == (0, 0, 0)
 
@@ -82,8 +82,8 @@ def test_a_singular_perturbation_raises_with_its_place() -> None:
 def test_another_candidate_is_tried() -> None:
     q, k, v = qkv()
     epsilon = np.asarray([[0.0], [3.0]])
-    out, saved = forward(q, k, v, epsilon=epsilon)
-    np.testing.assert_array_equal(out, forward(q, k, v, epsilon=3.0)[0])
+    out, saved = forward(q, k, v, perturbation="shift", epsilon=epsilon)
+    np.testing.assert_array_equal(out, forward(q, k, v, perturbation="shift", epsilon=3.0)[0])
     gradient = ra.koopman.backward(saved, draw("d", *out.shape))["epsilon"]
     assert gradient[0, 0] == 0.0
     assert gradient[1, 0] != 0.0

@@ -181,7 +181,7 @@ def test_the_position_of_an_error_is_that_of_the_query(monkeypatch: pytest.Monke
     monkeypatch.setattr(shared, "CHUNK", 1)
     q, k, v = qkv(20, 7, b=1)
     with pytest.raises(KoopmanInverseError, match=r"update 2: the perturbation was not inverted") as first:
-        forward(q, 0.0 * k, v, epsilon=0.0, form="shared")
+        forward(q, 0.0 * k, v, perturbation="shift", epsilon=0.0, form="shared")
     assert first.value.positions[:2] == ((0, 0, 0), (0, 0, 1))
     calls: list[Any] = []
 

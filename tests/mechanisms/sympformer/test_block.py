@@ -434,7 +434,6 @@ CATCHERS: tuple[dict[str, Any], ...] = (
     {"mlp": "none", "start": "table"},
     {"mlp": "velocity(ratio=2, start='table')", "look_ahead": True},
     {"integrator": "exponential_midpoint", "mlp": "none", "oracle": "reduced", "normalise": "none"},
-    {"mlp": "none", "draws": {"force": draw("force", 1, 4, 6)}},
     *({"integrator": name, "mlp": "momentum", "start": "linear"} for name in INTEGRATORS),
 )
 _exact: dict[int, dict[str, Any]] = {}
@@ -443,9 +442,8 @@ _exact: dict[int, dict[str, Any]] = {}
 def _caught(tag: equations.Tag, kind: str) -> bool:
     x, d_x = draw("x", 1, 4, 6), draw("d_x", 1, 4, 6)
     for n, options in enumerate(CATCHERS):
-        params = stack(2, **{name: value for name, value in options.items() if name not in ("causal", "draws")})
-        context = dataclasses.replace(told(params, x, options.get("causal", True)), draws=options.get("draws"))
-        state, saves = run(params, x, context)
+        params = stack(2, **{name: value for name, value in options.items() if name != "causal"})
+        state, saves = run(params, x, told(params, x, options.get("causal", True)))
         if n not in _exact:
             _exact[n] = back(params, state, saves, d_x)
         with equations.mutate(tag.id, changed_by(kind, tag.axes or (), "float32")):

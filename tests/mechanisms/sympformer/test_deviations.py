@@ -53,6 +53,19 @@ def test_the_gradient_of_a_masked_hamiltonian_knows_the_future() -> None:
     assert np.array_equal(ra.sympformer.forward(**changed, causal=True)[0][:, :, :-1], out[:, :, :-1])
 
 
+def test_the_first_strang_knows_no_future() -> None:
+    """Its force is no gradient: 1/2T sum_j E_ij (s_i + s_j - 2) v_j over what a token attends."""
+
+    def force(u: Any, p: Any) -> Any:
+        growth = np.tril(np.exp(0.2 * (u @ draw("w_q", D, D)) @ (u @ draw("w_k", D, D)).T))
+        s = np.sum(p * p, axis=1) / (np.sum(growth, axis=1) / N) ** 2
+        return (growth * (s[:, None] + s[None, :] - 2.0)) @ (u @ draw("w_v", D, D)) / (2.0 * N)
+
+    u, p = draw("u", N, D), draw("p", N, D)
+    end = np.arange(N)[:, None] == N - 1  # the last token moves, and its momentum
+    np.testing.assert_allclose(force(u + end, p + end)[:-1], force(u, p)[:-1], rtol=1e-13)
+
+
 def test_dividing_by_all_tokens_makes_the_past_depend_on_how_many_follow() -> None:
     wrong, x = CONVENTIONS["z is a mean over all tokens"], inputs()
     short = {name: value[:, :, :3] for name, value in x.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 from unittest import mock
 
@@ -11,8 +12,10 @@ import pytest
 from refattn import Context, tree
 from refattn.analysis.particles import Exponential
 from refattn.mechanisms.sympformer import core
+from refattn.mechanisms.sympformer.layer.config import MODULES
 from refattn.mechanisms.sympformer.oracles import hamiltonian
 from refattn.mechanisms.sympformer.params import Layer
+from refattn.ops import layer_norm
 from refattn.verify.itself.gradients import block_subjects
 from tests.mechanisms.sympformer.calls import BLOCK, INTEGRATORS, RECORD, back, draw, run, stack
 
@@ -51,6 +54,63 @@ def test_force_and_velocity_are_derivatives_of_the_hamiltonian(at_rest: bool) ->
         if not at_rest:
             slope = (energy(params, y, p + step) - energy(params, y, p - step)) / (2.0 * h)
             assert speed[index] == pytest.approx(slope, abs=1e-8)
+
+
+def asymmetry(params: Any, causal: bool, normed: bool = False) -> float:
+    """How far velocity and force are from those of any Hamiltonian of tokens and momenta, which have f_x = -g_p^T.
+
+    And f_p and g_x are symmetric. The tokens are taken as they are, as the force takes them, unless `normed`.
+    """
+    numbers = {
+        name: each.value(params.numbers.get(name), params.gain) for name, each in params.config.numbers().items()
+    }
+    oracle = MODULES[type(params.config.oracle)]
+    layer = Layer(oracle, params, numbers, causal)
+
+    def field(at: Any) -> Any:
+        x, p = at.reshape(2, 1, N, D)
+        answer, _ = oracle.forward(layer, x, p)
+        moved = answer.b if answer.b is not None else oracle.mobilised(layer, p)
+        return np.concatenate([oracle.velocity(moved, answer.context).ravel(), -answer.g.ravel()])
+
+    at, h = np.concatenate([draw("x", N, D).ravel(), draw("p", N, D).ravel()]), 1e-5
+    left = (
+        contextlib.nullcontext()
+        if normed
+        else mock.patch.object(layer_norm, "layer_norm_forward", lambda x, _: (x, None))
+    )
+    with left:
+        slopes = np.stack([(field(at + h * e) - field(at - h * e)) / (2.0 * h) for e in np.eye(len(at))], axis=1)
+    half = len(at) // 2
+    second = np.concatenate([slopes[half:], slopes[:half]])  # of what would be H: by x, then by p
+    return float(np.max(np.abs(second - second.T)) / np.max(np.abs(second)))
+
+
+def symmetric(oracle: str) -> Any:
+    """The parameters of a layer with A = scale w_q w_k^T = w_v w_o (linear attention: A and V) and B symmetric."""
+    (params,) = stack(1, oracle=oracle, mlp="none", start="linear")
+    leaves = {name: each for name, each in tree.flatten(params).items() if name.startswith("w_")}
+    leaves |= {name: leaves[name] + leaves[name].T for name in ("w_a", "w_b", "w_v") if name in leaves}
+    if oracle == "softmax":
+        leaves |= {"w_k": leaves["w_q"], "w_v": params.config.scale * leaves["w_q"], "w_o": leaves["w_q"].T}
+    return tree.unflatten(params, {**tree.flatten(params), **leaves})
+
+
+@pytest.mark.parametrize("oracle", ["softmax", "linear", "hamiltonian"])
+def test_when_there_is_a_hamiltonian(oracle: str) -> None:
+    """Symmetric matrices, no causality; of oracle="hamiltonian" B alone. The norm of the tokens is left out of it."""
+    params = symmetric(oracle)
+    assert asymmetry(params, False) < 1e-8
+    assert asymmetry(params, False, normed=True) > 1e-2
+    if oracle == "hamiltonian":
+        params = tree.unflatten(params, {**tree.flatten(params), "w_k": draw("other", D, D)})
+        assert asymmetry(params, False) < 1e-8
+    else:
+        assert asymmetry(params, True) > 1e-2
+    for name in {"softmax": ("w_b", "w_k", "w_v", "w_o"), "linear": ("w_a", "w_v"), "hamiltonian": ("w_b",)}[oracle]:
+        leaves = tree.flatten(params)
+        other = tree.unflatten(params, {**leaves, name: leaves[name] + 0.1 * draw("other", D, D)})
+        assert asymmetry(other, False) > 1e-3, name
 
 
 def test_it_is_the_force_of_the_particles() -> None:

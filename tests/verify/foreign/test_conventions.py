@@ -85,8 +85,8 @@ def test_other_mechanisms_are_asked_what_makes_sense() -> None:
     def attended(q: Any, k: Any, v: Any, **options: Any) -> Any:
         return ra.higher_order.forward(q, k, v, **options)[0]
 
-    # No mask but the causal one, no scale, no soft-cap, no lse, no window, sink or lengths.
-    left_out = {"mask", "empty rows", "scale", "soft-cap", "lse", "window", "sink", "beyond the lengths"}
+    # No scale, no soft-cap, no lse, no window, sink or lengths.
+    left_out = {"scale", "soft-cap", "lse", "window", "sink", "beyond the lengths"}
     assert set(probe_conventions(attended, "higher_order")) == set(EXPECTED) - left_out
     wrong = ra.mechanism("higher_order").conventions["top-left causality"]
     found = differing(lambda q, k, v, **options: wrong(q, k, v, **options)[0], "higher_order")

@@ -103,23 +103,23 @@ def test_gradients_that_were_asked_for_have_their_rows() -> None:
     ("outcomes", "line"),
     [
         ([], "softmax: nothing was run: there was no case"),
-        ([outcome("declined", detail="no")], "softmax: nothing was run: all 1 cases were declined"),
+        ([outcome("declined", detail="no")], "softmax: nothing was run: its case was declined"),
         (
             [outcome("agrees", verdict(0.125))],
-            "softmax: agrees: 1 cases run, 0 declined, 0 failed; "
+            "softmax: agrees: 1 case run, 0 declined, 0 failed; "
             "worst use of the allowed error 0.12 (float32 out, case plain)",
         ),
         (
             [outcome("raises", detail="raised ValueError: no")],
-            "softmax: raises: 1 cases run, 0 declined, 1 failed; no tensor could be judged",
+            "softmax: raises: 1 case run, 0 declined, 1 failed; no tensor could be judged",
         ),
         (
             [outcome("disagrees", verdict(math.inf, statistic="shape", index=(), got="(1,)", expected="(2,)"))],
-            "softmax: disagrees: 1 cases run, 0 declined, 1 failed; worst: wrong shape (float32 out, case plain)",
+            "softmax: disagrees: 1 case run, 0 declined, 1 failed; worst: wrong shape (float32 out, case plain)",
         ),
         (
             [outcome("raises", verdict(0.5), detail="returned no d_q")],
-            "softmax: raises: 1 cases run, 0 declined, 1 failed; "
+            "softmax: raises: 1 case run, 0 declined, 1 failed; "
             "worst use of the allowed error 0.50 (float32 out, case plain)",
         ),
         (

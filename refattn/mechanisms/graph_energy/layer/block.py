@@ -32,7 +32,7 @@ from refattn import equations
 from refattn.mechanisms.arguments import check_gradient, check_mask
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.graph_energy import core
-from refattn.mechanisms.graph_energy.layer import learned
+from refattn.mechanisms.graph_energy.layer import hierarchy, learned
 from refattn.mechanisms.graph_energy.layer.config import Config, Params, check_params, core_options, init
 from refattn.mechanisms.graph_energy.layer.regularisers import added
 from refattn.mechanisms.graph_energy.options import Start
@@ -64,7 +64,7 @@ class Saved:
     keys: Array
     joined: Array
     numbers: dict[str, Array | None]
-    core: core.Saved
+    core: core.Saved | hierarchy.Saved
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
@@ -81,14 +81,13 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     own = equations.active(learned)
     chosen = own.numbers(params, context)
     begin = Start(at=own.starts(params, keys), jitter=own.jitter_of(config, context))
-    attended, core_saved = core.forward(
-        queries,
-        keys,
-        values,
-        mask=mask_of(context, (x.shape[0], config.heads, x.shape[1], y.shape[1])),
-        causal=context.causal,
-        start=begin,
-        **core_options(config, chosen),
+    way = core if config.levels is None else hierarchy
+    if config.levels is None:
+        masks = {"mask": mask_of(context, (x.shape[0], config.heads, x.shape[1], y.shape[1])), "start": begin}
+    else:
+        masks = {"mask": context.mask, "key_mask": padding(context, x.shape[0], x.shape[1])}
+    attended, core_saved = way.forward(
+        queries, keys, values, causal=context.causal, **masks, **core_options(config, chosen)
     )  # (b, h, i, e)
     joined = merge_heads(attended)  # (b, i, h*e) [GE.23]
     out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): without its residual
@@ -117,13 +116,17 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*e) [dGE.23]
     # forward: joined = merge_heads(attended)
     d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.16]
-    more = added(config.regulariser if saved.context.training else None, config.strength, saved.core)
-    d = core.backward(saved.core, d_attended, **more)
+    d_pushed = d_probe = None  # of parts that there are not
+    if isinstance(saved.core, hierarchy.Saved):
+        d = hierarchy.backward(saved.core, d_attended)
+    else:
+        more = added(config.regulariser if saved.context.training else None, config.strength, saved.core)
+        d = core.backward(saved.core, d_attended, **more)
+        if params.probe is not None:
+            begin = saved.core.inner.graph.start[..., 0]  # (b, h, j): GE.27
+            d_pushed, d_probe = own.starts_backward(params.probe, saved.keys, begin, d["start"])  # (b, g, j, d)
     d_learned = own.numbers_backward(params, own.classes_of(config, saved.context), saved.numbers, d)
-    d_pushed = None
-    if params.probe is not None:
-        begin = saved.core.inner.graph.start[..., 0]  # (b, h, j): GE.27
-        d_pushed, d_learned["probe"] = own.starts_backward(params.probe, saved.keys, begin, d["start"])  # (b, g, j, d)
+    d_learned["probe"] = d_probe
     d_keys = sum_of(d["k"], d_pushed)  # (b, g, j, d) [dGE.18]
     # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y
     memory = saved.context.memory  # (b, j, m)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_is, check_number
+from refattn.mechanisms.arguments import check_is, check_number, check_whole
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
+from refattn.mechanisms.graph_energy.layer import hierarchy
 from refattn.mechanisms.graph_energy.layer.regularisers import NAMES
 from refattn.mechanisms.graph_energy.options import (
     FAMILIES,
@@ -28,12 +29,14 @@ from refattn.mechanisms.graph_energy.options import (
 )
 from refattn.mechanisms.projections import check_shapes, check_sizes, fresh
 from refattn.ops.weights import fresh_weight
-from refattn.xp import Array, device, namespace
+from refattn.xp import Array, device, namespace, zeros
 
 SLOPES_BELOW_1 = ("sin", "tanh", "identity", "arctan")
 """Couplings with a largest slope of 1: a block may bound the step by how strong they are, which it learns."""
 
 USUAL = defaults_of(core.forward)
+
+LEVELS = defaults_of(hierarchy.forward)
 
 _NEEDS = "needs a number, such as 0.1"
 
@@ -63,6 +66,10 @@ class Config(projections.Config):
         A sum R, one of `refattn.mechanisms.graph_energy.layer.regularisers.NAMES`, and lambda: in training the backward
         adds the gradient of lambda R, over all sequences and heads, to that of the loss, which itself stays what it is.
         Where a loss is the mean over N tokens, lambda / N weighs the mean of R over tokens with lambda.
+    levels, window, stride
+        How many levels of tokens there are, at most, of which a token reads a few nodes near to it: those of
+        `refattn.mechanisms.graph_energy.layer.hierarchy`, in time and memory linear in the number of tokens. How much
+        each level counts is learned. None: a token reads all tokens, as in the core.
     """
 
     state: str = USUAL["state"]
@@ -80,10 +87,14 @@ class Config(projections.Config):
     jitter: float = 0.0
     regulariser: str | None = None
     strength: float = 1e-3
+    levels: int | None = None
+    window: int | None = LEVELS["window"]
+    stride: int = LEVELS["stride"]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, "steps", "classes")
+        check_sizes(self, "steps", "classes", "levels", "window")
+        check_whole("stride", self.stride, 2)
         for name in ("learn_step", "learn_tau"):
             check_is(name, getattr(self, name), bool)
         choice("state", self.state, STATES)
@@ -127,6 +138,24 @@ class Config(projections.Config):
         if self.learn_tau and not self.first_tau > 0.0:
             tau = self.chosen("threshold").tau
             raise ValueError(f'tau: got {tau} with learn_tau and state="{self.state}", needs a number above 0')
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        """Raise where levels are asked for together with what they do not have."""
+        if self.levels is None:
+            for name in ("window", "stride"):
+                if (value := getattr(self, name)) != LEVELS[name]:
+                    raise ValueError(f"{name}: got {value} without levels, needs levels, such as 3")
+            return
+        others = {
+            f'state="{self.state}"': self.state != "token",
+            f"graph={self.graph!r}": self.over_keys,
+            f"jitter={self.jitter}": self.jitter != 0.0,
+            f'regulariser="{self.regulariser}"': self.regulariser is not None,
+        }
+        for name, there in others.items():
+            if there:
+                raise ValueError(f"levels: got {self.levels} with {name}, which levels do not have; needs None")
 
     def chosen(self, option: str) -> Any:
         """Return the object of an option that is one of several kinds, or None."""
@@ -191,12 +220,14 @@ class Params(projections.Params[Config]):
     raw_tau: Array | None = None  # (h)
     probe: Array | None = None  # (h, d)
     coefficients: Array | None = None  # (o)
+    level_logits: Array | None = None  # of each level
 
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, biases of 0, and mu = kappa = 1.
 
-    A step, a threshold and coefficients that are learned start at what the configuration says, a probe like a weight.
+    A step, a threshold and coefficients that are learned start at what the configuration says, a probe like a weight,
+    and levels count alike.
     """
     h, _, d, _ = config.sizes
     xp = namespace(like)
@@ -221,6 +252,7 @@ def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
         raw_tau=raw(config.first_tau) if config.learn_tau else None,
         probe=probe,
         coefficients=config.chosen("coupling").array(like) + 0.0 if config.is_polynomial else None,
+        level_logits=None if config.levels is None else zeros((config.levels,), like),
     )
 
 
@@ -240,6 +272,8 @@ def check_params(params: Params) -> None:
         needs["coefficients"] = (len(config.chosen("coupling").coefficients),)
     if config.classes is not None:
         needs["raw_mu"] = (h, config.classes)
+    if config.levels is not None:
+        needs["level_logits"] = (config.levels,)
     check_shapes(params, needs)
 
 
@@ -250,12 +284,15 @@ def check_bounded(config: Config, context: Context) -> None:
 
 
 def core_options(config: Config, numbers: Mapping[str, Array | None]) -> dict[str, Any]:
-    """Return the options of the core, for the numbers that are learned; None stands for what is not."""
-    names = ("state", "coupling", "intrinsic", "step", "steps", "integrator", "threshold", "graph", "scale")
+    """Return the options of the core, or of levels, for the numbers that are learned; None stands for what is not."""
+    names = ["coupling", "intrinsic", "step", "steps", "integrator", "threshold", "graph", "scale"]
+    names += ["state"] if config.levels is None else ["levels", "window", "stride"]
     chosen = {name: getattr(config, name) for name in names} | {"mu": 0.0}
     chosen |= {name: numbers[name] for name in ("mu", "kappa", "step") if numbers[name] is not None}
     if numbers["tau"] is not None:
         chosen["threshold"] = replace(config.chosen("threshold"), tau=numbers["tau"])
     if (coefficients := numbers["coefficients"]) is not None:
         chosen["coupling"] = Polynomial(coefficients)
+    if config.levels is not None:
+        chosen["level_logits"] = numbers["level_logits"]
     return chosen

@@ -5,9 +5,11 @@ Where the graph has an energy E, the rate of the scores is minus its gradient; w
 
 from __future__ import annotations
 
+from refattn.mechanisms.graph_energy.layer import hierarchy
 from refattn.mechanisms.graph_energy.layer.block import Saved
-from refattn.mechanisms.graph_energy.options import Proximal
+from refattn.mechanisms.graph_energy.options import Proximal, tau_of
 from refattn.ops.activations import soft_threshold
+from refattn.ops.sums import sum_of
 from refattn.xp import Array, sum_wide
 
 
@@ -15,11 +17,18 @@ def force(saved: Saved) -> tuple[Array, int]:
     """Return the sum over batch and heads of the squared norm of the rate after the last step, and how many there are.
 
     With a threshold after every step the rate is that of such a step: 0 where neither the flow nor the threshold moves
-    a score.
+    a score. Those of several levels of tokens are added.
     """
-    flow, options = saved.core.inner.flow, saved.core.options
-    x, h = flow.states[-1], options.step
-    rate = saved.core.system.rate(x)
-    if isinstance(options.threshold, Proximal):
-        rate = (soft_threshold(x + h * rate, h * flow.tau, signed=options.signed) - x) / h
-    return sum_wide(rate * rate), x.shape[0] * x.shape[1]
+    options = saved.core.options
+    h = options.step
+    if isinstance(saved.core, hierarchy.Saved):
+        ends = [(stage.scores, stage.rate, tau_of(options, None, stage.scores)) for stage in saved.core.stages]
+    else:
+        x = saved.core.scores
+        ends = [(x, saved.core.system.rate(x), saved.core.inner.flow.tau)]
+    squares: list[Array] = []
+    for x, rate, tau in ends:
+        if isinstance(options.threshold, Proximal):
+            rate = (soft_threshold(x + h * rate, h * tau, signed=options.signed) - x) / h
+        squares.append(sum_wide(rate * rate))
+    return sum_of(*squares), x.shape[0] * x.shape[1]

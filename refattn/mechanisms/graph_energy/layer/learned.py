@@ -22,7 +22,8 @@ Adjoints::
     [dGE.27]  dl = db b (1 - b)                      with l = k_j . u
     [dGE.probe]  du = sum_j dl_j k_j
 
-A step that follows mu is none of a block with classes. Coefficients of a polynomial go to the core as they are.
+A step that follows mu is none of a block with classes. Coefficients of a polynomial, and how much levels count, go to
+the core as they are.
 
 Axes: b batch, j token that is a node, h head, g key/value head, d width of a head, p class.
 
@@ -56,7 +57,8 @@ def numbers(params: Params, context: Context) -> dict[str, Array | None]:
         step = 1.0 / (2.0 * kappa if mu is None else mu + 2.0 * kappa)  # (h) [GE.22]
     if params.raw_tau is not None:
         tau = _softplus(params.raw_tau)  # (h) [GE.26]
-    return {"mu": mu, "kappa": kappa, "step": step, "tau": tau, "coefficients": params.coefficients}
+    as_they_are = {"coefficients": params.coefficients, "level_logits": params.level_logits}
+    return {"mu": mu, "kappa": kappa, "step": step, "tau": tau, **as_they_are}
 
 
 def numbers_backward(
@@ -66,7 +68,7 @@ def numbers_backward(
 
     `classes` are those of the nodes.
     """
-    found: dict[str, Array | None] = {"coefficients": d.get("coefficients")}
+    found: dict[str, Array | None] = {name: d.get(name) for name in ("coefficients", "level_logits")}
     # forward: step = 1 / (mu + 2 kappa)
     bound = None if params.raw_step is not None else learned["step"]  # (h): that follows mu and kappa
     moved = 0.0 if bound is None else bound * bound * d["step"]  # (h): h^2 dh

@@ -5,6 +5,9 @@ token's score flows beside those that are kept: its memory grows by a number for
 with the number of tokens before it. In state "query" scores flow anew for every query, on a graph of all tokens so
 far; there queries are kept, and everything is computed again.
 
+With levels of tokens a level keeps its last nodes, no more than a token reads: then the time and the memory of a new
+token do not grow with what was before it.
+
 A key mask covers the tokens of the past and the new ones, and so do positions.
 
 Axes: b batch, n new token, j token, h head, g key/value head, d and e widths of a head, p stage, c channel.
@@ -20,21 +23,28 @@ from refattn import equations
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core, dense
+from refattn.mechanisms.graph_energy.forces import Number
 from refattn.mechanisms.graph_energy.forms import pairs
-from refattn.mechanisms.graph_energy.layer import block, learned
+from refattn.mechanisms.graph_energy.layer import block, hierarchy, learned
 from refattn.mechanisms.graph_energy.layer.config import Params, core_options
-from refattn.mechanisms.graph_energy.options import Proximal, tau_of
+from refattn.mechanisms.graph_energy.layer.level import Level
+from refattn.mechanisms.graph_energy.options import Options, Proximal, tau_of
 from refattn.ops.activations import soft_threshold
 from refattn.ops.heads import merge_heads, repeat_heads
 from refattn.ops.linear import linear_forward
+from refattn.ops.masks import where_allowed
 from refattn.ops.softmax import softmax_forward
-from refattn.ops.sums import moved_by
-from refattn.xp import Array, namespace, raised, zeros
+from refattn.ops.sums import moved_by, sum_of
+from refattn.xp import Array, arange, namespace, raised, zeros
+
+
+class Cache:
+    """What is kept of the tokens so far: `Tokens`, or with levels `Levels`."""
 
 
 @dataclass(frozen=True)
-class Cache:
-    """What is kept of the tokens so far."""
+class Tokens(Cache):
+    """What is kept of every token."""
 
     k: Array  # (b, g, j, d)
     v: Array  # (b, g, j, e)
@@ -42,91 +52,202 @@ class Cache:
     points: Array | None  # (b, h, j, p, c): where each stage was evaluated, and the end; else
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """What is kept of the last nodes of a level."""
+
+    k: Array  # (b, g, j, d)
+    v: Array  # (b, h, j, e)
+    points: Array  # (b, h, j, p, 1)
+
+
+@dataclass(frozen=True)
+class Levels(Cache):
+    """What is kept of the last nodes of each level after `seen` tokens."""
+
+    seen: int
+    levels: tuple[Nodes, ...]
+
+
 def start(params: Params, batch: int) -> Cache:
     """Return the cache before the first token."""
-    h, g, d, e = params.config.sizes
-    like = params.w_q
+    config, like = params.config, params.w_q
+    h, g, d, e = config.sizes
     keys, values = zeros((batch, g, 0, d), like), zeros((batch, g, 0, e), like)
-    if params.config.state == "query":
-        return Cache(keys, values, zeros((batch, h, 0, d), like), None)
-    stages = len(_tableau(params)[1]) * params.config.steps + 1
-    channels = e if params.config.state == "feature" else 1
-    return Cache(keys, values, None, zeros((batch, h, 0, stages, channels), raised(like)))
+    if config.state == "query":
+        return Tokens(keys, values, zeros((batch, h, 0, d), like), None)
+    channels = e if config.state == "feature" else 1
+    points = zeros((batch, h, 0, len(_tableau(params)[1]) * config.steps + 1, channels), raised(like))
+    if config.levels is not None:
+        return Levels(0, (Nodes(raised(keys), zeros((batch, h, 0, e), raised(like)), points),) * config.levels)
+    return Tokens(keys, values, None, points)
 
 
 def prefill(params: Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of new tokens (b, n, m), and the cache with them."""
     _check(params, cache, state, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
-    if cache.points is not None and cache.k.shape[2]:
+    seen = _seen(cache)
+    if seen and not (isinstance(cache, Tokens) and cache.points is None):
         parts = []
         for n in range(x.shape[1]):
-            mask = None if context.key_mask is None else context.key_mask[:, : cache.k.shape[2] + 1]
-            classes = None if context.positions is None else context.positions[: cache.k.shape[2] + 1]
+            mask = None if context.key_mask is None else context.key_mask[:, : seen + n + 1]
+            classes = None if context.positions is None else context.positions[: seen + n + 1]
             known = replace(context, key_mask=mask, positions=classes)
             one, cache = step(params, cache, block.State(x[:, n : n + 1, :]), known)
             parts.append(one.x)
         return replace(state, x=xp.concat(parts, axis=1) if parts else x), cache
     q, k, v = own.project(params, x, x)
+    chosen = _options(params, context)
+    if isinstance(cache, Levels):
+        attended, found = hierarchy.forward(q, k, v, key_mask=context.key_mask, causal=True, **chosen)
+        return replace(state, x=_result(params, x, attended)), _of_levels(cache, found)
+    assert isinstance(cache, Tokens)
     k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
     all_q = q if cache.q is None else xp.concat([cache.q, q], axis=2)
     tokens = (x.shape[0], q.shape[1], k.shape[2], k.shape[2])
-    chosen = _options(params, context)
     attended, saved = core.forward(all_q, k, v, mask=block.mask_of(context, tokens), causal=True, **chosen)
     result = _result(params, x, attended[:, :, k.shape[2] - x.shape[1] :, :])
     if cache.points is None:
-        return replace(state, x=result), Cache(k, v, all_q, None)
-    ways = [point for taken in saved.inner.flow.steps for point, _, _ in taken.stages]
-    points = xp.stack([*ways, saved.scores], axis=3)  # (b, h, j, p, c)
-    return replace(state, x=result), Cache(k, v, None, points)
+        return replace(state, x=result), Tokens(k, v, all_q, None)
+    return replace(state, x=result), Tokens(k, v, None, _points(saved.inner.flow, k.shape[2]))
 
 
 def step(params: Params, cache: Cache, state: block.State, context: Context) -> tuple[block.State, Cache]:
     """Return the next state of one new token (b, 1, m), and the cache with it."""
-    if cache.points is None or not cache.k.shape[2]:
+    seen = _seen(cache)
+    if not seen or (isinstance(cache, Tokens) and cache.points is None):
         return prefill(params, cache, state, context)
     _check(params, cache, state, context)
     own, xp, x = equations.active(block), namespace(state.x), state.x
     q, k, v = own.project(params, x, x)
-    k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
     chosen = _options(params, context)
     if params.config.classes is not None:
         chosen["mu"] = chosen["mu"][:, -1:]  # of the new token
-    rows = dict(zip("qkv", (raised(q), raised(k[:, :, -1:, :]), raised(v[:, :, -1:, :])), strict=True))
+    levels = {name: chosen.pop(name) for name in ("levels", "window", "stride", "level_logits") if name in chosen}
     usual = {name: x for name, x in defaults_of(core.forward).items() if name not in ("mask", "causal", "form")}
+    rows = dict(zip("qkv", (raised(q), raised(k), raised(v)), strict=True))
     options = core.checked(**rows, masked=False, causal=True, **(usual | chosen))
-    heads, tokens = q.shape[1], k.shape[2]
-    allowed = None
+    token = _Token(options, _tableau(params), rows["q"])
+    seen_mask = None
     if context.key_mask is not None:
-        block.mask_of(context, (x.shape[0], heads, tokens, tokens))
-        allowed = (context.key_mask & context.key_mask[:, -1:])[:, None, None, :]  # (b, 1, 1, j)
-    scores = raised(q) @ xp.matrix_transpose(repeat_heads(raised(k), heads)) * options.scale  # (b, h, 1, j)
-    attention = softmax_forward(scores if allowed is None else xp.where(allowed, scores, -math.inf))  # (b, h, 1, j)
-    last = xp.concat([zeros((tokens - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the new token
-    links = attention * (1.0 - last)  # (b, h, 1, j)
-    if options.state == "feature":
-        begin = repeat_heads(raised(v[:, :, tokens - 1 :, :]), heads)  # (b, h, 1, c)
+        block.mask_of(context, (x.shape[0], q.shape[1], seen + 1, seen + 1))
+        seen_mask = context.key_mask & context.key_mask[:, -1:]  # (b, j)
+    after: Cache
+    if isinstance(cache, Levels):
+        out, after = _of_every_level(token, cache, rows["k"], rows["v"], seen_mask, **levels)
     else:
-        begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, tokens - 1 :])  # (b, h, 1, c)
-    tau, h = tau_of(options, None, begin), options.step
-    points: list[Array] = []
-    at, (alphas, beta) = begin, _tableau(params)
-    for _ in range(options.steps):
-        rates: list[Array] = []
-        for alpha in alphas:
-            point = moved_by(at, h, alpha, rates)  # (b, h, 1, c)
-            every = xp.concat([cache.points[:, :, :, len(points), :], point], axis=2)  # (b, h, j, c)
-            pull = pairs.rows_forward(options.coupling, links, None, slice(tokens - 1, tokens), every)
-            rates.append(options.intrinsic.force(point, begin, options.mu) + options.kappa * pull)
-            points.append(point)
-        at = moved_by(at, h, beta, rates)  # (b, h, 1, c)
-        if isinstance(options.threshold, Proximal):
-            at = soft_threshold(at, h * tau, signed=options.signed)  # (b, h, 1, c)
-    way = xp.stack([*points, at], axis=3)  # (b, h, 1, p, c)
-    kept = xp.concat([cache.points, way], axis=2)
-    ends = at if options.state == "feature" else kept[:, :, :, -1, :]
-    out, _ = dense.readout_forward(ends, attention, raised(v), allowed=allowed, options=options, tau=tau)
-    return replace(state, x=_result(params, x, xp.astype(out, x.dtype))), Cache(k, v, None, kept)
+        assert isinstance(cache, Tokens) and cache.points is not None
+        k, v = xp.concat([cache.k, k], axis=2), xp.concat([cache.v, v], axis=2)
+        out, points = token.read(raised(k), raised(v), cache.points, seen_mask, new=True)
+        after = Tokens(k, v, None, points)
+    return replace(state, x=_result(params, x, xp.astype(out, x.dtype))), after
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A new token, with its query (b, h, 1, d)."""
+
+    options: Options
+    tableau: Any
+    q: Array
+
+    def read(self, k: Array, v: Array, points: Array, mask: Array | None, *, new: bool) -> tuple[Array, Array]:
+        """Return what it reads of nodes, (b, h, 1, e), and the ways of their scores.
+
+        A `new` one is a node, the last of the keys and values, and `points` are the ways of the others.
+        """
+        options, heads, nodes = self.options, self.q.shape[1], k.shape[2]
+        xp, allowed = namespace(k), None if mask is None else mask[:, None, None, :]  # (b, 1, 1, j)
+        scores = self.q @ xp.matrix_transpose(repeat_heads(k, heads)) * options.scale  # (b, h, 1, j)
+        attention = softmax_forward(where_allowed(allowed, scores, -math.inf))  # (b, h, 1, j)
+        tau = tau_of(options, None, scores)
+        if new:
+            last = xp.concat([zeros((nodes - 1,), scores), xp.ones_like(scores[0, 0, 0, :1])])  # (j), 1 for the token
+            begin = 0.5 + 0.5 * xp.tanh(0.5 * scores[:, :, :, nodes - 1 :])  # (b, h, 1, c)
+            if options.state == "feature":
+                begin = repeat_heads(v[:, :, nodes - 1 :, :], heads)  # (b, h, 1, c)
+            points = xp.concat([points, self.way(attention * (1.0 - last), begin, points, tau)], axis=2)
+        ends = points[:, :, nodes - 1 :, -1, :] if options.state == "feature" else points[:, :, :, -1, :]
+        out, _ = dense.readout_forward(ends, attention, v, allowed=allowed, options=options, tau=tau)
+        return out, points
+
+    def way(self, links: Array, begin: Array, others: Array, tau: Number) -> Array:
+        """Return where its score was at each stage, and where it ends, (b, h, 1, p, c); `others` are ways of others."""
+        options, xp, h, nodes = self.options, namespace(begin), self.options.step, others.shape[2] + 1
+        points: list[Array] = []
+        at, (alphas, beta) = begin, self.tableau
+        for _ in range(options.steps):
+            rates: list[Array] = []
+            for alpha in alphas:
+                point = moved_by(at, h, alpha, rates)  # (b, h, 1, c)
+                every = xp.concat([others[:, :, :, len(points), :], point], axis=2)  # (b, h, j, c)
+                pull = pairs.rows_forward(options.coupling, links, None, slice(nodes - 1, nodes), every)
+                rates.append(options.intrinsic.force(point, begin, options.mu) + options.kappa * pull)
+                points.append(point)
+            at = moved_by(at, h, beta, rates)  # (b, h, 1, c)
+            if isinstance(options.threshold, Proximal):
+                at = soft_threshold(at, h * tau, signed=options.signed)  # (b, h, 1, c)
+        return xp.stack([*points, at], axis=3)
+
+
+def _of_every_level(
+    token: _Token,
+    cache: Levels,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    *,
+    levels: int,
+    window: int | None,
+    stride: int,
+    level_logits: Array,
+) -> tuple[Array, Levels]:
+    """Return what a new token reads of all levels, and the cache with it, for its key (b, g, 1, d) and value."""
+    xp, kept, outs = namespace(k), list[Nodes](), list[Array]()
+    value = repeat_heads(v, token.q.shape[1])  # (b, h, 1, e)
+    known = [Level(cache.seen + 1, stride**at, window, True) for at in range(levels)]
+    for level, nodes in zip(known, cache.levels, strict=True):
+        new = level.n % level.every == 0
+        if new:
+            before = 0 if window is None else max(nodes.k.shape[2] + 1 - window, 0)
+            k_nodes, v_nodes = xp.concat([nodes.k, k], axis=2), xp.concat([nodes.v, value], axis=2)
+            nodes = Nodes(k_nodes[:, :, before:, :], v_nodes[:, :, before:, :], nodes.points[:, :, before:, :, :])
+        count = nodes.k.shape[2]
+        seen = None if mask is None or not count else xp.take(mask, level.positions(mask)[-count:], axis=1)
+        if count:
+            value, points = token.read(nodes.k, nodes.v, nodes.points, seen, new=new)
+            nodes = replace(nodes, points=points)
+        else:
+            value = zeros(value.shape, value)
+        kept.append(nodes)
+        outs.append(value)
+    omega = hierarchy.omega_of(xp.astype(level_logits, k.dtype), known, arange(cache.seen, cache.seen + 1, k))
+    out = sum_of(*(omega[0, at] * read for at, read in enumerate(outs)))
+    return out, Levels(cache.seen + 1, tuple(kept))
+
+
+def _of_levels(cache: Levels, saved: hierarchy.Saved) -> Levels:
+    """Return the cache after the first tokens, which hierarchy.forward has read at once."""
+    heads, found = saved.q.shape[1], list(cache.levels)
+    below = [repeat_heads(saved.v, heads), *saved.read]
+    for at, (level, stage) in enumerate(zip(saved.levels, saved.stages, strict=True)):
+        first = 0 if level.window is None else max(level.count - level.window, 0)
+        every = (level.take(saved.k, 2), level.take(below[at], 2), _points(stage.flow, level.count))
+        found[at] = Nodes(*(x[:, :, first:, ...] for x in every))
+    return Levels(saved.q.shape[2], tuple(found))
+
+
+def _points(flow: Any, count: int) -> Array:
+    """Return the ways of the scores of nodes, (b, h, j, p, c), by what a flow has saved."""
+    ways = [point for taken in flow.steps for point, _, _ in taken.stages]
+    return namespace(ways[0] if ways else flow.states[0]).stack([*ways, flow.states[-1]], axis=3)[:, :, :count, :, :]
+
+
+def _seen(cache: Cache) -> int:
+    """Return how many tokens there have been."""
+    assert isinstance(cache, Tokens | Levels)
+    return cache.seen if isinstance(cache, Levels) else cache.k.shape[2]
 
 
 def _tableau(params: Params) -> Any:
@@ -158,5 +279,7 @@ def _check(params: Params, cache: Cache, state: block.State, context: Context) -
             raise ValueError(
                 f"context.{name} was given to a stream, whose keys are those of its own tokens; needs None"
             )
-    if state.x.shape[0] != cache.k.shape[0]:
-        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {cache.k.shape[0]}")
+    assert isinstance(cache, Tokens | Levels)
+    batch = (cache.levels[0] if isinstance(cache, Levels) else cache).k.shape[0]
+    if state.x.shape[0] != batch:
+        raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")

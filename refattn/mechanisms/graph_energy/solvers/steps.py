@@ -86,7 +86,7 @@ def backward(saved: dense.Saved, d_out: Array, *, adjoint: Any = None, **read: A
     return {**d, **numbers, "v": sum_heads(d_start, saved.readout.v.shape[1]) if d_v is None else d_v}
 
 
-def flow_forward(graph: Graph, tau: Number, *, form: ModuleType) -> tuple[Array, Flow]:
+def flow_forward(graph: Graph, tau: Number, *, form: Any) -> tuple[Array, Flow]:
     """Return the scores after the last step, and what `flow_backward` reads; `form` sums over pairs."""
     options = graph.options
     system, method = system_of(graph, form), options.integrator

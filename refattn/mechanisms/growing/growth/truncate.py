@@ -10,6 +10,9 @@ sweeps of alternating least squares on <F' - F, T(F' - F)> itself. With W of the
     [GROW.19] L = W^+ [U_1 sqrt(S_1), ..., U_r sqrt(S_r)]
     [GROW.20] R = W^+ [V_1 sqrt(S_1), ..., V_r sqrt(S_r)]
 
+Where r reaches the width of the augmented tokens nothing is truncated: L = F and R = 1, the trivial factorisation. It
+also keeps what F has along directions that no token had, and needs no sweep.
+
 Then the factors are balanced, and turned so that their columns lie as near as can be to the columns that there were:
 the state that an optimiser keeps of these goes on to mean something. With L = Q_L K_L and R = Q_R K_R, columns of Q
 orthonormal, and x diag(t) y^T the singular value decomposition of K_L K_R^T::
@@ -75,6 +78,11 @@ def truncate(
     ValueError
         Where the truncation needs sequences that were not kept.
     """
+    if rank >= f.shape[2]:
+        xp = namespace(f)
+        one = xp.eye(f.shape[2], dtype=f.dtype, device=device(f))  # (in, in)
+        left, right = f, xp.broadcast_to(one, f.shape)  # [GROW.19], [GROW.20]
+        return left, right
     if how == "frobenius":
         return _leading(f, rank)
     u_roots, v_roots = _leading(metric.whiten(f), rank)

@@ -60,6 +60,7 @@ class Saved:
     options: Options
     start: State | None  # what came in
     state: State | None  # what goes out
+    attended: Array | None  # (b, 1, 1, i, 1)
     out: Array  # (b, g, r, i, e)
     total: Array  # (b, g, r, i, 1)
 
@@ -120,12 +121,12 @@ def forward(
     joined = join(grid, run(q, task, grid.heads))
     out, total = joined[:2]
     last = None if state is None else State(joined[2], joined[3], state.settings)
-    saved = Saved(q, k, v, key_mask, offset, options, state, last, out, total)
+    saved = Saved(q, k, v, key_mask, offset, options, state, last, attended, out, total)
     return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
 
 
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
-    """Return the gradients of q, k and v for given d_out and, where a state came in, of it: "state".
+    """Return the gradients of q, k, v, and of alpha and delta where these are learned, and of a state that came in.
 
     `d_state` is the gradient with respect to the state that went out.
     """
@@ -139,14 +140,20 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         (rows, q_normal), (keys, k_normal) = kernel.lift(tile.of(queries)), kernel.lift(tile.of(k))
         heads = _Heads(kernel, schedule, allowed, rows, keys, with_ones(v, saved.key_mask, tile))
         out, total, d_tile_out = (tile.of(x) for x in (saved.out, saved.total, d_out_rows))
-        d_sums = equations.active(common).backward(out, total, None, options, d_tile_out)
+        counts = None if saved.attended is None else tile.of(saved.attended)
+        d_sums = equations.active(common).backward(out, total, counts, options, d_tile_out)
         start = None if saved.start is None else of_heads(saved.start, tile)
         d_read, centres = _forward_in_time(heads, start, d_sums)
         d_last = None
         if saved.state is not None and d_state is not None:
             d_last = centred_gradient(of_heads(saved.state, tile), of_heads(d_state, tile), centres[-1])
         d_rows, d_keys, d_values, d_first = _back_in_time(heads, d_last, d_sums, d_read, centres)
-        d_inputs = kernel.lift_backward(q_normal, d_rows), kernel.lift_backward(k_normal, d_keys), d_values[..., :-1]
+        d_q, d_k = kernel.lift_backward(q_normal, d_rows), kernel.lift_backward(k_normal, d_keys)
+        d_inputs: tuple[Array, ...] = d_q, d_k, d_values[..., :-1]
+        if options.learned:
+            sums = common.sums_attended(heads.values, saved.offset, q.shape[2])
+            sums = sums if start is None else sums + start.values[:, :, None, ...]
+            d_inputs += (common.parts_of_numbers(kernel, ((rows, d_rows), (keys, d_keys)), d_sums, sums),)
         if start is None or d_first is None:
             return d_inputs
         d_start = whole_gradient(start, d_first)
@@ -157,6 +164,8 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]
     gradients: dict[str, Any] = {"q": d_q, "k": d_k, "v": d_v}
+    if options.learned:
+        gradients |= equations.active(common).gradients_of_numbers(joined.pop(3))
     if saved.start is not None:
         gradients["state"] = State(joined[3], joined[4], saved.start.settings)
     return gradients

@@ -8,10 +8,13 @@ Axes: b batch, h query head, g key/value head, r query head within its group, i 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from refattn.mechanisms.higher_order.dense import divisor_of, through_divisor
+from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.tiles import Tile
-from refattn.xp import Array, arange, namespace, zeros
+from refattn.xp import Array, arange, namespace, sum_wide, zeros
 
 
 def forward(sums: Array, attended: Array | None, options: Options) -> tuple[Array, Array]:
@@ -74,13 +77,47 @@ def with_ones(v: Array, key_mask: Array | None, tile: Tile) -> Array:
 def keys_attended(key_mask: Array | None, offset: int | None, q: Array, k: Array) -> Array:
     """Return how many keys each query may attend, (b, 1, 1, i, 1)."""
     xp = namespace(q)
-    b, queries, keys = q.shape[0], q.shape[2], k.shape[2]
-    ones = zeros((b, keys), q) + 1.0
-    ones = ones if key_mask is None else ones * xp.astype(key_mask, q.dtype)
+    ones = zeros((q.shape[0], 1, k.shape[2], 1), q) + 1.0
+    if key_mask is not None:
+        ones = ones * xp.astype(key_mask[:, None, :, None], q.dtype)
+    return sums_attended(ones, offset, q.shape[2])
+
+
+def sums_attended(x: Array, offset: int | None, queries: int) -> Array:
+    """Return the sum over A(i) of rows x_j (b, g, j, e): (b, g, 1, i, e)."""
+    xp = namespace(x)
     if offset is None:
-        counts = xp.broadcast_to(xp.sum(ones, axis=1, keepdims=True), (b, queries))
-    else:
-        up_to = xp.cumulative_sum(ones, axis=1, include_initial=True)
-        seen = xp.clip(arange(0, queries, q) + (offset + 1), 0, keys)
-        counts = xp.take(up_to, seen, axis=1)
-    return counts[:, None, None, :, None]
+        total = xp.sum(x, axis=2, keepdims=True)
+        return xp.broadcast_to(total, (*x.shape[:2], queries, x.shape[3]))[:, :, None, ...]
+    up_to = xp.cumulative_sum(x, axis=2, include_initial=True)
+    seen = xp.clip(arange(0, queries, x) + (offset + 1), 0, x.shape[2])
+    return xp.take(up_to, seen, axis=2)[:, :, None, ...]
+
+
+def parts_of_numbers(kernel: Kernel, pairs: Iterable[tuple[Array, Array]], d_sums: Array, attended: Array) -> Array:
+    """Return parts of the gradients of alpha and delta, (b, g, 1, 2).
+
+    Parameters
+    ----------
+    kernel
+        The kernel.
+    pairs
+        x+ of queries and of keys, each with its gradient.
+    d_sums
+        (b, g, r, i, e + 1): gradient of [a_i, z_i].
+    attended
+        The sum of [v_j, 1] over A(i), of a shape that broadcasts to that of d_sums: -delta times it is in [a_i, z_i];
+        where the sum divides with delta still in it, not in z_i.
+    """
+    xp = namespace(d_sums)
+    d_alpha = sum(kernel.part_of_alpha(*pair) for pair in pairs)
+    lost = d_sums * attended
+    d_delta = -xp.sum(lost[..., :-1] if kernel.options.normaliser.plain else lost, axis=(2, 3, 4))[:, :, None, None]
+    return xp.concat([d_alpha, d_delta], axis=-1)
+
+
+def gradients_of_numbers(parts: Array) -> dict[str, Array]:
+    """Return the gradients of alpha and delta for their parts (b, g, 1, 2)."""
+    d_alpha = sum_wide(parts[..., 0])  # () [dHOL.alpha]
+    d_delta = sum_wide(parts[..., 1])  # () [dHOL.delta]
+    return {"alpha": d_alpha, "delta": d_delta}

@@ -47,9 +47,14 @@ class Kernel:
         return self.options.order == 2 and self.options.layer_norm
 
     @property
-    def constant(self) -> float:
+    def constant(self) -> float | Array:
         """What is added to the kernel: kappa."""
         return (0.5 if self.square else 0.0) - self.options.normaliser.delta
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether nothing is added, whatever is learned."""
+        return isinstance(self.constant, float) and self.constant == 0.0
 
     @property
     def lowest(self) -> int:
@@ -63,7 +68,7 @@ class Kernel:
 
     def lift(self, x: Array) -> tuple[Array, tuple[Array, Array] | None]:
         """Return x+ for x (..., n, d), and what `lift_backward` reads."""
-        factor = math.sqrt(self.options.scale(self.width))
+        factor = self._root
         if not self.options.layer_norm:
             return x * factor, None
         normal, saved = normalise(x, self.options.norm_eps)
@@ -74,8 +79,23 @@ class Kernel:
 
     def lift_backward(self, saved: tuple[Array, Array] | None, d_lifted: Array) -> Array:
         """Return the gradient of x for that of `lift`."""
-        d_normal = d_lifted * math.sqrt(self.options.scale(self.width))
+        d_normal = d_lifted * self._root
         return d_normal if saved is None else normalise_backward(*saved, d_normal)
+
+    def part_of_alpha(self, lifted: Array, d_lifted: Array) -> Array:
+        """Return the part of dalpha that comes from some x+, (b, g, 1, 1), for the gradient of these.
+
+        x+ is sqrt(c) x', or that and a constant vector, and c is 1 / (alpha sqrt(d)): dalpha = -x . dx / (2 alpha).
+        """
+        xp = namespace(lifted)
+        own = lifted - xp.mean(lifted, axis=-1, keepdims=True) if self.square else lifted
+        total = xp.sum(own * d_lifted, axis=tuple(range(2, len(own.shape))))
+        return -total[:, :, None, None] / (2.0 * self.options.alpha)
+
+    @property
+    def _root(self) -> float | Array:
+        scale = self.options.scale(self.width)
+        return math.sqrt(scale) if isinstance(scale, float) else namespace(scale).sqrt(scale)
 
     def phi(self, x: Array) -> Iterator[Array]:
         """Yield the features of queries x+ (..., n, d): (..., features, n), in pieces."""

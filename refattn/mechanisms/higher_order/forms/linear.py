@@ -87,7 +87,7 @@ def forward(
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
-    """Return the gradients of q, k and v for given d_out."""
+    """Return the gradients of q, k, v, and of alpha and delta where these are learned, for given d_out."""
     q, k, v, options = saved.q, saved.k, saved.v, saved.options
     xp = namespace(q, k, v)
     kernel = Kernel(options, q.shape[3])
@@ -113,11 +113,16 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
             d_part, d_value_part = fold_backward(kernel, keys[..., a:b, :], values[..., a:b, :], d_state, centre)
             d_keys.append(d_part)
             d_values.append(d_value_part[..., :-1])
-        d_queries = kernel.lift_backward(q_normal, xp.concat(d_rows, axis=3))
-        return d_queries, kernel.lift_backward(k_normal, xp.concat(d_keys, axis=2)), xp.concat(d_values, axis=2)
+        d_query_rows, d_key_rows = xp.concat(d_rows, axis=3), xp.concat(d_keys, axis=2)
+        found = kernel.lift_backward(q_normal, d_query_rows), kernel.lift_backward(k_normal, d_key_rows)
+        if not options.learned:
+            return *found, xp.concat(d_values, axis=2)
+        pairs, sums = ((rows, d_query_rows), (keys, d_key_rows)), state.values[:, :, None, ...]
+        return *found, xp.concat(d_values, axis=2), common.parts_of_numbers(kernel, pairs, d_sums, sums)
 
     joined = join(grid, run(q, task, grid.heads))
     d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]
-    return {"q": d_q, "k": d_k, "v": d_v}
+    numbers = equations.active(common).gradients_of_numbers(joined[3]) if options.learned else {}
+    return {"q": d_q, "k": d_k, "v": d_v, **numbers}

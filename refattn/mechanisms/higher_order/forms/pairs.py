@@ -42,7 +42,7 @@ def _weights(kernel: Kernel, queries: Array, keys: Array, allowed: Array | None)
     """Return the inner products and, without their constant factor, the weights: each (b, g, r, i, j)."""
     products = queries @ namespace(queries).matrix_transpose(keys)[:, :, None, ...]
     weights = kernel.of(products)
-    if kernel.constant:
+    if not kernel.homogeneous:
         weights += kernel.constant / kernel.factor
     if allowed is not None:
         weights *= allowed

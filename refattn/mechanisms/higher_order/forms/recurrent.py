@@ -54,6 +54,7 @@ class Saved:
     options: Options
     start: State | None  # what came in
     state: State | None  # what goes out
+    attended: Array | None  # (b, 1, 1, i, 1)
     out: Array  # (b, g, r, i, e)
     total: Array  # (b, g, r, i, 1)
 
@@ -92,12 +93,12 @@ def forward(
     return (
         ungroup_heads(out),
         ungroup_heads(total)[..., 0],
-        Saved(q, k, v, key_mask, offset, options, state, last, out, total),
+        Saved(q, k, v, key_mask, offset, options, state, last, attended, out, total),
     )
 
 
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
-    """Return the gradients of q, k and v for given d_out and, where a state came in, of it: "state".
+    """Return the gradients of q, k, v, and of alpha and delta where these are learned, and of a state that came in.
 
     `d_state` is the gradient with respect to the state that went out.
     """
@@ -107,7 +108,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
     (queries, q_normal), (keys, k_normal) = kernel.lift(group_heads(q, k.shape[1])), kernel.lift(k)
     values = with_ones(v, saved.key_mask, whole(q, k))
     d_sums = equations.active(common).backward(
-        saved.out, saved.total, None, saved.options, group_heads(d_out, k.shape[1])
+        saved.out, saved.total, saved.attended, saved.options, group_heads(d_out, k.shape[1])
     )
     # Forward in time: the states once more.
     running, seen, d_queries = Running(kernel, _started(kernel, saved.start, values), values), 0, []
@@ -137,10 +138,16 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
             d_keys.append(d_key)
             d_values.append(d_value)
         d_current = recentred(d_current, centre, centres[i])
-    d_q = ungroup_heads(kernel.lift_backward(q_normal, xp.stack(d_queries, axis=3)))  # (b, h, i, d) [dHOL.q]
-    d_k = kernel.lift_backward(k_normal, xp.concat(d_keys[::-1], axis=2))  # (b, g, j, d) [dHOL.k]
+    d_rows, d_columns = xp.stack(d_queries, axis=3), xp.concat(d_keys[::-1], axis=2)
+    d_q = ungroup_heads(kernel.lift_backward(q_normal, d_rows))  # (b, h, i, d) [dHOL.q]
+    d_k = kernel.lift_backward(k_normal, d_columns)  # (b, g, j, d) [dHOL.k]
     d_v = xp.concat(d_values[::-1], axis=2)[..., :-1]  # (b, g, j, e) [dHOL.v]
     gradients = {"q": d_q, "k": d_k, "v": d_v}
+    if saved.options.learned:
+        sums = common.sums_attended(values, saved.offset, q.shape[2])
+        sums = sums if saved.start is None else sums + saved.start.values[:, :, None, ...]
+        parts = common.parts_of_numbers(kernel, ((queries, d_rows), (keys, d_columns)), d_sums, sums)
+        gradients |= equations.active(common).gradients_of_numbers(parts)
     if saved.start is None or d_current is None:
         return gradients
     return gradients | {"state": whole_gradient(saved.start, d_current)}

@@ -26,9 +26,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from refattn.mechanisms.arguments import check_arrays, check_is
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.ops.tiles import Tile
-from refattn.xp import Array, concrete, device, namespace, zeros
+from refattn.xp import Array, concrete, device, is_array, namespace, zeros
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,10 @@ def settings(kernel: Kernel, like: Array) -> Array:
     options = kernel.options
     eps = options.norm_eps if options.layer_norm else 0.0
     numbers = (options.order, options.alpha, options.normaliser.delta, options.layer_norm, eps, kernel.width)
-    return namespace(like).asarray([float(x) for x in numbers], dtype=like.dtype, device=device(like))
+    xp = namespace(like)
+    if not options.learned:
+        return xp.asarray([float(x) for x in numbers], dtype=like.dtype, device=device(like))
+    return xp.stack([x if is_array(x) else zeros((), like) + float(x) for x in numbers])
 
 
 def of_heads(state: State, tile: Tile) -> State:
@@ -132,17 +136,73 @@ def settled(state: State, centre: Array) -> tuple[State, Array]:
 
 
 def merge(states: Sequence[State]) -> State:
-    """Return the state of all keys of some states, one at least, about the mean of all their values."""
-    values = sum((state.values for state in states[1:]), states[0].values)
+    """Return the state of all keys of some states, about the mean of all their values.
+
+    Sums are added in pairs, and pairs of these: the state of a million keys from those of chunks errs as the depth of
+    the tree does. Merging is associative up to rounding, and so chunks may be summarised anywhere, in any order, and
+    merged as they come in.
+
+    Parameters
+    ----------
+    states
+        One or more, of the same options and sizes: ``saved.state`` of calls that began with `empty_state`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where there is none, one is no state, or they are of different options, sizes or dtypes.
+
+    Examples
+    --------
+    Four chunks, each by itself, and all of them at once:
+
+    >>> import numpy as np, refattn as ra
+    >>> k, v = np.cos(np.arange(96.0)).reshape(1, 1, 24, 4), np.sin(np.arange(72.0)).reshape(1, 1, 24, 3)
+    >>> def of(k, v):
+    ...     return ra.higher_order.forward(k, k, v, causal=True, state=ra.higher_order.empty_state(k, v))[1].state
+    >>> chunks = [of(k[:, :, n : n + 6], v[:, :, n : n + 6]) for n in range(0, 24, 6)]
+    >>> whole, merged = of(k, v), ra.higher_order.merge_states(chunks)
+    >>> float(merged.values[0, 0, 0, -1]), bool(np.allclose(merged.products, whole.products))
+    (24.0, True)
+    """
+    _check_same(states)
+    values = _in_pairs([state.values for state in states])
     centre = mean(values)
-    parts = [about(state.products, centre - mean(state.values)) for state in states]
-    return State(sum(parts[1:], parts[0]), values, states[0].settings)
+    products = _in_pairs([about(state.products, centre - mean(state.values)) for state in states])
+    return State(products, values, states[0].settings)
+
+
+def _in_pairs(parts: list[Array]) -> Array:
+    """Return the sum of arrays, as a tree."""
+    while len(parts) > 1:
+        parts = [sum(parts[n + 1 : n + 2], parts[n]) for n in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def _check_same(states: Sequence[State]) -> None:
+    if not states:
+        raise ValueError("states: got none, needs one at least")
+    for n, state in enumerate(states):
+        check_is(f"states[{n}]", state, State)
+        for name in ("settings", "products", "values"):
+            got, needed = getattr(state, name), getattr(states[0], name)
+            check_arrays(**{f"states[{n}].{name}": got, f"states[0].{name}": needed})
+            if tuple(got.shape) != tuple(needed.shape):
+                raise ValueError(f"states[{n}].{name}: got shape {tuple(got.shape)}, needs {tuple(needed.shape)}")
+        _check_settings(state.settings, states[0].settings)
 
 
 def merge_backward(states: Sequence[State], d_state: State) -> list[State]:
-    """Return the gradients of states for that of the state that they merge to.
+    """Return the gradients of states for that of the state that they merge to, one for each.
 
     About a centre that is held fast sums add up, and so all parts have the gradient of the whole.
+
+    Parameters
+    ----------
+    states
+        What was merged.
+    d_state
+        Gradient with respect to the result.
     """
     whole = merge(states)
     centre = mean(whole.values)
@@ -188,7 +248,7 @@ def fold_backward(kernel: Kernel, keys: Array, values: Array, d_state: State, ce
 def read(kernel: Kernel, state: State, queries: Array, centre: Array) -> Array:
     """Return the sums [a_i, z_i] (b, g, n, e + 1) of queries over the keys of a state about `centre`."""
     sums = about(kernel.sum(kernel.phi(queries), state.products), -centre)
-    return sums + kernel.constant * state.values if kernel.constant else sums
+    return sums if kernel.homogeneous else sums + kernel.constant * state.values
 
 
 def read_backward(kernel: Kernel, state: State, queries: Array, d_centred: Array) -> Array:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from refattn import equations
 from refattn.mechanisms.higher_order.forms import common, pairs
-from refattn.mechanisms.higher_order.forms.common import keys_attended, whole, with_ones
+from refattn.mechanisms.higher_order.forms.common import whole, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.schedule import join
 from refattn.mechanisms.higher_order.options import Options
-from refattn.ops.heads import group_heads, ungroup_heads
+from refattn.ops.heads import group_heads, group_mask, ungroup_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Tile, most_rows, plan, run
 from refattn.xp import Array, namespace, zeros
@@ -31,41 +31,51 @@ class Saved:
     q: Array  # (b, h, i, d)
     k: Array  # (b, g, j, d)
     v: Array  # (b, g, j, e)
+    mask: Array | None  # broadcasts to (b, g, r, i, j)
     key_mask: Array | None
     offset: int | None
     options: Options
-    attended: Array | None  # (b, 1, 1, i, 1)
     out: Array  # (b, g, r, i, e)
     total: Array  # (b, g, r, i, 1)
 
 
 def forward(
-    q: Array, k: Array, v: Array, *, key_mask: Array | None, offset: int | None, options: Options
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    key_mask: Array | None,
+    offset: int | None,
+    options: Options,
 ) -> tuple[Array, Array, Saved]:
     """Return (out, normaliser, saved): (b, h, i, e), (b, h, i) and what `backward` reads."""
     grid = plan(q, k, most_rows(offset))
     kernel = Kernel(options, q.shape[3])
     queries, keys, values = group_heads(q, k.shape[1]), kernel.lift(k)[0], with_ones(v, key_mask, whole(q, k))
-    attended = keys_attended(key_mask, offset, q, k) if options.normaliser.counts else None
+    mask = group_mask(mask, k.shape[1])
 
     def task(tile: Tile) -> tuple[Array, Array]:
         rows, tile_keys, tile_values = kernel.lift(tile.of_rows(queries))[0], tile.of(keys), tile.of(values)
+        own = None if mask is None else tile.of(mask)
         sums = zeros((*rows.shape[:-1], values.shape[-1]), rows)
         for columns in _column_blocks(k.shape[2], tile.rows, offset, grid.columns):
             at = slice(*columns)
-            allowed = _allowed(offset, tile.rows, columns, rows)
+            allowed = _allowed(own, offset, tile.rows, columns, rows)
             sums += pairs.forward(kernel, rows, tile_keys[..., at, :], tile_values[..., at, :], allowed)
-        counts = None if attended is None else tile.of_rows(attended)
+        counts = None
+        if options.normaliser.counts:
+            counts = _attended(tile_values[..., -1:], own, offset, tile.rows, grid.columns)
         return equations.active(common).forward(sums, counts, options)
 
     parts = run(q, task, grid.rows)
     out, total = (grid.join_rows([part[n] for part in parts]) for n in range(2))
-    saved = Saved(q, k, v, key_mask, offset, options, attended, out, total)
+    saved = Saved(q, k, v, mask, key_mask, offset, options, out, total)
     return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
-    """Return the gradients of q, k and v for given d_out."""
+    """Return the gradients of q, k, v, and of alpha and delta where these are learned, for given d_out."""
     q, k, v, offset, options = saved.q, saved.k, saved.v, saved.offset, saved.options
     xp = namespace(q, k, v)
     grid = plan(q, k, most_rows(offset))
@@ -75,23 +85,26 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     if offset is not None:
         width = min(width, grid.rows[0].rows[1])  # blocks as wide as they are high compute the least above the diagonal
 
-    def task(tile: Tile) -> tuple[Array, Array, Array]:
+    def task(tile: Tile) -> tuple[Array, ...]:
+        own = None if saved.mask is None else tile.of(saved.mask)
         (keys, k_normal), values = kernel.lift(tile.of(k)), with_ones(v, saved.key_mask, tile)
         blocks = [(start, min(start + width, length)) for start in range(0, length, width)]
         d_keys = [xp.zeros_like(keys[..., a:b, :]) for a, b in blocks]
         d_values = [xp.zeros_like(values[..., a:b, :]) for a, b in blocks]
-        d_queries = []
+        d_queries, numbers = [], 0.0
         for part in grid.rows_of(tile):
             rows, q_normal = kernel.lift(part.of_rows(queries))
             out, total, d_part_out = (part.of_rows(x) for x in (saved.out, saved.total, d_out_rows))
-            counts = None if saved.attended is None else part.of_rows(saved.attended)
+            counts = None
+            if options.normaliser.counts:
+                counts = _attended(values[..., -1:], own, offset, part.rows, width)
             d_sums = equations.active(common).backward(out, total, counts, options, d_part_out)
             d_rows = zeros(rows.shape, rows)
             # The last block may reach beyond what the rows see: it is taken whole, so that its gradients add up.
             seen = len(list(_column_blocks(length, part.rows, offset, width)))
             for n, columns in enumerate(blocks[:seen]):
                 at = slice(*columns)
-                allowed = _allowed(offset, part.rows, columns, rows)
+                allowed = _allowed(own, offset, part.rows, columns, rows)
                 d_part, d_tile_keys, d_tile_values = pairs.backward(
                     kernel, rows, keys[..., at, :], values[..., at, :], allowed, d_sums
                 )
@@ -99,14 +112,23 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
                 d_keys[n] += d_tile_keys
                 d_values[n] += d_tile_values
             d_queries.append(kernel.lift_backward(q_normal, d_rows))
-        d_tile_k = kernel.lift_backward(k_normal, xp.concat(d_keys, axis=2))
-        return xp.concat(d_queries, axis=3), d_tile_k, xp.concat(d_values, axis=2)[..., :-1]
+            if options.learned:
+                sums = _attended(values, own, offset, part.rows, width)
+                numbers += common.parts_of_numbers(kernel, ((rows, d_rows),), d_sums, sums)
+        d_tile_keys = xp.concat(d_keys, axis=2)
+        found = xp.concat(d_queries, axis=3), kernel.lift_backward(k_normal, d_tile_keys)
+        if not options.learned:
+            return *found, xp.concat(d_values, axis=2)[..., :-1]
+        d_alpha = kernel.part_of_alpha(keys, d_tile_keys)
+        numbers += xp.concat([d_alpha, xp.zeros_like(d_alpha)], axis=-1)
+        return *found, xp.concat(d_values, axis=2)[..., :-1], numbers
 
     joined = join(grid, run(q, task, grid.heads))
     d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]
-    return {"q": d_q, "k": d_k, "v": d_v}
+    numbers = equations.active(common).gradients_of_numbers(joined[3]) if options.learned else {}
+    return {"q": d_q, "k": d_k, "v": d_v, **numbers}
 
 
 def _column_blocks(keys: int, rows: tuple[int, int], offset: int | None, width: int) -> Iterator[tuple[int, int]]:
@@ -116,7 +138,19 @@ def _column_blocks(keys: int, rows: tuple[int, int], offset: int | None, width: 
         yield start, min(start + width, stop)
 
 
-def _allowed(offset: int | None, rows: tuple[int, int], columns: tuple[int, int], like: Array) -> Array | None:
+def _allowed(
+    mask: Array | None, offset: int | None, rows: tuple[int, int], columns: tuple[int, int], like: Array
+) -> Array | None:
     """Return 1 where a row may attend a column and 0 elsewhere, as numbers: products with them are quick."""
-    allowed = allowed_in_tile(None, offset, rows, columns, like)
+    allowed = allowed_in_tile(mask, offset, rows, columns, like)
     return None if allowed is None else namespace(like).astype(allowed, like.dtype)
+
+
+def _attended(values: Array, mask: Array | None, offset: int | None, rows: tuple[int, int], width: int) -> Array:
+    """Return the sum over the keys that each row may attend of values (b, g, j, e): (b, g, 1 or r, i, e)."""
+    if mask is None:
+        return common.sums_attended(values, offset, rows[1])[..., slice(*rows), :]
+    total = 0.0
+    for columns in _column_blocks(values.shape[2], rows, offset, width):
+        total = total + _allowed(mask, offset, rows, columns, values) @ values[:, :, None, slice(*columns), :]
+    return total

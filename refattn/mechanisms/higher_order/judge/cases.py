@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from refattn.mechanisms.calls import equal_scores, repeated
+from refattn.mechanisms.calls import equal_scores, mask, repeated
 from refattn.mechanisms.record import Case, Input
 
 
@@ -27,6 +27,7 @@ def _case(
     e: int | None = None,
     size: float = 1.0,
     keep: float | None = None,
+    mask: Input | None = None,
     **options: Any,
 ) -> Case:
     g, n_k, e = h if g is None else g, n_q if n_k is None else n_k, d if e is None else e
@@ -37,6 +38,8 @@ def _case(
     }
     if keep is not None:
         inputs["key_mask"] = Input((b, n_k), "mask", {"keep": keep})
+    if mask is not None:
+        inputs["mask"] = mask
     return Case(name, kind, inputs, options, purpose)
 
 
@@ -53,6 +56,8 @@ CASES = (
     _case("causal-head", "causal", "more queries than keys: the first rows are empty", n_q=37, n_k=13, causal=True),
     _case("mask-keys", "masked", "padded keys", keep=0.7),
     _case("mask-causal", "masked", "padding and causality at once", keep=0.7, causal=True),
+    _case("mask-heads", "masked", "one mask for each head", g=2, mask=mask(4, 37, 37)),
+    _case("mask-both", "masked", "any mask, padding and causality", keep=0.7, mask=mask(37, 37), causal=True),
     _case("mask-most", "masked", "few keys are left, and no key for the first rows", b=3, keep=0.2, causal=True),
     _case("grouped", "grouped", "two query heads share one key/value head", h=6, g=3),
     _case("grouped-one", "grouped", "all query heads share one", h=5, g=1, causal=True),
@@ -66,6 +71,7 @@ CASES = (
     _case("order-1", "order", "linear attention", order=1, d=8),
     _case("order-3", "order", "the cube, with its third of a half", order=3, d=6, alpha=2.0, causal=True),
     _case("order-4", "order", "positive again", order=4, d=5, alpha=0.7, keep=0.8),
+    _case("order-8", "order", "eight powers", order=8, d=4, alpha=1.0, causal=True),
     _case("half", "subtracted", "delta 1/2: weights (1 + s)^2 / 2", normaliser="exact(delta=0.5)", causal=True),
     _case(
         "one",
@@ -83,6 +89,7 @@ CASES = (
         normaliser="exact(delta=1.0, plain=True)",
         causal=True,
     ),
+    _case("quarter", "subtracted", "any number may be", normaliser="signed(delta=0.25)", alpha=2.0, causal=True),
     _case("add", "normaliser", "an eps that shows", normaliser="add(eps=0.5)", causal=True),
     _case("clamp", "normaliser", "sums below eps are replaced", normaliser="clamp(eps=9.0)", causal=True),
     _case("given", "unnormalised", "queries and keys as they come", layer_norm=False, d=9),

@@ -15,7 +15,7 @@ from refattn.mechanisms.higher_order.dense import divisor_of
 from refattn.mechanisms.higher_order.options import Exact, Options
 from refattn.ops.heads import repeat_heads
 from refattn.ops.layer_norm import normalise
-from refattn.ops.masks import allowed_pairs, causal_offset
+from refattn.ops.masks import allowed_pairs, both, causal_offset
 from refattn.xp import Array, namespace
 
 Out = tuple[Array]
@@ -40,7 +40,9 @@ def _attend(
     heads, (queries, keys) = q.shape[1], (q.shape[2], k.shape[2])
     q_hat, k_hat = ((normal or _normal(options))(x) for x in (q, k))
     scores = q_hat @ xp.matrix_transpose(repeat_heads(k_hat, heads)) * options.scale(q.shape[3])
-    mask = None if given.get("key_mask") is None else given["key_mask"][:, None, None, :]
+    mask = given.get("mask")
+    if given.get("key_mask") is not None:
+        mask = both(mask, given["key_mask"][:, None, None, :])
     offset = causal_offset(given.get("causal", False), queries, keys)
     allowed = allowed_pairs(mask, offset, queries, keys, q)
     weights, counted = (weigh(scores), (count or weigh)(scores))
@@ -79,7 +81,7 @@ def exponential_normaliser(q: Array, k: Array, v: Array, **given: Any) -> Out:
 
 
 def missing_factorials(q: Array, k: Array, v: Array, **given: Any) -> Out:
-    """Sum the powers without their factorials, as the paper's equation 3 drops them."""
+    """Sum the powers without their factorials, as who takes equation 3 of the paper, the square alone, for a term."""
     options = Options.of(given)
 
     def powers(s: Array) -> Array:
@@ -186,14 +188,19 @@ def zeroed_keys(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, 
     return _core(q, namespace(k).where(key_mask[:, None, :, None], k, 0.0), v, **given)
 
 
-def ignored_mask(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **given: Any) -> Out:
-    """Let every query attend padding."""
+def ignored_mask(
+    q: Array, k: Array, v: Array, *, mask: Array | None = None, key_mask: Array | None = None, **given: Any
+) -> Out:
+    """Let every query attend what is hidden, and padding."""
     return _core(q, k, v, **given)
 
 
-def inverted_mask(q: Array, k: Array, v: Array, *, key_mask: Array | None = None, **given: Any) -> Out:
-    """Take True for "padding"."""
-    return _core(q, k, v, key_mask=None if key_mask is None else ~key_mask, **given)
+def inverted_mask(
+    q: Array, k: Array, v: Array, *, mask: Array | None = None, key_mask: Array | None = None, **given: Any
+) -> Out:
+    """Take True for "hidden"."""
+    other = {name: ~x for name, x in (("mask", mask), ("key_mask", key_mask)) if x is not None}
+    return _core(q, k, v, **given, **other)
 
 
 def top_left_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **given: Any) -> Out:

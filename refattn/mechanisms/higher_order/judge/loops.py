@@ -47,7 +47,7 @@ def _divide_by(z: float, keys: int, normaliser: Normaliser) -> tuple[float, floa
         return (z, 1.0) if z > normaliser.eps else (normaliser.eps, 0.0)
     if isinstance(normaliser, Signed):
         return (z, 1.0) if abs(z) > normaliser.eps else (math.copysign(normaliser.eps, -1.0 if z < 0.0 else 1.0), 0.0)
-    if normaliser.delta == 1.0 and not normaliser.plain and abs(z) <= 32.0 * 2.0**-53 * keys:
+    if normaliser.counts and not normaliser.plain and abs(z) <= 32.0 * 2.0**-53 * keys:
         return math.inf, 0.0
     return (z, 1.0) if z != 0.0 else (1.0, 0.0)
 
@@ -60,9 +60,19 @@ def _without_padding(k: np.ndarray, key_mask: np.ndarray | None) -> np.ndarray:
     return k
 
 
-def _allowed(key_mask: np.ndarray | None, causal: Any, b: int, i: int, j: int, queries: int, keys: int) -> bool:
+Masks = tuple[np.ndarray | None, np.ndarray | None]
+"""Of pairs, and of keys."""
+
+
+def _allowed(masks: Masks, causal: Any, at: tuple[int, int, int, int], queries: int, keys: int) -> bool:
+    (pairs, key_mask), (b, h, i, j) = masks, at
     if key_mask is not None and not key_mask[b, j]:
         return False
+    if pairs is not None:
+        # From the right: an axis that is missing, or of size 1, is the same for all.
+        own = [n if size > 1 else 0 for n, size in zip((j, i, h, b), reversed(pairs.shape), strict=False)]
+        if not pairs[tuple(reversed(own))]:
+            return False
     if causal == "top_left":
         return j <= i
     # Counted from the end: the last query sees all keys, the last but one all but the last, ...
@@ -74,6 +84,7 @@ def forward(
     k: np.ndarray,
     v: np.ndarray,
     *,
+    mask: np.ndarray | None = None,
     key_mask: np.ndarray | None = None,
     causal: Any = False,
     **options: Any,
@@ -100,7 +111,7 @@ def forward(
             product = math.fsum(value["HOL.1"][b, h, i, c] * value["HOL.2"][b, g, j, c] for c in range(d))
             score = product / (o.alpha * math.sqrt(d))
             value["HOL.3"][b, h, i, j], value["HOL.4"][b, h, i, j] = score, _polynomial(score, o.order)
-            if not _allowed(key_mask, causal, b, i, j, queries, keys):
+            if not _allowed((mask, key_mask), causal, (b, h, i, j), queries, keys):
                 continue
             weight, seen = _polynomial(score, o.order) - normaliser.delta, seen + 1
             value["HOL.5"][b, h, i, j] = weight
@@ -120,13 +131,14 @@ def backward(
     v: np.ndarray,
     d_out: np.ndarray,
     *,
+    mask: np.ndarray | None = None,
     key_mask: np.ndarray | None = None,
     causal: Any = False,
     **options: Any,
 ) -> Values:
     """Return the value of every equation of the backward, by id."""
     o = Options(**options)
-    value = forward(q, k, v, key_mask=key_mask, causal=causal, **options)
+    value = forward(q, k, v, mask=mask, key_mask=key_mask, causal=causal, **options)
     k = _without_padding(k, key_mask)
     batch, heads, queries, d = q.shape
     _, groups, keys, e = v.shape
@@ -135,10 +147,11 @@ def backward(
     like |= {"dHOL.1": "HOL.1", "dHOL.2": "HOL.2"}
     grad = {id: np.zeros(value[of].shape) for id, of in like.items()}
     grad |= {"dHOL.v": np.zeros(v.shape), "dHOL.q": np.zeros(q.shape), "dHOL.k": np.zeros(k.shape)}
+    d_alpha, d_delta = [], []
     for b, h, i in np.ndindex(batch, heads, queries):
         g = h * groups // heads
         total = value["HOL.7"][b, h, i, 0]
-        seen = [j for j in range(keys) if _allowed(key_mask, causal, b, i, j, queries, keys)]
+        seen = [j for j in range(keys) if _allowed((mask, key_mask), causal, (b, h, i, j), queries, keys)]
         divisor, slope = _divide_by(total, len(seen), o.normaliser)
         # o_c = a_c / D: d o_c / d a_c = 1 / D, d o_c / d D = -a_c / D^2
         d_divisor = -math.fsum(d_out[b, h, i, c] * value["HOL.6"][b, h, i, c] / divisor**2 for c in range(e))
@@ -148,9 +161,13 @@ def backward(
             grad["dHOL.6"][b, h, i, c] = d_out[b, h, i, c] / divisor
         for j in seen:
             score = value["HOL.3"][b, h, i, j]
-            d_value = math.fsum(d_out[b, h, i, c] / divisor * v[b, g, j, c] for c in range(e)) + d_total
+            d_weight = math.fsum(d_out[b, h, i, c] / divisor * v[b, g, j, c] for c in range(e))
+            d_value = d_weight + d_total
+            # delta stands in every weight, and in the sum that divides unless that is plain.
+            d_delta.append(-d_weight if o.normaliser.plain else -d_value)
             # The derivative of s^r / r! is r s^(r-1) / r!.
             d_score = d_value * math.fsum(r * score ** (r - 1) / math.factorial(r) for r in range(1, o.order + 1))
+            d_alpha.append(-d_score * score / float(o.alpha))  # the score is a product over alpha
             grad["dHOL.4"][b, h, i, j], grad["dHOL.3"][b, h, i, j] = d_value, d_score
             for c in range(e):
                 grad["dHOL.v"][b, g, j, c] += value["HOL.5"][b, h, i, j] * d_out[b, h, i, c] / divisor
@@ -161,4 +178,5 @@ def backward(
         for at in np.ndindex(*x.shape[:3]):
             jacobian = _layer_norm_jacobian(x[at], o.norm_eps) if o.layer_norm else np.eye(d)
             grad[f"dHOL.{name}"][at] = [math.fsum(grad[id][at] * jacobian[:, c]) for c in range(d)]
+    grad["dHOL.alpha"], grad["dHOL.delta"] = np.asarray(math.fsum(d_alpha)), np.asarray(math.fsum(d_delta))
     return grad

@@ -18,7 +18,7 @@ from typing import Any
 from refattn.mechanisms.higher_order.dense import taylor
 from refattn.mechanisms.higher_order.options import Options
 from refattn.mechanisms.record import Magnitude
-from refattn.mechanisms.sizes import of_sum, squares_of
+from refattn.mechanisms.sizes import of_all, of_sum, squares_of
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, namespace
 
@@ -160,6 +160,15 @@ def _d_normal(name: str, hat: str, d_hat: str) -> Magnitude:
     return size
 
 
+def _d_alpha(inputs: Given, values: Given) -> Array:
+    terms = values["dHOL.3"] * values["HOL.3"] / Options.of(inputs).alpha
+    return of_all(values["dHOL.alpha"], terms)
+
+
+def _d_delta(inputs: Given, values: Given) -> Array:
+    return of_all(values["dHOL.delta"], values["dHOL.4"])
+
+
 MAGNITUDES: dict[str, Magnitude] = {
     "HOL.1": _normal("q", "HOL.1"),
     "HOL.2": _normal("k", "HOL.2"),
@@ -175,6 +184,8 @@ MAGNITUDES: dict[str, Magnitude] = {
     "dHOL.v": _d_v,
     "dHOL.q": _d_normal("q", "HOL.1", "dHOL.1"),
     "dHOL.k": _d_normal("k", "HOL.2", "dHOL.2"),
+    "dHOL.alpha": _d_alpha,
+    "dHOL.delta": _d_delta,
 }
 
 

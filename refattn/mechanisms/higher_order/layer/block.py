@@ -14,7 +14,8 @@ Adjoints, for given dx'::
     [dHOL.9]  do = heads(da)
     [dHOL.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx' the parts for k and v go to the memory where there is one
 
-with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map.
+with dq, dk, dv of the core, and dalpha and ddelta where these are parameters. The gradients of weights and biases are
+those of the affine map.
 
 The layer normalisation of the core stands between the projections and the scores, so nothing depends on the size of a
 head's part of x w_q + b_q, nor on a number that is added to all of its elements: the loss is flat in these directions.
@@ -26,29 +27,30 @@ Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2, around Mercat 202
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from refattn.mechanisms import projections
-from refattn.mechanisms.arguments import check_gradient
+from refattn.mechanisms.arguments import check_gradient, check_is, check_mask
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.higher_order import core
 from refattn.mechanisms.higher_order.options import Options, refusing_old
 from refattn.mechanisms.projections import (
     State,
     check_memory,
-    check_params,
+    check_shapes,
     check_tokens,
     fresh,
     padding,
     projected_backward,
     read,
     read_backward,
+    shapes_of,
     start,
     start_backward,
 )
 from refattn.ops.heads import merge_heads, split_heads
 from refattn.ops.linear import linear_backward, linear_forward
-from refattn.xp import Array
+from refattn.xp import Array, namespace, zeros
 
 __all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
 
@@ -62,15 +64,34 @@ class Config(Options, projections.Config):
     ----------
     order, alpha, normaliser, layer_norm, norm_eps
         As in the core.
+    train_alpha, train_delta
+        Whether alpha and the delta of the normaliser are parameters, which start at these.
     """
+
+    train_alpha: bool = False
+    train_delta: bool = False
 
     def __post_init__(self) -> None:
         projections.Config.__post_init__(self)
         Options.__post_init__(self)
+        for name in ("train_alpha", "train_delta"):
+            check_is(name, getattr(self, name), bool)
+        for name in self.learned:
+            raise TypeError(f"{name}: got an array, needs a number, where a parameter starts: train_{name}=True")
+
+    @property
+    def starts(self) -> dict[str, float | Array]:
+        """Where the numbers start that are parameters."""
+        numbers = {"alpha": self.alpha, "delta": self.normaliser.delta}
+        return {name: number for name, number in numbers.items() if getattr(self, f"train_{name}")}
 
 
+@dataclass(frozen=True)
 class Params(projections.Params[Config]):
-    """Weights (in, out) and biases; a bias is None where the configuration has none."""
+    """Weights (in, out), biases, alpha and delta; what the configuration does not have is None."""
+
+    alpha: Array | None = None  # ()
+    delta: Array | None = None  # ()
 
 
 @dataclass(frozen=True)
@@ -85,21 +106,40 @@ class Saved:
 
 def init(config: Config, *, seed: int, like: Array, layer: int) -> Params:
     """Return weights uniform in +-sqrt(3 / inputs), of variance 1 / inputs, and biases of 0."""
-    return Params(config, *fresh(config, "higher_order", seed=seed, like=like, layer=layer))
+    params = Params(config, *fresh(config, "higher_order", seed=seed, like=like, layer=layer))
+    numbers = {name: zeros((), like) + start for name, start in config.starts.items()}
+    return replace(params, **numbers)
+
+
+def options_of(params: Params) -> Options:
+    """Return the choices of the core, with the numbers that are parameters."""
+    config, xp = params.config, namespace(params.w_q)
+    # A number that NumPy made of a 0-d array is one again.
+    alpha, delta = (None if x is None else xp.asarray(x) for x in (params.alpha, params.delta))
+    normaliser = config.normaliser if delta is None else replace(config.normaliser, delta=delta)
+    return Options(
+        config.order, config.alpha if alpha is None else alpha, normaliser, config.layer_norm, config.norm_eps
+    )
+
+
+def check_own(params: Params) -> None:
+    """Raise where the parameters do not fit their configuration."""
+    check_shapes(params, shapes_of(params.config) | dict.fromkeys(params.config.starts, ()))
 
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
     x = state.x  # (b, i, m): it came in
     check_tokens("state.x", x, params.config.width)
-    check_params(params)
+    check_own(params)
     y = x if context.memory is None else check_memory(context.memory, x)  # (b, j, m): whose keys are attended
     keys, values = keys_and_values(params, y)  # tagged in the function
     attended, core_saved = core.attend(
         queries_of(params, x),
         keys,
         values,
-        options=params.config,
+        options=options_of(params),
+        mask=check_mask(context.mask, (*x.shape[:1], params.config.heads, x.shape[1], y.shape[1]), "context.mask"),
         key_mask=padding(context, *y.shape[:2]),
         causal=context.causal,
     )  # o of HOL.9, tagged in the core
@@ -144,5 +184,6 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_x_q, d_y, gradients = projected_backward(params, x, saved.memory, d)  # parts of dHOL.x, the weights'
     own = d_x_q if saved.memory is not None else d_x_q + d_y  # (b, i, m): part of dHOL.x
     d_x = own + d_result if config.residual else own  # (b, i, m) [dHOL.x]
-    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None)
+    numbers = {name: d[name] for name in config.starts}  # (): dHOL.alpha, dHOL.delta
+    d_params = Params(config, **gradients, w_o=d_w_o, b_o=d_b_o if config.bias else None, **numbers)
     return State(d_x), d_params, {} if saved.memory is None else {"memory": d_y}

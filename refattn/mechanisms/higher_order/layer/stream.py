@@ -43,10 +43,10 @@ class Cache:
 
 def start(params: block.Params, batch: int) -> Cache:
     """Return the cache before the first token."""
-    check_sign(params.config, True)
+    check_sign(block.options_of(params), True)
     _, g, d, e = params.config.sizes
     like = raised(params.w_q)
-    state = empty(Kernel(params.config, d), (batch, g, e), like)
+    state = empty(Kernel(block.options_of(params).like(like), d), (batch, g, e), like)
     return Cache(state, zeros((batch, g, 0, d), like), zeros((batch, g, 0, e + 1), like))
 
 
@@ -97,14 +97,14 @@ def _emptied(cache: Cache, state: State) -> Cache:
 
 def _check(params: block.Params, cache: Cache, x: Array, context: Context) -> tuple[Kernel, Array | None]:
     """Return the kernel and the mask (b, n) of the new tokens; raise where something does not fit."""
-    for name in ("memory", "memory_mask"):
+    for name in ("mask", "memory", "memory_mask"):
         if getattr(context, name) is not None:
             raise ValueError(f"context.{name} was given to a stream, whose tokens attend themselves")
     batch = cache.keys.shape[0]
     if x.shape[0] != batch:
         raise ValueError(f"state.x: got a batch of {x.shape[0]}, the cache is of {batch}")
     _, g, d, e = params.config.sizes
-    kernel = Kernel(params.config, d)
+    kernel = Kernel(block.options_of(params).like(raised(x)), d)
     check_state(cache.state, kernel, (batch, g, e), raised(x))
     mask = context.key_mask
     if mask is None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.koopman import dense
-from refattn.mechanisms.koopman.dense import add, apart, joined, summed
+from refattn.mechanisms.koopman.dense import apart, joined, summed
 from refattn.mechanisms.koopman.forms.whitening import Whitening, fit, whiten
 from refattn.mechanisms.koopman.kernel import Observables, coordinates, observables
 from refattn.mechanisms.koopman.perturbation import a_and_b, certify, invert, is_regular
@@ -317,7 +317,11 @@ class Step:
         self.inner = (
             chunk.g.kernel.values(self.first, self.first) if full else self.starts @ transpose(self.starts)
         )  # (b, h, i, l, l): Z
-        self.found = fit(self.inner, chunk.whitening.gains, self.ridge, self.targets)  # (b, h, i, l, o): A'
+        self.before = self.targets  # (b, h, i, l, o): B of a fit that is limited
+        if options.limit is None:
+            self.found = fit(self.inner, chunk.whitening.gains, self.ridge, self.targets)  # (b, h, i, l, o): A'
+        else:
+            self.found, self.before = options.limit.within(self.inner, self.ridge, self.targets)
         self.modes = joined(flat_product(self.found, chunk.coordinates), options)  # (b, h, i, l, d): D
         self.koopman = self.found @ transpose(self.starts)  # (b, h, i, l, l): R
         self.turned = joined(self.koopman @ self.modes, options)  # (b, h, i, l, d): R D
@@ -337,7 +341,10 @@ class Step:
         xp, g, row = namespace(x), self.chunk.g, x[..., None, :]
         if self.dual is None:
             values, cross, own, *_ = g.kernel.look(self.first, row)  # (b, h, i, l, 1)
-            return values[..., 0], xp.abs(values[..., 0]), cross * self.first + own * row
+            jacobian = cross * self.first + own * row
+            if g.kernel.foreign:
+                jacobian = jacobian + g.kernel.more(row, self.first, identity(self.first.shape[-2], x))
+            return values[..., 0], xp.abs(values[..., 0]), jacobian
         keys = self.chunk.keys
         values, cross, own, *_ = g.kernel.look(x, keys)  # (b, h, i, j)
         sections = self.chunk.sections_of(x, values)[..., None]
@@ -345,6 +352,8 @@ class Step:
         at_keys, beyond = self.dual[..., : keys.shape[2]], self.dual[..., keys.shape[2] :]
         jacobian = flat_product(at_keys * cross[..., None, :], keys)
         jacobian = jacobian + xp.sum(at_keys * own[..., None, :], axis=-1)[..., None] * row
+        if g.kernel.foreign:
+            jacobian = jacobian + g.kernel.more(row, g.keys, at_keys)
         return value, size, jacobian + beyond if g.augmented else jacobian
 
     def steepness(self) -> Array:
@@ -419,11 +428,18 @@ class Step:
         d_all = flat_product(apart(d_modes, options), transpose(chunk.coordinates)) + d_koopman @ self.starts
         d_coordinates = summed(flat_outer(self.found, apart(d_modes, options)), options)  # (b, h, o, d)
         # forward: found = fit(inner, gains, ridge, targets)
-        d_targets = fit(self.inner, gains, self.ridge, chunk.visible(d_all))  # (b, h, i, l, o)
-        d_inner = -summed(d_targets @ transpose(self.found), options)  # (b, h, i, l, l)
-        left = self.targets if gains is None else self.inner @ self.found  # (b, h, i, l, o)
-        d_gram = summed(flat_outer(left, d_targets), options)  # (b, h, o, o)
-        of_ridge = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
+        d_found = chunk.visible(d_all)
+        if options.limit is None:
+            d_targets = fit(self.inner, gains, self.ridge, d_found)  # (b, h, i, l, o)
+            d_inner = -summed(d_targets @ transpose(self.found), options)  # (b, h, i, l, l)
+            left = self.targets if gains is None else self.inner @ self.found  # (b, h, i, l, o)
+            d_gram = summed(flat_outer(left, d_targets), options)  # (b, h, o, o)
+            of_ridge = -d_targets * (self.found if gains is None else self.found / gains)  # (b, h, i, l, o)
+        else:
+            fitted = options.limit.within_backward(self.inner, self.ridge, self.found, self.before, d_found)
+            d_targets, d_inner, of_ridge = fitted[0], summed(fitted[1], options), fitted[2]
+            targets = self.targets + 0.0 * d_targets  # with the axis in front that ridges by coordinate have
+            d_gram = 0.5 * summed(flat_outer(d_targets, targets) + flat_outer(self.found, d_found), options)
         if options.scale == "mean":
             of_ridge = of_ridge * (float(self.first.shape[-2]) * chunk.g.count[..., None])
         # forward: inner = starts @ starts^T; kappa(x) = starts @ features(x), with a root that is given
@@ -469,3 +485,8 @@ def flat_outer(x: Array, y: Array) -> Array:
     xp = namespace(x)
     flat = [xp.reshape(z, (*z.shape[:-3], z.shape[-3] * z.shape[-2], z.shape[-1])) for z in (x, y)]
     return xp.matrix_transpose(flat[0]) @ flat[1]
+
+
+def add(total: dict[str, Array], parts: dict[str, Array]) -> None:
+    """Add parts to a total that is the caller's own, name by name."""
+    total.update({name: total.get(name, 0.0) + part for name, part in parts.items()})

@@ -6,7 +6,7 @@ Each has the signature of the core without `form` and returns (out,). Verificati
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from refattn.mechanisms.entry import defaults_of
@@ -67,7 +67,8 @@ def other_fit(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     """Measure the error in the other norm."""
     fit = core.FAMILIES["fit"](options.get("fit", "stein"))
     other = core.Stein if isinstance(fit, core.Separable) else core.Separable
-    return _core(q, k, v, **{**options, "fit": other(**vars(fit))})
+    numbers = {field.name: getattr(fit, field.name) for field in fields(core.Fit)}
+    return _core(q, k, v, **{**options, "fit": other(**numbers)})
 
 
 def ignored_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array]:

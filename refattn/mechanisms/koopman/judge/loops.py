@@ -47,7 +47,7 @@ def _seen(mask: np.ndarray | None, causal: Any, place: tuple[int, int, int], que
 
 def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
     o: dict[str, Any] = {"updates": 2, "kernel": "rbf", "degree": 2, "constant": 1.0, "fit": "stein", "jitter": 1e-8}
-    o |= {"space": "keys", "scale": "sum", "tau": 0.0, "perturbation": "shift", "window": None}
+    o |= {"space": "keys", "scale": "sum", "tau": 0.0, "perturbation": "identity", "window": None}
     o |= {"similarity": "dot", "mask": None, "causal": False}
     for option, value in given.items():
         if option in ("kernel", "fit", "perturbation"):

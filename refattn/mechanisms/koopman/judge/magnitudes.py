@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refattn.mechanisms.families import numbers_of
-from refattn.mechanisms.koopman.core import FAMILIES, FITS, MEAN, PERTURBATIONS
-from refattn.mechanisms.koopman.perturbation import a_and_b
+from refattn.mechanisms.koopman.core import FAMILIES, FITS, MEAN
+from refattn.mechanisms.koopman.perturbation import PERTURBATIONS, a_and_b
 from refattn.ops.heads import repeat_heads
 from refattn.ops.solve import identity
 from refattn.xp import Array, is_array, max_last, namespace
@@ -191,7 +191,7 @@ def _image(inputs: Given, values: Given) -> Array:
 def _shares(inputs: Given) -> tuple[float, float]:
     """Return how much of x and of phi(x) - tau x psi(x) holds, at most."""
     epsilon, mix = _largest(inputs, "epsilon", MEAN), _largest(inputs, "mix", 1.0)
-    a, b = a_and_b(_chosen(inputs, "perturbation", "shift", PERTURBATIONS), epsilon, mix)
+    a, b = a_and_b(_chosen(inputs, "perturbation", "identity", PERTURBATIONS), epsilon, mix)
     return a + b * _tau(inputs), b
 
 

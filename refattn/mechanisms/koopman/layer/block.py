@@ -16,11 +16,10 @@ Adjoints, for given dx'::
 with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map; the kernel's bandwidth and
 weight are exponentials of the parameters log_bandwidth and log_weight.
 
-A block that is trained takes psi = pi + epsilon phi, which did invert wherever it was tried, where the core's default
-psi = phi + epsilon pi often does not. Its jitter is larger too, because tokens that repeat make the Gram matrix
-singular, and float32 holds no 1e-8. It takes the fit "separable", because "stein", the core's default, has a large
-system for each query where the future is hidden. Ridge and epsilon are those of the configuration, or what the
-context's draws hold.
+Beside the core its jitter is larger, because tokens that repeat make the Gram matrix singular, and float32 holds no
+1e-8. It takes the fit "separable", because "stein", the core's default, has a large system for each query where the
+future is hidden. Ridge and epsilon are those of the configuration, or what the context's draws hold: a block with a law
+has them drawn in training and in sampling, and takes the law's means elsewhere.
 
 Axes: b batch, i query token, j key token, m width of the model, h head, g key/value head, d width of a head.
 
@@ -39,6 +38,8 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.families import text_of
 from refattn.mechanisms.koopman import core
+from refattn.mechanisms.koopman.kernel import Own
+from refattn.mechanisms.koopman.layer.draws import LAWS, Beta, Law, draw, law_of
 from refattn.mechanisms.projections import (
     State,
     check_memory,
@@ -58,7 +59,7 @@ from refattn.xp import Array, device, namespace
 __all__ = ["Config", "Params", "Saved", "State", "init", "read", "read_backward", "start", "start_backward"]
 
 _USUAL = defaults_of(core.forward)
-_FIT, _PERTURBATION, _JITTER = "separable", "identity", 1e-2  # why they are others: above
+_FIT, _JITTER = "separable", 1e-2  # why they are others: above
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,20 @@ class Config(projections.Sizes):
         As in the core; families as text, or as objects without arrays, which become text.
     learn_kernel
         Whether the bandwidth and weight of the second kernel are parameters, which start at the kernel's.
+    draws
+        None, or the law of ridges and epsilons: "beta", "beta(b=19.0, candidates=8)", or the text MODULE:NAME of a
+        `refattn.mechanisms.koopman.layer.draws.Law`.
     """
 
     updates: int = _USUAL["updates"]
     kernel: str = _USUAL["kernel"]
     space: str = _USUAL["space"]
     fit: str = _FIT
-    perturbation: str = _PERTURBATION
+    perturbation: str = _USUAL["perturbation"]
     similarity: str = _USUAL["similarity"]
     jitter: float | None = _JITTER
     learn_kernel: bool = True
+    draws: str | Beta | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,13 +94,33 @@ class Config(projections.Sizes):
         core.check_choices(**own)
         families = core.chosen_families(**{name: getattr(self, name) for name in core.KINDS})
         for name, kind in families.items():
+            if isinstance(getattr(self, name), Own):
+                raise TypeError("kernel: got an Own, needs the text MODULE:NAME of it in a block")
             if not isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, text_of(kind, core.KINDS[name]))
+        if isinstance(self.draws, Law):
+            raise TypeError("draws: got a Law, needs the text MODULE:NAME of it in a block")
+        if self.law is not None:
+            for name, kind in (("ridge", families["fit"]), ("epsilon", families["perturbation"])):
+                if getattr(kind, name) is not None:
+                    raise ValueError(f"draws: got {self.draws!r} with a {name} that is given, needs one of them")
+        if isinstance(self.draws, Beta):
+            object.__setattr__(self, "draws", text_of(self.draws, LAWS))
 
     @property
     def families(self) -> dict[str, Any]:
         """The families of options of the core, as objects."""
         return {name: make(getattr(self, name)) for name, make in core.FAMILIES.items()}
+
+    @property
+    def law(self) -> Law | Beta | None:
+        """The law of ridges and epsilons, where they are drawn."""
+        return None if self.draws is None else law_of(self.draws)
+
+    def chances(self, *, seed: int, step: int, layer: int, like: Array) -> dict[str, Array] | None:
+        """Return the context's draws of a layer for a step; None where there is no law."""
+        law = self.law
+        return None if law is None else draw(self.updates, seed=seed, step=step, layer=layer, like=like, law=law)
 
     @property
     def learns(self) -> bool:
@@ -164,7 +189,7 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
     """Return the next x of tokens x (b, i, m) whose queries move among the keys and values, and what is saved."""
     config, h, families = params.config, params.config.heads, params.config.families
     queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [KOOP.18]
-    draws = dict(context.draws or {})
+    draws: dict[str, Any] = dict(context.draws or ({} if config.law is None else config.law.means))
     if unknown := sorted(set(draws) - {"ridge", "epsilon"}):
         raise ValueError(f"context.draws: got {', '.join(unknown)}, needs ridge and epsilon")
     families["fit"] = replace(families["fit"], **{n: d for n, d in draws.items() if n == "ridge"})

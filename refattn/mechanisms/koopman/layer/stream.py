@@ -70,7 +70,8 @@ def count_of(config: block.Config) -> int | None:
     families = config.families
     fit, perturbation = families["fit"], families["perturbation"]
     fits = config.updates > 1 and config.space in ("keys", "full") and type(fit) is core.Separable
-    if not fits or perturbation.certify or config.jitter == 0.0 or getattr(config, "draws", None) is not None:
+    fits = fits and core.limit_of(fit) is None and config.draws is None
+    if not fits or perturbation.certify or config.jitter == 0.0:
         return None
     return features.count_of(families["kernel"], config.sizes[2])
 

@@ -28,7 +28,8 @@ def _right(q: Array, k: Array, v: Array, d_out: Array, options: dict[str, Any]) 
 def no_scale(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
     """Leave the scale out of the gradients of q and k."""
     gradients, scale = _right(q, k, v, d_out, options)
-    return gradients | {name: gradients[name] / scale for name in ("q", "k")}
+    of_scaled = [_right(*scaled, v, d_out, options | {"scale": 1.0})[0] for scaled in ((q * scale, k), (q, k * scale))]
+    return gradients | {"q": of_scaled[0]["q"], "k": of_scaled[1]["k"]}
 
 
 def scale_twice(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:

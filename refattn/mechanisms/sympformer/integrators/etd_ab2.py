@@ -21,7 +21,8 @@ Axes: b batch, i token, m width.
 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its ETD-AB2 method.
 
-How the authors' code differs: its damping does not act on the force of the layer before, so that it is of first order.
+How the authors' code differs: tokens move by h_x B p' / z, as those of presymplectic Euler, which is of first order;
+and it takes 3/2 and -1/2, and the damping of h_x for that of h_y, though steps differ.
 """
 
 from __future__ import annotations

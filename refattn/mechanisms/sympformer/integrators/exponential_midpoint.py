@@ -2,17 +2,17 @@
 
 Equations (a is SYMP.66, g the force at (x, p), f the velocity with what the oracle gave, eta' = alpha)::
 
-    [SYMP.117]  I = int_t^(t + h_y) exp(-(eta(t + h_y) - eta(s))) ds
-    [SYMP.118]  p' = exp(-a) p + I g
-    [SYMP.119]  x' = x + h_x f((p + p') / 2)
+    [SYMP.116]  I = int_t^(t + h_y) exp(-(eta(t + h_y) - eta(s))) ds
+    [SYMP.117]  p' = exp(-a) p + I g
+    [SYMP.118]  x' = x + h_x f((p + p') / 2)
 
 The integral is taken with 16 nodes of Gauss and Legendre.
 
 Adjoints, for given dx' and later, the gradient of p' where a later layer reads it (dq that of the mean momentum)::
 
-    [dSYMP.119]  df = h_x dx'
-    [dSYMP.118]  dp' = later + dq / 2
-    [dSYMP.117]  dI = sum dp' g
+    [dSYMP.118]  df = h_x dx'
+    [dSYMP.117]  dp' = later + dq / 2
+    [dSYMP.116]  dI = sum dp' g
 
 and dg = I dp', dp = exp(-a) dp' + dq / 2, da = -exp(-a) sum dp' p, dh_x = sum dx' f; of I, with T = t + h_y, E(s) =
 exp(-(eta(T) - eta(s))) and alpha at T: dh_y = dI (1 - alpha I), dt = dI (1 - E(t) - alpha I), dc_log = -dI int E(s)
@@ -76,13 +76,13 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     """Return the next tokens and momenta, and what `backward` reads."""
     answer, asked = layer.oracle.forward(layer, x, p)
     a = equations.active(presymplectic_euler).damping(layer, t, layer.numbers["h_y"])  # (1): SYMP.66
-    weight = integral(layer, t)[0]  # (1) [SYMP.117]
+    weight = integral(layer, t)[0]  # (1) [SYMP.116]
     before = at_rest(p, answer.g)  # (b, i, m)
-    momentum = namespace(x).exp(-a) * before + weight * answer.g  # (b, i, m) [SYMP.118]
+    momentum = namespace(x).exp(-a) * before + weight * answer.g  # (b, i, m) [SYMP.117]
     mean = 0.5 * (before + momentum)  # (b, i, m)
     moved = layer.oracle.mobilised(layer, mean)  # (b, i, m): B times it
     speed = layer.oracle.velocity(moved, answer.context)  # (b, i, m)
-    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.119]
+    result = x + layer.numbers["h_x"] * speed  # (b, i, m) [SYMP.118]
     return result, momentum, Saved(p, t, answer.g, a, weight, mean, moved, speed, answer.context, asked)
 
 
@@ -91,15 +91,15 @@ def backward(
 ) -> tuple[Array, Array | None, Array]:
     """Return the gradients of x, p and t, and add those of the parameters and the numbers."""
     # forward: result = x + h_x * speed
-    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m) [dSYMP.119]
+    d_speed = layer.numbers["h_x"] * d_result  # (b, i, m) [dSYMP.118]
     add("h_x", inner(d_result, saved.speed))
     # forward: speed = velocity(mobilised((p + momentum) / 2), context)
     d_moved, d_context = layer.oracle.velocity_backward(saved.moved, saved.speed, saved.context, d_speed)  # (b, i, m)
     d_half = 0.5 * layer.oracle.mobilised_backward(layer, saved.mean, d_moved, add)  # (b, i, m): of p and p'
-    d_momentum = d_half if d_later is None else d_later + d_half  # (b, i, m) [dSYMP.118]
+    d_momentum = d_half if d_later is None else d_later + d_half  # (b, i, m) [dSYMP.117]
     # forward: momentum = exp(-a) * p + weight * force
     decayed = namespace(d_result).exp(-saved.a)  # (1)
-    d_weight = inner(d_momentum, saved.force)  # (1) [dSYMP.117]
+    d_weight = inner(d_momentum, saved.force)  # (1) [dSYMP.116]
     d_a = -decayed * inner(d_momentum, at_rest(saved.p, d_momentum))  # (1): dSYMP.66
     own = equations.active(presymplectic_euler)
     d_t, d_h = own.damping_backward(layer, saved.t, layer.numbers["h_y"], d_a, add)  # (1), (1)

@@ -1,7 +1,12 @@
 """The presymplectic integrator of second order: two copies, and momenta that carry their damping.
 
-The system depends on time through its damping. With P = exp(a_s) p, a_s the damping of the time s since the step began,
-it is Hamiltonian, and `copies` moves (X, P) and (Y, Q) by the maps of that.
+The system depends on time through its damping. In P = exp(a_s) p, a_s the damping of the time s since the step began,
+nothing is lost, and `copies` moves (X, P) and (Y, Q) by the maps of that system.
+
+It is Hamiltonian, by exp(a_s) H, where velocity and force are derivatives of one H: without causality, and with B and
+w_v w_o = scale w_q w_k^T symmetric (softmax attention), with A and V symmetric (linear attention), or with B symmetric
+(the oracle "hamiltonian"); and then in the normalised tokens, whose norm is left out of H. A causal layer, or one with
+free matrices, is no Hamiltonian system: there the step is of second order, and no more is said of it.
 
 Equations (a is SYMP.66; P that of `copies`, which begins with P = p, and with 0 at rest)::
 
@@ -13,6 +18,9 @@ Axes: b batch, i token, m width.
 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), its presymplectic integrator, after Tao 2016 (arXiv:1609.02212);
 derived again here.
+
+How the authors' code differs: its momenta are scaled by all damping since the time 1, and not since the step began, so
+that the rotation turns other pairs the later a layer is; and the damping of a step is that of h_x, not of h_y.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ and dP = exp(-a/2) dp', dp = exp(-a/2) dp_in, da = -(sum dp' p' + sum dp_in p_in
 Axes: b batch, i token, m width.
 
 Source: Strang 1968 (doi:10.1137/0705041) for the splitting; Stein, Li, Steidl 2026 (arXiv:2603.16535).
+
+How the authors' code differs: both halves are damped as the first one, from t to t + h/2, so that it is of first order.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
 def _oracle(config: Config, keep: Mapping[str, Array]) -> Any:
     """Return what the integrator asks: the module of an oracle, with a dropout where there are masks."""
     oracle = equations.active(config.asks)
-    return dropout.Dropped(equations.active(dropout), oracle, keep) if keep else oracle
+    return dropout.Dropped(oracle, keep) if keep else oracle
 
 
 def _gradients(params: Params, found: dict[str, Array]) -> Params:

@@ -29,10 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from refattn import equations
 from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.projections import check_sizes
-from refattn.mechanisms.sympformer.oracles import dropout
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
@@ -154,7 +152,7 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
     active, gate = GELU[kind.gelu][0](hidden)  # as wide as the MLP
     added = linear_forward(active, mlp.w_out, mlp.b_out)  # (b, i, m) [SYMP.35]
     if "mlp" in layer.keep:
-        added = equations.active(dropout).dropped(layer.keep["mlp"], added)  # (b, i, m): SYMP.112
+        added = layer.keep["mlp"] * added  # (b, i, m): what is left of it
     norm_v = None
     if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.36 with gamma = 1
@@ -188,8 +186,8 @@ def backward(
         d_added = layer.numbers["gamma"] * d_total  # (b, i, m) [dSYMP.35]
         add("gamma", inner(d_total, saved.added))
     if "mlp" in layer.keep:
-        # forward: added = dropped(keep, added)
-        d_added = equations.active(dropout).dropped_backward(layer.keep["mlp"], d_added)  # (b, i, m): dSYMP.112
+        # forward: added = keep * added
+        d_added = layer.keep["mlp"] * d_added  # (b, i, m): of all of it
     # forward: added = gelu(seen @ w_in + b_in) @ w_out + b_out
     d_active, d_w_out, d_b_out = linear_backward(saved.active, mlp.w_out, d_added)  # as wide as the MLP
     d_hidden = GELU[kind.gelu][1](saved.hidden, saved.gate, d_active)  # as wide as the MLP

@@ -1,14 +1,9 @@
 """Dropout with given masks: some elements of what an oracle says are left out, the others made larger.
 
-Equations (y is the force, SYMP.17 and its like; the velocity, SYMP.18 or SYMP.43; or what the MLP adds, SYMP.35)::
+In place of y, the force (SYMP.17 and its like), the velocity (SYMP.18 and its like) or what the MLP adds (SYMP.35),
+stands keep y, and its gradient is keep times that of keep y. An element of keep is 0 or 1 / (1 - rate).
 
-    [SYMP.112]  Y = keep y                              keep is 0 or 1 / (1 - rate), element by element
-
-Adjoints, for a given dY::
-
-    [dSYMP.112]  dy = keep dY
-
-Axes: b batch, i token, m width.
+Axes: b batch, h head, i token as a query, j token as a key, m width.
 
 Source: the authors' first program: the force of softmax attention, the velocity of linear attention, what the MLP adds,
 and the weights of attention of the baselines (SM.17). It draws a mask for each call of the oracle; here all calls of a
@@ -34,7 +29,6 @@ from refattn.xp import Array, raised
 class Dropped:
     """An oracle, or the attention of a baseline, of whose force and velocity elements are left out."""
 
-    module: Any  # this file, or its copy with a hook
     oracle: Any
     keep: Mapping[str, Array]
 
@@ -47,7 +41,7 @@ class Dropped:
 
     def backward(self, layer: Layer, saved: Any, d_force: Array | None, *rest: Any) -> Any:
         """Return the gradients that the oracle returns."""
-        return self.oracle.backward(layer, saved, self.drop_backward("force", d_force), *rest)
+        return self.oracle.backward(layer, saved, self.drop("force", d_force), *rest)
 
     def mobilised(self, layer: Layer, p: Array) -> Array:
         """Return B p."""
@@ -64,30 +58,12 @@ class Dropped:
     def velocity_backward(self, moved: Array, speed: Array, context: Any, d_speed: Array) -> tuple[Array, Any]:
         """Return the gradients of B p and of what the velocity needs beside it."""
         whole = self.oracle.velocity(moved, context) if "velocity" in self.keep else speed  # (b, i, m): y
-        return self.oracle.velocity_backward(moved, whole, context, self.drop_backward("velocity", d_speed))
+        return self.oracle.velocity_backward(moved, whole, context, self.drop("velocity", d_speed))
 
     def drop(self, name: str, y: Any) -> Any:
-        """Return what is left of y; all of it where there is no mask of this name."""
+        """Return keep y for y or a gradient: all of it where there is no mask of this name."""
         keep = self.keep.get(name)
-        return y if keep is None or y is None else self.module.dropped(keep, y)
-
-    def drop_backward(self, name: str, d: Any) -> Any:
-        """Return the gradient of y."""
-        keep = self.keep.get(name)
-        return d if keep is None or d is None else self.module.dropped_backward(keep, d)
-
-
-def dropped(keep: Array, y: Array) -> Array:
-    """Return what is left of y."""
-    left = keep * y  # (b, i, m) [SYMP.112]
-    return left
-
-
-def dropped_backward(keep: Array, d_left: Array) -> Array:
-    """Return the gradient of y."""
-    # forward: left = keep * y
-    d_y = keep * d_left  # (b, i, m) [dSYMP.112]
-    return d_y
+        return y if keep is None or y is None else keep * y
 
 
 def masks_of(config: Any, draws: Mapping[str, Array], x: Array) -> dict[str, Array]:

@@ -2,6 +2,9 @@
 
     H = 1/2 sum_i <p_i, B p_i> / z_i - 1/2n sum_ij E_ij       E_ij = e^(scale q_i . k_j), z_i = 1/n sum_j E_ij
 
+Any w_q and w_k will do, but B has to be symmetric, or B p / z is no dH/dp. Positions are the normalised tokens, whose
+norm is left out of H.
+
 A token is a query, and a key of the others: through its key it is pushed by what attends it. With causal scores these
 would be the tokens that come later, and so there is no causal form of this force; `softmax` is what there is instead.
 

@@ -1,6 +1,8 @@
 """The oracle of linear attention: a bilinear kernel between tokens, and a potential of each token alone.
 
 Particles under H = 1/2n sum_ij (u_i^T A u_j) <p_i, p_j> - 1/2 sum_i u_i^T V u_i, whose sums run over the prefix.
+For A and V symmetric and sums over all tokens f is dH/dp and g is -dH/dy, y the normalised tokens; over a prefix a
+token is not pushed by those that see it, and there is no H.
 
 Equations (n_i is the number of tokens that i attends, itself among them)::
 

@@ -1,0 +1,137 @@
+"""What is wrong with the words of a command is one line, and nothing has run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refattn.cli import cli
+from tests.cli.command import KERNELS, SMALL, process, refused, run, verify
+
+
+def test_unknown_names() -> None:
+    names = ", ".join(cli.commands)
+    assert refused("verfy") == f"command: got 'verfy', needs one of {names}; see refattn --help"
+    assert "'relu'" in (line := refused("verify", "relu", "--impl", "a:b")) and "softmax" in line
+    line = refused("verify", "softmax", "--impl", "a:b", "--dtype", "float8")
+    assert "'float8'" in line and "bfloat16" in line
+    for option in ("--outputs", "--seed"):
+        assert option in refused("verify", "softmax", "--impl", "a:b", option, "x")
+    assert "see refattn --help" in refused("--quiet", "list")
+    assert "extra" in refused("list", "extra")
+
+
+def test_what_is_missing_is_named() -> None:
+    assert "--impl" in refused("verify", "softmax")
+    assert "MECHANISM" in refused("verify", "--impl", "a:b")
+    assert "--json" in refused("list", "--json")
+
+
+def test_an_implementation_that_cannot_be_loaded(
+    kernels: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("def attend(:\n")
+    (tmp_path / "raising.py").write_text("raise RuntimeError('no\\nGPU')\n")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "needy.py").write_text("import a_module_that_is_not_there\n")
+    for spec, words in {
+        "kernels.py": "needs MODULE_OR_FILE:FUNCTION",
+        ":attend": "needs MODULE_OR_FILE:FUNCTION",
+        "nowhere.py:attend": "there is no file nowhere.py",
+        "a_module_that_is_not_there:attend": "No module named 'a_module_that_is_not_there'",
+        "broken.py:attend": "SyntaxError",
+        "raising.py:attend": "RuntimeError: no GPU",
+        "leaving.py:attend": "raised SystemExit: 0",
+        "needy.py:attend": "a_module_that_is_not_there",
+        kernels("absent"): "has no 'absent'",
+        kernels("number"): "number is int, needs a function",
+        kernels("Failing"): "OSError: no device",
+    }.items():
+        line = refused("verify", "softmax", "--in-process", "--impl", spec)
+        assert words in line and spec in line.replace("--impl: there is no file nowhere.py", spec)
+
+
+def test_an_implementation_that_ends_the_program_is_no_success(
+    few: tuple[str, ...], kernels: Callable[[str], str]
+) -> None:
+    assert verify(kernels("leaves")).exit_code in (1, 2)
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "my_kernels.py").write_text(KERNELS)
+    result = process("verify", "softmax", "--impl", "my_kernels:attend", *SMALL, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1].startswith("softmax: agrees: 1 case")
+
+
+@pytest.mark.parametrize("place", ["missing/found.json", "."])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path, place: str) -> None:
+    (tmp_path / "telling.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w').close()\n{KERNELS}")
+    line = refused("verify", "softmax", "--impl", f"{tmp_path / 'telling.py'}:attend", "--json", tmp_path / place)
+    assert line.startswith("--json: got ") and str(tmp_path / place) in line
+    assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "show softmax --out",
+        "check --json",
+        "trace softmax --html",
+        "trace softmax --safetensors",
+        "train softmax --out",
+        "analyse flow --out",
+        "analyse lyapunov softmax --run",
+        "verify softmax --outputs",
+        "golden check",
+        "golden write",
+    ],
+)
+def test_an_empty_path_is_refused(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no name of the working directory: a variable that is not set gives it."""
+    monkeypatch.chdir(tmp_path)
+    option = words.split()[-1] if "--" in words else "DIR"
+    assert refused(*words.split(), "") == f"{option}: got an empty text, needs a path"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_too_long_is_no_place(tmp_path: Path) -> None:
+    place = tmp_path / ("x" * 300)
+    assert refused("golden", "write", place, "growing").endswith(f"cannot be written: File name too long ({place})")
+    assert "File name too long" in refused("golden", "check", place)
+
+
+def test_a_file_is_left_alone_until_there_is_something_to_write(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("{}")
+    for file in (old, new):
+        refused("verify", "softmax", "--impl", "nowhere.py:attend", "--json", file)
+    assert old.read_text() == "{}" and not new.exists()
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text("def deep():\n    raise RuntimeError('no GPU')\n\n\ndeep()\n")
+    arguments = ("verify", "softmax", "--impl", f"{tmp_path / 'raising.py'}:attend")
+    assert "RuntimeError" in refused(*arguments)
+    result = run("--debug", *arguments)
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr and "in deep" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("refattn: error: --impl")
+
+
+def test_an_unforeseen_error_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr("refattn.verify.itself.check.check", fail)
+    assert refused("check", "--jobs", "1") == "ZeroDivisionError: division by zero (refattn --debug shows where)"
+    assert "Traceback" in run("--debug", "check", "--jobs", "1").stderr
+
+
+def test_an_interrupt_is_one_line(few: tuple[str, ...], kernels: Callable[[str], str]) -> None:
+    result = verify(kernels("interrupted"))
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "refattn: interrupted\n")

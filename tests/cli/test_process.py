@@ -1,0 +1,155 @@
+"""Commands as processes: streams that end, are full or a terminal, and interpreters that leave docstrings out."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refattn.cli import output, streams
+from tests.cli.command import ROOT, SMALL, process, run
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = process("list", stdout=writing)
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("words", "streams", "code"),
+    [
+        ("list", ">/dev/full", 2),  # what was asked for is lost
+        ("--help", ">/dev/full", 2),
+        ("--help", "1>&-", 0),  # nobody wants it
+        ("--version", "1>&- 2>&-", 0),
+        ("nothing", "2>/dev/full", 2),
+        ("nothing", "0<&- 1>&- 2>&-", 2),
+    ],
+)
+def test_streams_that_are_full_or_closed(words: str, streams: str, code: int) -> None:
+    command = [f'"$0" -m refattn {words} {streams}', sys.executable]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(["sh", "-c", *command], capture_output=True, text=True, timeout=120, env=env)
+    full = streams == ">/dev/full"
+    assert result.stderr == ("refattn: error: standard output: No space left on device\n" if full else "")
+    assert (result.returncode, result.stdout) == (code, "")
+
+
+def test_progress_that_cannot_be_shown_stops_nothing(kernels: Callable[[str], str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = process("verify", "softmax", "--impl", kernels("attend"), *SMALL, stderr=writing)
+    finally:
+        os.close(writing)
+    assert result.returncode == 0 and ", 0 failed" in result.stdout
+
+
+def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    text, got = b"x" * 200_000, bytearray()
+
+    def read() -> None:
+        while part := os.read(reading, 4096):
+            got.extend(part)
+
+    reader = threading.Timer(0.05, read)
+    reader.start()
+    with io.BufferedWriter(streams.Stream(writing, "wb")) as stream:
+        stream.write(text)
+    reader.join()
+    os.close(reading)
+    assert got == text and stream.raw.failure is None
+
+
+def test_help_without_docstrings() -> None:
+    """`python -OO` leaves them out."""
+    command = [sys.executable, "-OO", "-m", "refattn", "golden", "write", "--help"]
+    found = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert found.stdout == run("golden", "write", "--help").stdout
+
+
+def test_text_that_the_encoding_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}.items():
+        monkeypatch.setenv(name, value)
+    kernel, page = tmp_path / "käse.py", tmp_path / "käse.html"
+    kernel.write_text(
+        "import refattn\n\n\ndef attend(q, k, v, **options):\n"
+        "    print('d\u00e9j\u00e0')\n    return refattn.Decline('pas \u00e7a \x1b[31m')\n",
+        encoding="utf-8",
+    )
+    result = process("verify", "softmax", "--impl", f"{kernel}:attend", *SMALL, "--html", page)
+    assert result.returncode == 3, result.stderr
+    assert "pas \\xe7a ?[31m" in result.stdout and "d\\xe9j\\xe0" in result.stderr
+    assert "pas ça" in page.read_text(encoding="utf-8")
+    assert r"cannot import k\udcc3\udca4se" in process("verify", "softmax", "--impl", "käse:attend.py").stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("plain", [False, True])
+def test_on_a_terminal(plain: bool, monkeypatch: pytest.MonkeyPatch, kernels: Callable[[str], str]) -> None:
+    import pty
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if plain:
+        monkeypatch.setenv("NO_COLOR", "1")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "refattn", "verify", "softmax", "--impl", kernels("attend"), *SMALL],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=theirs,
+        stderr=theirs,
+    ) as child:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # Linux says the end like this
+                break
+            if not part:
+                break
+            seen += part
+    os.close(ours)
+    assert child.returncode == 0
+    text = seen.decode().replace("\r\n", "\n")
+    assert ("\x1b" in text) is not plain
+    assert bool(re.search(r"verify softmax: (\d+) of \1 cases", text)) is plain
+    report = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text[text.rindex("against") :])
+    assert max(map(len, report.splitlines())) <= 100
+
+
+def test_progress_waits_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Items that come one after the other are passed on as they come."""
+
+    class Coming:
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            for n in range(4):
+                made.append(n)
+                yield n
+
+    made: list[int] = []
+    with output.progress("work", "parts") as wrap:
+        for n in wrap(Coming()):
+            assert made == list(range(n + 1))
+    assert "work: 4 of 4 parts" in capsys.readouterr().err

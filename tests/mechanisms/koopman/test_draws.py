@@ -1,0 +1,132 @@
+"""Random ridges and epsilons, beyond T21 of test_acceptance.py: laws, and blocks and models that draw by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import Context, counter, model, tree
+from refattn.mechanisms.koopman.layer.draws import Beta, Law, draw
+from refattn.model import decode
+from refattn.train.sample import generate
+from refattn.train.step import measured
+
+BLOCK = ra.mechanism("koopman").block
+KEY: dict[str, Any] = {"seed": 1, "step": 2, "layer": 3, "like": np.zeros(1)}
+
+LAW = Law(lambda u: 0.01 + 0.0 * u, lambda u: 0.25 * (u > 0.5))
+"""A ridge that is always 0.01, and an epsilon that is 0 or 1/4."""
+
+HERE = f"{__name__}:LAW"
+
+
+def test_draws_of_seeds_steps_and_layers() -> None:
+    one, same = (draw(5, **KEY) for _ in range(2))
+    assert all(np.array_equal(one[name], same[name]) for name in one)
+    for other in ({"seed": 2}, {"step": 3}, {"layer": 4}):
+        assert not np.any(draw(5, **{**KEY, **other})["ridge"] == one["ridge"])
+    many = draw(101, **KEY)
+    assert not np.any(many["ridge"] == many["epsilon"])
+
+
+def test_laws() -> None:
+    wide = draw(20001, **KEY, law="beta(b=1.0, candidates=2)")["epsilon"]  # uniform
+    assert wide.shape == (2, 20000)
+    np.testing.assert_allclose(np.quantile(wide, [0.25, 0.5, 0.9]), [0.25, 0.5, 0.9], atol=0.01)
+    own = draw(20001, **KEY, law=LAW)
+    assert np.all(own["ridge"] == 0.01)
+    assert set(np.unique(own["epsilon"])) == {0.0, 0.25}
+    assert LAW.means == {"ridge": pytest.approx(0.01), "epsilon": 0.125}
+    assert Beta(4.0).means == {"ridge": 0.2, "epsilon": 0.2}
+
+
+def test_one_update_draws_nothing() -> None:
+    """What is drawn for it is what the core takes, and has a gradient of its shape."""
+    x, given = np.eye(3)[None, None], draw(1, **KEY)
+    assert given["ridge"].shape == (1, 0)
+    perturbation = ra.koopman.Identity(given["epsilon"])
+    options: dict[str, Any] = {"fit": ra.koopman.Stein(given["ridge"]), "perturbation": perturbation}
+    out, saved = ra.koopman.forward(x, x, x, updates=1, **options)
+    np.testing.assert_array_equal(out, ra.koopman.forward(x, x, x, updates=1)[0])
+    assert ra.koopman.backward(saved, out)["ridge"].shape == (1, 0)
+
+
+def test_a_block_uses_its_draws_or_the_means_of_its_law() -> None:
+    x = counter.normal((1, 5, 8), seed=5, purpose="x")
+    params = BLOCK.init(BLOCK.Config(width=8, heads=2), seed=0, like=x)
+
+    def out(params: Any, context: Context) -> Any:
+        return BLOCK.read(params, BLOCK.forward(params, BLOCK.start(params, x, context), context)[0])
+
+    contexts = [Context(), *(Context(draws=draw(2, seed=n, step=0, layer=0, like=x)) for n in (1, 2))]
+    found = [out(params, context) for context in contexts]
+    assert not any(np.array_equal(found[n], found[n - 1]) for n in range(3))
+    for law, ridge, epsilon in (("beta(b=3)", 0.25, 0.25), (HERE, 0.01, 0.125)):
+        config = BLOCK.Config(width=8, heads=2, draws=law)
+        drawing = tree.unflatten(BLOCK.init(config, seed=0, like=x), tree.flatten(params))
+        numbers = {"ridge": np.asarray(ridge), "epsilon": np.asarray(epsilon)}
+        np.testing.assert_allclose(out(drawing, Context()), out(params, Context(draws=numbers)), rtol=1e-12)
+        np.testing.assert_array_equal(out(drawing, contexts[1]), found[1])
+
+
+def small(head: str = "vocabulary", **options: Any) -> tuple[model.Params, Any]:
+    sizes: dict[str, Any] = {"vocabulary": 256, "context": 8, "width": 8, "heads": 2, "layers": 2}
+    config = model.Config("koopman", **sizes, decode=head, options=options)
+    return model.init(config, like=np.ones(1)), counter.integers((2, 8), 0, 256, seed=1, purpose="tokens")
+
+
+def test_a_model_draws_by_the_seed_and_the_step() -> None:
+    """Training has other numbers for each, other layers too; without them it has the means."""
+    params, given = small(draws="beta")
+    losses = [measured(params, given, given, chance=chance)[0] for chance in ((0, 1), (0, 1), (0, 2), (1, 1), None)]
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 4
+    assert measured(small()[0], given, given, chance=(0, 1))[0] == losses[-1]  # without a law nothing is drawn
+    first, second = (layer.block.config.chances(**{**KEY, "layer": n}) for n, layer in enumerate(params.layers))
+    assert not np.any(first["ridge"] == second["ridge"])
+
+
+@pytest.mark.parametrize("head", ["vocabulary", "pointer"])
+def test_token_by_token_the_draws_are_those_of_the_whole(head: str) -> None:
+    params, given = small(head, draws=HERE, updates=3)
+    whole = model.forward(params, given, chance=(3, 0))[0]
+    cache, first = decode.start(params, 2), 0
+    for stop in (3, 4, 8):
+        logits, cache = decode.extend(params, cache, given[:, first:stop], chance=(3, 0))
+        np.testing.assert_allclose(logits, whole[:, stop - 1], rtol=1e-10, atol=1e-12)
+        first = stop
+    assert cache.blocks is not None
+    assert not np.allclose(whole, model.forward(params, given)[0], rtol=1e-6)
+    made = [generate(params, b"to be", 3, seed=seed, temperature=0.0) for seed in (1, 1)]
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"updates": 0}, r"updates: got 0, needs a whole number of at least 1"),
+        ({"updates": "3"}, r"updates: got '3', needs a whole number of at least 1"),
+        ({"law": "beta(candidates=0)"}, r"draws: got .*; candidates: got 0, needs a whole number of at least 1"),
+        ({"law": "beta(candidates=9)"}, r"draws: got .*; candidates: got 9, needs at most 8"),
+        ({"law": "beta(b=0.0)"}, r"draws: got .*; b: got 0.0, needs"),
+        ({"law": "gamma"}, r"draws: got 'gamma', needs one of beta"),
+        ({"law": "nowhere:law"}, r"draws: got 'nowhere:law', needs MODULE:NAME of a Law"),
+    ],
+)
+def test_draws_name_what_is_wrong(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw(**{"updates": 3, **KEY, **given})
+
+
+def test_a_law_or_a_block_that_is_wrong() -> None:
+    for name, functions in (("ridge", (lambda u: u - 0.5, LAW.epsilon)), ("epsilon", (LAW.ridge, lambda u: u[:3]))):
+        with pytest.raises(ValueError, match=rf"{name}: got a law that does not return finite numbers"):
+            Law(*functions)
+    with pytest.raises(TypeError, match=r"draws: got a Law, needs the text MODULE:NAME of it in a block"):
+        BLOCK.Config(width=4, heads=2, draws=LAW)
+    with pytest.raises(ValueError, match=r"draws: got 'beta' with a ridge that is given, needs one of them"):
+        BLOCK.Config(width=4, heads=2, draws="beta", fit="separable(ridge=0.2)")
+    assert BLOCK.Config(width=4, heads=2, draws=Beta(3.0)) == BLOCK.Config(width=4, heads=2, draws="beta(b=3.0)")

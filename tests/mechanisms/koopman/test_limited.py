@@ -1,0 +1,177 @@
+"""Fits of an operator whose norm, rank or nuclear norm is limited: they are the best, and have gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refattn as ra
+from refattn import counter
+from refattn.mechanisms.koopman.core import limit_of
+from tests.mechanisms.koopman.calls import forward, options_of
+
+LIMITS: tuple[dict[str, Any], ...] = ({"norm": 0.3}, {"rank": 1}, {"nuclear": 3.0})
+RIDGE = 0.2
+
+
+def draw(name: str, *shape: int, seed: int = 5) -> Any:
+    return counter.normal(shape, seed=seed, purpose=name)
+
+
+def limited(**limit: Any) -> Any:
+    return limit_of(ra.koopman.Separable(**limit))
+
+
+def transitions() -> tuple[Any, Any]:
+    """Rows W and Y'."""
+    return draw("w", 3, 5), draw("y", 3, 5)
+
+
+def objective(m: Any, w: Any, y: Any, nuclear: float = 0.0) -> float:
+    singular = np.linalg.svd(m, compute_uv=False)
+    return float(np.sum((w @ m - y) ** 2) + RIDGE * np.sum(m * m) + 2.0 * nuclear * np.sum(singular))
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=str)
+def test_no_other_operator_is_better(limit: dict[str, Any]) -> None:
+    """Among all matrices, those that act beyond the span of the transitions included; and the limit binds."""
+    w, y = transitions()
+    m = w.T @ limited(**limit).within(w @ w.T, RIDGE, y)[0]
+    nuclear = limit.get("nuclear", 0.0)
+    best, singular = objective(m, w, y, nuclear), np.linalg.svd(m, compute_uv=False)
+    free = w.T @ np.linalg.solve(w @ w.T + RIDGE * np.eye(3), y)
+    assert objective(free, w, y, nuclear) < best if "nuclear" not in limit else np.sum(singular > 1e-12) < 3
+    assert singular[0] <= limit.get("norm", np.inf) * (1.0 + 1e-12)
+    for n in range(300):
+        u, s, v = np.linalg.svd(m + 10.0 ** (-(n % 6)) * draw("change", 5, 5, seed=n))
+        s = np.minimum(s, limit.get("norm", np.inf)) * (np.arange(5) < limit.get("rank", 5))
+        assert objective((u * s) @ v, w, y, nuclear) >= best * (1.0 - 1e-12)
+
+
+def test_a_limit_that_does_not_bind_is_the_ridge() -> None:
+    w, y = transitions()
+    plain = np.linalg.solve(w @ w.T + RIDGE * np.eye(3), y)
+    for limit in ({"norm": 50.0}, {"rank": 3}, {"nuclear": 1e-12}):
+        np.testing.assert_allclose(w.T @ limited(**limit).within(w @ w.T, RIDGE, y)[0], w.T @ plain, atol=1e-8)
+
+
+def test_spectra_stay_within_the_circle() -> None:
+    arrays = [2.0 * draw(name, 1, 2, 8, 3) for name in "qkv"]
+    largest = {}
+    for norm in (None, 0.9, 0.5):
+        _, saved = ra.koopman.forward(*arrays, fit=ra.koopman.Separable(ridge=1e-3, norm=norm), updates=4, form="dense")
+        found = np.linalg.eigvals(saved.inner.updates[-1].koopman)
+        largest[norm] = np.max(np.abs(found))
+    assert largest[None] > 0.9 >= largest[0.9] > 0.5 >= largest[0.5]
+
+
+@pytest.mark.parametrize("limit", [pytest.param(LIMITS[0], marks=pytest.mark.slow), *LIMITS[1:]], ids=str)
+def test_gradients_are_those_of_autograd(limit: dict[str, Any]) -> None:
+    """Of the steps that are taken to the solution, by PyTorch; the dense form's matrix G, too."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    w, y = transitions()
+    fit, g, d_found = limited(**limit), draw("g", 5, 5), draw("d", 3, 5)
+    inputs = {"inner": w @ w.T, "gram": g @ g.T + np.eye(5), "ridge": np.full((1, 1), RIDGE), "targets": y}
+    leaves = {name: torch.tensor(x, requires_grad=True) for name, x in inputs.items()}
+    torch.sum(fit.coefficients(**leaves) * torch.tensor(d_found)).backward()
+    d_targets, d_inner, d_gram, d_ridge = fit.adjoint(**inputs, d_found=d_found)
+    found = {"inner": d_inner, "gram": d_gram, "ridge": d_ridge, "targets": d_targets}
+    for name, x in found.items():
+        expected = leaves[name].grad.numpy()
+        if name in ("inner", "gram"):  # which are symmetric
+            x, expected = x + x.T, expected + expected.T
+        np.testing.assert_allclose(x, expected, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"norm": 0.3}, marks=pytest.mark.slow),
+        {"rank": 1, "scale": "mean", "tau": 1.0},
+        pytest.param({"nuclear": 0.2, "space": "full", "tau": 1.0}, marks=pytest.mark.slow),
+        pytest.param(
+            {"norm": 0.35, "causal": "top_left", "space": "augmented", "ridge": "each"}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_forms_agree_and_gradients_are_differences(options: dict[str, Any]) -> None:
+    q, k, v = 2.0 * draw("q", 1, 2, 3, 3), draw("k", 1, 1, 4, 3), draw("v", 1, 1, 4, 3)
+    each = options.get("ridge") == "each"
+    ridge = np.asarray([[[0.2, 0.3, 0.4], [0.3, 0.2, 0.5]]]) if each else np.asarray([0.2, 0.3])
+    leaves = {"q": q, "k": k, "v": v, "bandwidth": np.asarray(1.4), "weight": np.asarray(0.7), "ridge": ridge}
+    given, upstream = {"fit": "separable", "updates": 3, "jitter": 1e-3, **options}, draw("up", 1, 2, 3, 3)
+    given = {name: x for name, x in given.items() if name != "ridge"}
+    out, saved = forward(**leaves, **given, form="dense")
+    found = ra.koopman.backward(saved, upstream)
+    other, saved = forward(**leaves, **given, form="shared")
+    np.testing.assert_allclose(other, out, rtol=1e-9, atol=1e-11)
+    for name, x in ra.koopman.backward(saved, upstream).items():
+        np.testing.assert_allclose(x, found[name], rtol=1e-7, atol=1e-9, err_msg=name)
+    for name, x in leaves.items():
+        way, loss = draw(f"way {name}", *x.shape), []
+        for step in (2e-4, 1e-4, -1e-4, -2e-4):
+            moved = forward(**{**leaves, name: x + step * way}, **given, form="shared")[0]
+            loss.append(float(np.sum(moved * upstream)))
+        change = (8.0 * (loss[1] - loss[2]) - (loss[0] - loss[3])) / 12e-4
+        assert np.sum(found[name] * way) == pytest.approx(change, rel=1e-6, abs=1e-8), name
+
+
+def test_a_stream_has_the_same_limit() -> None:
+    """With a kernel whose operator could live in features, too, which know of no limit."""
+    block, stream = ra.mechanism("koopman").block, ra.mechanism("koopman").stream
+    x, context = draw("x", 1, 4, 6), ra.Context(causal=True)
+    config = block.Config(width=6, heads=2, kernel="linear", fit="separable(norm=0.2)", updates=3)
+    params = block.init(config, like=x)
+    whole = block.read(params, block.forward(params, block.start(params, x, context), context)[0])
+    assert stream is not None
+    cache = stream.start(params, 1)
+    for n in range(4):
+        state, cache = stream.step(params, cache, block.start(params, x[:, n : n + 1], context), context)
+        np.testing.assert_allclose(block.read(params, state), whole[:, n : n + 1], rtol=1e-9, atol=1e-11)
+
+
+def test_what_is_not_finite_goes_on_and_a_query_without_keys_is_nothing() -> None:
+    q, k, v = (draw(name, 1, 2, 4, 3) for name in "qkv")
+    mask = np.ones((4, 4), bool)
+    mask[1] = False
+    fit = ra.koopman.Separable(norm=0.5)
+    out, saved = ra.koopman.forward(q, k, v, fit=fit, updates=3, mask=mask)
+    assert np.all(out[:, :, 1] == 0.0)
+    assert all(np.all(np.isfinite(x)) for x in ra.koopman.backward(saved, out).values())
+    q[0, 0, 2, 0] = np.nan
+    with np.errstate(all="ignore"):
+        lost, saved = ra.koopman.forward(q, k, v, fit=fit, updates=3, mask=mask)
+        gradients = ra.koopman.backward(saved, np.ones_like(out))
+    assert np.all(np.isnan(lost[0, 0, 2]))
+    np.testing.assert_array_equal(lost[0, 1], out[0, 1])
+    assert np.all(np.isfinite(gradients["q"][0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("fit", "message"),
+    [
+        ("separable(norm=0.9, tau=1.0)", r"norm: got 0.9 with tau=1, needs tau=0"),
+        ("separable(norm=0.9, rank=1)", r"rank: got a value beside norm, needs one of norm, rank and nuclear"),
+        ("separable(norm=0.0)", r"norm: got 0.0, needs"),
+        ("separable(rank=0)", r"rank: got 0, needs a whole number of at least 1"),
+        ("stein(rank=1)", r"fit: got 'rank' in 'stein\(rank=1\)', but stein has ridge, scale, tau, window"),
+    ],
+)
+def test_a_limit_that_is_wrong(fit: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        options_of(fit=ra.mechanism("koopman").families["fit"](fit))
+
+
+def test_what_has_no_gradient_or_does_not_settle_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, z = limited(rank=1), np.eye(2)
+    found, before = fit.within(z, RIDGE, np.eye(2))
+    with pytest.raises(ValueError, match=r"fit: got singular values that are equal where they are cut"):
+        fit.within_backward(z, RIDGE, found, before, np.ones((2, 2)))
+    w, y = transitions()
+    w[1] = w[0]
+    monkeypatch.setattr("refattn.mechanisms.koopman.limited.STEPS", 100)
+    with pytest.raises(ValueError, match=r"ridge: got one so small that a limited fit does not settle"):
+        limited(norm=0.3).within(w @ w.T, 1e-12, y)
