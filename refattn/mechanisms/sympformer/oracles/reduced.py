@@ -7,17 +7,17 @@ Equations (n_i is the number of tokens that i attends, A = (w_a + w_a^T) / 2, V 
 
     [SYMP.112]  y = gain norm(x) + shift                without biases shift = 0
     [SYMP.113]  S_i = 1/n_i sum_j y_j y_j^T
-    [SYMP.114]  g_i = V - A S_i P_i^2 - P_i^2 S_i A     the force on P; at rest: V
+    [SYMP.114]  g_i = V - A S_i P_i^2 - (A S_i P_i^2)^T     the force on P; at rest: V
     [SYMP.115]  f_i = P_i S_i A y_i                     the velocity, for the old matrix or another one
 
 Adjoints, for given dg and df, with c = A y, e = S c and N = P^2::
 
     [dSYMP.115]  de = P df                              dP = df e^T, beside what g asks
-    [dSYMP.114]  dN = -S A dg - dg A S                  dP = dN P + P dN
-    [dSYMP.113]  dS = -A dg N - N dg A + de c^T
+    [dSYMP.114]  dN = -S A (dg + dg^T)                  dP = dN P + P dN
+    [dSYMP.113]  dS = -A (dg + dg^T) N + de c^T
     [dSYMP.112]  dy_j = A S de_j + (U_j + U_j^T) y_j    U_j = sum_{i>=j} dS_i / n_i
 
-and dA = -dg N S - S N dg + sum y (S de)^T, dw_a = (dA + dA^T) / 2, dw_v = (dV + dV^T) / 2 with dV = sum dg.
+and dA = -sum (dg + dg^T) N S + sum y (S de)^T, dw_a = (dA + dA^T) / 2, dw_v = (dV + dV^T) / 2 with dV = sum dg.
 
 Axes: b batch, i token, m width.
 
