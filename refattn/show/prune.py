@@ -135,27 +135,34 @@ def _annotations(kind: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> dict[s
 
 
 def _read(tree: ast.Module, samples: Sequence[Sample], roots: Sequence[ast.FunctionDef], lost: Sequence[str]) -> Reader:
-    """Return what is known for all samples."""
+    """Return what is known for all samples. Those that differ from others in numbers alone are not read again."""
     ast.fix_missing_locations(tree)
     reader = Reader(tree)
+    seen: list[tuple[dict[str, Value], dict[str, Value]]] = []
     for sample in samples:
-        call = ast.parse(f"_({sample.forward})", mode="eval").body
-        assert isinstance(call, ast.Call)
+        given = _arguments(reader, roots[0], sample.forward)
+        further = _arguments(reader, roots[1], sample.backward)
+        if (given, further) in seen:
+            continue
+        seen.append((given, further))
         names = {each.arg for each in (*roots[0].args.args, *roots[0].args.kwonlyargs)}
-        given = {str(each.arg): loosened(reader.look(each.value, {})) for each in call.keywords if each.arg in names}
-        given = {name: SOME for name in names} | given
-        result = reader.call(Function(roots[0], {}), (), given)
+        result = reader.call(Function(roots[0], {}), (), {name: SOME for name in names} | given)
         saved = result.parts[-1] if isinstance(result, Row) else SOME
-        call = ast.parse(f"_({sample.backward})", mode="eval").body
-        assert isinstance(call, ast.Call)
         names = {each.arg for each in (*roots[1].args.args, *roots[1].args.kwonlyargs)}
-        arguments = {
-            str(each.arg): saved if ast.unparse(each.value) == "saved" else loosened(reader.look(each.value, {}))
-            for each in call.keywords
-            if each.arg in names
-        }
-        reader.call(Function(roots[1], {}), (), arguments)
+        reader.call(Function(roots[1], {}), (), further | ({"saved": saved} if "saved" in names else {}))
     return reader
+
+
+def _arguments(reader: Reader, root: ast.FunctionDef, text: str) -> dict[str, Value]:
+    """Return what is known of the arguments that a call gives, but for `saved`."""
+    call = ast.parse(f"_({text})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    names = {each.arg for each in (*root.args.args, *root.args.kwonlyargs)}
+    return {
+        str(each.arg): loosened(reader.look(each.value, {}))
+        for each in call.keywords
+        if each.arg in names and ast.unparse(each.value) != "saved"
+    }
 
 
 def loosened(value: Value) -> Value:

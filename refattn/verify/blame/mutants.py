@@ -238,14 +238,16 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
         worst = max(worst, *((verdict.share, case.name, verdict.tensor) for verdict in verdicts))
         if worst[0] > 1.0:
             return Fate(mutant, dtype, "caught", *worst)
-    if all(_bits(kernel(mechanism, *one, dtype, mutant)) == _bits(kernel(mechanism, *one, dtype)) for one in truths):
-        return Fate(mutant, dtype, "equivalent", *worst)  # such as a truncation of what was rounded before
     status = "equivalent"
     for case, truth in truths:
         computed = _computed(mechanism, case, truth, dtype, mutant, exact=True)
         result = _store(computed, truth, mutant)
         if not all(verdict.agrees for verdict in judge(result, truth)):
-            return Fate(mutant, dtype, "missed", *worst)
+            # Such as a truncation of what was rounded before: nothing of a kernel changes.
+            same = all(
+                _bits(kernel(mechanism, *one, dtype, mutant)) == _bits(kernel(mechanism, *one, dtype)) for one in truths
+            )
+            return Fate(mutant, dtype, "equivalent" if same else "missed", *worst)
         # Equal as they are computed (but for float64's own rounding, which is relative to the largest result: a smaller
         # one may be what cancels of that), or at least as they are stored.
         rounding = 1e-12 * max(_largest(x) for x in truth.values.values())
