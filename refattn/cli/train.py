@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 @click.option(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting; block.KEY for the block's."
 )
+@click.option(
+    "--config",
+    type=Place(),
+    metavar="FILE",
+    help="Settings as TOML; other options hold over it.",
+)
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -56,6 +62,7 @@ def train(
     grow: str | None,
     backend: str | None,
     assignments: tuple[str, ...],
+    config: str | None,
 ) -> None:
     """Train a byte-level language model of MECHANISM's blocks, with hand-written gradients.
 
@@ -72,7 +79,10 @@ def train(
     try:
         if twice := [name for name in settings.parse(assignments) if name in given]:
             raise ValueError(f"{twice[0]}: got --{twice[0]} and --set {twice[0]}=..., needs one of them")
-        given = settings.expanded(mechanism, settings.parse(assignments) | given)
+        given = settings.parse(assignments) | given
+        if config is not None:
+            given = settings.merge(settings.read_toml(config), given)
+        given = settings.expanded(mechanism, given)
         path = Path(out) if out is not None else _folder(mechanism, resume)
         stored = folder.stored_config(path, mechanism) if resume else None
         chosen = settings.build(mechanism, settings.merge(stored["settings"] if stored else {}, given))

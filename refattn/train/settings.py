@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from refattn import model
 from refattn.checked import Each, checked
+from refattn.files import MIB, read_regular
 from refattn.mechanisms import registry
 from refattn.mechanisms.arguments import check_is
 from refattn.train import growing
@@ -228,6 +231,31 @@ def build(mechanism: str, given: Mapping[str, Any]) -> Settings:
         n: float(x) if n in numbers and type(x) is int and abs(x) <= 2**53 else x for n, x in given.items()
     }
     return Settings(mechanism=mechanism, **plain)
+
+
+def read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the settings that a TOML file holds: those of `parse`, with tables ``[block]``, ``[growth]``, ``[model]``.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be read, or has more than 1 MiB.
+    ValueError
+        Where it is no TOML, or a table has another name.
+    """
+    try:
+        found = tomllib.loads(read_regular(file, MIB).decode("utf-8"))
+    except ValueError as error:  # of the encoding, too
+        raise ValueError(f"{os.fspath(file)}: is no TOML ({error})") from error
+    tables = (*MAPPINGS, "model")
+    for name, value in found.items():
+        if isinstance(value, dict) is not (name in tables):
+            needs = "a table" if name in tables else f"a value; tables are {', '.join(tables)}"
+            raise ValueError(f"{os.fspath(file)}: {name}: got {value!r}, needs {needs}")
+    own = found.pop("model", {})
+    if wrong := [name for name in own if name not in MODEL or name in found]:
+        raise ValueError(f"{os.fspath(file)}: model.{wrong[0]}: got {own[wrong[0]]!r}, which is none or is there twice")
+    return found | own
 
 
 @checked(given=Each(None))

@@ -283,6 +283,35 @@ def test_every_problem_is_one_line(here: Path, words: list[str], problem: str) -
     assert sorted(here.rglob("*")) == before
 
 
+def test_settings_of_a_file(here: Path) -> None:
+    (here / "run.toml").write_text(
+        'data = "text.txt"\nsteps = 9\nbatch = 2\nsample_bytes = 0\nscore_bytes = 64\n'
+        "[model]\ncontext = 8\nwidth = 8\nheads = 1\nlayers = 1\n[block]\nscale = 0.5\nsoftcap = 4.0\n"
+    )
+    words = ["train", "softmax", "--config", "run.toml", "--steps", 2, "--set", "block.softcap=3.0", "--out", "run"]
+    found = run(*words)
+    assert found.exit_code == 0, found.output
+    stored = json.loads(Path("run", "config.json").read_text(encoding="utf-8"))["settings"]
+    assert (stored["steps"], stored["batch"], stored["context"]) == (2, 2, 8)
+    assert stored["block"] == {"scale": 0.5, "softcap": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("steps =", "run.toml: is no TOML (Invalid value"),
+        ("block = 3", "run.toml: block: got 3, needs a table"),
+        ("[bloc]\nscale = 1.0", "run.toml: bloc: got {'scale': 1.0}, needs a value; tables are block, growth, model"),
+        ("width = 8\n[model]\nwidth = 8", "run.toml: model.width: got 8, which is none or is there twice"),
+        ("widht = 3", "setting: got 'widht' (did you mean width?)"),
+    ],
+)
+def test_a_file_that_holds_no_settings(here: Path, text: str, problem: str) -> None:
+    (here / "run.toml").write_text(text)
+    assert refused("train", "softmax", "--config", "run.toml", "--data", "text.txt").startswith(problem)
+    assert refused("train", "softmax", "--config", "none.toml") == "none.toml: No such file or directory"
+
+
 def test_a_mechanism_that_is_none() -> None:
     listed = ", ".join(ra.list_mechanisms())
     assert refused("train", "telepathy") == f"mechanism: got 'telepathy', needs one of {listed}"
