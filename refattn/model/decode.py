@@ -8,6 +8,7 @@ from typing import Any
 from refattn import equations
 from refattn.checked import Whole, checked
 from refattn.mechanisms.arguments import check_is
+from refattn.mechanisms.record import Unsupported
 from refattn.model import network, pointer
 from refattn.model.params import Layer, Params, check_tokens
 from refattn.xp import Array, namespace
@@ -22,7 +23,7 @@ class Cache:
     tokens
         (b, n): the tokens; only their number is read where the blocks have caches of their own.
     blocks
-        The cache of each block; None where the mechanism has no stream.
+        The cache of each block; None where the mechanism, or a block with these options, has no stream.
     head
         That of a head that points.
 
@@ -103,5 +104,10 @@ def extend(params: Params, cache: Cache, tokens: Array, chance: network.Chance |
         return equations.active(pointer).mixed(*found, None, params.token_embedding, together)[0], longer
 
     head = None if params.pointer is None else point
-    logits, saved = own.run(params, tokens, first, network.context_of(params, tokens, 0, first=first), step, head)
+    try:
+        logits, saved = own.run(params, tokens, first, network.context_of(params, tokens, 0, first=first), step, head)
+    except Unsupported:
+        if first > 0:
+            raise
+        return extend(params, Cache(None, None), tokens, chance)  # blocks that have no stream with these options
     return logits[:, -1, :], Cache(together, tuple(layer.block for layer in saved.layers), saved.head)

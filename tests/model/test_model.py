@@ -269,6 +269,17 @@ def test_positions_and_draws_are_those_of_the_whole(options: dict[str, Any]) -> 
     assert (cache.blocks is None) is ("jitter" in options)
 
 
+def test_options_that_have_no_stream_are_computed_again() -> None:
+    """Forces divided by the number of all tokens, which a stream does not know."""
+    params, given = params_of("sympformer", options={"oracle": "softmax(normaliser='length')"}), tokens(2, 5)
+    cache = decode.start(params, 2)
+    for stop in (3, 5):
+        logits, cache = decode.extend(params, cache, given[:, 0 if cache.tokens is None else 3 : stop])
+        expected = model.forward(params, given[:, :stop])[0][:, -1]
+        np.testing.assert_allclose(logits, expected, rtol=1e-11, atol=1e-12)
+    assert cache.blocks is None
+
+
 # --- bad input
 
 

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from refattn.mechanisms.arguments import check_choice
+from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.sympformer import core
 from refattn.mechanisms.sympformer.dense import counts
 from refattn.mechanisms.sympformer.oracles.past import Prefix
@@ -188,7 +189,8 @@ def share_of(layer: Layer, x: Array) -> Array | None:
     if layer.params.config.oracle.normaliser == "prefix" or layer.causal is False:
         return None
     if isinstance(layer.causal, Prefix):
-        raise ValueError("normaliser: got 'length', but a stream does not know how many tokens come: it needs 'prefix'")
+        lacks = "a stream does not know how many tokens come"
+        raise Unsupported(f"normaliser: got 'length', but {lacks}: it needs 'prefix'")
     tokens = x.shape[1]
     return counts(0, (0, tokens), tokens, x) / tokens
 
