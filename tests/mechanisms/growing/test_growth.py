@@ -290,6 +290,13 @@ def test_a_traced_step_agrees_with_its_second_derivation() -> None:
     for id, weight in (("GROW.24", grown.w_q), ("GROW.25", grown.w_k)):
         np.testing.assert_array_equal(t[id], weight)
         np.testing.assert_allclose(weight[..., :-1], expected[id][..., :-1], rtol=0.0, atol=1e-9)
+    # Products know no signs: the truncated kernel, the same of balanced factors; and weights are made of these.
+    low, balanced = (t[i] @ np.swapaxes(t[j], 1, 2) for i, j in (("GROW.19", "GROW.20"), ("GROW.21", "GROW.22")))
+    np.testing.assert_allclose(low, expected["GROW.19"] @ np.swapaxes(expected["GROW.20"], 1, 2), rtol=0.0, atol=1e-9)
+    np.testing.assert_allclose(balanced, low, atol=1e-12)
+    for id, weight in (("GROW.21", grown.w_q), ("GROW.22", grown.w_k)):
+        turned = t[id] @ t["GROW.23"] / math.sqrt(params.config.factor)
+        np.testing.assert_allclose(turned, weight, atol=1e-12)
 
 
 # --- the search
