@@ -38,6 +38,8 @@ class Side:
         Whether it is refattn: reported are the ratios of these sides to the others.
     env
         Environment variables of its process.
+    bound
+        Whether it does a part of the work and nothing else, so that its results are none: they are not compared.
     why_not
         Says why it cannot run on this machine, or None where it can.
     """
@@ -46,6 +48,7 @@ class Side:
     target: str
     ours: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    bound: bool = False
     why_not: Callable[[], str | None] = _always
 
 

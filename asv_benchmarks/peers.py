@@ -70,7 +70,9 @@ def measure(comparison: Comparison, point: Point, threads: int | None) -> Row:
             timed[label].rounds = rounds[label]
             timed[label].peak = workers[label].ask("memory")["bytes"]
         if comparison.agree is not None:
-            for label, difference in _differences(workers, Path(folder)).items():
+            whole = {side.label for side in comparison.sides if not side.bound}
+            computed = {label: worker for label, worker in workers.items() if label in whole}
+            for label, difference in _differences(computed, Path(folder)).items():
                 timed[label].differs = difference
     return Row(point, threads, (load, machine.load()), others.used(), timed)
 

@@ -47,6 +47,32 @@ def sdpa(n: int, d: int, run: str, causal: bool) -> Callable[[], Any]:
     return softmax.in_torch(lambda q, k, v: attend(q, k, v, is_causal=causal), arrays(n, d), run)
 
 
+def products(n: int, d: int, run: str, causal: bool) -> Callable[[], Any]:
+    """The seven products of each tile of pairs, two of them forward, in NumPy and nothing else: a bound for refattn."""
+    if not causal or d != max(WIDTHS) or n not in SHORT or run != "both":
+        raise NotImplementedError("the bound is that of causal calls which refattn computes pair by pair")
+    from refattn import backends
+    from refattn.ops.tiles import ROWS
+
+    q, k, v, d_out = (x[0] for x in arrays(n, d))
+    backend = backends.get("numpy")
+    width = backend.tile_bytes // (ROWS * q.itemsize)
+
+    def task(head: int) -> None:
+        for stop in range(ROWS, n + 1, ROWS):
+            rows, slope = q[head, stop - ROWS : stop], d_out[head, stop - ROWS : stop]
+            for first in range(0, stop, width):
+                part = slice(first, min(first + width, stop))
+                keys, values = k[head, part], v[head, part]
+                weights = rows @ keys.T
+                weights @ values  # and here ends the forward
+                weights = rows @ keys.T
+                d_weights = slope @ values.T
+                weights.T @ slope, d_weights @ keys, d_weights.T @ rows
+
+    return lambda: backend.map(task, range(HEADS))
+
+
 COMPARISON = Comparison(
     name="higher_order",
     title="Higher-order attention beside softmax attention in PyTorch",
@@ -54,7 +80,8 @@ COMPARISON = Comparison(
         f"Order 2, with layer normalisation, {HEADS} heads, one batch, float32. *SDPA* is "
         "`scaled_dot_product_attention`: another function of the same arrays, so that results are not compared. *both* "
         "is forward and backward. *AVX-512* is refattn with OpenBLAS told to use its kernels for AVX-512 "
-        "(`OPENBLAS_CORETYPE=SkylakeX`)."
+        "(`OPENBLAS_CORETYPE=SkylakeX`). *products* are those of its tiles in NumPy, without anything else, where it "
+        "goes pair by pair."
     ),
     sides=(
         Side("refattn", f"{__name__}:ours", ours=True),
@@ -65,6 +92,7 @@ COMPARISON = Comparison(
             env={"OPENBLAS_CORETYPE": "SkylakeX"},
             why_not=softmax.without_avx512,
         ),
+        Side("products", f"{__name__}:products", bound=True),
         Side("SDPA", f"{__name__}:sdpa"),
     ),
     grid=(

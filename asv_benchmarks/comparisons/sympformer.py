@@ -72,6 +72,44 @@ def plain(batch: int, tokens: int, width: int, heads: int) -> Callable[[], Any]:
     return run
 
 
+def products(batch: int, tokens: int, width: int, heads: int) -> Callable[[], Any]:
+    """The products of the linear maps and of the oracle's causal strips in NumPy and nothing else: a bound for refattn.
+
+    The strips of all heads are taken at once, which is quicker.
+    """
+    import numpy as np
+
+    from refattn import backends, counter
+    from refattn.ops.tiles import ROWS
+
+    def draw(*shape: int) -> Any:
+        return counter.normal(shape, seed=0, purpose="comparison.sympformer.products").astype(np.float32)
+
+    backend, x, d_x, w = (
+        backends.get("numpy"),
+        draw(batch, tokens, width),
+        draw(batch, tokens, width),
+        draw(width, width),
+    )
+    rows, d_rows = x.reshape(-1, width), d_x.reshape(-1, width)
+
+    def strip(at: tuple[int, int]) -> None:
+        one, stop = at
+        q, d_out, past = x[one, stop - ROWS : stop], d_x[one, stop - ROWS : stop], x[one, :stop]
+        weights = q @ past.T
+        weights @ past  # and here ends the forward
+        weights = q @ past.T
+        d_weights = d_out @ past.T
+        weights.T @ d_out, d_weights @ past, d_weights.T @ q
+
+    def run() -> None:
+        for _ in range(6):
+            backend.product(x, w), backend.product(d_x, w.T), backend.product(rows.T, d_rows)
+        backend.map(strip, [(one, stop) for one in range(batch) for stop in range(ROWS, tokens + 1, ROWS)])
+
+    return run
+
+
 COMPARISON = Comparison(
     name="sympformer",
     title="An attention substep of SympFormer",
@@ -79,11 +117,13 @@ COMPARISON = Comparison(
         "One step of presymplectic Euler with its norm, forward and backward, causal, float32; no MLP. *classical* is "
         "our own classical block. *plain* is the prefix oracle in PyTorch's operations, as its authors write it but "
         "with one product for all heads, and autograd. A substep is a part of a training step, so all sides keep the "
-        "memory of freed arrays, as the trainer does: otherwise faults of pages take another fifth of refattn's time."
+        "memory of freed arrays, as the trainer does: otherwise faults of pages take another fifth of refattn's time. "
+        "*products* are the matrix products in NumPy, without anything else."
     ),
     sides=(
         Side("refattn", f"{__name__}:presymplectic", ours=True),
         Side("classical", f"{__name__}:classical"),
+        Side("products", f"{__name__}:products", bound=True),
         Side("plain", f"{__name__}:plain"),
     ),
     grid=(

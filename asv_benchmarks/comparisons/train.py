@@ -78,6 +78,24 @@ def eager(width: int, layers: int, context: int, batch: int) -> Callable[[], Any
     return run
 
 
+def products(width: int, layers: int, context: int, batch: int) -> Callable[[], Any]:
+    """The matrix products of all linear maps, forward and backward, in NumPy and nothing else: a bound for refattn."""
+    from refattn import backends
+    from refattn.train.step import SHARD_TOKENS
+
+    def draw(*shape: int) -> Any:
+        return counter.normal(shape, seed=0, purpose="comparison.train.products").astype(np.float32)
+
+    block = [(width, width)] * 4 + [(width, 4 * width), (4 * width, width)]
+    maps = [(draw(SHARD_TOKENS, i), draw(i, o), draw(SHARD_TOKENS, o)) for i, o in (*block * layers, (width, 256))]
+
+    def shard(_: int) -> None:
+        for x, w, d_y in maps:
+            x @ w, d_y @ w.T, x.T @ d_y
+
+    return lambda: backends.get("numpy").map(shard, range(batch * context // SHARD_TOKENS))
+
+
 def _torch_model(settings: Settings, start: dict[str, Any]) -> Any:
     """Return the model as one writes it in PyTorch, with queries, keys and values from one product."""
     import torch
@@ -148,9 +166,13 @@ COMPARISON = Comparison(
     text=(
         "One step of `refattn train`: a batch of the text, loss, gradients of all parameters, clipping and AdamW, "
         "beside the same model from the same parameters in PyTorch's eager mode, with its attention kernel, autograd "
-        "and AdamW."
+        "and AdamW. *products* are those of the linear maps alone, forward and backward, in NumPy."
     ),
-    sides=(Side("refattn", f"{__name__}:ours", ours=True), Side("eager", f"{__name__}:eager")),
+    sides=(
+        Side("refattn", f"{__name__}:ours", ours=True),
+        Side("products", f"{__name__}:products", bound=True),
+        Side("eager", f"{__name__}:eager"),
+    ),
     grid=(
         {"width": 256, "layers": 4, "context": 256, "batch": 16},
         {"width": 128, "layers": 4, "context": 128, "batch": 16},

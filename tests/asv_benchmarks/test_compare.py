@@ -37,6 +37,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> versions.Homes:
     return base, head
 
 
+@pytest.mark.slow
 def test_a_loss_of_accuracy_is_found_where_it_is(homes: versions.Homes) -> None:
     seen: list[Benchmark] = []
 
@@ -83,6 +84,7 @@ def test_what_fails_is_told_with_its_error(homes: versions.Homes, tmp_path: Path
     assert found[0].detail == "head: OSError: no more"
 
 
+@pytest.mark.slow
 def test_what_is_not_available_here_is_n_a(homes: versions.Homes) -> None:
     device = Benchmark("memory.Device.track_peak_both", ("softmax.dense", 2048, "float32", "numpy"), "memory")
     verdict = measure(device, homes, 1)

@@ -97,6 +97,7 @@ def test_the_peak_is_that_of_a_call_and_not_of_what_came_before(worker: Worker) 
     worker.ask("make", target="fakes:allocates", params={"mebibytes": 96})
     found = [worker.ask("memory")["bytes"] / 2**20 for _ in range(3)]
     assert all(90 < peak < 110 for peak in found), found
+    assert 96 <= worker.ask("live")["bytes"] / 2**20 < 97
 
 
 # --- alternation
@@ -242,7 +243,8 @@ def test_what_others_take_is_what_this_process_and_its_children_did_not() -> Non
 
 
 def test_sides_that_compute_different_things_are_found() -> None:
-    sides = (side("ours", "scaled", ours=True), side("peer", "scaled"), side("other", "other"))
+    part = side("part", "other", bound=True)  # which has no result to compare
+    sides = (side("ours", "scaled", ours=True), side("peer", "scaled"), side("other", "other"), part)
     found = peers.run(comparing(*sides, grid=({"by": 1.0},), agree=1e-3))
     assert found.failed == ["by=1.0, 1 thread: other does not compute what the first side does: 1.0e-02"]
 
