@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Number
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
-from refattn.xp import Array, dtype_name, is_array, namespace
+from refattn.xp import Array, ByClass, dtype_name, is_array, namespace
 
 T = TypeVar("T")
 
-_FIELDS: WeakKeyDictionary[type, tuple[str, ...] | None] = WeakKeyDictionary()
-"""What `_fields` has found; it keeps no class alive."""
+_FIELDS = ByClass()
+"""What `_fields` has found."""
 
-_DECLARED: WeakKeyDictionary[type, tuple[tuple[str, tuple[Any, ...], tuple[type, ...], bool], ...]] = (
-    WeakKeyDictionary()
-)
+_DECLARED = ByClass()
 """What `_declared` has found."""
 
 _STATIC = (str, int, float, Number)  # the usual ones first: asking an abstract class takes longer
+
+_PLAIN = frozenset((type(None), bool, str, int, float))
+"""Classes of most static parts: half of what a walk over a block's parameters meets are these, of its configuration."""
 
 
 def flatten(tree: Any) -> dict[str, Array]:
@@ -109,6 +109,56 @@ def map_leaves(function: Callable[..., Any], tree: T, *others: Any) -> T:
     return _rebuild(tree, mapped, "")[0]
 
 
+def union(a: T, b: Any, both: Callable[[Array, Array], Any]) -> T:
+    """Return a tree with the arrays of two of one kind: where both have one, `both` of them; static parts are a's.
+
+    >>> import numpy as np
+    >>> from refattn import tree
+    >>> made = tree.union({"a": np.ones(1)}, {"a": np.ones(1), "b": np.zeros(1)}, lambda x, y: x + y)
+    >>> made["a"].tolist(), made["b"].tolist()
+    ([2.0], [0.0])
+    """
+    if a is None or b is None:
+        return b if a is None else a
+    if is_array(a):
+        return both(a, b)
+    if isinstance(a, dict):
+        return {name: union(a.get(name), b.get(name), both) for name in {**a, **b}}  # type: ignore[return-value]
+    if isinstance(a, tuple):
+        return tuple(union(*pair, both) for pair in zip(a, b, strict=True))  # type: ignore[return-value]
+    if _fields(type(a)) is None:
+        return a
+    new = {name: union(getattr(a, name), getattr(b, name), both) for name in _fields(type(a)) or ()}
+    changed = {name: value for name, value in new.items() if value is not getattr(a, name)}
+    return dataclasses.replace(a, **changed) if changed else a  # type: ignore[type-var]
+
+
+def only(tree: T, names: Collection[str]) -> T:
+    """Return a tree with the arrays of these names alone: None stands in the place of others, and dicts lack them.
+
+    >>> import numpy as np
+    >>> from refattn import tree
+    >>> tree.only({"a": np.ones(1), "b": (np.zeros(1), np.ones(1))}, {"b.0"})
+    {'b': (array([0.]), None)}
+    """
+    return _only(tree, names, "")
+
+
+def _only(node: Any, names: Collection[str], path: str) -> Any:
+    if is_array(node):
+        return node if path in names else None
+    children = _children(node, path)
+    if children is None:
+        return node
+    new = {name: (child, _only(child, names, _join(path, name))) for name, child in children}
+    if isinstance(node, dict):
+        return {name: kept for name, (child, kept) in new.items() if kept is not None or child is None}
+    if isinstance(node, tuple | list):
+        return type(node)(kept for _, kept in new.values())
+    changed = {name: kept for name, (child, kept) in new.items() if kept is not child}
+    return dataclasses.replace(node, **changed) if changed else node
+
+
 def zeros_like(tree: T) -> T:
     """Return a tree of zeros with the shapes, dtypes and devices of `tree`.
 
@@ -145,8 +195,8 @@ def check_fields(name: str, node: Any) -> None:
 
 def _declared(kind: type) -> tuple[tuple[str, tuple[Any, ...], tuple[type, ...], bool], ...]:
     """Return the fields of a dataclass: what each may be, "Array" or classes, the latter, and whether it is a tuple."""
-    known = _DECLARED.get(kind)
-    if known is None:
+    known: tuple[tuple[str, tuple[Any, ...], tuple[type, ...], bool], ...] | None = _DECLARED.lasting.get(kind)
+    if known is None and (known := _DECLARED.get(kind)) is None:
         found = []
         for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
             text = str(field.type)
@@ -155,7 +205,7 @@ def _declared(kind: type) -> tuple[tuple[str, tuple[Any, ...], tuple[type, ...],
             kinds = [_kind(word, kind.__module__) for word in words.split(" | ")]
             if None not in kinds:
                 found.append((field.name, tuple(kinds), tuple(each for each in kinds if each != "Array"), many))
-        known = _DECLARED[kind] = tuple(found)
+        known = _DECLARED.set(kind, tuple(found))
     return known
 
 
@@ -193,13 +243,16 @@ def _children(node: Any, path: str) -> Iterable[tuple[str, Any]] | None:
 
 def _fields(kind: type) -> tuple[str, ...] | None:
     """Return the names of the fields of a dataclass, None for another class."""
-    if kind not in _FIELDS:
+    known: tuple[tuple[str, ...] | None] | None = _FIELDS.lasting.get(kind)
+    if known is None and (known := _FIELDS.get(kind)) is None:
         own = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else None
-        _FIELDS[kind] = None if own is None else tuple(field.name for field in own)
-    return _FIELDS[kind]
+        known = _FIELDS.set(kind, (None if own is None else tuple(field.name for field in own),))
+    return known[0]
 
 
 def _collect(node: Any, path: str, leaves: dict[str, Array]) -> None:
+    if type(node) in _PLAIN:
+        return
     if is_array(node):
         leaves[path] = node
         return
@@ -209,6 +262,8 @@ def _collect(node: Any, path: str, leaves: dict[str, Array]) -> None:
 
 def _rebuild(node: Any, leaves: Mapping[str, Any], path: str) -> tuple[Any, bool]:
     """Return the new node, and whether there was an array in it: what has none is static and stays as it is."""
+    if type(node) in _PLAIN:
+        return node, False
     if is_array(node):
         return leaves[path], True
     rebuilt = {name: _rebuild(child, leaves, _join(path, name)) for name, child in _children(node, path) or ()}

@@ -73,8 +73,8 @@ def backward(params: Params, saved: Saved, d_logits: Array, *, watch: Watch | No
     d_logits
         (b, n, t): gradient of the loss with respect to the logits.
     watch
-        Is called for every layer, from the last, with what the backward of its block is given: ``watch(index, params,
-        saved, d_state)``.
+        Is called for every pass through a layer, from the last, with what the backward of its block is given:
+        ``watch(index, params, saved, d_state)``.
 
     Raises
     ------

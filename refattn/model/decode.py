@@ -23,7 +23,7 @@ class Cache:
     tokens
         (b, n): the tokens; only their number is read where the blocks have caches of their own.
     blocks
-        The cache of each block; None where the mechanism, or a block with these options, has no stream.
+        The cache of each pass through a block; None where the mechanism, or a block with these options, has no stream.
     head
         That of a head that points.
 
@@ -58,10 +58,10 @@ def start(params: Params, batch: int) -> Cache:
     """
     check_is("params", params, Params)
     stream = params.config.record.stream
-    if stream is None or any(network.reads_draws(layer.block.config) for layer in params.layers):
+    if stream is None or any(network.reads_draws(layer.block.config) for layer in params.passes):
         return Cache(None, None)
     head = None if params.pointer is None else params.config.record.pointer.start(params.pointer, batch)
-    return Cache(None, tuple(stream.start(layer.block, batch) for layer in params.layers), head)
+    return Cache(None, tuple(stream.start(layer.block, batch) for layer in params.passes), head)
 
 
 @checked(params=Params, cache=Cache)
@@ -99,7 +99,7 @@ def extend(params: Params, cache: Cache, tokens: Array, chance: network.Chance |
         return advance(layer.block, blocks[index], state, context)
 
     def point(y: Array) -> tuple[Array, Any]:
-        context = network.context_of(params, tokens, len(params.layers), first=first, chance=chance)
+        context = network.context_of(params, tokens, params.config.depth, first=first, chance=chance)
         *found, longer = params.config.record.pointer.extend(params.pointer, cache.head, y, context)
         return equations.active(pointer).mixed(*found, None, params.token_embedding, together)[0], longer
 

@@ -21,6 +21,8 @@ Adjoints, for given dz::
     [dLM.position_embedding]  dP_n = sum_b dx_bn
     [dLM.token_embedding]  dE = dz^T y + sum of dx_n in the row of token_n
 
+With `loops` the passes through the layers repeat, and the gradients of a layer are the sums over its passes.
+
 The state of the stack is the block's own (x, and where it has one a velocity or a history); norms and MLPs act on x.
 
 Axes: b batch, n token, m width, t token of the vocabulary.
@@ -47,14 +49,14 @@ Head = Callable[[Array], tuple[Array, Any]]
 """What a head that points makes of y (b, n, m): the logits and what it saved."""
 
 Step = Callable[[int, Layer, Any], tuple[Any, Any]]
-"""What a block makes of a state: (index of the layer, its parameters, state) -> (next state, what it saved)."""
+"""What a block makes of a state: (index of the pass, its parameters, state) -> (next state, what it saved)."""
 
 
 Chance = tuple[int, int]
 """The seed and the step by which blocks that draw numbers have them drawn; without it they take no random ones."""
 
 Watch = Callable[[int, Any, Any, Any], None]
-"""Who is told what the backward of each block is given: index of the layer, parameters, what it saved, d_state."""
+"""Who is told what the backward of each block is given: index of the pass, parameters, what it saved, d_state."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def forward(params: Params, tokens: Array, training: bool, chance: Chance | None
         return params.config.record.block.forward(layer.block, state, context)
 
     def point(y: Array) -> tuple[Array, Any]:
-        context = context_of(params, tokens, len(params.layers), training, chance=chance)
+        context = context_of(params, tokens, params.config.depth, training, chance=chance)
         return equations.active(pointer).forward(params, y, tokens, context)
 
     head = None if params.pointer is None else point
@@ -97,13 +99,13 @@ def forward(params: Params, tokens: Array, training: bool, chance: Chance | None
 def context_of(
     params: Params, tokens: Array, layer: int, training: bool = False, first: int = 0, chance: Chance | None = None
 ) -> Context:
-    """Return what the block of a layer is told of tokens (b, n) at the positions `first`, `first` + 1, ...
+    """Return what the block of a pass is told of tokens (b, n) at the positions `first`, `first` + 1, ...
 
     It is told the tokens, all positions so far, and draws, where its configuration reads them. These are fixed: the
     same in every call; or those that a configuration with ``chances`` makes for a seed and a step.
     """
     # Behind the last layer stands a head that points.
-    config = (*params.layers, params.pointer)[layer].block.config
+    config = (params.at(layer) if layer < params.config.depth else params.pointer).block.config
     count = first + tokens.shape[1]
     reads = getattr(config, "reads", params.config.record.reads)
     own: dict[str, Any] = {"tokens": tokens} if "tokens" in reads else {}
@@ -132,15 +134,15 @@ def run(
     With a `head` they are what it makes of the last y.
     """
     xp = namespace(params.token_embedding, tokens)
-    block, blocks = params.config.record.block, [layer.block for layer in params.layers]
+    block, passes = params.config.record.block, params.passes
     rows = params.position_embedding[first : first + tokens.shape[1], ...]  # (n, m): part of P
     x = embedding.embedding_forward(params.token_embedding, tokens) + rows  # (b, n, m) [LM.1]
-    state = block.start(blocks[0], x, context)
+    state = block.start(passes[0].block, x, context)
     layers = []
-    for index, layer in enumerate(params.layers):
+    for index, layer in enumerate(passes):
         state, saved = advance(params, layer, state, index, step)
         layers.append(saved)
-    last = block.read(blocks[-1], state)  # (b, n, m): x of LM.6
+    last = block.read(passes[-1].block, state)  # (b, n, m): x of LM.6
     y, norm = _norm(params.norm, last)  # the first is LM.6
     normed = y  # (b, n, m) [LM.6]
     if head is not None:
@@ -173,7 +175,7 @@ def advance(params: Params, layer: Layer, state: Any, index: int, step: Step) ->
 def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None = None) -> Params:
     """Return the gradients of all parameters for a given gradient of the logits (b, n, t)."""
     xp = namespace(params.token_embedding, d_logits)
-    block, blocks = params.config.record.block, [layer.block for layer in params.layers]
+    block, passes, count = params.config.record.block, params.passes, len(params.layers)
     d_pointer = None
     if saved.head is not None:
         # forward: logits = head(normed)
@@ -188,14 +190,15 @@ def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None 
     # forward: normed = norm(last)
     d_last, d_norm = _norm_backward(saved.norm, d_normed)  # the first is dLM.6
     d_read = d_last  # (b, n, m) [dLM.6]
-    d_state, d_block = block.read_backward(blocks[-1], saved.state, d_read)
-    layers: list[Layer] = []
-    for index in reversed(range(len(params.layers))):
+    d_state, d_block = block.read_backward(passes[-1].block, saved.state, d_read)
+    found: list[Layer | None] = [None] * count
+    for index in reversed(range(len(passes))):
         d_state, d_layer = _layer_backward(params, index, saved.layers[index], d_state, watch)
-        layers.insert(0, d_layer)
-    layers[-1] = replace(layers[-1], block=_sum(layers[-1].block, d_block))
-    d_x, d_block = block.start_backward(blocks[0], d_state)  # the first is the gradient of LM.1
-    layers[0] = replace(layers[0], block=_sum(layers[0].block, d_block))
+        found[index % count] = tree.union(found[index % count], d_layer, _add)
+    layers = [_whole(*each) for each in zip(params.layers, found, strict=True)]
+    layers[-1] = replace(layers[-1], block=tree.union(layers[-1].block, d_block, _add))
+    d_x, d_block = block.start_backward(passes[0].block, d_state)  # the first is the gradient of LM.1
+    layers[0] = replace(layers[0], block=tree.union(layers[0].block, d_block, _add))
     # forward: x = embedding(token_embedding, tokens) + position_embedding[:n]
     unused = zeros((params.config.context - d_x.shape[1], d_x.shape[2]), d_x)  # positions without a token
     d_positions = xp.concat([xp.sum(d_x, axis=0), unused], axis=0)  # [dLM.position_embedding]
@@ -207,8 +210,8 @@ def backward(params: Params, saved: Saved, d_logits: Array, watch: Watch | None 
 def _layer_backward(
     params: Params, index: int, saved: LayerSaved, d_state: Any, watch: Watch | None
 ) -> tuple[Any, Layer]:
-    """Return the gradients of the state that came in and of the parameters of one layer."""
-    layer = params.layers[index]
+    """Return the gradients of the state that came in and of the parameters of one pass."""
+    layer = params.at(index)
     d_x = d_state.x  # (b, n, m): it came in
     d_norm_1 = d_norm_2 = d_mlp = None
     if saved.mlp is not None and saved.norm_2 is not None and layer.mlp is not None:
@@ -241,6 +244,13 @@ def _norm_backward(saved: layer_norm.Saved, d_y: Array) -> tuple[Array, Norm]:
     return d_x, Norm(d_gain, d_bias)
 
 
-def _sum(gradient: Any, further: Any) -> Any:
-    """Add the gradient of parameters that `start` or `read` use; None where they use none."""
-    return gradient if further is None else tree.map_leaves(lambda a, b: a + b, gradient, further)
+def _add(a: Array, b: Array) -> Array:
+    return a + b
+
+
+def _whole(layer: Layer, found: Layer | None) -> Layer:
+    """Return the gradients of a layer: zeros for what none of its passes has read."""
+    leaves = tree.flatten(found)
+    return tree.unflatten(
+        layer, {name: leaves[name] if name in leaves else 0.0 * x for name, x in tree.flatten(layer).items()}
+    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from refattn import tree
 from refattn.mechanisms import registry
 from refattn.mechanisms.arguments import check_arrays, check_choice, check_floating, check_is
 from refattn.mechanisms.record import Mechanism
@@ -42,6 +44,9 @@ class Config:
         The most tokens of a sequence.
     width, heads, layers
         Width of the tokens, heads of a block, number of layers.
+    loops
+        How often all layers are passed, one after the other: what has as many places as passes, `depth`, has the
+        parameters of `layers`.
     mlp
         Whether each block is followed by an MLP; None: unless the block brings or replaces it.
     mlp_ratio, gelu
@@ -66,6 +71,7 @@ class Config:
     width: int = 128
     heads: int = 4
     layers: int = 4
+    loops: int = 1
     mlp: bool | None = None
     mlp_ratio: int = 4
     gelu: str = "tanh"
@@ -74,7 +80,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self.record  # noqa: B018 (which checks the name)
-        for name in ("vocabulary", "context", "width", "heads", "layers", "mlp_ratio"):
+        for name in ("vocabulary", "context", "width", "heads", "layers", "loops", "mlp_ratio"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
                 raise ValueError(f"{name}: got {value!r}, needs a whole number of at least 1, and at most {LARGEST}")
@@ -91,8 +97,8 @@ class Config:
         known = [f.name for f in dataclasses.fields(self.record.block.Config) if f.name not in OWN]
         if unknown := [name for name in self.options if name not in known]:
             raise ValueError(f"options: got {', '.join(map(repr, unknown))}, {self.mechanism} has {', '.join(known)}")
-        for layer in range(self.layers):
-            self.block(layer)  # which checks the rest
+        for place in range(self.depth):
+            self.block(place)  # which checks the rest
 
     @property
     def record(self) -> Mechanism:
@@ -110,6 +116,11 @@ class Config:
         return record
 
     @property
+    def depth(self) -> int:
+        """How many times a token passes through a layer."""
+        return self.layers * self.loops
+
+    @property
     def has_mlp(self) -> bool:
         """Whether layers have an MLP sublayer."""
         return "mlp" not in self.record.brings if self.mlp is None else self.mlp
@@ -120,10 +131,10 @@ class Config:
         return "norm" not in self.record.brings
 
     def block(self, layer: int) -> Any:
-        """Return the configuration of the block of a layer."""
+        """Return the configuration of the block at a place, of 0 to `depth` - 1."""
         kind = self.record.block.Config
-        own = {name: getattr(self, name) for name in ("width", "heads", "layers", "vocabulary", "context")}
-        own["layer"] = layer
+        own = {name: getattr(self, name) for name in ("width", "heads", "vocabulary", "context")}
+        own |= {"layer": layer, "layers": self.depth}
         if self.has_norm:
             own["residual"] = False
         known = {f.name for f in dataclasses.fields(kind)}
@@ -170,13 +181,33 @@ class Params:
     norm: Norm
     pointer: Any = None  # of the mechanism's pointer, where the model has one
 
+    @property
+    def passes(self) -> tuple[Layer, ...]:
+        """The layers in the order in which tokens pass through them, each as it stands at its place."""
+        return tuple(self.at(place) for place in range(self.config.depth))
+
+    def at(self, place: int) -> Layer:
+        """Return the layer at a place, of 0 to `Config.depth` - 1, with the configuration of a block of that place.
+
+        A block whose parameters depend on its place has there those of its configuration's ``shapes``.
+        """
+        layer = self.layers[place % len(self.layers)]
+        own = layer.block.config
+        told = {n: x for n, x in (("layer", place), ("layers", self.config.depth)) if hasattr(own, n)}
+        if self.config.loops == 1 and all(getattr(own, name) == value for name, value in told.items()) or not told:
+            return layer
+        config = dataclasses.replace(own, **told)
+        kept = tree.only(layer.block, config.shapes()) if hasattr(config, "shapes") else layer.block
+        return dataclasses.replace(layer, block=dataclasses.replace(kept, config=config))
+
 
 def init(config: Config, *, seed: int = 0, like: Array) -> Params:
     """Return fresh parameters: a pure function of the configuration and the seed.
 
-    `like` gives the array library, the dtype and the device. Blocks start as their mechanism has it. The weights of an
-    MLP have variance 1 / inputs, its last ones 1 / (inputs * 2 * layers), so that what all MLPs add keeps its size
-    whatever the number of layers; embeddings have the standard deviation `SPREAD`, gains are 1 and biases 0.
+    `like` gives the array library, the dtype and the device. Blocks start as their mechanism has it, with all
+    parameters that they have at one of their places. The weights of an MLP have variance 1 / inputs, its last ones 1 /
+    (inputs * 2 * depth), so that what all MLPs add keeps its size whatever the depth; embeddings have the
+    standard deviation `SPREAD`, gains are 1 and biases 0.
 
     >>> import numpy as np
     >>> from refattn import model, tree
@@ -202,13 +233,18 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
 
     def feed_forward(layer: int) -> mlp.Params:
         w_in = drawn("w_in", m, wide, m**-0.5, layer)
-        w_out = drawn("w_out", wide, m, (2 * config.layers * wide) ** -0.5, layer)
+        w_out = drawn("w_out", wide, m, (2 * config.depth * wide) ** -0.5, layer)
         return mlp.Params(w_in, full(wide, 0.0), w_out, full(m, 0.0))
+
+    def block(layer: int) -> Any:
+        places = range(layer, config.depth, config.layers)
+        at = [config.record.block.init(config.block(n), seed=seed, like=like, layer=layer) for n in places]
+        return functools.reduce(lambda a, b: tree.union(a, b, lambda x, _: x), at)
 
     layers = tuple(
         Layer(
             norm() if config.has_norm else None,
-            config.record.block.init(config.block(layer), seed=seed, like=like, layer=layer),
+            block(layer),
             norm() if config.has_mlp else None,
             feed_forward(layer) if config.has_mlp else None,
         )
@@ -217,8 +253,8 @@ def init(config: Config, *, seed: int = 0, like: Array) -> Params:
     tokens = drawn("token_embedding", config.vocabulary, m, SPREAD)
     pointer = None
     if config.decode == "pointer":
-        own = config.block(config.layers - 1)  # as the last layer's
-        pointer = config.record.pointer.init(own, seed=seed, like=like, layer=config.layers)
+        own = config.block(config.depth - 1)  # as the last layer's
+        pointer = config.record.pointer.init(own, seed=seed, like=like, layer=config.depth)
     return Params(config, tokens, drawn("position_embedding", config.context, m, SPREAD), layers, norm(), pointer)
 
 

@@ -216,7 +216,8 @@ def _shard(params: model.Params, inputs: Array, targets: Array, weight: float, k
     statistics: dict[int, Any] = {}
 
     def watch(index: int, block: Any, saved: Any, d_state: Any) -> None:
-        statistics[index] = ability.observe(block, saved, d_state, keep=keep)
+        found, layer = ability.observe(block, saved, d_state, keep=keep), index % len(params.layers)
+        statistics[layer] = ability.merge(statistics[layer], found) if layer in statistics else found
 
     logits, saved = model.forward(params, inputs, training=True)
     losses, loss_saved = cross_entropy_forward(logits, targets)

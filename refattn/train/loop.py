@@ -212,7 +212,8 @@ def _learned(params: model.Params) -> dict[str, Any]:
     told = params.config.record.learned
     if told is None:
         return {}
-    layers = [told(layer.block) for layer in params.layers]
+    passes, count = params.passes, len(params.layers)  # a number may be one of some passes alone
+    layers = [{name: x for layer in passes[n::count] for name, x in told(layer.block).items()} for n in range(count)]
     names = dict.fromkeys(name for each in layers for name in each)
     return {"learned": {n: [float(each[n][0]) if n in each else None for each in layers] for n in names}}
 

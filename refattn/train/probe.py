@@ -19,7 +19,9 @@ def check_block(config: model.Config) -> None:
     A model is causal, and gives its blocks no memory. Layers but two are left out, and what
     depends on numbers, such as steps that do not converge, is not asked.
     """
-    small = dataclasses.replace(config, layers=min(config.layers, 2), context=min(config.context, 4), mlp=False)
+    small = dataclasses.replace(
+        config, layers=min(config.layers, 2), loops=min(config.loops, 2), context=min(config.context, 4), mlp=False
+    )
     if (known := repr(small)) in _FIT:
         return
     tokens = counter.integers((1, small.context), 0, small.vocabulary, seed=0, purpose="probe")

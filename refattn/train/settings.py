@@ -25,7 +25,7 @@ from refattn.train.schedule import WarmupCosine
 MAPPINGS = ("block", "growth")
 """Settings that hold settings of their own, called ``block.NAME``."""
 
-MODEL = ("mechanism", "context", "width", "heads", "layers", "mlp", "mlp_ratio", "gelu", "decode")
+MODEL = ("mechanism", "context", "width", "heads", "layers", "loops", "mlp", "mlp_ratio", "gelu", "decode")
 
 
 LARGEST = 2**31
@@ -38,7 +38,7 @@ class Settings:
 
     Attributes
     ----------
-    mechanism, context, width, heads, layers, mlp, mlp_ratio, gelu, decode, block
+    mechanism, context, width, heads, layers, loops, mlp, mlp_ratio, gelu, decode, block
         The model, as `refattn.model.Config` describes it; `block` are its options.
     data
         "stdlib", "repeats" or a path.
@@ -80,6 +80,7 @@ class Settings:
     width: int = 128
     heads: int = 4
     layers: int = 4
+    loops: int = 1
     mlp: bool | None = None
     mlp_ratio: int = 4
     gelu: str = "tanh"

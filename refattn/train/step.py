@@ -72,8 +72,8 @@ def measured(
         Take the sequences in so many portions, one after the other, and add up: the same loss and gradients, with the
         memory of one portion.
     forces
-        Whether to ask the mechanism's diagnostics of its blocks: for each layer the root mean square of the norm over
-        batch and heads, summed over layers. Otherwise None is returned.
+        Whether to ask the mechanism's diagnostics of its blocks: for each pass through one the root mean square of the
+        norm over batch and heads, summed over passes. Otherwise None is returned.
     chance
         A seed and a step, by which blocks with a law draw numbers; None: they take its means.
 
@@ -93,7 +93,7 @@ def measured(
     portion = size // accumulate
     loss = 0.0
     gradients: list[Params] = []
-    asked: list[Force] = [(0.0, 0)] * (len(params.layers) if forces else 0)
+    asked: list[Force] = [(0.0, 0)] * (params.config.depth if forces else 0)
     for first in range(0, size, portion):
         parts = parts_of(params, first, first + portion, inputs.shape[1])
         found = backend(params.token_embedding).map(

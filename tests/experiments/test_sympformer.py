@@ -56,6 +56,7 @@ def test_token_files(tmp_path: Path) -> None:
         replace(task, context=400).batch(1, seed=0, step=0)
 
 
+@pytest.mark.slow
 def test_the_published_size_runs_on_token_files(tmp_path: Path) -> None:
     folder_of_tokens(tmp_path)
     results = tmp_path / "results.jsonl"

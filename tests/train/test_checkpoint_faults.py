@@ -226,9 +226,7 @@ def test_a_folder_that_may_not_be_written() -> None:
 # --- processes that are killed
 
 
-@pytest.mark.parametrize(
-    ("mode", "count"), [("points", 80), ("random", 20), pytest.param("random", 100, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("mode", "count"), [("points", 80), pytest.param("random", 100, marks=pytest.mark.slow)])
 def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path: Path, mode: str, count: int) -> None:
     """Killed at each call that changes the disk in turn, or at any moment: nothing that was saved is lost."""
     result = subprocess.run(

@@ -36,7 +36,9 @@ def life(words: list[str], seconds: float | None = None) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow(sampled=False))])
+@pytest.mark.parametrize(
+    "kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow(sampled=False))]
+)
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path, kills: int) -> None:
     """Over the whole life of the process: its start, steps, checkpoints, and the scores at the end."""
     draw = random.Random(kills)

@@ -74,7 +74,7 @@ def whole(tmp_path: Path, trained: Trained) -> dict[str, Any]:
     ("mechanism", "options"),
     [
         ("sympformer", {"block": {"start": "table"}}),
-        ("sympformer", {"block": {"integrator": "ab2"}}),
+        ("sympformer", {"block": {"integrator": "ab2"}, "loops": 2}),
         ("graph_energy", {"gamma": 0.1, "block": {"regulariser": "gini"}}),
         ("koopman", {"block": {"draws": "beta(candidates=2)"}}),
     ],

@@ -89,6 +89,7 @@ def test_a_step_is_a_pure_function_of_the_state_before_it(tmp_path: Path) -> Non
     assert moved == list(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_any_number_of_workers_leaves_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refattn import backends, model, tree
@@ -61,6 +61,7 @@ def test_the_gradients_are_those_of_the_loss() -> None:
         assert slope == pytest.approx(expected, rel=1e-7, abs=1e-9), name
 
 
+@settings(max_examples=40)
 @given(
     size=st.sampled_from([1, 2, 3, 4, 6, 12]),
     shard=st.integers(1, 120),

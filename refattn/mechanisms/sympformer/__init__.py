@@ -13,10 +13,11 @@ Beside these:
 
 - `params.py`, the parameters of a block;
 - `integrators/`, a file for every other integrator, and the kinds of damping;
-- `oracles/`, linear attention, the same with matrices for momenta, the Hamiltonian of all tokens, dropout, and what
-  decoding keeps of the past;
-- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, decoding, the
-  authors' variants by name (`presets.py`), and what learned numbers come to;
+- `oracles/`, linear attention, the same with matrices for momenta, the Hamiltonian of all tokens, dropout, noise, and
+  what decoding keeps of the past;
+- `layer/`, the choices of a block (`config.py`), how its parameters start, tables of first momenta, restarts, decoding,
+  the authors' variants by name (`presets.py`), and what learned numbers come to;
+- `geometry/`, a step in the geometry of the scores, and an ensemble for each prefix;
 - `baselines/`, the blocks that SympFormer is compared with;
 - `forms/`, the force in linear memory;
 - `judge/`, the second derivation, designed calls, sizes of rounding errors, wrong readings.
@@ -39,6 +40,8 @@ from refattn.mechanisms.sympformer.baselines import attend_linear as _attend_lin
 from refattn.mechanisms.sympformer.baselines import connection as _connection
 from refattn.mechanisms.sympformer.baselines import connection_signed as _connection_signed
 from refattn.mechanisms.sympformer.core import Saved, backward, forward
+from refattn.mechanisms.sympformer.geometry import prefixes as _prefixes
+from refattn.mechanisms.sympformer.geometry import step as _step
 from refattn.mechanisms.sympformer.integrators import copies as _copies
 from refattn.mechanisms.sympformer.integrators import drift as _drift
 from refattn.mechanisms.sympformer.integrators import rotation as _rotation
@@ -50,12 +53,14 @@ from refattn.mechanisms.sympformer.judge.magnitudes import MAGNITUDES as _MAGNIT
 from refattn.mechanisms.sympformer.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.sympformer.layer import block as _block
 from refattn.mechanisms.sympformer.layer import mlp as _mlp
+from refattn.mechanisms.sympformer.layer import restart as _restart
 from refattn.mechanisms.sympformer.layer import stream as _stream
 from refattn.mechanisms.sympformer.layer import tables as _tables
 from refattn.mechanisms.sympformer.layer.config import MODULES as _MODULES
 from refattn.mechanisms.sympformer.layer.learned import learned as _learned
 from refattn.mechanisms.sympformer.layer.pictures import PICTURES as _PICTURES
 from refattn.mechanisms.sympformer.layer.presets import PRESETS as _PRESETS
+from refattn.mechanisms.sympformer.oracles import noise as _noise
 
 __all__ = ["Saved", "backward", "forward", "record"]
 
@@ -87,6 +92,7 @@ _CONFIGS: tuple[Mapping[str, Any], ...] = (
     {**_SMALL, "integrator": "classical", "mlp": "none", "oracle": "linear"},
     {**_SMALL, "integrator": "lie_trotter(connection='r2')", "mlp": "none", "oracle": "signed(ridge=0.5)"},
     {**_MOVING, "integrator": "lie_trotter", "mlp": "momentum(ratio=1)", "look_ahead": True},
+    {**_SMALL, "integrator": "lie_trotter", "mlp": "momentum(ratio=1)", "restart": 1, **_MIDDLE},
     {**_MOVING, "integrator": "lie_trotter(connection='h1')", "mlp": "momentum(ratio=1)"},
     {**_SMALL, "integrator": "lie_trotter(connection='r2', strength=0.7)", "mlp": "none"},
     {**_SMALL, "integrator": "forward_euler", "mlp": "none", "start": "table", "vocabulary": 3, "context": 4},
@@ -108,6 +114,7 @@ _SHARED = (
     _connection_signed,
     _mlp,
     _tables,
+    _restart,
 )
 _AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _presymplectic_euler), *_SHARED)
 
@@ -130,6 +137,7 @@ record = Mechanism(
     wrong_gradients=_of_group_gradients(_core),
     outputs={"log_z": "SYMP.7"},
     around=_AROUND,
+    further=(_noise, _step, _prefixes),
     one_sequence=True,
     configs=_CONFIGS,
     brings=("norm", "mlp"),

@@ -76,7 +76,7 @@ class Layer:
     causal
         Which tokens push a token: all (False), those up to itself (True), or also those of the past, a `Prefix`.
     keep
-        Masks of a dropout by name.
+        Masks of a dropout, and noise, by name.
     """
 
     oracle: Any

@@ -9,6 +9,7 @@ from unittest import mock
 
 from refattn import Context, counter, equations, mechanism
 from refattn.mechanisms.sympformer.baselines import attend
+from refattn.mechanisms.sympformer.geometry import prefixes, step
 from refattn.mechanisms.sympformer.oracles import reduced
 from refattn.mechanisms.sympformer.params import Layer
 
@@ -37,6 +38,7 @@ STACKS: tuple[dict[str, Any], ...] = (
     {"integrator": "lie_trotter", "mlp": "none", "start": "table"},
     {"integrator": "exponential_midpoint"},
     {"mlp": "momentum", "draws": {"force", "velocity", "mlp"}},
+    {"integrator": "lie_trotter", "mlp": "momentum", "start": "linear", "draws": {"noise_force"}, "restart": 1},
 )
 
 
@@ -60,6 +62,7 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
         *stacks,
         *connected,
         (sizes, partial(_reduced, sizes, make)),
+        *((tokens, partial(_geometry, sizes, make, connection)) for connection in ("none", "old", "new")),
         _decoding(sizes, make),
         _decoding(sizes, make, integrator="lie_trotter", mlp="none"),
     ]
@@ -114,6 +117,17 @@ def _reduced(sizes: Mapping[str, int], make: Make) -> None:
     d_speed = own.velocity(p, answer.context)
     d_p, d_moments = own.velocity_backward(p, d_speed, answer.context, d_speed)
     own.backward(layer, saved, answer.g, d_p, d_moments, lambda name, value: None)
+
+
+def _geometry(sizes: Mapping[str, int], make: Make, connection: str) -> None:
+    b, i, m = (sizes[letter] for letter in "bim")
+    own, whole = equations.active(step), equations.active(prefixes)
+    x, v, d_x = (make(_draw(name, b, i, m)) for name in ("x", "v", "d_x"))
+    params = own.fresh(m, x, beta=0.9, gamma=0.1)
+    _, _, saved = own.forward(params, x, v, connection=connection, normed=True)
+    own.backward(params, saved, d_x, v)
+    _, saves = whole.forward(lambda part: (part, None), x)
+    whole.backward(lambda _, d: d, saves, d_x)
 
 
 def _decoding(sizes: Mapping[str, int], make: Make, **options: Any) -> Run:

@@ -38,6 +38,7 @@ from tests.mechanisms.sympformer.calls import (
     stack,
     told,
 )
+from tests.thinned import thinned
 
 EXTRAS: tuple[dict[str, Any], ...] = (
     {},
@@ -179,7 +180,7 @@ def test_gradients_of_all_variants(part: int) -> None:
         check_gradients(*variant)
 
 
-@pytest.mark.parametrize("integrator", INTEGRATORS)
+@pytest.mark.parametrize("integrator", thinned([*INTEGRATORS], 2))
 def test_gradients_agree_with_differences(integrator: str) -> None:
     """A stack of two layers, but for the matrices, which the check differentiates in one layer."""
     layers = 3 if integrator in ("ab2", "etd_ab2") else 2
@@ -204,7 +205,7 @@ def test_gradients_agree_with_differences(integrator: str) -> None:
     assert error < gradients.TOLERANCES["differences"], leaf
 
 
-@pytest.mark.parametrize("variant", ALL[::11], ids=said)
+@pytest.mark.parametrize("variant", thinned([(one,) for one in ALL[::11]], 3), ids=said)
 def test_what_is_left_out_would_have_changed_nothing(variant: Any) -> None:
     """The other side of no dead parameter: a number that could be learned and is not there is not read."""
     layers, options = variant
@@ -239,7 +240,7 @@ CAUSAL = [
 ]
 
 
-@pytest.mark.parametrize(("integrator", "others"), CAUSAL)
+@pytest.mark.parametrize(("integrator", "others"), thinned(CAUSAL, 3))
 def test_a_token_knows_nothing_of_its_future(integrator: str, others: dict[str, Any]) -> None:
     params, x = stack(3, integrator=integrator, look_ahead=True, **others), draw("x", 1, 9, 6)
     whole, saves = run(params, x)
@@ -406,7 +407,7 @@ def test_mutants_of_the_block_break_its_gradients(n: int) -> None:
 
 CATCHERS: tuple[dict[str, Any], ...] = (
     {"oracle": "linear", "start": "linear"},
-    {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear"},
+    {"integrator": "lie_trotter", "mlp": "momentum", "look_ahead": True, "start": "linear", "restart": 1},
     {"integrator": "classical", "mlp": "plain"},
     {"integrator": "classical", "mlp": "plain", "oracle": "linear"},
     {"integrator": "lie_trotter(connection='r2')", "mlp": "none", "oracle": "signed(ridge=0.3)"},

@@ -72,19 +72,19 @@ def test_masks_of_ones_change_nothing() -> None:
         (
             {"weights": np.ones((1, 1, 5, 5))},
             {},
-            "got 'weights', a block of this configuration takes masks of force, velo",
+            "got 'weights', a block of this configuration takes force, velo",
         ),
-        ({"mlp": np.ones((1, 1, 1))}, {"mlp": "none"}, "got 'mlp', a block of this configuration takes masks of force"),
+        ({"mlp": np.ones((1, 1, 1))}, {"mlp": "none"}, "got 'mlp', a block of this configuration takes force"),
         ({"force": np.ones((5, 6))}, {}, r"got shape \(5, 6\), needs one that broadcasts to \(2, 5, 6\)"),
         (
             {"force": np.ones((1, 1, 1))},
             {"integrator": "ab2", "oracle": "reduced", "normalise": "none"},
-            "got 'force', a block of this configuration takes masks of velocity, mlp",
+            "got 'force', a block of this configuration takes velocity, mlp",
         ),
         (
             {"force": np.ones((1, 1, 1))},
             {"integrator": "lie_trotter(connection='r2')", "mlp": "momentum"},
-            "got 'force', a block of this configuration takes masks of mlp",
+            "got 'force', a block of this configuration takes mlp",
         ),
     ],
 )
@@ -98,5 +98,5 @@ def test_a_stream_drops_nothing() -> None:
     context = Context(causal=True, draws={"force": np.ones((1, 1, 1))})
     state = RECORD.block.start(params, draw("x", 1, 5, 6), context)
     assert RECORD.stream is not None
-    with pytest.raises(ValueError, match="context.draws: got force, but a stream drops nothing"):
+    with pytest.raises(ValueError, match="context.draws: got force, but a stream takes none"):
         RECORD.stream.prefill(params, RECORD.stream.start(params, 1), state, context)

@@ -17,9 +17,11 @@ SOFTMAX = ("presymp", "presymp_euler", "presymp_exp_euler", "presymp_ab2", "pres
 LINEAR = ("lin_baseline", "lin_yurii", "lin_euler", "lin_presymp", "lin_exp_euler", "lin_ab2", "lin_etd_ab2")
 
 
-def test_these_are_the_sixteen_of_the_program_and_the_ten_of_the_manuscript() -> None:
+def test_these_are_those_of_the_programs_and_of_the_manuscript() -> None:
     later = {f"{name}{of}" for name in ("B", "Y", "H0", "H1", "R2") for of in ("", "_L")}
-    assert set(PRESETS) == {"baseline", "yurii_lt", "plain_euler", *SOFTMAX, *LINEAR, *later}
+    looped = {f"{name}_{layout}" for name in ("B", "Y", "H0", "R2") for layout in ("tied", "untied")}
+    reduced = {"lin_reduced_exp_mid", "lin_reduced_ab2"}
+    assert set(PRESETS) == {"baseline", "yurii_lt", "plain_euler", *SOFTMAX, *LINEAR, *later, *looped, *reduced}
     assert mechanism("sympformer").presets == PRESETS
 
 
@@ -48,6 +50,31 @@ def test_models_have_the_numbers_of_parameters_of_the_program(name: str) -> None
     moves = preset["block"].get("start") == "table"
     found = blocks + embeddings + (1 + moves) * (50_304 - 256) * 64
     assert found - 64 - moves * 4 * 64 == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("B_tied", 14_583_040), ("H0_tied", 27_592_458), ("R2_tied", 27_592_458)]
+)
+def test_tied_models_have_the_numbers_of_parameters_of_the_manuscript(name: str, published: int) -> None:
+    """But for the vocabulary, the bias of the last norm, and the second norm of momenta."""
+    built = settings.build("sympformer", {"preset": name})
+    config, moves = built.model, "start" in built.block
+    assert (config.layers, config.depth, config.width) == (2, 8, 256)
+    blocks = 0
+    for layer in range(2):
+        shapes = [config.block(place).shapes() for place in range(layer, 8, 2)]
+        blocks += sum(math.prod(shape) for shape in {n: x for each in shapes for n, x in each.items()}.values())
+    embeddings = (256 + 512) * 256 + 256 + (1 + moves) * (50_304 - 256) * 256
+    assert blocks + embeddings - moves * 2 * 256 == published
+
+
+def test_the_reduced_variants_are_those_of_the_linear_screen() -> None:
+    built = settings.build("sympformer", {"preset": "lin_reduced_ab2"})
+    block = built.model.block(1)
+    assert (built.steps, built.batch * built.context, built.scalar_rate) == (20_000_000 // 16_384, 16_384, 10.0)
+    numbers = block.numbers()
+    assert {n: numbers[n].start for n in ("h_x", "h_y", "c_log")} == {"h_x": 0.1, "h_y": 0.1, "c_log": 3.0}
+    assert not numbers["c_log"].learned
 
 
 def test_what_is_given_beside_a_preset_holds() -> None:

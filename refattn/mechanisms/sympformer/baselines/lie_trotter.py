@@ -38,6 +38,7 @@ from typing import Any, ClassVar
 
 from refattn import equations
 from refattn.mechanisms.arguments import check_choice, check_number
+from refattn.mechanisms.sympformer.oracles import noise
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.mechanisms.sympformer.presymplectic_euler import Integrator
 from refattn.ops import layer_norm
@@ -106,11 +107,14 @@ def forward(layer: Layer, x: Array, p: Array | None, t: Array) -> tuple[Array, A
     """Return the next tokens and momenta, and what `backward` reads."""
     kind, mu = layer.params.config.integrator.connection, layer.numbers.get("attention_mu")  # -, (1)
     ahead = x if mu is None or p is None else x + mu * p  # (b, i, m): what is normalised
+    ahead = equations.active(noise).noisy(layer.keep, "noise_ahead", ahead)  # (b, i, m): SYMP.119
     y, norm = layer_norm.layer_norm_forward(ahead, layer.params.gain, layer.params.shift)  # (b, i, m) [SYMP.45]
     force, attended = layer.oracle.forward(layer, y)  # (b, i, m): SYMP.47
+    force = equations.active(noise).noisy(layer.keep, "noise_force", force)  # (b, i, m): SYMP.119
     whole = force  # (b, i, m): SYMP.57 at rest
     if p is not None:
         whole = layer.numbers["attention_beta"] * p + layer.numbers["attention_gamma"] * force  # (b, i, m) [SYMP.57]
+    whole = equations.active(noise).noisy(layer.keep, "noise_momentum", whole)  # (b, i, m): SYMP.119
     turned, bent, bend, norm_half = whole, None, None, None  # (b, i, m): without a connection
     along = {"h1": p, "r2": whole}.get(kind)  # (b, i, m): what the connection is taken along
     if along is not None:

@@ -14,10 +14,12 @@ Adjoints, for given dp and dp0::
 
 Axes: b batch, i token, m width; momenta that are matrices (oracle="reduced") have one axis m more.
 
-The state is (x, t, p, v, history): tokens, the time, momenta, the velocity of the MLP step, and what a multistep
-integrator remembers. p, v and the history are None before the first layer and after the last: see `config`. The first
-momentum may also be looked up: see `tables`. float16 and bfloat16 are raised to float32 at entry, and results cast
-back.
+With `restart` tokens may begin a layer again: SYMP.120 to SYMP.122 of `restart`.
+
+The state is (x, t, p, v, history, speed): tokens, the time, momenta, the velocity of the MLP step, what a multistep
+integrator remembers, and how much tokens moved. All but x and t are None before the first layer and after the last: see
+`config`. The first momentum may also be looked up: see `tables`. float16 and bfloat16 are raised to float32 at entry,
+and results cast back.
 
 Source: Stein, Li, Steidl 2026 (arXiv:2603.16535).
 
@@ -37,10 +39,11 @@ from refattn.mechanisms.context import Context
 from refattn.mechanisms.projections import check_shapes, check_tokens
 from refattn.mechanisms.sympformer.integrators.two_steps import History
 from refattn.mechanisms.sympformer.layer import mlp as substep
+from refattn.mechanisms.sympformer.layer import restart as restarts
 from refattn.mechanisms.sympformer.layer import tables
 from refattn.mechanisms.sympformer.layer.config import MODULES, Config, one_element
 from refattn.mechanisms.sympformer.layer.init import init
-from refattn.mechanisms.sympformer.oracles import dropout
+from refattn.mechanisms.sympformer.oracles import dropout, noise
 from refattn.mechanisms.sympformer.oracles.past import Prefix
 from refattn.mechanisms.sympformer.params import Layer, Mlp, Numbers, Params
 from refattn.ops import layer_norm
@@ -61,6 +64,7 @@ class State:
     p: Array | None = None  # (b, i, m), or matrices (b, i, m, m)
     v: Array | None = None  # (b, i, m)
     history: History | None = None
+    speed: Array | None = None  # (b, i, 1)
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,13 @@ class Saved:
 
     state: State
     tokens: Array | None  # (b, i), of tables
-    keep: Mapping[str, Array]  # masks of a dropout
+    keep: Mapping[str, Array]  # masks of a dropout, and noise
     numbers: Numbers
     attention: Any  # of the integrator
     norm_p: layer_norm.Saved | None
     mlp: substep.Saved | None
     like: Array  # the tokens as they came, for their dtype
+    restart: restarts.Saved | None = None
 
 
 def start(params: Params, x: Array, context: Context) -> State:
@@ -87,7 +92,8 @@ def start(params: Params, x: Array, context: Context) -> State:
     momentum = at_rest if config.integrator.carries else None  # (b, i, m)
     if config.matrices and at_rest is not None:
         momentum = namespace(x).zeros_like(x[..., None] * x[..., None, :])  # (b, i, m, m)
-    return State(x, t, momentum, at_rest if isinstance(config.mlp, substep.Velocity) else None)
+    speed = at_rest[..., :1] if config.begins_again and at_rest is not None else None  # (b, i, 1)
+    return State(x, t, momentum, at_rest if isinstance(config.mlp, substep.Velocity) else None, speed=speed)
 
 
 def start_backward(params: Params, d_state: State) -> tuple[Array, None]:
@@ -107,7 +113,16 @@ def read_backward(params: Params, state: State, d_x: Array) -> tuple[State, None
 
 def forward(params: Params, state: State, context: Context) -> tuple[State, Saved]:
     """Return the next state and what `backward` reads."""
-    return advance(params, state, check_causal(context.causal) is not False, context.tokens, context.draws)
+    causal, begins = check_causal(context.causal) is not False, params.config.begins_again
+
+    def step(state: State) -> tuple[State, Saved]:
+        return advance(params, state, causal, context.tokens, context.draws)
+
+    if params.config.restart is None:
+        return step(state)
+    result, saved = equations.active(restarts).forward(state, step, causal, begins)
+    later = not params.config.last and params.config.layer + 1 >= params.config.restart
+    return result if later else replace(result, speed=None), saved
 
 
 def advance(
@@ -125,6 +140,7 @@ def advance(
     params, state = _raised(params, like), _raised(state, like)
     x, t, p = state.x, state.t, state.p
     numbers = {name: number.value(params.numbers.get(name), x) for name, number in config.numbers().items()}
+    keep = dropout.masks_of(config, draws, like) if draws else {}
     if params.w_start is not None:
         p = linear_forward(x, params.w_start, None)  # (b, i, m) [SYMP.39]
     looked_up, velocity = None, state.v  # -, (b, i, m)
@@ -137,7 +153,8 @@ def advance(
             p = equations.active(tables).forward(params, looked_up, first)  # (b, i, m): SYMP.65
         if config.velocity_tables and params.mlp is not None:
             velocity = equations.active(tables).forward(params.mlp, looked_up, first)  # (b, i, m): SYMP.65
-    keep = dropout.masks_of(config, draws, like) if draws else {}
+    if p is not None and keep:
+        p = equations.active(noise).noisy(keep, "noise_start", p)  # (b, i, m): SYMP.119
     own = equations.active(MODULES[type(config.integrator)])
     layer, history = Layer(_oracle(config, keep), params, numbers, causal, keep), None
     if config.integrator.remembers:
@@ -162,6 +179,13 @@ def advance(
 
 def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     """Return (d_state, d_params, d_context); no field of the context has a gradient."""
+    if saved.restart is None:
+        return _backward(params, saved, d_state)
+    own = equations.active(restarts)
+    return own.backward(saved, d_state, lambda *given: _backward(params, *given))
+
+
+def _backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Params, dict[str, Array]]:
     check_gradient("d_state.x", d_state.x, saved.like.shape, saved.like)
     params, d_state = _raised(params, saved.like), _raised(d_state, saved.like)
     config, x = params.config, saved.state.x
@@ -226,7 +250,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
 def _oracle(config: Config, keep: Mapping[str, Array]) -> Any:
     """Return what the integrator asks: the module of an oracle, with a dropout where there are masks."""
     oracle = equations.active(config.asks)
-    return dropout.Dropped(oracle, keep) if keep else oracle
+    return dropout.Dropped(oracle, keep) if {"force", "velocity"} & set(keep) else oracle
 
 
 def _gradients(params: Params, found: dict[str, Array]) -> Params:
@@ -257,12 +281,15 @@ def _check_state(params: Params, state: State) -> None:
     for name, given, needed in (
         ("state.p", state.p, later and config.integrator.carries),
         ("state.v", state.v, carried),
+        ("state.speed", state.speed, config.begins_again),
     ):
         if (given is not None) != needed:
             wants = f"{tuple(x.shape)}" if needed else "None: a stack starts at rest"
             got = "None" if given is None else f"shape {tuple(given.shape)}"
             raise ValueError(f"{name}: got {got}, layer {config.layer} of {config.layers} needs {wants}")
         wanted = (*x.shape, x.shape[-1]) if name == "state.p" and config.matrices else tuple(x.shape)
+        if name == "state.speed":
+            wanted = (*x.shape[:2], 1)
         if given is not None and tuple(given.shape) != wanted:
             raise ValueError(f"{name}: got shape {tuple(given.shape)}, needs {wanted}")
     if state.history is not None and not (later and config.integrator.remembers):

@@ -29,8 +29,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from refattn import equations
 from refattn.mechanisms.arguments import check_choice
 from refattn.mechanisms.projections import check_sizes
+from refattn.mechanisms.sympformer.oracles import noise
 from refattn.mechanisms.sympformer.params import Add, Layer, inner
 from refattn.ops import layer_norm
 from refattn.ops.linear import linear_backward, linear_forward
@@ -147,12 +149,16 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
     if isinstance(kind, AttentionVelocity) and "mu" in layer.numbers:
         ahead = (x - x_before) / layer.numbers["h_x"]  # (b, i, m) [SYMP.33]
     point = x if ahead is None else x + layer.numbers["mu"] * ahead  # (b, i, m)
+    if layer.keep:
+        point = equations.active(noise).noisy(layer.keep, "noise_mlp_ahead", point)  # (b, i, m): SYMP.119
     seen, norm = layer_norm.layer_norm_forward(point, mlp.gain, mlp.shift)  # (b, i, m) [SYMP.34]
     hidden = linear_forward(seen, mlp.w_in, mlp.b_in)  # as wide as the MLP
     active, gate = GELU[kind.gelu][0](hidden)  # as wide as the MLP
     added = linear_forward(active, mlp.w_out, mlp.b_out)  # (b, i, m) [SYMP.35]
     if "mlp" in layer.keep:
         added = layer.keep["mlp"] * added  # (b, i, m): what is left of it
+    if layer.keep:
+        added = equations.active(noise).noisy(layer.keep, "noise_mlp_force", added)  # (b, i, m): SYMP.119
     norm_v = None
     if isinstance(kind, Plain):
         push = added  # (b, i, m): SYMP.36 with gamma = 1
@@ -162,6 +168,8 @@ def forward(layer: Layer, x_before: Array, x: Array, carried: Array | None) -> t
         total = added  # (b, i, m)
         if ahead is not None:
             total = layer.numbers["beta"] * ahead + layer.numbers["gamma"] * added  # (b, i, m)
+        if layer.keep:
+            total = equations.active(noise).noisy(layer.keep, "noise_mlp_momentum", total)  # (b, i, m): SYMP.119
         push, norm_v = layer_norm.layer_norm_forward(total, mlp.gain_v, mlp.shift_v)  # (b, i, m) [SYMP.37]
     result = x + push  # (b, i, m) [SYMP.38]
     return result, push, Saved(ahead, norm, seen, hidden, gate, active, added, norm_v)

@@ -1,12 +1,15 @@
 """The authors' variants by the names that they have there, with the settings of their published runs.
 
-Sixteen are those of their first program, ten the methods of their later manuscript. ``refattn train sympformer --set
+Sixteen are those of their first program, two the reduced linear attention of their second, ten the methods of their
+later manuscript, and eight those of its study of looped layers, where ``_tied`` is two layers passed four times and
+``_untied`` eight layers. ``refattn train sympformer --set
 preset=presymp_euler`` takes one, and further settings change it. What the program gets wrong stays right: forces are
 those of the prefix, sums are divided by the tokens that are attended, steps of several layers have their ratio, and
-Strang's potential attracts. Their text is cut into 50,304 tokens, that of the trainer into bytes.
+Strang's potential attracts. Their text is cut into 50,304 tokens, that of the trainer into bytes; their eight layers
+start as copies of two, here each for itself.
 
-Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), their program of March 2026 with its jobs, and the configurations of
-the manuscript of October 2026.
+Source: Stein, Li, Steidl 2026 (arXiv:2603.16535), their program of March 2026 with its jobs, that of autumn 2026 with
+the configuration of its linear screen, and the configurations of the manuscript of October 2026.
 """
 
 from __future__ import annotations
@@ -76,6 +79,20 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "R2": {"integrator": "lie_trotter(connection='r2')", **YURII, "look_ahead": False},
 }
 """The methods of the manuscript, with softmax attention; with linear attention of heads their names end with _L."""
+REDUCED: Mapping[str, Any] = {
+    **LATER,
+    **{"steps": 1220, "warmup": 122},
+    "block": {
+        "oracle": "reduced",
+        "damping": "log(c_log=3.0, learned=False)",
+        "mlp": "velocity",
+        "normalise": "none",
+        "spread": 0.02,
+        "detach": True,
+    },
+}
+"""Of the second program: 20 million tokens, fixed damping, no norm of the matrices."""
+LOOPED: Mapping[str, Any] = {**LATER_LINEAR, "width": 256, "heads": 8}
 
 PRESETS: dict[str, Mapping[str, Any]] = {
     **{
@@ -86,5 +103,14 @@ PRESETS: dict[str, Mapping[str, Any]] = {
     **{
         f"{name}_L": {**LATER_LINEAR, "block": {"spread": 0.02, "oracle": "signed", **block}}
         for name, block in METHODS.items()
+    },
+    **{
+        f"lin_reduced_{name}": {**REDUCED, "block": {**REDUCED["block"], "integrator": f"{integrator}(step=0.1)"}}
+        for name, integrator in (("exp_mid", "exponential_midpoint"), ("ab2", "ab2"))
+    },
+    **{
+        f"{name}_{layout}": {**LOOPED, **depth, "block": {"spread": 0.02, **METHODS[name]}}
+        for name in ("B", "Y", "H0", "R2")
+        for layout, depth in (("tied", {"layers": 2, "loops": 4}), ("untied", {"layers": 8}))
     },
 }

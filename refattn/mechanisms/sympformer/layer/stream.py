@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from refattn import equations, tree
 from refattn.mechanisms.context import Context
+from refattn.mechanisms.record import Unsupported
 from refattn.mechanisms.sympformer.baselines.attend_signed import Signed
 from refattn.mechanisms.sympformer.layer import block
 from refattn.mechanisms.sympformer.oracles.linear import Linear
@@ -58,8 +59,10 @@ def prefill(params: block.Params, cache: Cache, state: block.State, context: Con
     batch = next(iter(tree.flatten(cache).values())).shape[0]
     if state.x.shape[0] != batch:
         raise ValueError(f"state.x: got a batch of {state.x.shape[0]}, the cache is of {batch}")
+    if params.config.restart is not None:
+        raise Unsupported(f"restart: got {params.config.restart!r}, but a stream begins no layer again: it needs None")
     if context.draws:
-        raise ValueError(f"context.draws: got {', '.join(context.draws)}, but a stream drops nothing: it needs None")
+        raise ValueError(f"context.draws: got {', '.join(context.draws)}, but a stream takes none: it needs None")
     prefix = Prefix(cache.calls)
     result, _ = equations.active(block).advance(params, state, prefix, context.tokens)
     return result, Cache(tuple(prefix.after))

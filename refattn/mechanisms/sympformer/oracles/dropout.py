@@ -67,9 +67,9 @@ class Dropped:
 
 
 def masks_of(config: Any, draws: Mapping[str, Array], x: Array) -> dict[str, Array]:
-    """Return the masks of a context; raise where a block of this configuration has nothing to drop by one of them.
+    """Return the masks and the noise of a context; raise where a block of this configuration has no use for one.
 
-    "weights" broadcasts to (b, h, i, j), the others to (b, i, m): "force", "velocity" and "mlp".
+    "weights" broadcasts to (b, h, i, j), the others to (b, i, m): "force", "velocity" and "mlp", and those of `noise`.
     """
     b, n, m = x.shape
     baseline, attends = config.integrator.baseline, config.integrator.baseline and type(config.oracle) is Softmax
@@ -78,14 +78,18 @@ def masks_of(config: Any, draws: Mapping[str, Array], x: Array) -> dict[str, Arr
         "velocity": not baseline,
         "weights": attends,
         "mlp": hasattr(config.mlp, "ratio"),
+        "noise_start": not config.rests and not config.matrices,
+        **dict.fromkeys(("noise_ahead", "noise_force", "noise_momentum"), hasattr(config.integrator, "connection")),
+        **{f"noise_mlp_{name}": "mlp.gain_v" in config.shapes() for name in ("ahead", "force", "momentum")},
     }
     if getattr(config.integrator, "connection", "none") != "none":
-        takes |= {"force": False, "weights": False}  # a connection is that of all weights
+        # A connection is that of all weights, and of the force as it is.
+        takes |= dict.fromkeys(("force", "weights", "noise_force", "noise_momentum"), False)
     found = {}
     for name, keep in draws.items():
         if not takes.get(name, False):
             needs = ", ".join(each for each, there in takes.items() if there)
-            raise ValueError(f"context.draws: got {name!r}, a block of this configuration takes masks of {needs}")
+            raise ValueError(f"context.draws: got {name!r}, a block of this configuration takes {needs}")
         check_floating(x=x, **{f"context.draws[{name!r}]": keep})
         plane = (b, config.heads, n, n) if name == "weights" else (b, n, m)
         shape = tuple(keep.shape)

@@ -1,0 +1,35 @@
+"""Noise: given numbers that are added to what looks ahead, to a force or to a momentum.
+
+Equations (n is a draw of the context, the rest of a step goes on with y')::
+
+    [SYMP.119]  y' = y + n
+
+where y is, by the name of the draw
+
+* "noise_ahead": x + mu p of SYMP.45, and "noise_mlp_ahead": x' + mu u of SYMP.34;
+* "noise_force": f of SYMP.47 and its like, and "noise_mlp_force": d of SYMP.35;
+* "noise_momentum": w of SYMP.57, and "noise_mlp_momentum": beta u + gamma d of SYMP.37;
+* "noise_start": the momentum as it comes into a block, of any integrator that has one.
+
+The adjoint hands the gradient on: dy = dy'.
+
+Axes: b batch, i token, m width.
+
+Source: the authors' first program, which draws n in training with the variance eta / (1 + step)^0.55 in one of the
+first three places of their Lie-Trotter block and of its MLP; their second program adds it to the momentum that comes
+into a presymplectic block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from refattn.xp import Array
+
+
+def noisy(draws: Mapping[str, Array], name: str, y: Array) -> Array:
+    """Return y with the noise of this name: y itself where none is given."""
+    if name not in draws:
+        return y
+    moved = y + draws[name]  # (b, i, m) [SYMP.119]
+    return moved
