@@ -25,6 +25,7 @@ from refattn.mechanisms.koopman.core import Saved, Separable, Stein, backward, f
 from refattn.mechanisms.koopman.judge import loops as _loops
 from refattn.mechanisms.koopman.judge.adjoint_magnitudes import ADJOINTS as _ADJOINTS
 from refattn.mechanisms.koopman.judge.cases import CASES as _CASES
+from refattn.mechanisms.koopman.judge.cases import LIMITED as _LIMITED
 from refattn.mechanisms.koopman.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.koopman.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.koopman.judge.magnitudes import STORED as _STORED
@@ -72,6 +73,7 @@ record = Mechanism(
     core=_core,
     block=_BLOCK,
     cases=_CASES,
+    kernel_sizes=_LIMITED,
     laws=(
         "permutation",
         "query_permutation",

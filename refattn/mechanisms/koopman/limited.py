@@ -228,7 +228,12 @@ def _factor(gram: Array) -> Array:
     """Return F with F G F^T = 1."""
     xp = namespace(gram)
     gram, lost = _finite(gram)
-    lower = xp.linalg.cholesky(xp.where(lost == lost, gram, identity(gram.shape[-1], gram)))
+    try:
+        lower = xp.linalg.cholesky(xp.where(lost == lost, gram, identity(gram.shape[-1], gram)))
+    except (ValueError, RuntimeError) as failed:  # of these classes are the errors of NumPy and PyTorch
+        raise ValueError(
+            "jitter: the Gram matrix of the keys is not positive to rounding, needs a larger jitter, or no limit"
+        ) from failed
     return solve(lower, identity(gram.shape[-1], gram) + 0.0 * gram) + lost
 
 

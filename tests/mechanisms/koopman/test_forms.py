@@ -245,6 +245,7 @@ def test_a_gram_matrix_without_jitter_is_refused() -> None:
         forward(q, k, v, kernel="linear", fit="separable", jitter=0.0, form="shared")
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_chunk() -> None:
     """Four times the queries take hardly more than the trajectories do."""
     import tracemalloc

@@ -10,6 +10,9 @@ import pytest
 import refattn as ra
 from refattn import counter
 from refattn.mechanisms.koopman.core import limit_of
+from refattn.mechanisms.koopman.judge import loops
+from refattn.verify.blame.bank import Bank, changes
+from refattn.verify.judge.budget import truth
 from tests.mechanisms.koopman.calls import forward, options_of
 
 LIMITS: tuple[dict[str, Any], ...] = ({"norm": 0.3}, {"rank": 1}, {"nuclear": 3.0})
@@ -48,6 +51,19 @@ def test_no_other_operator_is_better(limit: dict[str, Any]) -> None:
         u, s, v = np.linalg.svd(m + 10.0 ** (-(n % 6)) * draw("change", 5, 5, seed=n))
         s = np.minimum(s, limit.get("norm", np.inf)) * (np.arange(5) < limit.get("rank", 5))
         assert objective((u * s) @ v, w, y, nuclear) >= best * (1.0 - 1e-12)
+
+
+@pytest.mark.parametrize("limit", ["rank=1", "nuclear=0.1"])
+def test_the_loops_find_the_same_without_singular_values(limit: str) -> None:
+    """By descent on the operator, or a projection, both found as a function of a matrix; a norm is a designed case."""
+    q, k, v, d_out = (draw(name, 1, 1, n, 2) for name, n in (("q", 1), ("k", 3), ("v", 3), ("d_out", 1)))
+    options: dict[str, Any] = {"fit": f"separable(ridge=0.5, {limit})", "updates": 3, "jitter": 1e-2}
+    out, saved = ra.koopman.forward(q, k, v, **options)
+    np.testing.assert_allclose(loops.forward(q, k, v, **options)["KOOP.17[1]"], out, rtol=1e-11)
+    expected = loops.backward(q, k, v, d_out, **options)
+    for name, x in ra.koopman.backward(saved, d_out).items():  # of the ridge that all updates have, the sum of theirs
+        wanted = np.sum(expected["dKOOP.ridge"]) if name == "ridge" else expected[f"dKOOP.{name}"]
+        np.testing.assert_allclose(x, wanted, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
 def test_a_limit_that_does_not_bind_is_the_ridge() -> None:
@@ -175,3 +191,18 @@ def test_what_has_no_gradient_or_does_not_settle_says_so(monkeypatch: pytest.Mon
     monkeypatch.setattr("refattn.mechanisms.koopman.limited.STEPS", 100)
     with pytest.raises(ValueError, match=r"ridge: got one so small that a limited fit does not settle"):
         limited(norm=0.3).within(w @ w.T, 1e-12, y)
+
+
+def test_a_gram_matrix_that_is_not_positive_is_told_by_name() -> None:
+    q, k = draw("q", 1, 1, 2, 3), np.ones((1, 1, 6, 3))
+    with pytest.raises(ValueError, match="jitter: the Gram matrix of the keys is not positive to rounding"):
+        ra.koopman.forward(q, k, k, fit=ra.koopman.Separable(norm=0.9), jitter=0.0)
+
+
+def test_a_wrong_kernel_that_has_no_operator_is_no_crash_of_the_search() -> None:
+    """An error in the Gram matrix may leave nothing to factor: what names errors goes on without that one."""
+    record = ra.mechanism("koopman")
+    case, known = record.case("norm"), changes(record, "float32")
+    bank = Bank(record, case, truth(record, case, "float32", grad=True), known)
+    assert bank.results("KOOP.5", known["KOOP.5"]["sign flipped"]) is None
+    assert bank.results("KOOP.5", known["KOOP.5"]["scaled by 1.02"]) is not None

@@ -102,7 +102,8 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     found |= {"q": xp.concat(d_q, axis=2), **{name: sum_heads(total[name], saved.groups) for name in ("k", "v")}}
     for name in ("ridge", "epsilon") if numbers else ():
         found |= {name: xp.stack([part[name] for part in numbers])}
-    return found | ({"mix": sum(part["mix"] for part in numbers)} if options.perturbation == "pencil" else {})
+    mixes = [part["mix"] for part in numbers if "mix" in part]
+    return found | ({"mix": sum(mixes)} if mixes else {})
 
 
 def of_all(keys: Array, mask: Array | None, options: dense.Options) -> Observables:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from refattn.mechanisms.koopman.judge.magnitudes import Given, Magnitude, fit, keys_of, of_product, solved, transposed
+from typing import Any
+
+from refattn.mechanisms.koopman.judge.magnitudes import (
+    Given,
+    Magnitude,
+    fit,
+    keys_of,
+    limited,
+    of_product,
+    solved,
+    transposed,
+)
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.xp import Array, max_last, namespace
 
@@ -101,6 +112,18 @@ def _single(id: str) -> Magnitude:
     return lambda inputs, values: 4.0 * namespace(inputs["q"]).abs(values[id])
 
 
+def _d_ridge(inputs: Given, values: Any) -> Array:
+    """Where the norm alone decides the operator, nothing depends on the ridge: terms of both signs add up to 0."""
+    xp, value = namespace(inputs["q"]), values["dKOOP.ridge"]
+    size = 4.0 * xp.abs(value)
+    if not limited(inputs):
+        return size
+    adjoints, found = reversed(values.passes("dKOOP.8")), values.passes("KOOP.11")
+    terms = [d * (a @ values["KOOP.6"]) for d, a in zip(adjoints, found, strict=True)]
+    whole = xp.stack([xp.sqrt(xp.sum(x * x)) for x in terms])
+    return size + xp.reshape(whole, (-1, *(1,) * (len(value.shape) - 1)))
+
+
 ADJOINTS: dict[str, Magnitude] = {
     "dKOOP.16": _d_image,
     "dKOOP.15": _d_section,
@@ -119,5 +142,6 @@ ADJOINTS: dict[str, Magnitude] = {
     "dKOOP.q": _of_row("dKOOP.q"),
     "dKOOP.k": _of_row("dKOOP.k"),
     "dKOOP.v": _d_v,
-    **{f"dKOOP.{name}": _single(f"dKOOP.{name}") for name in ("ridge", "epsilon", "mix", "bandwidth", "weight")},
+    "dKOOP.ridge": _d_ridge,
+    **{f"dKOOP.{name}": _single(f"dKOOP.{name}") for name in ("epsilon", "mix", "bandwidth", "weight")},
 }

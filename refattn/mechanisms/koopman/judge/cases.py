@@ -83,6 +83,18 @@ CASES = (
     _case("separable", "fit", "the error in the norm of the kernel's space", fit="separable", updates=3, causal=True),
     _case("full", "space", "the operator acts on all functions", space="full", updates=3),
     _case("augment", "space", "coordinates are observables", space="augmented", updates=3, mask=_mask(7, 7)),
+    _case(
+        "norm",
+        "fit",
+        "an operator that cannot be longer",
+        b=1,
+        h=1,
+        n_q=2,
+        n_k=3,
+        d=2,
+        updates=3,
+        fit="separable(ridge=0.5, norm=0.35)",
+    ),
     _case("toward-identity", "fit", "the ridge draws to the identity", fit="stein(tau=1.0)", updates=3),
     _case(
         "mean",
@@ -92,9 +104,9 @@ CASES = (
         updates=3,
         causal=True,
     ),
-    _case("linear", "kernel", "x . y alone", kernel="linear", n_k=11, jitter=0.1, updates=3),
+    _case("linear", "kernel", "x . y alone", kernel="linear", n_k=11, jitter=0.1),
     _case("polynomial", "kernel", "a cube", kernel="polynomial(weight=0.3, degree=3, constant=0.5)", space="augmented"),
-    _case("matern32", "kernel", "once differentiable", kernel="matern32", updates=3),
+    _case("matern32", "kernel", "once differentiable", kernel="matern32"),
     _case(
         "matern52",
         "kernel",
@@ -102,6 +114,19 @@ CASES = (
         kernel="matern52",
         similarity="kernel",
         updates=3,
+    ),
+    _case(
+        "own",
+        "kernel",
+        "1 / (1 + |x - y|^2 / 2), of a user's, and an operator of one mode",
+        b=1,
+        h=1,
+        n_q=2,
+        n_k=3,
+        d=2,
+        updates=3,
+        kernel="refattn.mechanisms.koopman.judge.rational:RATIONAL",
+        fit="separable(ridge=0.5, rank=1)",
     ),
     _case("shift", "perturbation", "psi = phi + epsilon pi", perturbation="shift(epsilon=2.0)", fit="stein(ridge=0.5)"),
     _case("pencil", "perturbation", "psi = mix pi + epsilon phi", perturbation="pencil(epsilon=0.3, mix=0.7)"),
@@ -119,3 +144,11 @@ CASES = (
     # One update has no operator: from the second on a system is solved, and nothing is exact.
     one_hot("exact", "exact", "each query takes one value", mask=_mask(1, 1, 11, 13), causal=True, updates=1),
 )
+
+LIMITED = tuple(
+    _case(
+        name, "limited", purpose, h=4, g=2, n_q=13, n_k=17, d=8, updates=3, fit=f"separable(ridge=0.5, {name}={limit})"
+    )
+    for name, limit, purpose in (("rank", 1, "an operator of one mode"), ("nuclear", 0.1, "few modes, and small ones"))
+)
+"""Further ones, which need no golden vectors of their own."""

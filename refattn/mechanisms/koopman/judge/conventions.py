@@ -12,6 +12,7 @@ from typing import Any
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.families import numbers_of
 from refattn.mechanisms.koopman import core
+from refattn.mechanisms.koopman.kernel import Linear, Own
 from refattn.ops.masks import allowed_pairs, causal_offset
 from refattn.xp import Array, namespace
 
@@ -57,7 +58,7 @@ def ridge_halved(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
 
 def bandwidth_doubled(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     """Take exp(-rho / (4 bandwidth^2)), and likewise for other kernels."""
-    if "linear" in str(options.get("kernel")).lower():
+    if isinstance(core.FAMILIES["kernel"](options.get("kernel", "rbf")), (Linear, Own)):
         return _core(q, k, v, **options)
     bandwidth = numbers_of(options, core.FAMILIES).get("bandwidth", q.shape[3] ** 0.5)
     return _core(q, k, v, **_family(options, "kernel", bandwidth=2**0.5 * bandwidth))
@@ -69,6 +70,18 @@ def other_fit(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
     other = core.Stein if isinstance(fit, core.Separable) else core.Separable
     numbers = {field.name: getattr(fit, field.name) for field in fields(core.Fit)}
     return _core(q, k, v, **{**options, "fit": other(**numbers)})
+
+
+def no_limit(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Leave the limit of the operator out."""
+    given = [name for name in core.LIMITS if name in numbers_of(options, core.FAMILIES)]
+    return _core(q, k, v, **_family(options, "fit", **dict.fromkeys(given)))
+
+
+def limit_halved(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array]:
+    """Take half the norm, or count the nuclear norm half, as |W M - Y|^2 / 2 with it in place of 2 of it."""
+    known = numbers_of(options, core.FAMILIES)
+    return _core(q, k, v, **_family(options, "fit", **{n: known[n] / 2 for n in ("norm", "nuclear") if n in known}))
 
 
 def ignored_causality(q: Array, k: Array, v: Array, *, causal: Any = False, **options: Any) -> tuple[Array]:
@@ -109,6 +122,8 @@ CONVENTIONS: dict[str, Wrong] = {
         q, k, v, causal="top_left" if causal else False, **options
     ),
     "the other fit": other_fit,
+    "no limit": no_limit,
+    "the limit halved": limit_halved,
     "drawn to the identity": lambda q, k, v, **options: _core(q, k, v, **_family(options, "fit", tau=1.0)),
     "the full space": lambda q, k, v, **options: _core(q, k, v, **{**options, "space": "full"}),
     "causality ignored": ignored_causality,

@@ -48,7 +48,7 @@ def _seen(mask: np.ndarray | None, causal: Any, place: tuple[int, int, int], que
 def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
     o: dict[str, Any] = {"updates": 2, "kernel": "rbf", "degree": 2, "constant": 1.0, "fit": "stein", "jitter": 1e-8}
     o |= {"space": "keys", "scale": "sum", "tau": 0.0, "perturbation": "identity", "window": None}
-    o |= {"similarity": "dot", "mask": None, "causal": False}
+    o |= {"similarity": "dot", "mask": None, "causal": False, "norm": None, "rank": None, "nuclear": None}
     for option, value in given.items():
         if option in ("kernel", "fit", "perturbation"):
             o[option], numbers = _read(value)
@@ -66,7 +66,12 @@ def _options(given: dict[str, Any], d: int) -> dict[str, Any]:
 
 
 def _read(value: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name and the numbers of a family of options, an object or text such as "rbf(bandwidth=2.0)"."""
+    """Return the name and the numbers of a family of options, an object or text such as "rbf(bandwidth=2.0)".
+
+    Of a kernel of one's own, MODULE:NAME, it is the name, in lower case.
+    """
+    if isinstance(value, str) and ":" in value:
+        return value.partition(":")[2].lower(), {}
     if not isinstance(value, str):
         return type(value).__name__.lower(), dict(vars(value))
     call = ast.parse(value, mode="eval").body

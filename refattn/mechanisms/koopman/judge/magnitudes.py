@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refattn.mechanisms.families import numbers_of
-from refattn.mechanisms.koopman.core import FAMILIES, FITS, MEAN
+from refattn.mechanisms.koopman.core import FAMILIES, FITS, LIMITS, MEAN
 from refattn.mechanisms.koopman.perturbation import PERTURBATIONS, a_and_b
 from refattn.ops.heads import repeat_heads
 from refattn.ops.solve import identity
@@ -129,12 +129,17 @@ def fit(found: str, right: str) -> Magnitude:
     def size(inputs: Given, values: Given) -> Array:
         xp = namespace(inputs["q"])
         z, g, a, y = values["KOOP.10"], values["KOOP.6"], values[found], values[right]
-        # The ridge that was used, whatever it was scaled by, from the equation itself.
-        separable = _chosen(inputs, "fit", "stein", FITS) == "separable"
-        factor = a @ g if separable else a
-        total = xp.sum(factor * factor, axis=(-2, -1), keepdims=True)
-        ridge = xp.sum(factor * (y - z @ a @ g), axis=(-2, -1), keepdims=True) / xp.where(total > 0.0, total, 1.0)
-        ridge = xp.where(ridge > 0.0, ridge, 1.0)
+        separable, given = _chosen(inputs, "fit", "stein", FITS) == "separable", _options(inputs)
+        if limited(inputs):
+            # It solves the same system for another right-hand side: what it errs by is cut, or made smaller, with it.
+            ridge = _smallest(given.get("ridge", MEAN))
+            ridge = ridge * z.shape[-1] * inputs["k"].shape[2] if given["scale"] == "mean" else ridge
+        else:
+            # The ridge that was used, whatever it was scaled by, from the equation itself.
+            factor = a @ g if separable else a
+            total = xp.sum(factor * factor, axis=(-2, -1), keepdims=True)
+            ridge = xp.sum(factor * (y - z @ a @ g), axis=(-2, -1), keepdims=True) / xp.where(total > 0.0, total, 1.0)
+            ridge = xp.where(ridge > 0.0, ridge, 1.0)
         rows, columns = a.shape[-2:]
         z = z + ridge * identity(rows, z) if separable else z
         matrix = z[..., :, None, :, None] * g[..., None, :, None, :]
@@ -207,6 +212,15 @@ def _tau(inputs: Given) -> float:
 
 def _options(inputs: Given) -> dict[str, Any]:
     return numbers_of(inputs, FAMILIES)
+
+
+def limited(inputs: Given) -> bool:
+    """Tell whether the fit's operator is limited in its norm or rank."""
+    return any(limit in _options(inputs) for limit in LIMITS)
+
+
+def _smallest(value: Any) -> float:
+    return float(namespace(value).min(value)) if is_array(value) else float(value)
 
 
 def _largest(inputs: Given, name: str, usual: float) -> float:

@@ -1,8 +1,8 @@
 """One query of one head, among the keys that it sees alone: its way, a second time, by the sources.
 
 There is no mask here, only a shorter list of keys. The operator is found from the eigenvectors of its two Gram
-matrices, and the perturbation is inverted by Newton's method without damping, whose Jacobian is taken by complex steps.
-Arrays have one axis in front, for what runs side by side; they may be complex.
+matrices, or by descent where it is limited, and the perturbation is inverted by Newton's method without damping, whose
+Jacobian is taken by complex steps. Arrays have one axis in front, for what runs side by side; they may be complex.
 
 Source: Tie 2024; Khosravi 2023 (arXiv:2208.01681).
 """
@@ -34,7 +34,9 @@ def kernel(x: np.ndarray, y: np.ndarray, o: dict[str, Any]) -> np.ndarray:
     width, kind = o["bandwidth"], o["kernel"]
     if kind == "linear":
         return dot
-    if kind == "rbf":
+    if kind == "rational":
+        second = 1.0 / (1.0 + 0.5 * rho)
+    elif kind == "rbf":
         second = np.exp(-0.5 * rho / width**2)
     elif kind == "polynomial":
         second = (dot / width**2 + o["constant"]) ** o["degree"]
@@ -50,6 +52,8 @@ def kernel(x: np.ndarray, y: np.ndarray, o: dict[str, Any]) -> np.ndarray:
 
 def _fit(z: np.ndarray, g: np.ndarray, y: np.ndarray, o: dict[str, Any], ridge: Any) -> np.ndarray:
     """A of Z A G + ridge A = Y: a real solution from eigenvectors, and one correction for the imaginary parts."""
+    if any(o[limit] is not None for limit in ("norm", "rank", "nuclear")):
+        return _limited(z, g, y, o, ridge)
     if o["fit"] == "separable":
         left = np.linalg.solve(z + ridge * np.eye(z.shape[-1]), y)
         return transposed(np.linalg.solve(transposed(g), transposed(left)))
@@ -64,6 +68,63 @@ def _fit(z: np.ndarray, g: np.ndarray, y: np.ndarray, o: dict[str, Any], ridge: 
         left = y - z @ a @ g - ridge * a
         a = a + real(left.real) + (1j * real(left.imag) if np.iscomplexobj(left) else 0.0)
     return a
+
+
+def _limited(z: np.ndarray, g: np.ndarray, y: np.ndarray, o: dict[str, Any], ridge: Any) -> np.ndarray:
+    """A of an operator whose norm, rank or nuclear norm is limited, for the error in the norm of the kernel's space.
+
+    The singular values of the operator are the roots of the eigenvalues of C = A G A^T Z (l, l), and what makes f(s) of
+    each s is a function of C: no factor of G, and no singular value, is computed. Descent along the gradient, each step
+    followed by a projection or a threshold, leads to the least; for the rank it is the free one, projected.
+    """
+    eye, even, gram = np.eye(z.shape[-1]), 0.5 * (z + transposed(z)), 0.5 * (g + transposed(g))
+    right = transposed(np.linalg.solve(gram + 0.0 * y[..., :1, :1], transposed(y)))
+    a = np.linalg.solve(z + ridge * eye, right)
+    if o["rank"] is not None:
+        squares = a @ gram @ transposed(a) @ even @ (even + ridge * eye)
+        if o["rank"] >= len(eye):
+            return a
+        sizes = np.sort(np.linalg.eigvals(squares.real).real, axis=-1)[..., ::-1]
+        least = 0.5 * (sizes[..., o["rank"] - 1] + sizes[..., o["rank"]])
+        return _above(squares, least[..., None, None]) @ a
+    length = 1.0 / (np.max(np.linalg.eigvalsh(even.real)) + np.max(np.real(ridge)))
+    limit = o["norm"] if o["norm"] is not None else o["nuclear"] * length
+    for _ in range(5000):
+        moved = a - length * ((z + ridge * eye) @ a - right)
+        squares = moved @ gram @ transposed(moved) @ even
+        large = _above(squares, limit**2)
+        turned = limit * large @ _inverse_root(squares @ large + eye - large)  # 1 / s of those above the limit
+        kept = eye - large + turned if o["norm"] is not None else large - turned
+        a, change = kept @ moved, kept @ moved - a
+        if _rests(change, a):
+            return a
+    raise ValueError("a limited fit that does not settle")
+
+
+def _rests(change: np.ndarray, x: np.ndarray) -> bool:
+    """Whether a change is nothing beside x, in its real part and in its imaginary part."""
+    parts = ((change.real, x.real), (change.imag, x.imag))
+    return all(bool(np.all(np.abs(moved) <= 1e-15 * np.max(np.abs(size), initial=0.0))) for moved, size in parts)
+
+
+def _above(squares: np.ndarray, least: Any) -> np.ndarray:
+    """The projection to the eigenvectors of `squares` above a number: by Newton's method for the matrix sign."""
+    sign = (squares - least * np.eye(squares.shape[-1])) / least
+    for _ in range(100):
+        before, sign = sign, 0.5 * (sign + np.linalg.inv(sign))
+        if _rests(sign - before, sign):
+            break
+    return 0.5 * (np.eye(squares.shape[-1]) + sign)
+
+
+def _inverse_root(x: np.ndarray) -> np.ndarray:
+    """x^(-1/2), by the method of Denman and Beavers."""
+    root, found = x, np.eye(x.shape[-1]) + 0.0 * x
+    for _ in range(100):
+        before, (root, found) = found, (0.5 * (root + np.linalg.inv(found)), 0.5 * (found + np.linalg.inv(root)))
+        if _rests(found - before, found):
+            break
+    return found
 
 
 def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict[str, Any], see: See) -> np.ndarray:
