@@ -54,6 +54,7 @@ static double made(uint64_t e, const char *design, const double *n, int many, co
     uint64_t row = e / width % rows, head = e / width / rows % heads;
     uint64_t w = word(e, purpose), span = (uint64_t)(int64_t)(n[1] - n[0] + 1.0);
     if (!strcmp(design, "mask")) return uniform(e, purpose) < n[0];
+    if (!strcmp(design, "band")) return e % width + n[0] >= row && e % width <= row + n[1];
     if (!strcmp(design, "counts")) return n[e % many];
     if (!strcmp(design, "list")) return to_bfloat16(n[e % many]);
     if (!strcmp(design, "dropout")) return uniform(e, purpose) < n[0] ? 0.0 : to_bfloat16(1.0 / (1.0 - n[0]));
@@ -76,7 +77,7 @@ static double made(uint64_t e, const char *design, const double *n, int many, co
 
 int main(int argc, char **argv) {
     if (argc != 6) fail("needs FILE NAME DESIGN NUMBERS STREAM");
-    int mask = !strcmp(argv[3], "mask"), counts = !strcmp(argv[3], "counts"), many = 0;
+    int counts = !strcmp(argv[3], "counts"), many = 0, mask = !strcmp(argv[3], "mask") || !strcmp(argv[3], "band");
     double numbers[16] = {0.0, 0.0, 1.0};
     if (sscanf(argv[4], "%lf", numbers) < 1) fail("NUMBERS: needs a number");
     for (char *at = argv[4]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)

@@ -49,6 +49,7 @@ fn made(e: u64, design: &str, n: &[f64], [heads, rows, width]: [u64; 3], purpose
     let below = |count: f64| (count as u64 * word(e, purpose) as u64 >> 32) as f64;
     let of = match design {
         "mask" => return f64::from(uniform(e, purpose) < n[0]),
+        "band" => return f64::from((e % width) as f64 + n[0] >= row as f64 && (e % width) as f64 <= row as f64 + n[1]),
         "counts" => return n[e as usize % n.len()],
         "list" => return to_bfloat16(n[e as usize % n.len()]),
         "dropout" => return if uniform(e, purpose) < n[0] { 0.0 } else { to_bfloat16(1.0 / (1.0 - n[0])) },
@@ -95,7 +96,7 @@ fn main() {
         fail("FILE: its header is longer than the file")
     };
     let Ok(text) = std::str::from_utf8(header) else { fail("FILE: its header is no text") };
-    let kind = match design.as_str() { "mask" => "bool", "counts" => "int64", _ => "float64" };
+    let kind = match design.as_str() { "mask" | "band" => "bool", "counts" => "int64", _ => "float64" };
     let Some((_, entry)) = text.split_once(&format!("\"{kind}/{name}\":{{")) else { fail("NAME: is not in the file") };
     let (shape, offsets) = (list(entry, "\"shape\":["), list(entry, "\"data_offsets\":["));
     let [first, last] = offsets[..] else { fail("FILE: an array is nowhere") };

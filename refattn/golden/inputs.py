@@ -90,6 +90,12 @@ def _mask(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpo
     return np.asarray(counter.uniform(shape, seed=seed, purpose=purpose) < numbers["keep"])
 
 
+def _band(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
+    """True in row i, column j where i - `before` <= j <= i + `after`; rows and columns are the last two axes."""
+    ahead = np.arange(shape[-1]) - np.arange(shape[-2])[:, None]
+    return np.broadcast_to((-ahead <= numbers["before"]) & (ahead <= numbers["after"]), shape).copy()
+
+
 def _uniform(shape: tuple[int, ...], numbers: Mapping[str, float], seed: int, purpose: str) -> NDArray[Any]:
     """Numbers from `low` to `high`, each rounded to float32."""
     low, high = numbers["low"], numbers["high"]
@@ -128,6 +134,7 @@ DESIGNS: dict[str, Callable[[tuple[int, ...], Mapping[str, float], int, str], ND
     "resets": _resets,
     "units": _units,
     "mask": _mask,
+    "band": _band,
     "counts": _counts,
     "dropout": _dropout,
     "biased": _biased,

@@ -65,6 +65,31 @@ def check_arrays(**arrays: Array) -> Namespace:
     return xp
 
 
+_FIT: set[Any] = set()
+"""Classes, shapes and dtypes of queries, keys and values that did fit."""
+
+_MOST = 256
+"""How many of them are remembered."""
+
+
+def check_inputs(q: Array, k: Array, v: Array) -> None:
+    """Raise where q, k, v are no arrays that fit together, as `check_arrays` and `check_qkv` say.
+
+    Arrays of NumPy like some that did fit are not looked at again: it would take as long as four small products.
+    """
+    kind, like = type(q), None
+    if kind in _ALIKE.lasting and type(k) is kind and type(v) is kind:
+        like = kind, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype
+        if like in _FIT:
+            return
+    check_arrays(q=q, k=k, v=v)
+    check_qkv(q, k, v)
+    if like is not None:
+        if len(_FIT) >= _MOST:
+            _FIT.clear()
+        _FIT.add(like)
+
+
 def _listed(kinds: Mapping[str, str]) -> str:
     """Return "q: torch; k, v: numpy" for the library, device or dtype of each array."""
     names = {kind: ", ".join(name for name in kinds if kinds[name] == kind) for kind in kinds.values()}

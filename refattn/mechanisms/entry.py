@@ -29,9 +29,9 @@ from refattn.mechanisms.arguments import (
     check_arrays,
     check_causal,
     check_gradient,
+    check_inputs,
     check_mask,
     check_number,
-    check_qkv,
 )
 from refattn.ops.masks import Causal, causal_offset
 from refattn.tree import check_fields
@@ -114,8 +114,9 @@ def enter(q: Array, k: Array, v: Array, *, mask: Array | None = None, causal: Ca
     ValueError
         Where a shape, the alignment or a device does not fit.
     """
-    check_arrays(q=q, k=k, v=v, **({} if mask is None else {"mask": mask}))
-    check_qkv(q, k, v)
+    check_inputs(q, k, v)
+    if mask is not None:
+        check_arrays(q=q, mask=mask)
     plane = (*q.shape[:3], k.shape[2])
     mask = check_mask(mask, plane)
     offset = causal_offset(check_causal(causal), *plane[2:])

@@ -187,8 +187,14 @@ class Mechanism:
         The modules whose lines carry the equations: the dense form first, then the block.
     around
         Those modules of `tagged` that stand around the core, beside the module of the block.
+    further
+        Modules with equations of their own that no call of the core and no configuration of the block computes: what a
+        context may bring, and functions beside the block.
     loops
         The second derivation: ``forward`` and ``backward`` in scalar loops, returning equation values by id.
+    beside_twice
+        What the equations around the core and `beside` it are in a small run, by id in the order that they ran: as
+        traced, and by a second derivation; None where they are derived once.
     forms
         The evaluations of the core, the dense one first.
     defaults
@@ -277,6 +283,9 @@ class Mechanism:
         there are none.
     presets
         Settings of published runs by name, as `refattn.train.settings` has them; ``--set preset=NAME`` takes one.
+    layers
+        Maps of q, k and v that a block may have in place of the core, each as a record of its own, with its equations,
+        second derivation and designed cases: they are checked beside the core.
     parts
         How a call is cut into parts that the definition can afford: a module with ``of_queries`` and ``of_keys``, as
         softmax attention has it; None where only whole calls can be judged.
@@ -317,6 +326,7 @@ class Mechanism:
     differentiable: tuple[str, ...] = ()
     families: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     around: tuple[ModuleType, ...] = ()
+    further: tuple[ModuleType, ...] = ()
     one_sequence: bool = False
     configs: tuple[Mapping[str, Any], ...] = ()
     sampled: Mapping[str, Any] = field(default_factory=dict)
@@ -331,10 +341,12 @@ class Mechanism:
     pictures: tuple[Picture, ...] = ()
     learned: Callable[[Any], Mapping[str, Array]] | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    layers: tuple[Mechanism, ...] = ()
     parts: ModuleType | None = None
     kernel_sizes: tuple[Case, ...] = ()
     variants: Mapping[str, Mapping[str, Callable[..., tuple[Array, ...]]]] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
+    beside_twice: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]] | None = None
 
     @property
     def equations(self) -> dict[str, str]:
@@ -343,8 +355,8 @@ class Mechanism:
 
     @property
     def beside(self) -> tuple[ModuleType, ...]:
-        """The modules whose lines carry equations of what a block is used for: how it grows, and how it points."""
-        return (*getattr(self.grow, "TAGGED", ()), *(() if self.pointer is None else (self.pointer,)))
+        """The modules whose lines carry equations of what a block is used for, how it grows and points; `further`."""
+        return (*getattr(self.grow, "TAGGED", ()), *(() if self.pointer is None else (self.pointer,)), *self.further)
 
     @property
     def pulled(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from refattn import counter
 from refattn.golden import inputs
 from refattn.golden.storage import has_gradient, largest, round_to
 from refattn.mechanisms.record import Case, Input
+from tests.thinned import thinned
 
 
 def bits(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def bits(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mechanism", ra.list_mechanisms())
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *thinned(["float32", "float64", "float16"], 3)])
 def test_every_case_of_every_mechanism(mechanism: str, dtype: str) -> None:
     for case in ra.mechanism(mechanism).cases:
         made = inputs.make(mechanism, dataclasses.replace(case, slack=""), dtype)
@@ -30,9 +31,9 @@ def test_every_case_of_every_mechanism(mechanism: str, dtype: str) -> None:
         for name, x in made.items():
             given = case.inputs[name]
             if not has_gradient(x):
-                assert x.dtype == {"mask": bool, "counts": "int64"}[given.design], case.name
+                assert x.dtype == {"mask": bool, "band": bool, "counts": "int64"}[given.design], case.name
                 continue
-            assert given.design not in ("mask", "counts"), case.name
+            assert given.design not in ("mask", "band", "counts"), case.name
             assert x.dtype == ("float32" if dtype == "bfloat16" else dtype), case.name
             finite = np.isfinite(x) | ((given.design == "resets" or "hidden" in given.numbers) & (x == -np.inf))
             assert np.all(finite) and np.array_equal(round_to(x.astype("float64"), dtype), x), case.name
@@ -108,6 +109,8 @@ def test_designs_are_what_they_say() -> None:
     for keep in (0.0, 0.3, 1.0):
         mask = inputs.make("m", Case("c", "", {"mask": Input((50, 50), "mask", {"keep": keep})}), "float64")["mask"]
         assert abs(mask.mean() - keep) < 0.04
+    band = inputs.make("m", Case("c", "", {"mask": Input((2, 3, 4), "band", {"before": 0, "after": 1})}), "float64")
+    assert np.array_equal(band["mask"], [[[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]] * 2)
     upstream = inputs.make_upstream("m", Case("c", "", {}), "out", (4, 5), "float16")
     assert np.array_equal(upstream, counter.normal((4, 5), seed=0, purpose="m.c.d_out").astype("float16"))
 

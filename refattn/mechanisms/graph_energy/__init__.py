@@ -9,14 +9,16 @@ What to read, in this order:
   and the check of couplings of your own.
 - `system`: the flow as a system of its own, x' = v(x), with its energy.
 - `layer.block`: projections around the core, GE.17 to GE.24; `layer.learned`: the numbers of a block, GE.20 to GE.28;
-  `layer.stream`: token by token; `layer.hierarchy`, `layer.sharing`, `layer.regularisers`: levels of tokens, parameters
-  that tokens share, sums that are added to a loss.
+  `layer.hierarchy`: levels of tokens, GE.29 to GE.32; `layer.stream`: token by token; `layer.sharing`,
+  `layer.regularisers`: parameters that tokens share, sums that are added to a loss.
 - `forms`: the same sums over pairs in tiles, as matrix products, on sparse graphs, and of what is near.
 - `solvers`: steps whose length is chosen or that are equations, flows that stop, the gradient at an equilibrium.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of
@@ -26,6 +28,8 @@ from refattn.mechanisms.graph_energy.core import Saved, backward, forward
 from refattn.mechanisms.graph_energy.csr import CSR
 from refattn.mechanisms.graph_energy.forces import Coupling, Intrinsic, Polynomial
 from refattn.mechanisms.graph_energy.forms.sparse import nearest_graph, sparse_graph, window_graph
+from refattn.mechanisms.graph_energy.judge import level_loops as _level_loops
+from refattn.mechanisms.graph_energy.judge import levels as _levels
 from refattn.mechanisms.graph_energy.judge import loops as _loops
 from refattn.mechanisms.graph_energy.judge.cases import CASES as _CASES
 from refattn.mechanisms.graph_energy.judge.conventions import CONVENTIONS as _CONVENTIONS
@@ -33,6 +37,7 @@ from refattn.mechanisms.graph_energy.judge.magnitudes import MAGNITUDES as _MAGN
 from refattn.mechanisms.graph_energy.judge.magnitudes import STORED as _STORED
 from refattn.mechanisms.graph_energy.layer import block as _block
 from refattn.mechanisms.graph_energy.layer import diagnostics as _diagnostics
+from refattn.mechanisms.graph_energy.layer import hierarchy as _hierarchy
 from refattn.mechanisms.graph_energy.layer import learned as _learned
 from refattn.mechanisms.graph_energy.layer import stream as _stream
 from refattn.mechanisms.graph_energy.layer.pictures import PICTURES as _PICTURES
@@ -102,8 +107,8 @@ record = Mechanism(
     name="graph_energy",
     title=_TITLE,
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
-    tagged=(_dense, _block, _learned),
-    around=(_learned,),
+    tagged=(_dense, _block, _learned, _hierarchy),
+    around=(_learned, _hierarchy),
     loops=_loops,
     forms=tuple(_core.FORMS),
     defaults=defaults_of(forward),
@@ -141,4 +146,21 @@ record = Mechanism(
     stream=ModuleStream(_stream, _BLOCK),
     diagnostics=_diagnostics,
     pictures=_PICTURES,
+)
+record = replace(
+    record,
+    layers=(
+        replace(
+            record,
+            title="levels",
+            tagged=(_hierarchy,),
+            around=(),
+            loops=_level_loops,
+            forms=_hierarchy.FORMS,
+            defaults=_levels.DEFAULTS,
+            core=_levels,
+            cases=_levels.CASES,
+            magnitudes={},
+        ),
+    ),
 )

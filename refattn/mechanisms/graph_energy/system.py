@@ -70,6 +70,14 @@ class System:
         found: Array = self.form.couple_forward(self.coupling, self.links, self.visible, *states)
         return found
 
+    def coupled_keeping(self, *states: Array) -> tuple[Array, Any]:
+        """Return c, and what the form keeps for its backward; None where it keeps nothing."""
+        keeping = getattr(self.form, "couple_keeping", None)
+        if keeping is None:
+            return self.coupled(*states), None
+        found: tuple[Array, Any] = keeping(self.coupling, self.links, self.visible, *states)
+        return found
+
     def rate(self, *states: Array, coupled: Array | None = None) -> Array:
         """Return v at x, for c where it is known; at two states that of forces of both."""
         f: Any = self.intrinsic

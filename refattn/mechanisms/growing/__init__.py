@@ -11,7 +11,8 @@ attention. What to read, in this order:
   ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it together (`step`), by its
   `options`; heads that get unequal numbers of columns (`uneven`).
 - `core`: the public functions; `forms.tiled`: the contraction in memory linear in the lengths.
-- `judge`: designed calls and wrong readings; in all else the core is judged as softmax attention is.
+- `judge`: designed calls, wrong readings, block and growth a second time (`loops`, `beside`); in all else the core is
+  judged as softmax attention is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.growing import core as _core
 from refattn.mechanisms.growing.core import Saved, backward, contract, forward, functional_gradient
 from refattn.mechanisms.growing.growth import step as _step
+from refattn.mechanisms.growing.judge.beside import twice as _twice
 from refattn.mechanisms.growing.judge.cases import CASES as _CASES
 from refattn.mechanisms.growing.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.growing.layer import block as _block
@@ -50,4 +52,5 @@ record = _replace(
     stream=KeyValueStream(_BLOCK),
     grow=_step,
     pictures=_PICTURES,
+    beside_twice=_twice,
 )

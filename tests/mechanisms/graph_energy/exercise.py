@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from refattn import Context, counter, mechanism
+from refattn import Context, counter, equations, mechanism
 from refattn.mechanisms.graph_energy import Polynomial, Start
+from refattn.mechanisms.graph_energy.layer import hierarchy
 
 Make = Callable[[Any], Any]
 Run = tuple[Mapping[str, int], Callable[[], None]]
@@ -71,7 +72,23 @@ def runs(sizes: Mapping[str, int], make: Make, form: str) -> list[Run]:
                 block, cross, full=False, graph="kernel(over='keys')", threshold="soft", learn_tau=True, learn_step=True
             ),
         ),
+        *(
+            ({**token, "e": sizes["d"]}, partial(_levels, {**token, "e": sizes["d"]}, make=make, form=form))
+            for form in hierarchy.FORMS
+        ),
     ]
+
+
+def _levels(sizes: Mapping[str, int], *, make: Make, form: str) -> None:
+    """One level: what its stage runs in the core has sizes of its own where there are more."""
+    b, h, g, n, d = (sizes[letter] for letter in "bhgid")
+    q, k, v = make(_draw("q", b, h, n, d)), make(_draw("k", b, g, n, d)), make(_draw("v", b, g, n, d))
+    options = {"level_logits": make(_draw("logits", 1)), "key_mask": make(_mask("padding", b, n)), "levels": 1}
+    options |= {"mask": make(_mask("mask", b, h, n, n)), "mu": make(abs(_draw("mu", h, n))), "form": form}
+    if form == "dense":
+        options["bias"] = make(_draw("bias", h, 1, n))
+    _, saved = equations.active(hierarchy).forward(q, k, v, **options)
+    equations.active(hierarchy).backward(saved, make(_draw("d_out", b, h, n, d)))
 
 
 def _draw(name: str, *shape: int) -> Any:

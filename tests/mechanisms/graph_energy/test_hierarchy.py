@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refattn import Context, backends, mechanism
+from refattn import Context, backends, equations, mechanism
 from refattn.analysis.graph_flow import flow_of_call
 from refattn.mechanisms.graph_energy import core, longest_step
+from refattn.mechanisms.graph_energy.judge import level_loops, loops
 from refattn.mechanisms.graph_energy.layer import hierarchy, sharing
+from refattn.verify.itself import sections
 from tests.mechanisms.graph_energy.calls import STATES, B, H, draw, flat, forward, kept, qkv
 
 LONG = 11
@@ -98,48 +100,25 @@ def test_one_level_is_the_core() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_levels_gather_the_one_below(causal: bool) -> None:
-    """A second derivation: every stage by loops over its readers, with readers of a level apart from all tokens."""
-    q, k, v = (x[:1, :1] for x in qkv(LONG))
-    known = [range(LONG), [1, 3, 5, 7, 9], [3, 7]] if causal else [range(LONG), [1, 3, 5, 7, 9, 10], [3, 7, 10]]
-
-    def seen(level: int, i: int) -> list[int]:
-        """Which nodes a token reads, by their place in the level."""
-        if causal:
-            return [at for at, j in enumerate(known[level]) if j <= i][-3:]
-        return [at for at in range(len(known[level])) if abs(at - i // 2**level) < 3]
-
-    def stage(readers: Any, level: int, values: Any) -> Any:
-        tokens = known[level]
-        s = lambda i, j: float(q[0, 0, i] @ k[0, 0, j]) / np.sqrt(3.0)  # noqa: E731
-        x = b = np.array([1.0 / (1.0 + np.exp(-s(j, j))) for j in tokens])
-        w = np.zeros((len(tokens), len(tokens)))
-        for row, i in enumerate(tokens):
-            near = seen(level, i)
-            mean = [s(i, tokens[at]) if causal else (s(i, tokens[at]) + s(tokens[at], i)) / 2 for at in near]
-            w[row, near] = np.exp(mean) / np.sum(np.exp(mean))
-        np.fill_diagonal(w, 0.0)
-        for _ in range(4):
-            x = x + 0.2 * (b - x + np.sum(w * np.sin(x[None, :] - x[:, None]), axis=1))
-        y, out = np.where(x >= 0.2, x, 0.0), np.zeros((len(readers), 5))
-        for row, i in enumerate(readers):
-            if near := seen(level, i):
-                parts = np.exp([s(i, tokens[at]) for at in near]) * y[near]
-                out[row] = parts @ values[near] / np.sum(parts)
-        return out
-
-    values = [v[0, 0]]
-    for level in (0, 1):
-        values.append(stage(known[level + 1], level, values[level]))
-    logits, expected = draw("logits", 3), np.zeros((LONG, 5))
-    for i in range(LONG):
-        read = [level for level in range(3) if seen(level, i)]
-        omega = np.exp(logits[read]) / np.sum(np.exp(logits[read]))
-        expected[i] = sum(w * stage([i], level, values[level])[0] for w, level in zip(omega, read, strict=True))
-    options: dict[str, Any] = {"step": 0.2, "steps": 4, "tau": 0.2, "level_logits": logits}
+    """As the second derivation in loops says, in both forms."""
+    q, k, v = qkv(LONG)
+    options: dict[str, Any] = {"stride": 2, "window": 3, "causal": causal, "step": 0.2, "steps": 4}
+    options |= {"threshold": "hard(tau=0.2)", "level_logits": draw("logits", 3)}
+    expected = level_loops.forward(q, k, v, **options)["GE.32"]
     for form in ("dense", "banded"):
-        out, saved = hierarchy.forward(q, k, v, stride=2, window=3, causal=causal, form=form, **flat(**options))
-        np.testing.assert_allclose(out[0, 0], expected, rtol=0, atol=1e-14)
-        assert [stage.level.positions(q).tolist() for stage in saved.stages] == [list(tokens) for tokens in known]
+        out, saved = hierarchy.forward(q, k, v, form=form, **options)
+        np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
+        places = [stage.level.positions(q).tolist() for stage in saved.stages]
+        assert places == [[*range(LONG)], [1, 3, 5, 7, 9, *([] if causal else [10])], [3, 7, *([] if causal else [10])]]
+
+
+def test_a_check_has_the_levels() -> None:
+    """And it fails where a level counts for more than it says."""
+    scope = sections.Scope(mechanism("graph_energy"), backends.get("numpy"))
+    found = {task.section: task for task in sections.tasks(scope) if task.name.startswith("levels")}
+    assert [*found] == ["loops", "gradients"] and found["loops"].run()[0] <= 1.0
+    with equations.apply(lambda id, name, x: 1.01 * x if id == "GE.29" else x):
+        assert found["loops"].run()[0] > 1.0
 
 
 def test_levels_read_nothing_later() -> None:
@@ -208,6 +187,16 @@ def test_levels_that_do_not_fit(options: dict[str, Any], error: type[Exception],
 
 
 # --- shared parameters
+
+
+def test_the_loops_have_a_strength_of_each_head() -> None:
+    """Where there are as many heads as tokens, too: it is none of each node."""
+    q, k, v = qkv(H)
+    options: dict[str, Any] = {"mu": np.abs(draw("mu", H)), "intrinsic": "double_well", "step": 0.1, "steps": 2}
+    out, saved = core.forward(q, k, v, **options)
+    np.testing.assert_allclose(out, loops.forward(q, k, v, **options)["GE.16"], rtol=0, atol=1e-14)
+    found, expected = core.backward(saved, out)["mu"], loops.backward(q, k, v, out, **options)["dGE.mu"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
 def test_nodes_of_a_class_share_a_strength_and_a_start() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 
 import refattn as ra
 from docs.experiments import teacher
-from refattn import tree
+from refattn import equations, tree
+from refattn.backends import get
 from refattn.mechanisms.growing.growth import path
 from refattn.mechanisms.growing.growth.bottleneck import bottleneck, select_columns
 from refattn.mechanisms.growing.growth.metric import direction, kronecker
 from refattn.mechanisms.growing.growth.search import search
 from refattn.mechanisms.growing.growth.statistics import apply_metric
 from refattn.mechanisms.growing.growth.truncate import truncate
-from refattn.mechanisms.growing.judge import loops
+from refattn.mechanisms.growing.judge import beside, loops
+from refattn.verify.itself import sections
 from tests.mechanisms.growing.calls import BLOCK, block_of, draw, step
 from tests.mechanisms.growing.test_metric import observed, problem
 from tests.mechanisms.growing.test_truncate import one_sequence
@@ -297,6 +300,23 @@ def test_a_traced_step_agrees_with_its_second_derivation() -> None:
     for id, weight in (("GROW.21", grown.w_q), ("GROW.22", grown.w_k)):
         turned = t[id] @ t["GROW.23"] / math.sqrt(params.config.factor)
         np.testing.assert_allclose(turned, weight, atol=1e-12)
+
+
+def test_the_check_derives_every_equation_beside_the_core_twice() -> None:
+    """And names the first that differs."""
+    found, expected = beside.twice()
+    modules = (BLOCK.module, *ra.mechanism("growing").beside)
+    assert set(found) == {id for module in modules for id in equations.declared(module)}
+    changed = {id: 1.001 * value if id in ("GROW.12", "GROW.17") else value for id, value in found.items()}
+
+    def judged(values: Mapping[str, Any]) -> tuple[float, str]:
+        record = replace(ra.mechanism("growing"), beside_twice=lambda: (values, expected))
+        (task,) = (task for task in sections.tasks(sections.Scope(record, get("numpy"))) if "growth" in task.name)
+        return task.run()
+
+    assert judged(found)[0] < 1e-3
+    share, where = judged(changed)
+    assert share > 1e5 and where == "GROW.12, the first of 2 that differ"
 
 
 # --- the search

@@ -18,25 +18,40 @@ Factors = tuple[tuple[Array, ...], tuple[Array, ...]]
 
 def couple_forward(coupling: Coupling, links: Array, visible: Array | None, x: Array) -> Array:
     """Return c_ic = m_ic sum_t alpha_t(x_ic) (W (m beta_t(x)))_ic."""
+    return couple_keeping(coupling, links, visible, x)[0]
+
+
+def couple_keeping(
+    coupling: Coupling, links: Array, visible: Array | None, x: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    """Return c, and what the backward would otherwise compute again: each W (m beta_t(x)), (b, h, i, c)."""
     terms = terms_of(coupling, x)
+    every = _at_once(links, [seen(visible, term[1]) for term in terms])
     total = None
-    for (alpha, _, _, _), pulled in zip(
-        terms, _at_once(links, [seen(visible, term[1]) for term in terms]), strict=True
-    ):
+    for (alpha, _, _, _), pulled in zip(terms, every, strict=True):
         total = alpha * pulled if total is None else total + alpha * pulled
-    return seen(visible, total)
+    return seen(visible, total), every
 
 
 def couple_backward(
-    coupling: Coupling, links: Array, visible: Array | None, d_coupled: Array, x: Array
+    coupling: Coupling,
+    links: Array,
+    visible: Array | None,
+    d_coupled: Array,
+    x: Array,
+    kept: tuple[Array, ...] | None = None,
 ) -> tuple[Array, Factors]:
-    """Return the gradient of x for a given gradient of c, and factors (b, h, i, t*c), (b, h, j, t*c) of the graph's."""
+    """Return the gradient of x for a given gradient of c, and factors (b, h, i, t*c), (b, h, j, t*c) of the graph's.
+
+    `kept` is what `couple_keeping` returned; without it, it is computed again.
+    """
     xp = namespace(links, x)
     received, terms = seen(visible, d_coupled), terms_of(coupling, x)
     # forward: coupled = m sum_t alpha_t * (links @ (m beta_t))
     left = tuple(received * alpha for alpha, _, _, _ in terms)
     right = tuple(seen(visible, beta) for _, beta, _, _ in terms)
-    there, back = _at_once(links, right), _at_once(xp.matrix_transpose(links), left)
+    there = _at_once(links, right) if kept is None else kept
+    back = _at_once(xp.matrix_transpose(links), left)
     d_x = None
     for (_, _, d_alpha, d_beta), pulled, pushed in zip(terms, there, back, strict=True):
         part = received * d_alpha * pulled + seen(visible, d_beta) * pushed
@@ -44,11 +59,11 @@ def couple_backward(
     return d_x, (left, right)
 
 
-def _at_once(matrix: Array, parts: Sequence[Array]) -> list[Array]:
+def _at_once(matrix: Array, parts: Sequence[Array]) -> tuple[Array, ...]:
     """Return the product of a matrix with each part, reading the matrix once."""
     width = parts[0].shape[-1]
     every = product(matrix, namespace(matrix).concat(list(parts), axis=-1))
-    return [every[..., n * width : (n + 1) * width] for n in range(len(parts))]
+    return tuple(every[..., n * width : (n + 1) * width] for n in range(len(parts)))
 
 
 def gathered(edges: Factors | None, more: Factors) -> Factors:

@@ -176,7 +176,7 @@ def _heads(q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any]) -> list[l
             own = q[b, h], k[b, h * groups // heads], v[b, h * groups // heads], bias[b, h]
             start = None if starts is None else starts[b, h]
             mu = options.get("mu", 1.0)
-            of_head = options if np.ndim(mu) < 2 else {**options, "mu": mu[h]}
+            of_head = options if np.ndim(mu) == 0 else {**options, "mu": mu[h]}
             if moved is not None:
                 of_head = {**of_head, "jitter": np.broadcast_to(moved, (batch, heads, n, np.shape(moved)[-1]))[b, h]}
             row.append(_Head(*own, start, allowed[b, h], masked, of_head))
@@ -213,8 +213,10 @@ def backward(
             grad[f"dGE.{name}"] = whole.sum(axis=tuple(n for n, m in enumerate(shape) if m == 1), keepdims=True)
     if "dGE.coefficients" in grad:
         grad["dGE.coefficients"] = grad["dGE.coefficients"].sum(axis=(0, 1))
-    by_node = np.ndim(options.get("mu", 1.0)) == 2  # (h, j)
-    grad["dGE.mu"] = grad["dGE.mu"].sum(axis=0) if by_node else np.asarray(grad["dGE.mu"].sum())
+    of_mu = grad["dGE.mu"].sum(axis=0)  # (h, j)
+    grad["dGE.mu"] = (np.asarray(of_mu.sum()), of_mu.reshape(len(of_mu), -1).sum(axis=1), of_mu)[
+        np.ndim(options.get("mu", 1.0))
+    ]
     for id in ("dGE.scale", "dGE.kappa", "dGE.step", "dGE.tau"):
         if id in grad:
             grad[id] = np.asarray(grad[id].sum())

@@ -81,7 +81,7 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
     own = equations.active(learned)
     chosen = own.numbers(params, context)
     begin = Start(at=own.starts(params, keys), jitter=own.jitter_of(config, context))
-    way = core if config.levels is None else hierarchy
+    way = core if config.levels is None else equations.active(hierarchy)
     if config.levels is None:
         masks = {"mask": mask_of(context, (x.shape[0], config.heads, x.shape[1], y.shape[1])), "start": begin}
     else:
@@ -118,7 +118,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     d_attended = split_heads(d_joined, config.heads)  # (b, h, i, e) [dGE.16]
     d_pushed = d_probe = None  # of parts that there are not
     if isinstance(saved.core, hierarchy.Saved):
-        d = hierarchy.backward(saved.core, d_attended)
+        d = equations.active(hierarchy).backward(saved.core, d_attended)
     else:
         more = added(config.regulariser if saved.context.training else None, config.strength, saved.core)
         d = core.backward(saved.core, d_attended, **more)

@@ -1,21 +1,27 @@
 """Levels of tokens: each level gathers the one below, and every token reads all of them.
 
 The nodes of level l are every s^l-th token, the last of each s^l, without causality also where fewer are left. With
-stage_l(o), graph energy attention in state "token" from all tokens to the nodes of level l, whose values are o and
-whose scores flow on the graph of these nodes alone::
+stage_l(o), graph energy attention in state "token" from all tokens to the nodes of level l, whose values are v_l and
+whose scores flow on the graph of these nodes alone, p_ij is GE.15 of the definition, where A(i) are the nodes that i
+reads. Equations, a pass for each level::
 
-    o_0 = v
-    r_l = stage_l(o_l)                 GE.1 to GE.16 of the definition, where A(i) are the nodes of l that i reads
-    o_{l+1} = r_l at the nodes of level l + 1
-    o_i = sum_l omega_il r_il          omega_il = exp(a_l) / sum of exp(a_k) over the levels k of which i reads a node
+    [GE.29]  omega_il = exp(a_l) / sum_k exp(a_k)        over the levels k of which i reads a node, else 0
+    [GE.30]  v_lj = r_{l-1,j} at the nodes j of level l  of the first level: v_j
+    [GE.31]  r_li = sum_j p_ij v_lj                      over the nodes j of level l
+    [GE.32]  o_i = sum_l omega_il r_li
 
-    dr_il = omega_il do_i + do_{l+1} at the nodes of level l + 1, else 0
-    do_l, dq, dk = those of stage_l for dr_l; q, k and the numbers gather the gradients of all levels
-    domega_il = do_i . r_il            da_l = sum_i omega_il (domega_il - sum_k omega_ik domega_ik)
+Adjoints for given do, from the last level on (q, k and the numbers gather those of all stages)::
 
-The a_l are the level logits. With a window of w a token, and a node in the graph, reads the last w nodes that are no
-later; without causality those fewer than w nodes away: see `.level`. Then time and memory are linear in the number of
-tokens n: a level has n / s^l nodes, and costs n w numbers. All levels share their numbers.
+    [dGE.31]  dr_li = omega_il do_i + dv_{l+1,i}         the latter where i is a node of level l + 1
+    [dGE.30]  dv_lj = sum_i p_ij dr_li
+    [dGE.29]  domega_il = do_i . r_li                    summed over batch and heads
+    [dGE.level_logits]  da_l = sum_i omega_il (domega_il - sum_k omega_ik domega_ik)
+
+The a_l are the level logits. The flow of a stage is GE.1 to GE.11 of the core on its nodes, once a level, under these
+ids (what nodes read there, GE.12 to GE.16, is not wanted). What tokens read has none: it is the same equations with
+other sizes, and an id has one value a pass. With a window of w a token, and a node in the graph, reads the last w nodes
+that are no later; without causality those fewer than w nodes away: see `.level`. Then time and memory are linear in the
+number of tokens n: a level has n / s^l nodes, and costs n w numbers. All levels share their numbers.
 
 A stage has two forms. "dense" takes all pairs: the core on the nodes of a level gives their scores, with which all
 tokens read them as in the readout of the definition. "banded", of `refattn.mechanisms.graph_energy.forms.banded`, is
@@ -185,30 +191,30 @@ def forward(
         )
     found = levels_of(n, stride, levels, window, is_causal)
     numbers = dict(known.numbers)
-    logits = zeros((levels,), call.q)
+    logits = zeros((levels,), call.q)  # a number for each level
     if level_logits is not None:
         check_arrays(q=q, level_logits=level_logits)
         if tuple(level_logits.shape) != (levels,):
             raise ValueError(f"level_logits: got shape {tuple(level_logits.shape)}, needs ({levels},)")
         numbers["level_logits"] = (levels,)
-        logits = namespace(q).astype(level_logits, call.q.dtype)
-    omega = omega_of(logits, found, arange(0, n, q))  # (i, levels)
-    mu: Any = known.mu if _of_nodes(known.mu) else None
-    below = repeat_heads(call.v, q.shape[1])
-    out = zeros(below.shape, below)
+        logits = namespace(q).astype(level_logits, call.q.dtype)  # a number for each level
+    omega = omega_of(logits, found, arange(0, n, q))  # [GE.29]
+    mu: Any = known.mu if _of_nodes(known.mu) else None  # (h, i, 1)
+    below = repeat_heads(call.v, q.shape[1])  # (b, h, i, e)
     stages: list[Any] = []
     every: list[Array] = []
-    for at, level in enumerate(found):
-        values = level.take(below, 2)
+    for level in found:
+        values = level.take(below, 2)  # [GE.30]
         stage: Any
         if chosen == "banded":
             own = known if mu is None else replace(known, mu=level.take(mu, 1))
-            read, stage = banded.forward(call.q, call.k, values, level, call.mask, key_mask, own)
+            read, stage = banded.forward(call.q, call.k, values, level, call.mask, key_mask, own)  # [GE.31], -
         else:
-            read, stage = _forward(call.q, call.k, values, level, call.mask, key_mask, given, known)
-        out = out + omega[:, at, None] * read
+            read, stage = _forward(call.q, call.k, values, level, call.mask, key_mask, given, known)  # [GE.31], -
+        below = read  # (b, h, i, e)
         stages.append(stage)
-        every.append(below := read)
+        every.append(read)
+    out = sum_of(*(omega[:, at, None] * read for at, read in enumerate(every)))  # (b, h, i, e) [GE.32]
     return call.back(out), Saved(
         chosen, found, omega, tuple(stages), tuple(every), call.q, call.k, call.v, q, known, numbers
     )
@@ -217,30 +223,30 @@ def forward(
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k, v and of every number that was given, "level_logits" among them."""
     check_saved(saved, Saved)
-    (d_out,) = upstream(saved.like, d_out=(d_out, tuple(saved.read[0].shape)))
+    (d_out,) = upstream(saved.like, d_out=(d_out, tuple(saved.read[0].shape)))  # (b, h, i, e)
     xp = namespace(d_out)
-    d_omega: list[Array] = []
     gradients: dict[str, Array] = {}
-    d_values = None
+    d_below = None  # of what the level above takes
+    way = banded.backward if saved.form == "banded" else _backward
     for at in reversed(range(len(saved.levels))):
-        # forward: out = out + omega[:, at, None] * read
-        d_read = saved.omega[:, at, None] * d_out
-        d_omega.insert(0, xp.sum(d_out * saved.read[at], axis=(0, 1, 3)))  # (i)
-        if d_values is not None:
-            # forward: values = read at the nodes of the next level
-            d_read = d_read + saved.levels[at + 1].spread(d_values, 2)
-        way = banded.backward if saved.form == "banded" else _backward
-        d_values, own = way(saved.stages[at], d_read)
+        # forward: out = sum of omega[:, at, None] * read; values of the next level = read at its nodes
+        d_read = sum_of(saved.omega[:, at, None] * d_out, d_below)  # (b, h, i, e) [dGE.31]
+        # forward: read, stage = those of a level for its values
+        d_values, own = way(saved.stages[at], d_read)  # [dGE.30], -
+        d_below = saved.levels[at].spread(d_values, 2)  # (b, h, i, e)
         if _of_nodes(saved.options.mu):
-            own["mu"] = saved.levels[at].spread(own["mu"], 1)
+            own["mu"] = saved.levels[at].spread(own["mu"], 1)  # (h, i)
         gradients = {name: sum_of(gradients.get(name), x) for name, x in own.items()}
-    assert d_values is not None
-    gradients["v"] = sum_heads(d_values, saved.v.shape[1])
+    assert d_below is not None
+    gradients["v"] = sum_heads(d_below, saved.v.shape[1])  # (b, g, i, e)
+    # forward: out = sum of omega[:, at, None] * read
+    d_omega = xp.stack([xp.sum(d_out * read, axis=(0, 1, 3)) for read in saved.read], axis=1)  # [dGE.29]
     if "level_logits" in saved.numbers:
         # forward: omega = softmax(logits) of the levels that a token reads
-        d_logits = xp.sum(softmax_backward(saved.omega, xp.stack(d_omega, axis=1)), axis=0)  # (levels)
-        unused = zeros((saved.numbers["level_logits"][0] - len(saved.levels),), d_logits)
-        gradients["level_logits"] = xp.concat([d_logits, unused])
+        known = xp.sum(softmax_backward(saved.omega, d_omega), axis=0)  # a number for each level that there is
+        unused = zeros((saved.numbers["level_logits"][0] - len(saved.levels),), known)  # 0 for the others
+        d_logits = xp.concat([known, unused])  # [dGE.level_logits]
+        gradients["level_logits"] = d_logits
     gradients |= {name: xp.reshape(gradients[name], shape) for name, shape in saved.numbers.items()}
     return returned(gradients, ("q", "k", "v", *saved.numbers), saved.like)
 
@@ -248,7 +254,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
 def omega_of(logits: Array, levels: Sequence[Level], tokens: Array) -> Array:
     """Return how much each level counts for some tokens (i), as (i, levels)."""
     xp = namespace(logits)
-    first = xp.asarray([level.first() for level in levels], dtype=tokens.dtype, device=device(tokens))
+    first = xp.asarray([level.first() for level in levels], dtype=tokens.dtype, device=device(tokens))  # of each level
     return softmax_forward(xp.where(tokens[:, None] >= first, logits[: len(levels)], -math.inf))
 
 
@@ -263,34 +269,35 @@ def _forward(
     options: Options,
 ) -> tuple[Array, Stage]:
     """Return what all tokens read of a level, whose values are (b, h, j, e), with all pairs at once."""
-    xp, n, m = namespace(q), level.n, level.count
+    xp, n, m = namespace(q), level.n, level.count  # j below are the nodes
     allowed = level.read(arange(0, n, q)[:, None], arange(0, m, q)[None, :])[None, None, ...]  # (1, 1, i, j)
     if mask is not None:
-        pairs = xp.broadcast_to(mask, (*mask.shape[:2], n, n))
-        allowed = allowed & level.take(pairs, 3)
+        pairs = xp.broadcast_to(mask, (*mask.shape[:2], n, n))  # of tokens
+        allowed = allowed & level.take(pairs, 3)  # whether i reads j
     if key_mask is not None:
-        allowed = allowed & key_mask[:, None, :, None] & level.take(key_mask, 1)[:, None, None, :]
-    own_q, own_k, own = level.take(q, 2), level.take(k, 2), dict(given)
+        allowed = allowed & key_mask[:, None, :, None] & level.take(key_mask, 1)[:, None, None, :]  # whether i reads j
+    own_q, own_k, own = level.take(q, 2), level.take(k, 2), dict(given)  # of nodes
     if _of_nodes(options.mu):
-        own["mu"] = level.take(given["mu"], 1)
+        own["mu"] = level.take(given["mu"], 1)  # of nodes
     scores = q @ xp.matrix_transpose(repeat_heads(own_k, q.shape[1])) * options.scale  # (b, h, i, j)
     if options.bias is not None:
-        bias = level.take(xp.broadcast_to(options.bias, (*q.shape[:3], n)), 3)
-        scores, own["bias"] = scores + bias, level.take(bias, 2)
+        bias = level.take(xp.broadcast_to(options.bias, (*q.shape[:3], n)), 3)  # (b, h, i, j)
+        scores, own["bias"] = scores + bias, level.take(bias, 2)  # (b, h, i, j), -
     # What the nodes themselves would read is not wanted, and so any values do.
-    _, flowed = core.forward(own_q, own_k, own_k, mask=level.take(allowed, 2), causal=options.causal, **own)
-    allowed = xp.broadcast_to(allowed, scores.shape)
+    _, flowed = core.forward(own_q, own_k, own_k, mask=level.take(allowed, 2), causal=options.causal, **own)  # -, -
+    allowed = xp.broadcast_to(allowed, scores.shape)  # (b, h, i, j)
     attention = softmax_forward(xp.where(allowed, scores, -math.inf))  # (b, h, i, j)
-    tau = tau_of(options, None, flowed.scores)
-    out, readout = dense.readout_forward(flowed.scores, attention, values, allowed=allowed, options=options, tau=tau)
+    tau = tau_of(options, None, flowed.scores)  # what it is for all nodes
+    more = {"allowed": allowed, "options": options, "tau": tau}
+    out, readout = dense.readout_forward(flowed.scores, attention, values, **more)  # (b, h, i, e), -
     return out, Stage(level, q, k, attention, flowed, readout)
 
 
 def _backward(saved: Stage, d_out: Array) -> tuple[Array, dict[str, Array]]:
     """Return the gradients of a level's values, and those of q, k and the numbers."""
-    level, (q, k), options = saved.level, (saved.q, saved.k), saved.readout.options
+    level, (q, k), options = saved.level, (saved.q, saved.k), saved.readout.options  # (b, h, i, d) and (b, g, i, d)
     xp = namespace(d_out)
-    d_x, d_attention, d_values, tau_terms = dense.readout_backward(saved.readout, d_out, None)
+    d_x, d_attention, d_values, tau_terms = dense.readout_backward(saved.readout, d_out, None)  # of nodes, and pairs
     assert d_values is not None and d_attention is not None
     # forward: scores of the level = those of the core
     d = core.backward(saved.core, zeros(saved.core.shape, d_out), d_scores=d_x)
@@ -298,15 +305,15 @@ def _backward(saved: Stage, d_out: Array) -> tuple[Array, dict[str, Array]]:
     d_scores = softmax_backward(saved.attention, d_attention)  # (b, h, i, j)
     d_product = d_scores @ repeat_heads(level.take(k, 2), q.shape[1])  # (b, h, i, d)
     d_own_k = sum_heads(xp.matrix_transpose(d_scores) @ q, k.shape[1]) * options.scale  # (b, g, j, d)
-    d["q"] = d_product * options.scale + level.spread(d["q"], 2)
-    d["k"] = level.spread(d_own_k + d["k"], 2)
+    d["q"] = d_product * options.scale + level.spread(d["q"], 2)  # (b, h, i, d)
+    d["k"] = level.spread(d_own_k + d["k"], 2)  # (b, g, i, d)
     if "scale" in d:
-        d["scale"] = d["scale"] + sum_wide(d_product * q)
+        d["scale"] = d["scale"] + sum_wide(d_product * q)  # ()
     if "tau" in d:
-        d["tau"] = d["tau"] + xp.reshape(summed_for(tau_terms, options.tau), d["tau"].shape)
+        d["tau"] = d["tau"] + xp.reshape(summed_for(tau_terms, options.tau), d["tau"].shape)  # as tau
     if options.bias is not None:
-        d_bias = level.spread(d_scores + level.spread(d["bias"], 2), 3)  # (b, h, i, n)
-        d["bias"] = summed_to(d_bias, options.bias.shape)
+        d_bias = level.spread(d_scores + level.spread(d["bias"], 2), 3)  # of all pairs of tokens
+        d["bias"] = summed_to(d_bias, options.bias.shape)  # as the bias
     return d_values, {name: x for name, x in d.items() if name != "v"}
 
 

@@ -47,9 +47,10 @@ SOLVED: dict[type, Any] = {ImplicitMidpoint: implicit_midpoint, DiscreteGradient
 
 @dataclass(frozen=True)
 class Taken(Step):
-    """A step, with x and x' of an implicit one."""
+    """A step, with x and x' of an implicit one, and what the form kept of each stage for its backward."""
 
     ends: tuple[Array, Array] | None = None
+    kept: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,18 +131,20 @@ def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
         ends, system = (x, end), solved.forces(system)
     h = options.step * factor
     stages: list[tuple[Array, Array, Array]] = []
+    every: list[Any] = []
     for alpha in alphas:
         points = (x,) if ends is None else solved.stage(*ends)
         point = moved_by(points[0], h, alpha, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.8]
-        coupled = system.coupled(point, *points[1:])  # (b, h, j, c) [GE.9]
+        coupled, kept = system.coupled_keeping(point, *points[1:])  # (b, h, j, c) [GE.9]
         rate = system.rate(point, *points[1:], coupled=coupled)  # (b, h, j, c) [GE.10]
         stages.append((point, coupled, rate))
+        every.append(kept)
     if isinstance(options.threshold, Proximal):
         there = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c)
         x_next = soft_threshold(there, h * flow.tau, signed=options.signed)  # (b, h, j, c) [GE.11]
-        return x_next, Taken(tuple(stages), factor, x_next)
+        return x_next, Taken(tuple(stages), factor, x_next, kept=tuple(every))
     x_next = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.11]
-    return x_next, Taken(tuple(stages), factor, None, ends)
+    return x_next, Taken(tuple(stages), factor, None, ends, tuple(every))
 
 
 def _last_first(flow: Flow) -> Iterator[Taken]:
@@ -202,7 +205,8 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             for m, power in enumerate(g.powers):
                 pulled = form.couple_forward(power, system.links, visible, *points)
                 powers[m] = powers[m] + sum_wide(d_coupled * pulled)
-            d_pull, d_edges = form.couple_backward(g, system.links, visible, d_coupled, *points)
+            kept = {} if step.kept[n] is None else {"kept": step.kept[n]}
+            d_pull, d_edges = form.couple_backward(g, system.links, visible, d_coupled, *points, **kept)
             edges = form.gathered(edges, d_edges)
             d_point = d_own * f.d_x(*points, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
             d_points.append(d_point)

@@ -2,11 +2,11 @@
 
 With W of the metric (GROW.11), and the projectors P_q, P_k on the columns of W w_q and W w_k::
 
-    [GROW.13] G = W^+^T N W^+                           the gradient with respect to the whitened kernel W M W^T
+    [GROW.13] G = (W^+)^T N W^+                         the gradient with respect to the whitened kernel W M W^T
     [GROW.14] H = (1 - P_q) G (1 - P_k)                 what only new columns can follow
     [GROW.15] diag(sigma) = u^T H v                     by the singular value decomposition, from the largest
 
-    psi = |H|^2 / |G|^2, and the columns that there are can follow the tangent part, G - H.
+The columns that there are can follow the tangent part, G - H; psi = |H|^2 / |G|^2 is the part that they cannot.
 
 One growth step along the truncated path is a natural-gradient step on the old columns, and new columns along u_j, v_j.
 Its first-order gain is |tangent|^2 + sum_{j<=p} sigma_j^2, divided by nu for a unit of amplitude. The tangent part

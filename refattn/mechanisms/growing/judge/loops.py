@@ -1,11 +1,11 @@
-"""A growth step a second time: scalar loops written from the report and its sources, which share no code with the rest.
+"""A block and its growth step a second time: loops from the report and its sources, which share no code with the rest.
 
 The step is that of the usual options: the Kronecker metric, damped, its truncation, a given amplitude; no mask, no
 bias, no soft-cap. Eigenvalues come from Jacobi's rotations and singular values from Hestenes' one-sided ones, P from
 Gaussian elimination on the equations A P A = N, balanced factors from the singular value decomposition of the kernel,
 and the turn from that of a product, where the other derivation factors by Householder's reflections and LAPACK.
 
-Values come back by the ids of the docstrings of `growing.dense` and `growing.growth`. Directions of eigenvectors and of
+Values come back by the ids of the docstrings of `layer.block`, `dense` and `growth`. Directions of eigenvectors and of
 singular vectors are theirs up to a sign, and so are the entries of GROW.13 and GROW.14, the columns of GROW.19 to
 GROW.22, the rows of GROW.23, and in all of GROW.23 to GROW.25 the one new column; all others are what they are.
 
@@ -22,6 +22,59 @@ Values = dict[str, np.ndarray]
 Matrix = list[list[float]]
 
 SWEEPS = 40
+
+
+def block(
+    x: np.ndarray,
+    w_q: np.ndarray,
+    w_k: np.ndarray,
+    w_v: np.ndarray,
+    w_o: np.ndarray,
+    d_result: np.ndarray,
+    scale: float,
+) -> Values:
+    """Return the value of every equation of a block with biases and a residual, forward and backward, by id.
+
+    Parameters
+    ----------
+    x, d_result
+        (b, n, m): tokens, and the gradient of the loss with respect to the next ones.
+    w_q, w_k, w_v
+        (h, in, d), (h, in, d), (h, in, e): the last of `in` is the bias.
+    w_o
+        (h*e + 1, m).
+    scale
+        Of the scores.
+    """
+    (b, _, m), h, e = x.shape, w_q.shape[0], w_v.shape[2]
+    found: dict[str, list[np.ndarray]] = {}
+    for s in range(b):
+        y: Matrix = [[*row, 1.0] for row in x[s].tolist()]
+        d_joined = _product(d_result[s].tolist(), _transposed(w_o.tolist()))
+        joined: Matrix = [[] for _ in y]
+        d_y: Matrix = [[0.0] * len(row) for row in y]
+        heads: dict[str, list[Matrix]] = {id: [] for id in ("GROW.2", "GROW.3", "GROW.4", "dGROW.o")}
+        for head in range(h):
+            of_q, of_k, of_v = (w[head].tolist() for w in (w_q, w_k, w_v))
+            q, k, v = (_product(y, w) for w in (of_q, of_k, of_v))
+            d_out = [row[head * e : (head + 1) * e] for row in d_joined]
+            weights = _weights(q, k, scale)
+            g = _functional_gradient(weights, v, d_out)
+            joined = [[*row, *more] for row, more in zip(joined, _product(weights, v), strict=True)]
+            d_q, d_k = (
+                [[scale * z for z in row] for row in side] for side in (_product(g, k), _product(_transposed(g), q))
+            )
+            for d, w in ((d_q, of_q), (d_k, of_k), (_product(_transposed(weights), d_out), of_v)):
+                d_y = _added(d_y, _product(d, _transposed(w)))
+            for all_heads, one_head in zip(heads.values(), (q, k, v, d_out), strict=True):
+                all_heads.append(one_head)
+        joined = [[*row, 1.0] for row in joined]
+        result = _added(x[s].tolist(), _product(joined, w_o.tolist()))
+        d_x = _added([row[:m] for row in d_y], d_result[s].tolist())
+        one = {"GROW.1": y, "GROW.5": joined, "GROW.6": result, "dGROW.5": d_joined, "dGROW.1": d_y, "dGROW.x": d_x}
+        for id, value in (*one.items(), *heads.items()):
+            found.setdefault(id, []).append(np.asarray(value))
+    return {id: np.asarray(value) for id, value in found.items()}
 
 
 def step(
@@ -52,7 +105,8 @@ def step(
     (b, n, width), h = y.shape, w_q.shape[0]
     g = np.zeros((b, h, n, n))
     for at in np.ndindex(b, h):
-        g[at] = _functional_gradient(y[at[0]], w_q[at[1]], w_k[at[1]], v[at], d_out[at], scale)
+        q, k = (_product(y[at[0]].tolist(), w[at[1]].tolist()) for w in (w_q, w_k))
+        g[at] = _functional_gradient(_weights(q, k, scale), v[at].tolist(), d_out[at].tolist())
     c = [
         [math.fsum(y[s, i, k] * y[s, i, l] for s in range(b) for i in range(n)) for l in range(width)]
         for k in range(width)
@@ -129,19 +183,19 @@ def step(
     }
 
 
-def _functional_gradient(
-    y: np.ndarray, w_q: np.ndarray, w_k: np.ndarray, v: np.ndarray, d_out: np.ndarray, scale: float
-) -> np.ndarray:
+def _weights(q: Matrix, k: Matrix, scale: float) -> Matrix:
+    """Return the weights of one head of one sequence."""
+    powers = [[math.exp(scale * x) for x in row] for row in _product(q, _transposed(k))]
+    return [[power / math.fsum(row) for power in row] for row in powers]
+
+
+def _functional_gradient(weights: Matrix, v: Matrix, d_out: Matrix) -> Matrix:
     """Return g of one head of one sequence, by the full Jacobian of the softmax."""
-    n, g = len(y), np.zeros((len(y), len(y)))
-    q, k = (_product(y.tolist(), w.tolist()) for w in (w_q, w_k))
-    for i in range(n):
-        powers = [math.exp(scale * math.fsum(map(float.__mul__, q[i], k[j]))) for j in range(n)]
-        weights = [power / math.fsum(powers) for power in powers]
-        pulls = [math.fsum(d_out[i, c] * v[j, c] for c in range(v.shape[1])) for j in range(n)]
-        for j in range(n):
-            g[i, j] = math.fsum(weights[l] * ((l == j) - weights[j]) * pulls[l] for l in range(n))
-    return g
+    pulls = _product(d_out, _transposed(v))
+    return [
+        [math.fsum(row[l] * ((l == j) - row[j]) * pull[l] for l in range(len(row))) for j in range(len(row))]
+        for row, pull in zip(weights, pulls, strict=True)
+    ]
 
 
 def _product(a: Matrix, b: Matrix) -> Matrix:
