@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -213,8 +213,8 @@ def trace_core(mechanism: Mechanism, case_name: str, dtype: str, backend: backen
 
 
 @checked(mechanism=Mechanism, dtype=One(tuple(DTYPES)), backend=backends.BaseBackend)
-def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Traced:
-    """Run one step of a block, forward and backward, from tokens to tokens.
+def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend, **choices: Any) -> Traced:
+    """Run one step of a block, forward and backward, from tokens to tokens; `choices` are fields of its configuration.
 
     >>> import refattn as ra
     >>> from refattn.backends import get
@@ -223,28 +223,28 @@ def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> 
     >>> [step.id for step in run.forward][:3]
     ['SM.11', 'SM.12', 'SM.10']
     """
-    return record(mechanism, block_run(mechanism, dtype, backend), backend)
+    return record(mechanism, block_run(mechanism, dtype, backend, **choices), backend)
 
 
 def core_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
-    """Return the dense form of a core on a designed case, with `more` options, as what can be run."""
+    """Return a core on a designed case, with `more` options, as what can be run; without a form in the dense one."""
     core, case = mechanism.core, mechanism.case(case_name)
     assert core is not None
-    inputs, options = make(mechanism.name, case, dtype), {**case.options, **more}
+    inputs, options = make(mechanism.name, case, dtype), {"form": mechanism.forms[0], **case.options, **more}
     shapes = _shapes(mechanism, inputs, options)
     upstream = {f"d_{name}": make_upstream(mechanism.name, case, name, shape, dtype) for name, shape in shapes.items()}
 
     def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
         given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
         d_outputs = {name: given.pop(name) for name in upstream}
-        out, saved = core.forward(**given, **options, form=mechanism.forms[0])
+        out, saved = core.forward(**given, **options)
         between()
         outputs = {"out": out, **{name: getattr(saved, name) for name in mechanism.outputs}}
         gradients = core.backward(saved, **d_outputs)
         return {**outputs, **{f"d_{name}": x for name, x in gradients.items()}}
 
     about = (mechanism.name, "core", case.name, dtype, backend.name)
-    return Run(about, {**inputs, **upstream}, options, run)
+    return Run(about, {**inputs, **upstream}, {**case.options, **more}, run)
 
 
 def _shapes(mechanism: Mechanism, inputs: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,20 +252,25 @@ def _shapes(mechanism: Mechanism, inputs: Mapping[str, NDArray[Any]], options: M
     core = mechanism.core
     assert core is not None
     floats = {n: x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x for n, x in inputs.items()}
-    out, saved = core.forward(**floats, **options, form=mechanism.forms[0])
+    out, saved = core.forward(**floats, **options)
     return {"out": out.shape, **{name: getattr(saved, name).shape for name in mechanism.pulled}}
 
 
-def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Run:
-    """Return one step of a block, from tokens to tokens, as what can be run."""
+def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend, **choices: Any) -> Run:
+    """Return one step of a block, from tokens to tokens, as what can be run; `choices` are of its configuration."""
     block = mechanism.block
     known = {field.name for field in dataclasses.fields(block.Config)}
-    config = block.Config(**{name: size for name, size in BLOCK.items() if name in known})
-    shape = (1, BLOCK["tokens"], BLOCK["width"])
+    config = block.Config(**{name: size for name, size in BLOCK.items() if name in known} | choices)
+    shape = (1, BLOCK["tokens"], config.width)
     x, d_out = (_normal(f"{mechanism.name}.trace.{name}", shape, dtype) for name in ("x", "d_out"))
     template = {"params": block.init(config, seed=0, like=_placed(backend, x, dtype))}
     # A recurrence is causal, and its core has no option for that.
     context = Context(causal="causal" in mechanism.reads and "causal" not in mechanism.defaults)
+    reads, numbers = getattr(config, "reads", ()), np.arange(BLOCK["tokens"])[None]
+    if "tokens" in reads:
+        context = replace(context, tokens=_placed(backend, numbers % config.vocabulary, dtype))
+    if "positions" in reads:
+        context = replace(context, positions=_placed(backend, numbers[0] % config.classes, dtype))
     names = tuple(tree.flatten(template))
 
     def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:

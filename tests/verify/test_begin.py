@@ -46,7 +46,13 @@ def test_a_template_runs_and_agrees(kind: str, tmp_path: Path, monkeypatch: pyte
     assert report.counts()["all"] == expected
 
 
-@pytest.mark.parametrize("has", ["if q.dtype == 'float64': raise ValueError('no')", "q = q.astype('float32')"])
+@pytest.mark.parametrize(
+    "has",
+    [
+        "if q.dtype == 'float64': raise ValueError('no')",
+        pytest.param("q = q.astype('float32')", marks=pytest.mark.slow),
+    ],
+)
 def test_float64_is_left_out_where_it_is_not_there(has: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refattn.cli.certify.record_of", lambda name: replace(RECORD, kernel_sizes=()))
     path = tmp_path / "kernel.py"

@@ -17,6 +17,7 @@ from refattn.verify.blame.mutants import FAULTS, KINDS, Mutant, applies, census,
 from refattn.verify.itself import gradients
 from refattn.verify.judge.budget import truth
 from refattn.verify.judge.compare import compare, judge
+from refattn.verify.outcome import Truth
 
 RECORD = ra.mechanism("softmax")
 
@@ -50,18 +51,23 @@ def check_census(name: str, dtype: str, record: Callable[[str, object], None], s
         assert kill_rate(fates) >= LEAST[dtype]
 
 
-@pytest.mark.parametrize("start", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dtype", LEAST)
-def test_mutants_are_caught(start: int, dtype: str, record_property: Callable[[str, object], None]) -> None:
-    """An eighth in each type; the slow tests have the other ones, and their sample a part of one."""
+@pytest.mark.parametrize(
+    ("dtype", "start"),
+    [
+        ("float32", 0),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [("bfloat16", 0), ("float32", 1), ("bfloat16", 1)]),
+    ],
+)
+def test_mutants_are_caught(dtype: str, start: int, record_property: Callable[[str, object], None]) -> None:
+    """A sixteenth in float32; the slow tests have the other ones, and their sample a part of one."""
     own = [*LEAST].index(dtype)
     if not start:
-        check_census("softmax", dtype, record_property, own, 8)
+        check_census("softmax", dtype, record_property, own, 16)
     elif SAMPLED:
         check_census("softmax", dtype, record_property, own + 2, 24)
     else:
-        for other in {*range(8)} - {own}:
-            check_census("softmax", dtype, record_property, other, 8)
+        for other in {*range(16)} - {own}:
+            check_census("softmax", dtype, record_property, other, 16)
 
 
 @pytest.mark.slow
@@ -86,9 +92,6 @@ def test_every_equation_and_kind_has_mutants() -> None:
 
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 
-BESIDE_A_TIE = {("delta", "mask-momentum", "bfloat16"): "d_q"}
-"""False alarms that are known: one element lies 2e-6 above the middle of two neighbours of bfloat16, and uses 1.13."""
-
 
 @pytest.mark.parametrize(
     "turn", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 2 if SAMPLED else 32))]
@@ -103,8 +106,7 @@ def test_the_honest_kernel_passes_every_case(name: str, turn: int) -> None:
         dtype = DTYPES[(number + turn) // 8 % len(DTYPES)]
         known = truth(record, case, dtype, grad=True)
         verdicts = judge(kernel(record, case, known, dtype), known)
-        wrong = [verdict.tensor for verdict in verdicts if not verdict.agrees]
-        assert wrong == [*filter(None, [BESIDE_A_TIE.get((name, case.name, dtype))])], (case.name, dtype, verdicts)
+        assert all(verdict.agrees for verdict in verdicts), (case.name, dtype, verdicts)
 
 
 def test_a_mutant_is_named_by_equation_and_kind() -> None:
@@ -121,6 +123,18 @@ def test_truncation_is_told_from_rounding_by_its_bias() -> None:
     assert rounded.share == 0.0
     assert not chopped.agrees
     assert chopped.statistic == "bias"
+
+
+def test_beside_a_tie_little_noise_carries_a_value_to_its_neighbour() -> None:
+    """Numbers of bfloat16 from 1 on are 2^-7 apart, noise is 2^-22: the middle of two, and a tenth of a step off."""
+    step, noise = 2.0**-7, 2.0**-22
+    value = np.full((1, 1, 8, 16), 1.0)
+    for place, agrees in ((0.5 + noise, True), (0.6, False)):
+        value[0, 0, 2, 3] = 1.0 + place * step
+        variance = {"out": np.full(value.shape, noise**2 + 0.8 * noise * step)}
+        known = Truth({}, None, {"out": value}, variance, {"out": 0.0}, {"out": "bfloat16"})
+        verdict = compare("out", np.ones(value.shape, dtype=np.float32), "float32", known)
+        assert verdict.agrees == agrees, verdict
 
 
 def _block_mutants() -> list[tuple[equations.Tag, str]]:
@@ -145,6 +159,7 @@ def test_mutants_of_the_block_break_its_gradients(tag: equations.Tag, kind: str)
     assert error > gradients.TOLERANCES["differences"]
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_2_percent_too_large_shows_in_bfloat16_in_the_output_alone() -> None:
     hidden = set()
     for case in RECORD.cases:

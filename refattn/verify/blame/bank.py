@@ -199,7 +199,7 @@ class Bank:
         try:
             with equations.mutate(id, change), np.errstate(all="ignore"):
                 return evaluate(self.mechanism, self.inputs, self.case.options, self.upstream)
-        except ArithmeticError:
+        except (ArithmeticError, ValueError):
             return None
 
     def predicted(self, id: str) -> dict[str, NDArray[np.float32]]:
@@ -232,7 +232,7 @@ def reach(
         with equations.mutate(id, change), np.errstate(all="ignore"):
             try:
                 return evaluate(mechanism, inputs, case.options, upstream)
-            except ArithmeticError:  # it finds no result: nothing is as it was
+            except (ArithmeticError, ValueError):  # it finds no result: nothing is as it was
                 return {name: np.full_like(x, np.nan) for name, x in exact.items()}
 
     exact = evaluate(mechanism, inputs, case.options, upstream)

@@ -74,7 +74,7 @@ def _seen(mechanism: Mechanism, dtype: str, banks: list[Bank], mutant: Mutant) -
         try:
             # Where the equation does not run, the mutant is an honest kernel.
             results[name] = kernel(mechanism, bank.case, bank.truth, dtype, mutant)
-        except ArithmeticError:
+        except (ArithmeticError, ValueError):
             continue
         verdicts = judge(results[name], bank.truth)
         failed[name] = not all(verdict.agrees for verdict in verdicts if verdict.tensor in bank.targets)

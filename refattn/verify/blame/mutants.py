@@ -233,7 +233,7 @@ def _fate(mechanism: Mechanism, truths: list[tuple[Case, Truth]], dtype: str, mu
     for case, truth in truths:
         try:
             verdicts = judge(kernel(mechanism, case, truth, dtype, mutant), truth)
-        except ArithmeticError:  # a kernel that finds no result is caught by whoever calls it
+        except (ArithmeticError, ValueError):  # a kernel that finds no result is caught by whoever calls it
             return Fate(mutant, dtype, "caught", float("inf"), case.name, "")
         worst = max(worst, *((verdict.share, case.name, verdict.tensor) for verdict in verdicts))
         if worst[0] > 1.0:

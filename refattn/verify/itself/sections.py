@@ -7,9 +7,11 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from refattn import backends, equations
 from refattn.golden import vectors
@@ -35,6 +37,9 @@ DIRECTIONS = (1, 4)
 They are not the proof to the last digit: tangents, and autograd where torch is, take the same gradients exactly. On
 NumPy, which has tangents, a sample takes every second subject.
 """
+
+BESIDE = 1e-9
+"""How far two derivations with factorisations may be apart: their rounding, times what a condition makes of it."""
 
 Found = tuple[float, str]
 """The largest used share of the allowed error, and where that was or what went wrong."""
@@ -152,7 +157,11 @@ def tasks(scope: Scope) -> Iterator[Task]:
             for form in mechanism.forms:
                 yield Task("forms", f"{form} under jit", partial(_jit, scope, form))
         yield Task("loops", "every equation", partial(_loops, scope))
+        for layer in mechanism.layers:
+            yield Task("loops", layer.title, partial(_loops, replace(scope, mechanism=layer, truths={}, noises={})))
         yield Task("equations", "hooked copies", partial(_hooked, scope))
+    if mechanism.beside_twice is not None and scope.owner.name == "numpy":
+        yield Task("loops", "block and growth", partial(_beside, scope))
     yield Task("equations", "docstrings, tags and trace", partial(_ids, scope))
     if mechanism.core is not None:
         for law in mechanism.laws:
@@ -162,6 +171,9 @@ def tasks(scope: Scope) -> Iterator[Task]:
     for what, way in itertools.product(("core", "block"), gradients.TOLERANCES):
         if what == "block" or mechanism.core is not None:
             yield Task("gradients", f"{what}, {way}", partial(_gradients, scope, what, way))
+    for layer, way in itertools.product(mechanism.layers, gradients.TOLERANCES):
+        own = replace(scope, mechanism=layer)
+        yield Task("gradients", f"{layer.title}, {way}", partial(_gradients, own, "core", way))
     for what, way in itertools.product(("core", "block"), tangents.WAYS if scope.owner.name == "numpy" else ()):
         if what == "block" or mechanism.core is not None:
             yield Task("tangents", f"{what}, {way}", partial(_tangents, scope, what, way))
@@ -197,24 +209,39 @@ def _compare(scope: Scope, case: Case, form: str, dtype: str, run: Callable[...,
 
 
 def _loops(scope: Scope) -> Found:
-    """The second derivation against the trace of the dense form, id by id, on shrunk cases."""
+    """The second derivation against the trace of the dense form, id by id of the record, on shrunk cases."""
     mechanism = scope.mechanism
-    core = scope.core(mechanism.forms[0])
+    core, known = scope.core(mechanism.forms[0]), mechanism.equations
 
     def compare_ids(case: Case) -> Found:
         s = sample(mechanism, case)
         with equations.trace() as traced:
             core(s.inputs, s.options, s.upstream)
+        found = {id: x for id, x in traced.items() if id.partition("[")[0] in known}
         expected = mechanism.loops.forward(**s.inputs, **s.options)
         expected |= mechanism.loops.backward(**s.inputs, **s.upstream, **s.options)
-        if differ := set(traced) ^ set(expected):
+        if differ := set(found) ^ set(expected):
             return math.inf, f"not in both derivations: {', '.join(sorted(differ))}"
         noise = core.noise(s.inputs, s.options, s.upstream)
-        values = {id: scope.owner.to_numpy(x) for id, x in traced.items()}
+        values = {id: scope.owner.to_numpy(x) for id, x in found.items()}
         shares = {id: used_share({id: x}, {id: expected[id]}, noise) for id, x in values.items()}
         return first_beyond(shares) if shares else (0.0, "no equation ran")
 
     return _worst((case.name, partial(compare_ids, shrunk(case))) for case in scope.cases)
+
+
+def _beside(scope: Scope) -> Found:
+    """The second derivation of what stands beside the core, in units of `BESIDE` of the largest element."""
+    assert scope.mechanism.beside_twice is not None
+    found, expected = scope.mechanism.beside_twice()
+    if differ := set(found) ^ set(expected):
+        return math.inf, f"not in both derivations: {', '.join(sorted(differ))}"
+    return first_beyond({id: _distance(x, expected[id]) / BESIDE for id, x in found.items()})
+
+
+def _distance(x: Any, y: Any) -> float:
+    """Return the largest difference as a part of the largest element of y."""
+    return float(np.max(np.abs(x - y)) / np.max(np.abs(y))) if x.shape == y.shape else math.inf
 
 
 def _hooked(scope: Scope) -> Found:

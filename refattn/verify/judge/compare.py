@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refattn.golden.storage import TYPES, round_to
+from refattn.golden.storage import TYPES, round_to, spacing
 from refattn.verify.judge.budget import SMALLEST, bias_of, has_rows, ratio, rounded, rows
 from refattn.verify.outcome import Floats, Result, Truth, Verdict
 
@@ -55,7 +55,34 @@ def compare(tensor: str, got: NDArray[Any], dtype: str, truth: Truth, *, extreme
     error = np.where(finite, values, 0.0) - np.where(finite, target, 0.0)
     # A number below the smallest subnormal has no budget of its own: the smallest step of the type is granted.
     floor = max(2.0 ** (TYPES[stored].lowest - TYPES[stored].bits + 1), SMALLEST) ** 2
-    return _judge(tensor, error, np.maximum(truth.variance[tensor], floor), truth, values, target, extremes)
+    variance = np.maximum(truth.variance[tensor], floor)
+    exact = np.where(finite, truth.values[tensor], 0.0)
+    error = beside_ties(error, np.abs(np.where(finite, values, 0.0) - exact), variance, spacing(exact, stored))
+    return _judge(tensor, error, variance, truth, values, target, extremes)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # where a wrong result is granted what is not finite the error stays
+def beside_ties(error: Floats, distance: Floats, variance: Floats, step: Floats) -> Floats:
+    """Return the errors, with those that a little noise explains as that noise.
+
+    The variance that is granted is a mean over all places between two numbers of the type. Beside a tie, the middle of
+    two, noise that is much smaller than their step carries a value to the other one, and that is rare and large: where
+    sigma is below a fiftieth of the step it exceeds what an element may be off by. What is that large counts as the
+    least noise that gives what was got, in units of sigma, where that is less.
+
+    Parameters
+    ----------
+    error, distance
+        Of what was got from the rounded truth, and from the exact one, of which the latter has no sign.
+    variance
+        What is granted, sigma^2 + 0.8 sigma step.
+    step
+        Between neighbours of the type.
+    """
+    sigma = 2.0 * variance / (0.8 * step + np.sqrt((0.8 * step) ** 2 + 4.0 * variance))
+    units = ratio(np.abs(error), np.sqrt(variance))
+    least = ratio(np.maximum(distance - step / 2.0, 0.0), sigma)
+    return np.asarray(np.where((units > ELEMENT) & (least < units), np.sign(error) * least * np.sqrt(variance), error))
 
 
 def wrong_at_once(tensor: str, got: NDArray[Any], dtype: str, truth: Truth) -> Verdict | tuple[Floats, Floats]:

@@ -8,6 +8,7 @@ to their full size, as they are in a kernel's memory. A place is where query 0 s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,40 +29,55 @@ class Unknown(ValueError):  # noqa: N818
     """An option that the emulator does not have."""
 
 
-OPTIONS = {
-    *"qkv", "mask", "causal", "scale", "softcap", "window", "offset", "bias", "sink", "keep", "q_lengths", "k_lengths"
-}  # fmt: skip
-"""What a call may have."""
-
-
 def _existing(x: Array, lengths: Array | None) -> Array:
     """Return an array with zeros in place of what does not exist, which may be anything."""
     return x if lengths is None else np.where(np.arange(x.shape[2])[:, None] < lengths[:, None, None, None], x, 0.0)
 
 
-class Flash:
-    """The kernel, with its tile sizes.
+class Kernel:
+    """What the emulators share: sizes of tiles, the storage type, and heads that share others.
 
     Parameters
     ----------
     rows, columns
-        Queries and keys of a tile.
+        Queries and keys of a tile. A kernel that goes over tokens in chunks has as many in a chunk as there are rows.
     store
         Rounds to the storage type: what goes into a product of weights, and results.
     """
 
+    options: frozenset[str]
+    """What a call may have."""
+
     def __init__(self, rows: int = 64, columns: int = 64, store: Round = _as_is) -> None:
-        self.rows, self.columns, self.store = rows, columns, store
+        self.rows, self.chunk, self.columns, self.store = rows, rows, columns, store
+
+    def known(self, *given: Iterable[str]) -> None:
+        """Raise `Unknown` where a call has something else than the options."""
+        if unknown := sorted({*itertools.chain(*given)} - self.options):
+            raise Unknown(f"the emulator has no {', '.join(unknown)}")
+
+    def head_of(self, heads: int, groups: int) -> Array:
+        """Return the key/value head of each query head."""
+        return np.arange(heads) // max(heads // max(groups, 1), 1)
+
+    def per_group(self, d_x: Array, groups: int) -> Array:
+        """Sum the gradient of keys or values over the query heads that share them."""
+        found = np.zeros((d_x.shape[0], groups, *d_x.shape[2:]), d_x.dtype)
+        for head, group in enumerate(self.head_of(d_x.shape[1], groups)):
+            found[:, group] += d_x[:, head]
+        return found
+
+
+class Flash(Kernel):
+    """The kernel, with its tile sizes."""
+
+    options = frozenset("q k v mask causal scale softcap window offset bias sink keep q_lengths k_lengths".split())
 
     # What is read
 
     def given(self, q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Array, Array, Array | None]:
         """Return the inputs as the kernel reads them."""
         return q, k, v, mask
-
-    def head_of(self, heads: int, groups: int) -> Array:
-        """Return the key/value head of each query head."""
-        return np.arange(heads) // max(heads // max(groups, 1), 1)
 
     def scale_of(self, scale: float | None, d: int) -> float:
         """Return the factor of the scores."""
@@ -327,13 +343,6 @@ class Flash:
         end = min(start + self.columns, self.n_k)
         d_x[:, :, start:end] += part[:, :, : end - start]
 
-    def per_group(self, d_x: Array, groups: int) -> Array:
-        """Sum the gradient of keys or values over the query heads that share them."""
-        found = np.zeros((d_x.shape[0], groups, *d_x.shape[2:]), d_x.dtype)
-        for head, group in enumerate(self.head_of(d_x.shape[1], groups)):
-            found[:, group] += d_x[:, head]
-        return found
-
     def scale_of_query(self) -> float:
         return self.scale
 
@@ -398,8 +407,7 @@ class Flash:
         Unknown
             Where a case has an option that it does not have.
         """
-        if unknown := sorted({*inputs, *options} - OPTIONS):
-            raise Unknown(f"the emulator has no {', '.join(unknown)}")
+        self.known(inputs, options)
         q, k, v = (inputs[name].astype(working) for name in "qkv")
         self.q_lengths, self.k_lengths = (
             self.lengths_of(inputs[name], x.shape[2]) if name in inputs else None

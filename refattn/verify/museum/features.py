@@ -13,10 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.verify.museum.emulator import Array, Round, Unknown, _as_is
-
-OPTIONS = {*"qkv", "order", "alpha", "normaliser", "layer_norm", "norm_eps", "key_mask", "causal"}
-"""What a call may have."""
+from refattn.verify.museum.emulator import Array, Kernel
 
 
 def taylor(s: Array, order: int) -> Array:
@@ -24,24 +21,12 @@ def taylor(s: Array, order: int) -> Array:
     return sum((s**r / math.factorial(r) for r in range(order + 1)), np.zeros_like(s))
 
 
-class Sums:
-    """The kernel, with the keys of a chunk.
+class Sums(Kernel):
+    """The kernel, with the keys of a chunk."""
 
-    Parameters
-    ----------
-    chunk, columns
-        Keys of a chunk; the second number is not read.
-    store
-        Rounds to the storage type.
-    """
-
-    def __init__(self, chunk: int = 64, columns: int = 64, store: Round = _as_is) -> None:
-        self.chunk, self.store = chunk, store
+    options = frozenset({*"qkv", "order", "alpha", "normaliser", "layer_norm", "norm_eps", "key_mask", "causal"})
 
     # What is read
-
-    def head_of(self, heads: int, groups: int) -> Array:
-        return np.arange(heads) // max(heads // max(groups, 1), 1)
 
     def shown(self, x: Array, mask: Array) -> Array:
         """Return keys or values with 0 where they are padding."""
@@ -154,12 +139,6 @@ class Sums:
             return d_y
         return r * (d_y - np.mean(d_y, axis=-1, keepdims=True) - y * np.mean(d_y * y, axis=-1, keepdims=True))
 
-    def per_group(self, x: Array, groups: int) -> Array:
-        found = np.zeros((x.shape[0], groups, *x.shape[2:]), x.dtype)
-        for head, group in enumerate(self.head_of(x.shape[1], groups)):
-            found[:, group] += x[:, head]
-        return found
-
     def seen(self, n_q: int, n_k: int, mask: Array | None) -> Array:
         """Tell which pairs may attend."""
         pairs = np.ones((1, 1, n_q, n_k), bool)
@@ -189,8 +168,7 @@ class Sums:
         self, inputs: Mapping[str, Array], options: Mapping[str, Any], d_out: Array | None, working: Any = np.float64
     ) -> dict[str, Array]:
         """Return out and, where there is an upstream gradient, the gradients, by name."""
-        if unknown := sorted({*inputs, *options} - OPTIONS):
-            raise Unknown(f"the emulator has no {', '.join(unknown)}")
+        self.known(inputs, options)
         q, k, v = (inputs[name].astype(working) for name in "qkv")
         mask = inputs.get("key_mask")
         self.order, self.norm = options.get("order", 2), options.get("layer_norm", True)

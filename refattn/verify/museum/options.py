@@ -394,3 +394,23 @@ class QueryGradientOfOddTilesLost(Flash):
     def recomputed(self, rows: Array, start: int, lse: Array) -> Array:
         self.at = start
         return super().recomputed(rows, start, lse)
+
+
+@fault("dSM.q", link="", tiles="columns")
+class QueryGradientWithoutTail(QueryGradientOfOddTilesLost):
+    """The gradient of q loses what a last tile of keys adds that is not full."""
+
+    def add_query(self, d_q: Array, rows: Array, part: Array) -> None:
+        if self.at == 0 or self.at + self.columns <= self.n_k:
+            Flash.add_query(self, d_q, rows, part)
+
+
+@fault("dSM.k", "dSM.v", link="", tiles="rows")
+class KeyGradientsWithoutTail(Flash):
+    """The gradients of k and v lose what a last tile of queries adds that is not full."""
+
+    def backward(self, out: Array, lse: Array, d_out: Array, groups: int) -> dict[str, Array]:
+        full = max(self.n_q // self.rows, 1) * self.rows
+        less = np.where(np.arange(self.n_q)[:, None] < full, d_out, 0.0)
+        lost = super().backward(out, lse, less, groups)
+        return super().backward(out, lse, d_out, groups) | {name: lost[name] for name in ("d_k", "d_v")}

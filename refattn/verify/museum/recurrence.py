@@ -13,12 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from refattn.verify.museum.emulator import Array, Round, Unknown, _as_is
+from refattn.verify.museum.emulator import Array, Kernel
 
 GATES = ("beta", "log_decay", "log_momentum", "step")
-
-OPTIONS = {*"qkv", *GATES, "state", "scale", "qk_norm", "norm_eps", "key_mask", "lengths"}
-"""What a call may have; `chunk` changes nothing but rounding."""
 
 
 @dataclass
@@ -33,19 +30,10 @@ class Token:
     momentum: Array
 
 
-class Recurrence:
-    """The kernel, with the tokens of a chunk.
+class Recurrence(Kernel):
+    """The kernel, with the tokens of a chunk."""
 
-    Parameters
-    ----------
-    chunk, columns
-        Tokens of a chunk; the second number is not read.
-    store
-        Rounds to the storage type.
-    """
-
-    def __init__(self, chunk: int = 64, columns: int = 64, store: Round = _as_is) -> None:
-        self.chunk, self.store = chunk, store
+    options = frozenset({*"qkv", *GATES, "state", "scale", "qk_norm", "norm_eps", "key_mask", "lengths", "chunk"})
 
     # What is read
 
@@ -56,10 +44,6 @@ class Recurrence:
     def shown(self, x: Array, mask: Array, name: str) -> Array:
         """Return keys, values or a gate with 0 where a token is padding."""
         return np.where(mask.reshape(mask.shape[0], 1, -1, *[1] * (x.ndim - 3)), x, 0.0)
-
-    def key_head_of(self, keys: int, states: int) -> Array:
-        """Return the key head of each state head."""
-        return np.arange(states) * keys // states
 
     def scale_of(self, scale: float | None, d: int) -> float:
         return 1.0 / math.sqrt(max(d, 1)) if scale is None else scale
@@ -174,13 +158,6 @@ class Recurrence:
     def d_value(self, d_error: Array) -> Array:
         return d_error
 
-    def per_key_head(self, d_key: Array, keys: int) -> Array:
-        """Sum the gradient of keys over the state heads that share them."""
-        found = np.zeros((d_key.shape[0], keys, *d_key.shape[2:]), d_key.dtype)
-        for state_head, head in enumerate(self.key_head_of(keys, d_key.shape[1])):
-            found[:, head] += d_key[:, state_head]
-        return found
-
     def d_unit(self, x: Array, d_y: Array, eps: float) -> Array:
         r = self.inverse_norm(x, eps)
         return r * (d_y - x * r * np.sum(d_y * x * r, axis=-1, keepdims=True))
@@ -228,7 +205,7 @@ class Recurrence:
         found, (queries, keys) = dict(self.d), heads
         d_q = found["q"].reshape(len(d_out), d_out.shape[1] * d_out.shape[2], *self.q.shape[3:])
         found["q"] = d_q.reshape(d_q.shape[0], queries, d_q.shape[1] // queries, *d_q.shape[2:]).sum(2)
-        found["k"] = self.per_key_head(found["k"], keys)
+        found["k"] = self.per_group(found["k"], keys)
         if self.eps is not None:
             found |= {name: self.d_unit(self.raw[name], found[name], self.eps) for name in ("q", "k")}
         if "log_decay" in self.x and self.x["log_decay"].ndim == 3:
@@ -243,8 +220,7 @@ class Recurrence:
         self, inputs: Mapping[str, Array], options: Mapping[str, Any], d_out: Array | None, working: Any = np.float64
     ) -> dict[str, Array]:
         """Return out, state and, where there is an upstream gradient, the gradients, by name."""
-        if unknown := sorted({*inputs, *options} - OPTIONS - {"chunk"}):
-            raise Unknown(f"the emulator has no {', '.join(unknown)}")
+        self.known(inputs, options)
         wide = {name: x.astype(working) if x.dtype.kind == "f" else x for name, x in inputs.items()}
         x = self.given(wide)
         self.mask, lengths = x.pop("key_mask", None), options.get("lengths")
@@ -260,7 +236,7 @@ class Recurrence:
             if self.eps is not None:
                 q, k = q * self.inverse_norm(q, self.eps), k * self.inverse_norm(k, self.eps)
             q = np.repeat(q, heads // max(queries, 1), axis=1)
-            self.q, self.k = q.reshape(batch, states, heads // states, n, d), k[:, self.key_head_of(keys, states)]
+            self.q, self.k = q.reshape(batch, states, heads // states, n, d), k[:, self.head_of(states, keys)]
             self.packed = lengths is not None
             ends = np.cumsum([0, *lengths]) if lengths is not None else np.asarray([0, n])
             self.bounds = [(int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)]

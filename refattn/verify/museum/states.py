@@ -218,8 +218,8 @@ class PaddingSeenAfterAState(Recurrence):
 class KeyHeadsByRemainder(Recurrence):
     """State head g has key head g mod f, in place of floor(g f / g_total): of keys alone, queries are right."""
 
-    def key_head_of(self, keys: int, states: int) -> Array:
-        return np.arange(states) % max(keys, 1)
+    def head_of(self, heads: int, groups: int) -> Array:
+        return np.arange(heads) % max(groups, 1)
 
 
 @fault("DELTA.10", link="https://github.com/ohdearquant/lattice/issues/262")
