@@ -17,7 +17,7 @@ check: $(VENV)/.with-onnx
 
 # The workers share the cores, so each is held to one thread; nothing outside this line sees the setting.
 test: $(VENV)/.with-onnx $(VENV)/.with-test
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --timeout=600 $(ARGS)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout=600 $(ARGS)
 
 lint: $(VENV)/.with-dev
 	$(BIN)/ruff check .

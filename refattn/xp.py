@@ -21,7 +21,7 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 """A module that implements the array API standard."""
 
-LIBRARIES = frozenset(("builtins", "numpy", "cupy", "torch", "jax", "jaxlib"))
+LIBRARIES = frozenset(("builtins", "refattn", "numpy", "cupy", "torch", "jax", "jaxlib"))
 """Where classes are from that live as long as the process."""
 
 
@@ -71,8 +71,12 @@ def namespace(*arrays: Array | None) -> Namespace:
     """
     first = type(arrays[0]) if arrays else type(None)
     found = _KNOWN.lasting.get(first)
-    if found is not None and (len(arrays) == 1 or all(x is None or type(x) is first for x in arrays)):
-        return found
+    if found is not None:
+        for x in arrays:  # a generator takes three times as long
+            if type(x) is not first and x is not None:
+                break
+        else:
+            return found
     given = [a for a in arrays if a is not None]
     kinds = {type(a) for a in given}
     for other in kinds:
@@ -134,9 +138,10 @@ def dtype_name(x: Array) -> str:
     known = _DTYPE_NAMES.lasting.get(kind)
     if known is None and (known := _DTYPE_NAMES.get(kind)) is None:
         known = _DTYPE_NAMES.set(kind, {})
-    if dtype not in known:
-        known[dtype] = str(dtype).rpartition(".")[2]
-    return str(known[dtype])
+    name: str | None = known.get(dtype)
+    if name is None:
+        name = known[dtype] = str(dtype).rpartition(".")[2]
+    return name
 
 
 def is_bool(x: Array) -> bool:

@@ -1,7 +1,7 @@
 """Fixtures and settings that all tests share: the array libraries, what a run may not skip, and Hypothesis.
 
-A test with three parameters or more runs on as many of their combinations as hold every pair of values; the others are
-slow.
+A test with three parameters or more runs on as many of their combinations as hold every pair of values, and on JAX a
+third of them; the others are slow.
 
 Environment variables::
 
@@ -203,10 +203,25 @@ def _mark_beyond_pairs(items: Sequence[pytest.Item]) -> None:
         if len(_parameters(item)) > 2 and item.get_closest_marker("slow") is None:
             tests[item.nodeid.partition("[")[0]].append(item)
     for same in tests.values():
-        for number, item in enumerate(_beyond_pairs(same)):
-            item.add_marker("slow")
-            if number % 32 and os.environ.get("REFATTN_SLOW_SAMPLE"):
-                item.add_marker(pytest.mark.skip(reason="not of the sample"))
+        _put_off(_beyond_pairs(same))
+
+
+def _mark_most_of_jax(items: Sequence[pytest.Item]) -> None:
+    """JAX compiles every operation for every shape: it runs one of three variants of a test over libraries."""
+    tests = defaultdict(list)
+    for item in items:
+        if _parameters(item).get("backend") is Library.JAX and item.get_closest_marker("slow") is None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for same in tests.values():
+        _put_off([item for number, item in enumerate(same) if number % 3])
+
+
+def _put_off(items: Sequence[pytest.Item]) -> None:
+    """Make tests slow, of which the sample takes few."""
+    for number, item in enumerate(items):
+        item.add_marker("slow")
+        if number % 32 and os.environ.get("REFATTN_SLOW_SAMPLE"):
+            item.add_marker(pytest.mark.skip(reason="not of the sample"))
 
 
 @functools.cache
@@ -228,10 +243,8 @@ def _dependent(path: Path, libraries: tuple[str, ...]) -> set[str]:
 
 def _passed(item: pytest.Item, names: set[str]) -> bool:
     """Tell whether a test is among those that passed and asks for nothing that was not there yet."""
-    group = item.get_closest_marker("xdist_group")
-    known = {item.nodeid, *(f"{item.nodeid}@{name}" for name in (group.args if group else ()))}
     own = item.nodeid.split("::")[1].partition("[")[0]
-    return bool(known & names) and own not in _dependent(item.path, tuple(_required()))
+    return item.nodeid in names and own not in _dependent(item.path, tuple(_required()))
 
 
 def _mark_not_sampled(items: Sequence[pytest.Item]) -> None:
@@ -243,6 +256,7 @@ def _mark_not_sampled(items: Sequence[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_beyond_pairs(items)
+    _mark_most_of_jax(items)
     _mark_not_sampled(items)
     if (file := config.getoption("leave_out")) is not None:
         names = set(file.read_text().splitlines())

@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -115,9 +116,8 @@ def part_of(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
 
-def imports_of(file: str, text: str, modules: set[str]) -> Iterator[Import]:
+def imports_of(file: str, tree: ast.Module, modules: set[str]) -> Iterator[Import]:
     """All imports of a file; `from package import module` counts as the module where there is one."""
-    tree = ast.parse(text)
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
     inside = {id(node) for function in functions for node in ast.walk(function)}
     guards = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING")]
@@ -168,14 +168,15 @@ def _in(file: str, place: str) -> bool:
     return file.startswith(place) if place.endswith("/") else file == place
 
 
-def files() -> dict[str, str]:
-    """Path under refattn/ -> text, for the library and for backends/, which is imported as refattn.backends."""
+@cache
+def files() -> dict[str, ast.Module]:
+    """Path under refattn/ -> what it says, for the library and for backends/, which is imported as refattn.backends."""
     found = {}
     for top, prefix in ((ROOT / "refattn", ""), (ROOT / "backends", "backends/")):
         for path in sorted(top.rglob("*.py")):
             name = path.relative_to(top).as_posix()
             if not (prefix == "" and name.startswith("backends/")):
-                found[prefix + name] = path.read_text()
+                found[prefix + name] = ast.parse(path.read_text())
     return found
 
 
@@ -187,7 +188,7 @@ def modules() -> set[str]:
 def test_arrows() -> None:
     assert len(files()) > 30
     known = modules()
-    found = [item for name, text in files().items() for item in imports_of(name, text, known)]
+    found = [item for name, tree in files().items() for item in imports_of(name, tree, known)]
     assert [problem for item in found if (problem := violation(item, ra.list_mechanisms()))] == []
     assert {item.module for item in found if item.module.startswith("refattn")} <= known
 
@@ -205,8 +206,8 @@ def test_only_the_registry_names_a_mechanism() -> None:
     allowed["verify/museum/features.py"] = ("delta",)  # the same option
     allowed["explorer/mathml.py"] = ("delta",)  # a letter
     found = []
-    for name, text in files().items():
-        for node in ast.walk(ast.parse(text)):
+    for name, tree in files().items():
+        for node in ast.walk(tree):
             own = name.split("/")[1] if name.startswith("mechanisms/") else ""
             if isinstance(node, ast.Constant) and node.value in ra.list_mechanisms():
                 if node.value != own and node.value not in allowed.get(name, ()):
@@ -263,6 +264,6 @@ def test_only_the_registry_names_a_mechanism() -> None:
     ],
 )
 def test_a_wrong_arrow_is_found(file: str, text: str, problem: str | None) -> None:
-    (item,) = imports_of(file, text, modules())
+    (item,) = imports_of(file, ast.parse(text), modules())
     found = violation(item, ("softmax", "growing"))
     assert found is None if problem is None else found is not None and problem in found

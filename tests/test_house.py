@@ -36,6 +36,7 @@ def reading_of(name: str) -> Reading:
     return measure(ra.mechanism(name))
 
 
+@cache
 def room_files(name: str) -> dict[str, ast.Module]:
     """The files of a room by their path in it."""
     room = ROOMS / name
@@ -181,11 +182,8 @@ RULES = {
 }
 
 
-# Each room on one worker, so that it is read once.
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(f"room {name}")) for name in ra.list_mechanisms()]
-)
+@pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_a_room_keeps_the_rules(name: str, rule: str) -> None:
     assert list(RULES[rule](ra.mechanism(name))) == []
 

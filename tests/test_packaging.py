@@ -35,16 +35,10 @@ WAYS = ["symlink", "no symlink"]
 KINDS = {"wheel": ["--wheel"], "wheel of sdist": []}
 """Options of `build`: without one it makes the sdist, and from it the wheel."""
 
-BUILT = [
-    ("symlink", "wheel of sdist"),
-    ("no symlink", "wheel"),
-    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [("symlink", "wheel"), ("no symlink", "wheel of sdist")]),
-]
+BUILT = [("symlink", "wheel of sdist"), ("symlink", "wheel"), ("no symlink", "wheel"), ("no symlink", "wheel of sdist")]
 
 Clones = dict[str, Path]
 Built = dict[str, Path]
-
-pytestmark = pytest.mark.xdist_group("packaging")  # one worker, so that what is built is built once
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -180,6 +174,7 @@ def test_every_folder_with_python_files_is_a_package() -> None:
     assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").is_file()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "kind"), BUILT)
 def test_what_is_built_holds_the_sources_and_nothing_else(
     clones: Clones, build: Callable[[str, str], Built], way: str, kind: str
@@ -195,6 +190,7 @@ def test_what_is_built_holds_the_sources_and_nothing_else(
         assert names - {"PKG-INFO", "setup.cfg"} == files_under(clones["symlink"])
 
 
+@pytest.mark.slow
 def test_the_metadata_is_the_same_whatever_is_built(build: Callable[[str, str], Built]) -> None:
     found = set()
     for built in (build("symlink", "wheel of sdist"), build("no symlink", "wheel")):
@@ -226,6 +222,7 @@ def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
     assert {name: Version(pinned[name]) for name in lowest} == {name: Version(low) for name, low in lowest.items()}
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_is_imported_from_where_it_was_installed(
     build: Callable[[str, str], Built], look: Callable[[Path], dict[str, Any]], tmp_path: Path
 ) -> None:

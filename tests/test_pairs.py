@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import _beyond_pairs
+from tests.thinned import thinned
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 4), (3, 3, 3, 3), (1, 5, 1)])
@@ -28,3 +29,9 @@ def test_every_pair_of_values_is_left(sizes: tuple[int, ...]) -> None:
     assert pairs(left) == pairs(items)
     largest, second = sorted(sizes)[-1], sorted(sizes)[-2]
     assert len(left) <= 2 * largest * second
+
+
+def test_every_variant_is_there_and_a_third_runs_always() -> None:
+    found = thinned([*range(10), (10, 11)], 3)
+    assert [each.values for each in found] == [*((n,) for n in range(10)), (10, 11)]
+    assert [bool(each.marks) for each in found] == [bool(n % 3) for n in range(11)]

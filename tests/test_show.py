@@ -63,8 +63,11 @@ assert not [name for name in sys.modules if name.startswith(("refattn", "scipy",
 """
 
 
-# Each mechanism on one worker, so that its page is made once.
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ra.list_mechanisms()])
+LONG = ("koopman", "graph_energy")
+"""Mechanisms whose pages take longest to make."""
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in ra.list_mechanisms()])
 def record(request: pytest.FixtureRequest) -> Mechanism:
     return ra.mechanism(request.param)
 

@@ -49,7 +49,7 @@ def test_what_is_an_array() -> None:
     assert not any(xp.is_array(thing) for thing in (1.0, 1, True, None, "x", np.ndarray, [1.0], (np.ones(1),)))
 
 
-@pytest.mark.parametrize("module", [__name__, "builtins", "numpy", "torch.made"])
+@pytest.mark.parametrize("module", ["torch.made"])
 def test_no_class_is_kept(module: str) -> None:
     """What is remembered of classes does not grow with them, though they say that they are a library's."""
 

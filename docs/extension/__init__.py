@@ -6,9 +6,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 from docs.extension import claims, docstrings, equations, explorers, facts, listing, notebooks, pages
+
+WORDS = 24
+"""Letters of a cell from which on it is words."""
 
 
 def drop_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -24,6 +28,15 @@ def link_papers(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = docstrings.linked(source[0])
 
 
+def mark_words(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark the columns of tables that hold words, which the style sheet keeps from getting narrow."""
+    for table in doctree.findall(nodes.table):
+        for column in zip(*(row.children for row in table.findall(nodes.row)), strict=False):
+            if max(len(entry.astext()) for entry in column) > WORDS:
+                for entry in column:
+                    entry["classes"].append("words")
+
+
 def _matches(app: Sphinx, pattern: str) -> bool:
     return any(fnmatch(name, pattern) for name in app.project.docnames)
 
@@ -35,13 +48,14 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", lambda app: explorers.write(Path(app.srcdir) / "static" / "explorer"))
     app.connect("source-read", drop_empty_globs)
     app.connect("source-read", link_papers)
+    app.connect("doctree-read", mark_words)
     app.connect("autodoc-process-docstring", docstrings.escape, priority=400)  # before napoleon makes markup of it
     app.connect("autodoc-process-signature", docstrings.plain_aliases)
     app.add_directive("equations", equations.Equations)
     app.add_directive("equation-map", equations.EquationMap)
     app.add_directive("explorer", explorers.Explorer)
     app.add_directive("source", listing.Source)
-    app.add_directive("claims", claims.Tables)
+    app.add_directive("claims", claims.Lists)
     app.add_directive("facts", facts.Table)
     app.add_directive("derived", equations.Derived)
     app.add_role("m", equations.Formula())

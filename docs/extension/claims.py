@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from importlib.resources import files
 
@@ -10,24 +11,35 @@ from sphinx.util.docutils import SphinxDirective
 
 from docs.extension.docstrings import markdown
 from refattn.mechanisms import registry
+from refattn.mechanisms.record import Claim
 
 
-class Tables(SphinxDirective):
-    """``claims``: a section with a table for each mechanism."""
+class Lists(SphinxDirective):
+    """``claims``: a section for each mechanism, and in it each claim with what is found."""
 
     def run(self) -> list[nodes.Node]:
         for name in registry.list_mechanisms():
             self.env.note_dependency(str(files(registry.room(name)) / "judge" / "claims.toml"))
-        return self.parse_text_to_nodes("\n".join(lines()), allow_section_headings=True)
+        made = self.parse_text_to_nodes("\n".join(sections()), allow_section_headings=True)
+        for listed in (each for node in made for each in node.findall(nodes.bullet_list)):
+            listed["classes"].append("claims")
+        return made
 
 
-def lines() -> Iterator[str]:
+def sections() -> Iterator[str]:
     """Yield the sections as Markdown."""
-    for name in registry.list_mechanisms():
-        yield from (f"## {registry.mechanism(name).title}", "")
-        yield from ("| source | claim | holds | shown by | held by |", "| --- | --- | --- | --- | --- |")
-        for claim in registry.mechanism(name).claims:
-            words = (markdown(text) for text in (claim.source, claim.claim, claim.holds))
-            tests = "<br>".join(f"`{test}`" for test in claim.tests)
-            yield f"| {' | '.join(words)} | `{claim.shown}` | {tests} |"
-        yield ""
+    for mechanism in map(registry.mechanism, registry.list_mechanisms()):
+        yield from (f"## {mechanism.title}", "")
+        for claim in mechanism.claims:
+            yield from ("- " + textwrap.indent("\n\n".join(lines(claim)), "  ").strip(), "")
+
+
+def lines(claim: Claim) -> tuple[str, ...]:
+    """Return a claim and what is found of it as paragraphs of Markdown."""
+    as_said = claim.holds.startswith("as said")
+    return (
+        f"**{markdown(claim.claim)}** ({markdown(claim.source)})",
+        f"{'Holds' if as_said else '**What holds**'}: {markdown(claim.holds)}",
+        f"Shown by `{claim.shown}`",
+        f"Held by {', '.join(f'`{test}`' for test in claim.tests)}",
+    )

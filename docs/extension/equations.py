@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import importlib
-import math
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
@@ -21,14 +19,11 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from docs.extension.docstrings import markdown, parts
 from docs.extension.listing import anchor_of_line
-from refattn import counter, equations
-from refattn.backends import get
+from docs.extension.values import values_of
 from refattn.equations import tags
 from refattn.explorer.mathml import mathml
 from refattn.mechanisms import registry
-from refattn.mechanisms.context import Context
-from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify import traced
+from refattn.mechanisms.record import Mechanism
 from refattn.verify.traced import Place, file_of, places
 
 _EQUATION = re.compile(r"\s*\[(d?[A-Z]+\.\w+)\]\s+(.*?)\s*$")
@@ -53,7 +48,7 @@ class Equations(SphinxDirective):
         mechanism, module = registry.mechanism(self.arguments[0]), importlib.import_module(self.arguments[1])
         self.env.note_dependency(module.__file__ or "")
         modules = defining(mechanism)
-        self._values = _values_of(mechanism.name)
+        self._values = values_of(mechanism.name)
         page = Path(self.env.srcdir) / "derivations" / f"{mechanism.name}.md"
         self.env.note_dependency(str(page))
         text = page.read_text(encoding="utf-8") if page.exists() else ""
@@ -128,38 +123,6 @@ class Equations(SphinxDirective):
 def _printed(value: NDArray[Any]) -> str:
     """Return an array in a few digits: whole where it is small, otherwise its corners."""
     return np.array2string(value, precision=4, suppress_small=True, threshold=128, edgeitems=2, max_line_width=100)
-
-
-@functools.cache
-def _values_of(name: str) -> dict[str, tuple[str, NDArray[Any]]]:
-    """Return a value of every equation that runs in the case tiny, a step of the block, or a larger case, and where."""
-    mechanism, backend = registry.mechanism(name), get("numpy")
-    wanted = set(replace(mechanism, tagged=defining(mechanism)).equations)
-    found: dict[str, tuple[str, NDArray[Any]]] = {}
-    cases = sorted(mechanism.cases, key=lambda case: (case.name != "tiny", _size(case))) if mechanism.core else []
-    runs = [(f"the case {case.name}", functools.partial(traced.trace_core, mechanism, case.name)) for case in cases]
-    runs.insert(1, ("a step of the block", functools.partial(traced.trace_block, mechanism)))
-    if mechanism.grow is not None:
-        found = {id: ("a step of growth", value) for id, value in _grown(mechanism).items()}
-    for where, run in runs:
-        if not wanted <= set(found):
-            found = {step.id: (where, step.value) for step in run("float64", backend).steps} | found
-    return found
-
-
-def _grown(mechanism: Mechanism) -> dict[str, NDArray[Any]]:
-    """Return the values of a small step of growth: one column more for each of two heads."""
-    block, growth, x = mechanism.block, mechanism.grow, counter.normal((2, 3, 4), seed=0, purpose="docs.growth")
-    assert growth is not None
-    with equations.trace() as found:
-        params = block.init(block.Config(width=4, heads=2, head_width=1), like=x)
-        state, saved = block.forward(params, block.start(params, x, Context()), Context())
-        growth.apply(growth.plan(params, growth.observe(params, saved, state, keep=True), columns=1), 0.5)
-    return {id: np.asarray(value) for id, value in found.items()}
-
-
-def _size(case: Case) -> int:
-    return sum(math.prod(given.shape) for given in case.inputs.values())
 
 
 class EquationMap(SphinxDirective):

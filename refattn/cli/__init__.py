@@ -49,18 +49,19 @@ class Commands(Group):
         except BaseException as error:
             if ctx.params["debug"]:
                 traceback.print_exc()
-            ctx.exit(_explain(error))
+            ctx.exit(_explain(error, ctx.invoked_subcommand))
 
 
-def _explain(error: BaseException) -> int:
-    """Print an error as one line; return its exit code."""
+def _explain(error: BaseException, command: str | None = None) -> int:
+    """Print an error of a command, or of what stands before it, as one line; return its exit code."""
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         click.echo("refattn: interrupted", file=sys.stderr)
         return INTERRUPTED
     if isinstance(error, click.UsageError):
-        command = error.ctx.command_path if error.ctx else "refattn"
+        # What click's parser itself raises, an option without its value, has no context.
+        path = error.ctx.command_path if error.ctx else f"refattn {command or ''}".rstrip()
         message = error.format_message().removesuffix(".")
-        message = f"{message[:1].lower()}{message[1:]}; see {command} --help"
+        message = f"{message[:1].lower()}{message[1:]}; see {path} --help"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
     else:

@@ -217,8 +217,10 @@ def verify(
     ]
     wide = sizes_of_large(shapes) if tokens is not None and len(shapes) == 1 else None
     shapes = shapes if wide is None else ()
-    if len(others) > 1 or (others and own_given(shapes, listed, inputs)):
-        raise Problem(f"got {' and '.join(others)}, needs one of them, and no cases beside it")
+    if len(others) > 1:
+        raise Problem(f"got {' and '.join(others)}, needs one of them")
+    if others and own_given(shapes, listed, inputs):
+        raise Problem(f"{others[0]}: got cases beside it, needs none: it runs its own")
     if (memory or bitwise) and (impl is None or html or rounding or tangent or hessian):
         raise Problem(f"{others[0]}: needs --impl, and neither --html, --rounding, --tangent nor --hessian")
     if tokens is not None and (outputs or html or rounding):

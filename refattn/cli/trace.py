@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 @click.argument("mechanism", type=Name())
 @click.option("--case", metavar="NAME", help="The designed case of the core; tiny by default.")
 @click.option("--block", is_flag=True, help="Run one step of the block; so does a mechanism without a core.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any option of the core, or with --block of the block.",
+)
 @click.option("--dtype", default="float64", metavar="NAME", help="float64 (default), float32, float16 or bfloat16.")
 @backend_option
 @json_option
@@ -40,6 +48,7 @@ def trace(
     mechanism: str,
     case: str | None,
     block: bool,
+    assignments: tuple[str, ...],
     dtype: str,
     backend: str,
     file: str | None,
@@ -81,12 +90,18 @@ def trace(
             f"--html: got --dtype {dtype} --backend {backend}, needs float64 and numpy: others are not replayed"
         )
     check_writable(html, "--html")
+    chosen = _chosen(record, block, assignments)
     with library.full_precision():
-        if block:
-            run = traced.block_run(record, dtype, library)
-        else:
-            run = traced.core_run(record, case or "tiny", dtype, library)
-        found = traced.record(record, run, library)
+        try:
+            if block:
+                run = traced.block_run(record, dtype, library, **chosen)
+            else:
+                run = traced.core_run(record, case or "tiny", dtype, library, **chosen)
+            found = traced.record(record, run, library)
+        except (TypeError, ValueError) as error:
+            if not chosen:
+                raise
+            raise Problem(str(error)) from error
     ran = dict.fromkeys(step.id.partition("[")[0] for step in found.steps)
     for id in only:
         if id not in ran and id not in [step.id for step in found.steps]:
@@ -98,6 +113,21 @@ def trace(
     deliver(
         lambda **form: traced_text.text(found, only, **form), {**found.to_json(), "version": refattn.__version__}, file
     )
+
+
+def _chosen(mechanism: Mechanism, block: bool, assignments: tuple[str, ...]) -> dict[str, Any]:
+    from refattn.train import settings
+
+    try:
+        chosen = settings.parse(assignments)
+    except ValueError as error:
+        raise Problem(str(error)) from error
+    fields = (field.name for field in dataclasses.fields(mechanism.block.Config))
+    known = tuple(fields if block else mechanism.defaults)
+    for name in chosen:
+        if name not in known:
+            raise Problem(f"--set: got {name!r}, needs one of {', '.join(known)}")
+    return chosen
 
 
 def _page(mechanism: Mechanism, run: Run, found: Traced, file: str) -> None:

@@ -1,8 +1,9 @@
 """Formulas of docstrings, typeset: the notation of `docs/notation.md` as MathML, which browsers draw themselves.
 
-Names have subscripts and superscripts (``s_ij``, ``w_o^T``, ``x_{l+1}``), a prime or a star is part of a name, a ``d``
-in front of a name makes it a gradient, ``sum_j`` and ``max_j`` have what they run over below them, and ``a / b`` is a
-fraction of the two things beside the line, as its precedence has it. What is no such thing is words, and stays.
+Names have subscripts and superscripts (``s_ij``, ``w_o^T``, ``x_{l+1}``), a prime, a star, or the minus of ``c-_i`` is
+part of a name, a ``d`` in front of a name makes it a gradient, ``sum_j`` and ``max_j`` have what they run over below
+them, and ``a / b`` is a fraction of the two things beside the line, as its precedence has it. What is no such thing is
+words, and stays.
 """
 
 from __future__ import annotations
@@ -41,16 +42,18 @@ NAMES = {
     "bandwidth",
     "weight",
     "log_z",
+    "log_decay",
+    "log_momentum",
     "retention",
+    "angle",
 }
-NAMES |= {"angle"}
 """Names of several letters which, with a ``d`` in front, are gradients."""
 
 _TOKEN = re.compile(
     r"""(?P<quoted>"[^"]*")"""
     r"""|(?P<id>\bd?[A-Z]+\.\w+)"""
     r"""|(?P<number>\d+(?:\.\d+)?)"""
-    r"""|(?P<name>(?:d?log_z|[A-Za-z]+\d*)(?:'+|\*(?=\W|$))?)"""
+    r"""|(?P<name>(?:d?log_(?:z|decay|momentum)|[A-Za-z]+\d*)(?:'+|\*(?=\W|$)|-(?=_))?)"""
     r"""|(?P<sign>\.\.\.|<=|>=|!=|->|[-+/=<>|.,;:()\[\]{}_^*'])"""
     r"""|(?P<space>\s+)"""
 )
@@ -191,7 +194,7 @@ class _Reader:
                 self._next()
                 return Piece(f"<msqrt>{_row(self.pieces(')'))}</msqrt>")
             return Piece(self._scripted(f"<mi>{text}</mi>", False), "function")
-        mark = text.rstrip("'*")
+        mark = text.rstrip("'*-")
         word = len(mark) > 2 and mark not in GREEK and mark not in NAMES and not _is_gradient(mark)
         if (word or mark in WORDS) and self._peek()[1] not in ("_", "^"):
             return Piece(escape(text), "words")
@@ -201,8 +204,8 @@ class _Reader:
         return Piece(made, "function" if self._peek()[1] == "(" else "atom")
 
     def _name(self, text: str) -> tuple[str, bool]:
-        mark = text.rstrip("'*")
-        after = text[len(mark) :].replace("'", "′").replace("*", "∗")
+        mark = text.rstrip("'*-")
+        after = text[len(mark) :].replace("'", "′").replace("*", "∗").replace("-", "⁻")
         gradient = '<mi mathvariant="normal">d</mi>' if _is_gradient(mark) else ""
         letter = mark[1:] if gradient else mark
         letter = f"<mi>{GREEK.get(letter, letter).replace('_', ' ')}</mi>"

@@ -95,7 +95,9 @@ def test_tokens_stay_in_several_clusters_for_a_while() -> None:
     assert counts[1.0] == 1 < counts[9.0] < 8
 
 
-@pytest.mark.parametrize("mechanism", ["higher_order", pytest.param("softmax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mechanism", [pytest.param(name, marks=pytest.mark.slow) for name in ("higher_order", "softmax")]
+)
 def test_the_command(mechanism: str, tmp_path: Path) -> None:
     small = ["--particles", "6", "--end", "0.4", "--out", str(tmp_path)]
     result = CliRunner().invoke(cli, ["analyse", "clusters", mechanism, *small])
@@ -111,6 +113,7 @@ def test_the_command(mechanism: str, tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in drawn and "#000000" not in drawn and "currentColor" in drawn
 
 
+@pytest.mark.slow
 def test_a_trained_model_stands_beside_a_fresh_one(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes(bytes(range(32, 127)) * 200)

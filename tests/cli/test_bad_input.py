@@ -28,6 +28,7 @@ def test_what_is_missing_is_named() -> None:
     assert "--impl" in refused("verify", "softmax")
     assert "MECHANISM" in refused("verify", "--impl", "a:b")
     assert "--json" in refused("list", "--json")
+    assert "see refattn mutants --help" in refused("mutants", "softmax", "--suite")
 
 
 def test_an_implementation_that_cannot_be_loaded(

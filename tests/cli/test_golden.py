@@ -19,6 +19,7 @@ from refattn.cli import cli
 from refattn.golden import tensors, vectors
 from refattn.verify import exported, freeze
 from refattn.verify.itself.samples import shrunk
+from tests.thinned import thinned
 from tests.verify.test_freeze import written
 
 
@@ -117,7 +118,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]
 }
 
 
-@pytest.mark.parametrize("how", FORGED)
+@pytest.mark.parametrize("how", thinned([*FORGED], 3))
 def test_what_the_package_says_otherwise_is_a_failed_check(how: str, folder: Path, tmp_path: Path) -> None:
     change, where = FORGED[how]
     found = run("golden", "check", str(forged(folder, tmp_path / "set", change)), "--json", "-")

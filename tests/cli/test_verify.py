@@ -147,6 +147,7 @@ def test_what_an_implementation_prints_is_kept_out_of_the_report(
     assert facts(result.stdout)["exit_code"] == 0
 
 
+@pytest.mark.slow
 def test_json_says_the_same(few: tuple[str, ...], kernels: Callable[[str], str], tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     result = verify(kernels("nan"), "--json", file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -20,8 +21,6 @@ for _package in ("sphinx", "myst_parser", "furo", "bs4"):
     pytest.importorskip(_package, reason='the pages are built with pip install -e ".[docs]"')
 
 ROOT = Path(__file__).resolve().parents[2]
-
-pytestmark = pytest.mark.xdist_group("docs")  # one worker, so that the pages are built once
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,8 @@ def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) ->
     page = pages[f"mechanisms/{name}.html"]
     by_id = {tag["id"]: tag for each in (page, pages[f"mechanisms/{name}/code.html"]) for tag in each.find_all(id=True)}
     linked = {tag["href"] for tag in page.find_all("a", href=True)}
-    for id, place in places(ra.mechanism(name)).items():
+    record = ra.mechanism(name)
+    for id, place in places(dataclasses.replace(record, tagged=(*record.tagged, *record.beside))).items():
         if home_of(place) != name:
             assert f"{home_of(place)}.html#{anchor(id)}" in linked
             continue
@@ -81,8 +81,7 @@ def test_an_equation_stands_beside_its_code(pages: dict[str, Any], name: str) ->
         about = term.find_next("dd")
         assert about.find("pre").get_text().strip() == place.code.strip()
         assert place.axes is None or f"({', '.join(place.axes)})" in about.get_text()
-        if place.file.endswith("/dense.py") and not id.startswith("GROW"):  # growth is run by the trainer alone
-            assert f"{id} in " in about.find("summary").get_text()
+        assert f"{id} in " in about.find("summary").get_text() and about.select("details > pre")[0].get_text()
         link = about.find("a", string=f"{Path(place.file).name}:{place.line}")
         # The anchor stands at the beginning of its line of the file, before the line's number.
         text = ""

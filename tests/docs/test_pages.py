@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -117,9 +116,10 @@ def test_a_page_shows_figures_and_deviations(tmp_path: Path, monkeypatch: pytest
         pages.page(ra.mechanism("softmax"))
 
 
-def test_every_claim_is_a_row_of_five_cells() -> None:
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in claims.lines() if line.startswith("| ")]
-    many = [claim for name in ra.list_mechanisms() for claim in ra.mechanism(name).claims]
-    assert len(rows) == len(many) + 2 * len(ra.list_mechanisms())  # two lines are a header
-    assert all(len(row) == 5 and all(cell.strip() for cell in row) for row in rows)
-    assert {row[3].strip(" `") for row in rows} >= {claim.shown for claim in many}
+def test_a_claim_says_where_it_stands_what_holds_and_what_shows_it() -> None:
+    for claim in (claim for name in ra.list_mechanisms() for claim in ra.mechanism(name).claims):
+        said, holds, shown, held = claims.lines(claim)
+        assert said == f"**{docstrings.markdown(claim.claim)}** ({docstrings.markdown(claim.source)})"
+        assert holds.endswith(f": {docstrings.markdown(claim.holds)}")
+        assert holds.startswith("Holds: as said") or holds.startswith("**What holds**: ")
+        assert shown == f"Shown by `{claim.shown}`" and all(f"`{test}`" in held for test in claim.tests)

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 import refattn as ra
+from refattn.equations import declared
 from refattn.explorer.mathml import mathml
 
 
@@ -17,7 +18,18 @@ def tree(formula: str) -> ElementTree.Element:
 
 def letters(text: str) -> str:
     greek = {"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "κ": "kappa", "μ": "mu", "ν": "nu"}
-    greek |= {"τ": "tau", "φ": "phi", "ψ": "psi", "π": "pi", "∑": "sum", "∈": "in", "∞": "inf"}
+    greek |= {
+        "λ": "lambda",
+        "σ": "sigma",
+        "ρ": "rho",
+        "τ": "tau",
+        "φ": "phi",
+        "ψ": "psi",
+        "π": "pi",
+        "∑": "sum",
+        "∈": "in",
+        "∞": "inf",
+    }
     for sign, name in greek.items():
         text = text.replace(sign, name)
     return re.sub(r"[^A-Za-z0-9]|eps(ilon)?|sqrt", "", text)
@@ -25,8 +37,12 @@ def letters(text: str) -> str:
 
 @pytest.mark.parametrize("name", ra.list_mechanisms())
 def test_no_letter_is_lost(name: str) -> None:
-    for id, formula in ra.mechanism(name).equations.items():
+    record = ra.mechanism(name)
+    grown = {id: formula for module in record.beside for id, formula in declared(module).items()}
+    for id, formula in (record.equations | grown).items():
         made = tree(formula)
+        first = re.split(r" {2,}", formula)[0]  # what follows are remarks
+        assert not {"^", "_"} & set(re.sub('"[^"]*"', "", "".join(tree(first).itertext()))), id
         assert letters("".join(made.itertext())) == letters(formula), id
         assert made.attrib["alttext"] == formula
 

@@ -52,7 +52,7 @@ def stacks(
             return {"fresh": _stack(params, tokens, title)}
         settings, params, step = trained(mechanism, run)
         tokens = min(tokens, params.position_embedding.shape[0])
-        title = f"{record.title}: {len(params.layers)} layers after {step} steps of training, {tokens} tokens"
+        title = f"{record.title}: {len(params.passes)} layers after {step} steps of training, {tokens} tokens"
         before = model.init(settings.model, seed=settings.seed, like=np.zeros(1))
     except ValueError as error:
         raise Problem(str(error)) from error
@@ -67,7 +67,7 @@ def _stack(params: Any, tokens: int, title: str) -> Stack:
     vocabulary = params.token_embedding.shape[0]
     given = np.resize(np.frombuffer(TEXT.strip(), np.uint8), (1, tokens)).astype(np.int64) % vocabulary
     x = embedding.embedding_forward(params.token_embedding, given) + params.position_embedding[:tokens]
-    state = record.block.start(params.layers[0].block, x, network.context_of(params, given, 0))
+    state = record.block.start(params.passes[0].block, x, network.context_of(params, given, 0))
 
     def map_of(index: int) -> Map:
         def advance(state: Any) -> Any:
@@ -78,11 +78,11 @@ def _stack(params: Any, tokens: int, title: str) -> Stack:
                 context = network.context_of(params, given, index)
                 return record.block.forward(layer.block, own, placed(context))
 
-            return network.advance(params, placed(params.layers[index]), state, index, step)[0]
+            return network.advance(params, placed(params.passes[index]), state, index, step)[0]
 
         return advance
 
-    return Stack([map_of(index) for index in range(len(params.layers))], state, title)
+    return Stack([map_of(index) for index in range(len(params.passes))], state, title)
 
 
 def trained(mechanism: str, run: str) -> tuple[Any, Any, int]:
@@ -116,8 +116,8 @@ def flow_of_run(run: str, layer: int, head: int, text: str) -> Any:
     tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int64)[None]
     if not 1 < tokens.shape[1] <= params.position_embedding.shape[0]:
         raise Problem(f"--text: got {tokens.shape[1]} bytes, needs 2 to {params.position_embedding.shape[0]}")
-    if layer >= len(params.layers):
-        raise Problem(f"--layer: got {layer}, needs one below {len(params.layers)}")
+    if layer >= len(params.passes):
+        raise Problem(f"--layer: got {layer}, needs one below {len(params.passes)}")
     try:
         return flow_of_call(model.forward(params, tokens)[1].layers[layer].block.core, head=head)
     except ValueError as error:
