@@ -12,6 +12,7 @@ Environment variables::
 
 Options::
 
+    --slow-part 0/3         of the slow tests that would run every third, from the first on
     --passed FILE           write the tests that passed to a file
     --leave-out FILE        leave out the tests that such a file names, but for those that name a library of
                             REFATTN_REQUIRE, or use what does so in their file: what they do may depend on it
@@ -131,6 +132,7 @@ def _required() -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow-part", default="0/1", metavar="K/N", help="Of the slow tests every N-th, from the K-th on.")
     parser.addoption("--passed", type=Path, metavar="FILE", help="Write the tests that passed to a file.")
     parser.addoption("--leave-out", type=Path, metavar="FILE", help="Leave out the tests that passed by such a file.")
 
@@ -253,11 +255,20 @@ def _mark_not_sampled(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="not of the sample"))
 
 
+def _mark_other_parts(items: Sequence[pytest.Item], part: str) -> None:
+    turn, parts = (int(number) for number in part.split("/"))
+    slow = [item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("skip")]
+    for number, item in enumerate(slow):
+        if number % parts != turn:
+            item.add_marker(pytest.mark.skip(reason="of another part"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_beyond_pairs(items)
     _mark_most_of_jax(items)
     _mark_not_sampled(items)
+    _mark_other_parts(items, config.getoption("slow_part"))
     if (file := config.getoption("leave_out")) is not None:
         names = set(file.read_text().splitlines())
         items[:] = [item for item in items if not _passed(item, names)]
