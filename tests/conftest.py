@@ -132,7 +132,9 @@ def _required() -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow-part", default="0/1", metavar="K/N", help="Of the slow tests every N-th, from the K-th on.")
+    parser.addoption(
+        "--slow-part", default="0/1", metavar="K/N", help="Of the slow tests every N-th, from the K-th on."
+    )
     parser.addoption("--passed", type=Path, metavar="FILE", help="Write the tests that passed to a file.")
     parser.addoption("--leave-out", type=Path, metavar="FILE", help="Leave out the tests that passed by such a file.")
 

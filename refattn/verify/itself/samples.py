@@ -36,14 +36,14 @@ def sample(mechanism: Mechanism, case: Case, *, long: bool = False) -> Sample:
 def law_samples(mechanism: Mechanism, long: tuple[int, int] | None) -> tuple[Sample, ...]:
     """Return samples without and with mask and numbers: two small ones, and two of `long` numbers of queries and keys.
 
-    In the last one a group has two query heads, which share the rows of a tile. Values are as wide as keys where they
-    are in every designed case, and nothing is long where no form has tiles.
+    The first of those has one head, in the other a group has two query heads, which share the rows of a tile. Values
+    are as wide as keys where they are in every designed case, and nothing is long where no form has tiles.
     """
     given: dict[str, Any] = {"keep": 0.6, "scale": 0.5, "softcap": 2.0}
     small = (2, 4, 2, 11, 17, 8, 6)
     cases = [_law_case(mechanism, "plain", small), _law_case(mechanism, "masked", small, **given)]
     if long is not None and mechanism.tiled:
-        cases.append(_law_case(mechanism, "long", (1, 2, 2, *long, 8, 6)))
+        cases.append(_law_case(mechanism, "long", (1, 1, 1, *long, 8, 6)))
         cases.append(_law_case(mechanism, "long masked", (1, 2, 1, *long, 8, 6), **given))
     return tuple(sample(mechanism, case, long=n >= 2) for n, case in enumerate(cases))
 

@@ -63,8 +63,8 @@ class Scope:
     """What is checked where, and what several tasks need and is slow to compute.
 
     Without `full` it is a sample: up to `MOST` cases, each kind among them, in one of the dtypes, in turn; of each law
-    every sample in every form, in one of the dtypes, where it is long in float64 and not in the definition, which has
-    no tiles; differences along one direction.
+    every sample in every form, in one of the dtypes, where it is long in float64; differences along one direction. In
+    the definition, which has no tiles, no sample is long.
     """
 
     mechanism: Mechanism
@@ -303,14 +303,11 @@ def _law(scope: Scope, name: str) -> Found:
         return LAWS[name](scope.core(form, dtype), s), f"{form}, {dtype}"
 
     samples, forms = law_samples(scope.mechanism, scope.long), scope.mechanism.forms
-    parts = list(itertools.product(samples, forms, scope.dtypes))
-    if not scope.full:
-        pairs = [(n + m, s, form) for (n, s), (m, form) in itertools.product(enumerate(samples), enumerate(forms))]
-        parts = [
-            (s, form, scope.dtypes[0 if s.long else n % len(scope.dtypes)])
-            for n, s, form in pairs
-            if form != forms[0] or not s.long
-        ]
+    parts = []
+    for (n, s), (m, form) in itertools.product(enumerate(samples), enumerate(forms)):
+        if not (s.long and form == forms[0]):
+            one = scope.dtypes[0 if s.long else (n + m) % len(scope.dtypes)]
+            parts += [(s, form, dtype) for dtype in (scope.dtypes if scope.full else (one,))]
     return _worst((f"sample {s.name}", partial(hold, form, dtype, s)) for s, form, dtype in parts)
 
 
