@@ -23,6 +23,7 @@ from __future__ import annotations
 import ast
 import enum
 import functools
+import gc
 import importlib.util
 import itertools
 import os
@@ -48,6 +49,10 @@ _XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=t
 os.environ.setdefault("XLA_FLAGS", f"{_XLA} --xla_force_host_platform_device_count=4")
 
 from refattn import backends  # noqa: E402
+
+# What is made while the tests are collected, syntax trees above all, lives to the end: to search it for cycles again and
+# again is most of the time that collecting takes, and a part of every test's.
+gc.disable()
 
 settings.register_profile("refattn", deadline=None)
 settings.register_profile("refattn-ci", deadline=None, derandomize=True, database=None)
@@ -281,6 +286,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for marker in item.iter_markers(f"{kind}_xp_backend"):
                 if isinstance(library, Library) and library.value in marker.args:
                     item.add_marker(getattr(pytest.mark, kind)(reason=marker.kwargs["reason"]))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module")
