@@ -30,7 +30,7 @@ import os
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -49,10 +49,6 @@ _XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=t
 os.environ.setdefault("XLA_FLAGS", f"{_XLA} --xla_force_host_platform_device_count=4")
 
 from refattn import backends  # noqa: E402
-
-# What is made while the tests are collected, syntax trees above all, lives to the end: to search it for cycles again and
-# again is most of the time that collecting takes, and a part of every test's.
-gc.disable()
 
 settings.register_profile("refattn", deadline=None)
 settings.register_profile("refattn-ci", deadline=None, derandomize=True, database=None)
@@ -270,6 +266,18 @@ def _mark_other_parts(items: Sequence[pytest.Item], part: str) -> None:
             item.add_marker(pytest.mark.skip(reason="of another part"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for no cycles in what is made here, now or later: it lives to the end, and every look takes its time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(100_000, 20, 20)  # nor again and again in a syntax tree while it grows
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_beyond_pairs(items)
@@ -286,11 +294,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for marker in item.iter_markers(f"{kind}_xp_backend"):
                 if isinstance(library, Library) and library.value in marker.args:
                     item.add_marker(getattr(pytest.mark, kind)(reason=marker.kwargs["reason"]))
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(scope="module")
