@@ -23,13 +23,14 @@ from __future__ import annotations
 import ast
 import enum
 import functools
+import gc
 import importlib.util
 import itertools
 import os
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -263,6 +264,18 @@ def _mark_other_parts(items: Sequence[pytest.Item], part: str) -> None:
     for number, item in enumerate(slow):
         if number % parts != turn:
             item.add_marker(pytest.mark.skip(reason="of another part"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for no cycles in what is made here, now or later: it lives to the end, and every look takes its time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(100_000, 20, 20)  # nor again and again in a syntax tree while it grows
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
