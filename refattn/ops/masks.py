@@ -104,6 +104,11 @@ class Band:
         As in `band_pairs`.
     like
         An array on the device where masks shall be.
+
+    Attributes
+    ----------
+    each
+        Whether batch elements differ.
     """
 
     def __init__(
@@ -119,7 +124,8 @@ class Band:
         self._like = like
         self._least, self._most = _extreme(first, "min"), _extreme(last, "max")
         self._queries, self._keys = (_extreme(lengths, "max") for lengths in self.lengths)
-        self._each = any(x is not None and not isinstance(x, int) for x in (first, last, *self.lengths))
+        self._bounded = any(x is not None for x in (first, last, *self.lengths))
+        self.each = any(x is not None and not isinstance(x, int) for x in (first, last, *self.lengths))
         self._triangles: dict[tuple[int, int, int], Array | None] = {}
 
     def blocks(self, keys: int, rows: tuple[int, int], width: int) -> Iterator[tuple[int, int]]:
@@ -129,7 +135,7 @@ class Band:
         most = keys if self._keys is None else min(self._keys, keys)
         stop = most if self._most is None else min(max(rows[1] + self._most, 0), most)
         start = 0 if self._least is None else max(rows[0] + self._least, 0) // width * width
-        if self._each:
+        if self.each:
             # Whole blocks: where another sequence of the batch ends does not change how this one's sums are cut.
             stop = min(-(-stop // width) * width, keys)
         for at in range(start, stop, width):
@@ -141,7 +147,9 @@ class Band:
         """Return `band_pairs` of a tile (b, g, r, i, j), of the batch elements that are named."""
         if mask is not None:
             mask = mask[..., _part(mask, -2, rows), _part(mask, -1, columns)]
-        if mask is None and not self._each and (self.first is not None or self.last is not None):
+        if not self._bounded:
+            return mask
+        if mask is None and not self.each:
             # Tiles that the diagonals cross in the same way share a mask.
             key = (rows[1] - rows[0], columns[1] - columns[0], rows[0] - columns[0])
             if key not in self._triangles:
@@ -152,7 +160,7 @@ class Band:
     def _pairs(self, mask: Array | None, rows: tuple[int, int], columns: tuple[int, int], batch: slice) -> Array | None:
         at, sizes = rows[0] - columns[0], (rows[1] - rows[0], columns[1] - columns[0])
         first, last = _moved(self.first, at, batch), _moved(self.last, at, batch)
-        if not self._each:
+        if not self.each:
             return band_pairs(mask, first, last, None, None, *sizes, self._like)
         q_lengths, k_lengths = (
             None if x is None else x[batch] - start

@@ -8,6 +8,7 @@ Letters: b batch, g key/value head, r query head of a group, i query, j key.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -164,11 +165,17 @@ def plan(q: Array, k: Array, most: int = ROWS) -> Plan:
 
     Products of more rows are quicker, and fewer rows let a causal mask leave out more.
     """
-    b, h, queries, _ = q.shape
-    groups, keys = k.shape[1:3]
     owner = backend(q)
     elements = owner.tile_bytes // (4 if "32" in str(q.dtype) else 8)
-    if not owner.pools:
+    return _cut(tuple(q.shape[:3]), tuple(k.shape[1:3]), most, elements, owner.pools)
+
+
+# Of short sequences the cut takes a hundredth of a call, and the backward needs it again.
+@functools.lru_cache(maxsize=64)
+def _cut(rows_of: tuple[int, int, int], keys_of: tuple[int, int], most: int, elements: int, pools: bool) -> Plan:
+    """Return the plan of queries (b, h, i) and keys (g, j), with so many elements to a tile."""
+    (b, h, queries), (groups, keys) = rows_of, keys_of
+    if not pools:
         # One device wants few large products over all heads at once.
         batch_step, head_step = b, groups
         rows = max(32, math.isqrt(elements // (b * h)))

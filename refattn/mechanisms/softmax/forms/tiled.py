@@ -61,8 +61,8 @@ class Pairs:
 
     def of(self, tile: Tile) -> Pairs:
         """Return those of a tile's batch and heads."""
-        if self.mask is None and self.bias is None and self.keep is None:
-            return replace(self, batch=tile.batch)
+        if self.mask is None and self.bias is None and self.keep is None and not self.band.each:
+            return self  # every tile reads the same
         mask, bias, keep = (None if x is None else tile.of(x) for x in (self.mask, self.bias, self.keep))
         return replace(self, mask=mask, bias=bias, keep=keep, batch=tile.batch)
 
@@ -155,7 +155,7 @@ def _forward_rows(
     xp = namespace(q)
     total = zeros((*q.shape[:-1], 1), q)  # (b, g, r, i, 1) [SM.6]
     out = zeros((*q.shape[:-1], v.shape[-1]), q)  # (b, g, r, i, e) [SM.8]
-    maximum = total if safe is None else _where(safe, 0.0, total - math.inf)  # (b, g, r, i, 1) [SM.4]
+    maximum = 0.0 * total if safe is None else _where(safe, 0.0, total - math.inf)  # (b, g, r, i, 1) [SM.4]
     ones = xp.ones_like(k[0, 0, 0, :, :1])
     q_scaled = q * pairs.scale
     for columns in pairs.band.blocks(k.shape[-2], rows, width):
@@ -173,12 +173,13 @@ def _forward_rows(
             decay = xp.exp(maximum - shift)
             exponentials = xp.exp(masked - shift)  # (b, g, r, i, j) [SM.5]
             total, out, maximum = total * decay, out * decay, highest
+        del masked  # the next tile takes its memory, which is in the cache, as it takes that of all that goes here
         # A product with ones is a sum, and quicker.
-        total = total + exponentials @ ones[at, :]  # (b, g, r, i, 1) [SM.6]
+        total += exponentials @ ones[at, :]  # (b, g, r, i, 1) [SM.6]
         if pairs.keep is not None:
             exponentials = exponentials * part_of(pairs.keep, rows, columns)
-        out = out + exponentials @ v[..., at, :]  # (b, g, r, i, e) [SM.8]
-        del masked, exponentials  # the next tile takes their memory, which is in the cache
+        out += exponentials @ v[..., at, :]  # (b, g, r, i, e) [SM.8]
+        del exponentials
     if sinks is not None:
         highest = xp.maximum(maximum, max_last(sinks))  # (b, g, r, i, 1) [SM.4]
         shift = xp.where(highest == -math.inf, 0.0, highest)
@@ -210,17 +211,18 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     def task(tile: Tile) -> dict[str, Any]:
         k_heads, v_heads = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
         blocks = [(part.rows, [None if x is None else part.of_rows(x) for x in grouped]) for part in grid.rows_of(tile)]
-        return _backward_heads(tile.of(grouped[0]), k_heads, v_heads, pairs.of(tile), none_safe, blocks, grid.columns)
+        return _backward_heads(k_heads, v_heads, pairs.of(tile), none_safe, blocks, grid.columns)
 
     parts = run(q, task, grid.heads)
-    gradients = {
-        "q": xp.reshape(grid.join_heads([part["q"] for part in parts]), q.shape),
-        "k": grid.join_heads([part["k"] for part in parts]),
-        "v": grid.join_heads([part["v"] for part in parts]),
-    }
-    for name in ("scale", "softcap"):
-        if name in parts[0]:
-            gradients[name] = sum_wide(xp.stack([part[name] for part in parts]))
+    # forward: scores = q @ k^T * scale
+    d_product = xp.reshape(grid.join_heads([part["product"] for part in parts]), q.shape)
+    d_scale = sum_wide(xp.vecdot(d_product, q))  # () [dSM.scale]
+    d_product *= pairs.scale  # in its own memory, which is that of all queries
+    d_q = d_product  # (b, h, i, d) [dSM.q]
+    d_k, d_v = (grid.join_heads([part[name] for part in parts]) for name in ("k", "v"))
+    gradients = {"q": d_q, "k": d_k, "v": d_v, "scale": d_scale}
+    if pairs.softcap is not None:
+        gradients["softcap"] = sum_wide(xp.stack([part["softcap"] for part in parts]))
     for name, x in (("bias", pairs.bias), ("keep", pairs.keep)):
         if x is not None:
             gradients[name] = ungroup_heads(grid.join_sums([part[name] for part in parts], x))
@@ -233,7 +235,6 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
 
 
 def _backward_heads(
-    q_heads: Array,
     k: Array,
     v: Array,
     pairs: Pairs,
@@ -242,6 +243,8 @@ def _backward_heads(
     width: int,
 ) -> dict[str, Any]:
     """Return the gradients of all rows and columns of some heads; these heads' k and v belong to this task alone.
+
+    "product" is that of q without the scale.
 
     What is subtracted from each row is one more column of a product: [x, -c] @ [y, 1]^T = x @ y^T - c. For lse only
     rows with small scores do so: a product with another column may round in another way, and scores of 1e9 that are
@@ -254,7 +257,7 @@ def _backward_heads(
     d_k = [zeros((k.shape[0], k.shape[1], min(s + width, keys) - s, k.shape[-1]), k) for s in starts]
     d_v = [zeros((v.shape[0], v.shape[1], min(s + width, keys) - s, v.shape[-1]), v) for s in starts]
     d_rows, d_softcap = [], []
-    d_bias, d_keep = (None if x is None else PlaneSum(x, q_heads.shape[3], keys, width) for x in (pairs.bias, keep))
+    d_bias, d_keep = (None if x is None else PlaneSum(x, blocks[-1][0][1], keys, width) for x in (pairs.bias, keep))
     ones = xp.ones_like(k[..., :1])
     k_ones, v_ones = xp.concat([k, ones], axis=-1), xp.concat([v, ones], axis=-1)
     for rows, (q, d_out, lse, inner, safe) in blocks:
@@ -281,17 +284,19 @@ def _backward_heads(
             # forward: out = kept @ v
             if keep is None:
                 d_v_tile = _sum_group(xp.matrix_transpose(weights) @ d_out)  # (b, g, j, e) [dSM.v]
+                d_v[n] = _add_rows(d_v[n], d_v_tile, size)
+                del d_v_tile  # so that the next product fits where the scores were
                 # forward: weights = exp(masked - lse)
                 d_scores = weights * (d_out_inner @ xp.matrix_transpose(v_ones[..., at, :]))  # (b, g, r, i, j) [dSM.3]
             else:
                 factor = part_of(keep, rows, columns)
                 kept = factor * weights  # (b, g, r, i, j) [SM.17]
                 d_v_tile = _sum_group(xp.matrix_transpose(kept) @ d_out)  # (b, g, j, e) [dSM.v]
+                d_v[n] = _add_rows(d_v[n], d_v_tile, size)
                 d_kept = d_out @ xp.matrix_transpose(v[..., at, :])  # (b, g, r, i, j) [dSM.17]
                 assert d_keep is not None
                 d_keep.add(rows, columns, d_kept * weights)
                 d_scores = weights * (factor * d_kept - inner)  # (b, g, r, i, j) [dSM.3]
-            d_v[n] = _add_rows(d_v[n], d_v_tile, size)
             if d_bias is not None:
                 d_bias.add(rows, columns, d_scores)
             if ratio is not None:
@@ -305,14 +310,11 @@ def _backward_heads(
             d_product += d_scores @ k[..., at, :]
             d_k_tile = _sum_group(xp.matrix_transpose(d_scores) @ q_scaled)  # (b, g, j, d) [dSM.k]
             d_k[n] = _add_rows(d_k[n], d_k_tile, size)
-            del weights, d_scores
+            del weights, d_scores, d_k_tile
         d_rows.append(d_product)
-    d_products = concat(d_rows, axis=3)
-    d_q = d_products * scale  # (b, g, r, i, d) [dSM.q]
-    d_scale = sum_wide(xp.vecdot(d_products, q_heads))  # () [dSM.scale]
-    gradients = {"q": d_q, "k": concat(d_k, axis=2), "v": concat(d_v, axis=2), "scale": d_scale}
+    gradients = {"product": concat(d_rows, axis=3), "k": concat(d_k, axis=2), "v": concat(d_v, axis=2)}
     if softcap is not None:
-        gradients["softcap"] = sum_wide(xp.stack(d_softcap)) if d_softcap else 0.0 * d_scale
+        gradients["softcap"] = sum_wide(xp.stack(d_softcap)) if d_softcap else zeros((), k)
     sums = {"bias": d_bias, "keep": d_keep}
     return {**gradients, **{name: x.whole([rows for rows, _ in blocks]) for name, x in sums.items() if x is not None}}
 
