@@ -16,10 +16,10 @@ from asv_benchmarks.comparisons import HELD
 from asv_benchmarks.sides import STEADY, Worker, closing, held_to
 
 
-def measure(name: str, point: Point) -> tuple[int, int]:
+def measure(name: str, point: Point, threads: int) -> tuple[int, int]:
     """Return by how many bytes a call of refattn lifts what is resident, and how many it holds at once."""
     side = next(side for side in load(name).sides if side.ours)
-    worker = Worker({**held_to(1), **STEADY, **side.env})
+    worker = Worker({**held_to(threads), **STEADY, **side.env})
     with closing({side.label: worker}):
         worker.ask("make", target=side.target, params=dict(point))
         return worker.ask("memory")["bytes"], worker.ask("live")["bytes"]
@@ -27,11 +27,11 @@ def measure(name: str, point: Point) -> tuple[int, int]:
 
 def main() -> None:
     """Print the table."""
-    table = Table("call", "resident, MiB", "held at once, MiB", "ratio")
-    for name, point in HELD:
-        resident, held = measure(name, point)
+    table = Table("call", "threads", "resident, MiB", "held at once, MiB", "ratio")
+    for name, point, threads in HELD:
+        resident, held = measure(name, point, threads)
         sizes = (f"{x / 2**20:.1f}" for x in (resident, held))
-        table.add_row(f"{name} {describe(point)}", *sizes, f"{resident / held:.2f}")
+        table.add_row(f"{name} {describe(point)}", str(threads), *sizes, f"{resident / held:.2f}")
     Console(width=120).print(table)
 
 
