@@ -124,7 +124,6 @@ class Band:
         self._like = like
         self._least, self._most = _extreme(first, "min"), _extreme(last, "max")
         self._queries, self._keys = (_extreme(lengths, "max") for lengths in self.lengths)
-        self._bounded = any(x is not None for x in (first, last, *self.lengths))
         self.each = any(x is not None and not isinstance(x, int) for x in (first, last, *self.lengths))
         self._triangles: dict[tuple[int, int, int], Array | None] = {}
 
@@ -147,9 +146,9 @@ class Band:
         """Return `band_pairs` of a tile (b, g, r, i, j), of the batch elements that are named."""
         if mask is not None:
             mask = mask[..., _part(mask, -2, rows), _part(mask, -1, columns)]
-        if not self._bounded:
-            return mask
         if mask is None and not self.each:
+            if self.first is None and self.last is None:
+                return None
             # Tiles that the diagonals cross in the same way share a mask.
             key = (rows[1] - rows[0], columns[1] - columns[0], rows[0] - columns[0])
             if key not in self._triangles:
