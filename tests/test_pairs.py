@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import _beyond_pairs
+from tests.conftest import _beyond_pairs, _mark_other_parts
 from tests.thinned import thinned
 
 
@@ -35,3 +35,26 @@ def test_every_variant_is_there_and_a_third_runs_always() -> None:
     found = thinned([*range(10), (10, 11)], 3)
     assert [each.values for each in found] == [*((n,) for n in range(10)), (10, 11)]
     assert [bool(each.marks) for each in found] == [bool(n % 3) for n in range(11)]
+
+
+class Marked:
+    """A test with markers."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.names else None
+
+    def add_marker(self, marker: Any) -> None:
+        self.names.add(marker.name)
+
+
+def test_each_slow_test_is_of_one_part_and_others_of_all() -> None:
+    names = [("slow",), (), ("slow", "skip"), ("slow",), ("slow",), ("slow",)]
+    left = []
+    for part in range(3):
+        items: list[Any] = [Marked(*own) for own in names]
+        _mark_other_parts(items, f"{part}/3")
+        left.append({number for number, item in enumerate(items) if "skip" not in item.names})
+    assert left == [{0, 1, 5}, {1, 3}, {1, 4}]
