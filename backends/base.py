@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -74,6 +74,9 @@ class Backend(Protocol):
 
     def product(self, a: Array, b: Array) -> Array:
         """Return a @ b for arrays of at least two axes. Its bits do not depend on how many threads compute it."""
+
+    def together(self, pairs: Sequence[tuple[Array, Array]]) -> list[Array]:
+        """Return the `product` of each pair; what handing out their work costs is paid once."""
 
     def products(self) -> AbstractContextManager[None]:
         """Prepare once, for the ``with`` block, what each `product` in it would prepare for itself."""
@@ -185,6 +188,9 @@ class BaseBackend:
 
     def product(self, a: Array, b: Array) -> Array:
         return a @ b
+
+    def together(self, pairs: Sequence[tuple[Array, Array]]) -> list[Array]:
+        return [self.product(a, b) for a, b in pairs]
 
     def products(self) -> AbstractContextManager[None]:
         return nullcontext()

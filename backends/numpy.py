@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -48,6 +48,9 @@ class NumpyBackend(BaseBackend):
 
     def product(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
         return products.product(a, b)
+
+    def together(self, pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[NDArray[Any]]:
+        return products.together(pairs)
 
     def products(self) -> AbstractContextManager[None]:
         return blas.one_thread()

@@ -251,25 +251,26 @@ def _fields(kind: type) -> tuple[str, ...] | None:
 
 
 def _collect(node: Any, path: str, leaves: dict[str, Array]) -> None:
-    if type(node) in _PLAIN:
-        return
     if is_array(node):
         leaves[path] = node
         return
     for name, child in _children(node, path) or ():
-        _collect(child, _join(path, name), leaves)
+        if type(child) not in _PLAIN:
+            _collect(child, _join(path, name), leaves)
 
 
 def _rebuild(node: Any, leaves: Mapping[str, Any], path: str) -> tuple[Any, bool]:
     """Return the new node, and whether there was an array in it: what has none is static and stays as it is."""
-    if type(node) in _PLAIN:
-        return node, False
     if is_array(node):
         return leaves[path], True
-    rebuilt = {name: _rebuild(child, leaves, _join(path, name)) for name, child in _children(node, path) or ()}
-    if not any(has_array for _, has_array in rebuilt.values()):
+    new, found = {}, False
+    for name, child in _children(node, path) or ():
+        has_array = False
+        if type(child) not in _PLAIN:
+            child, has_array = _rebuild(child, leaves, _join(path, name))
+        new[name], found = child, found or has_array
+    if not found:
         return node, False
-    new = {name: child for name, (child, _) in rebuilt.items()}
     if isinstance(node, dict):
         return new, True
     if isinstance(node, tuple | list):

@@ -167,6 +167,11 @@ def product(a: Array, b: Array) -> Array:
     return backends.of(a).product(a, b)
 
 
+def products(*pairs: tuple[Array, Array]) -> list[Array]:
+    """Return the `product` of each pair, whose work is handed out at once."""
+    return backends.of(pairs[0][0]).together(pairs)
+
+
 def transpose(x: Array) -> Array:
     """Return `x` with its last two axes exchanged; not every library has the attribute ``mT``."""
     return namespace(x).matrix_transpose(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refattn.checked import Maybe, checked
-from refattn.xp import Array, namespace, product
+from refattn.xp import Array, namespace, product, products
 
 
 @checked(x="... i", w="i o", bias=Maybe("o"))
@@ -35,7 +35,6 @@ def linear_backward(x: Array, w: Array, d_y: Array) -> tuple[Array, Array, Array
     rows = xp.reshape(x, (-1, x.shape[-1]))  # (b*n, in)
     d_rows = xp.reshape(d_y, (-1, d_y.shape[-1]))  # (b*n, out)
     # forward: y = x @ w + bias
-    d_x = product(d_y, xp.matrix_transpose(w))
-    d_w = product(xp.matrix_transpose(rows), d_rows)
+    d_x, d_w = products((d_y, xp.matrix_transpose(w)), (xp.matrix_transpose(rows), d_rows))
     d_bias = xp.sum(d_rows, axis=0)
     return d_x, d_w, d_bias

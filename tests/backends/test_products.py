@@ -9,7 +9,7 @@ import pytest
 
 from refattn import backends
 from refattn.backends import pool
-from refattn.xp import product
+from refattn.xp import product, products
 
 CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "a small one": ((3, 4), (4, 5)),
@@ -62,6 +62,17 @@ def test_large_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a small one", "one piece", "pieces of rows", "several matrices to a piece", "large matrices"):
         product(*arrays(name))
     assert counts == [1, 2, 1, 4]
+    products(*(arrays(name) for name in ("a small one", "one piece", "pieces of rows")))
+    assert counts[4:] == [3], "their pieces are handed out at once"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_several_are_each_their_product(number: int) -> None:
+    with backends.use_workers(number):
+        found = products(*(arrays(name) for name in CALLS))
+        alone = [product(*arrays(name)) for name in CALLS]
+    for own, other in zip(found, alone, strict=True):
+        np.testing.assert_array_equal(own, other)
 
 
 def test_a_task_does_its_own_products() -> None:

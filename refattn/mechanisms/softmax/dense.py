@@ -171,7 +171,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
         d_weights = keep * d_kept  # (b, h, i, j) [dSM.7]
         gradients["keep"] = d_keep
     # forward: weights = exponentials / total; lse = maximum + log(total)
-    inner = xp.sum(d_weights * saved.weights, axis=-1, keepdims=True)  # (b, h, i, 1): part of dSM.6
+    inner = xp.vecdot(d_weights, saved.weights)[..., None]  # (b, h, i, 1): part of dSM.6
     d_total = (d_lse_rows - inner) / saved.total  # (b, h, i, 1) [dSM.6]
     if saved.of_sinks is not None:
         # forward: total = sum(exponentials) + sum(of_sinks); of_sinks = exp(sinks - maximum)
@@ -200,5 +200,5 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     d_product = d_scores @ k_heads  # (b, h, i, d): dSM.q without its scale
     d_q = d_product * scale  # (b, h, i, d) [dSM.q]
     d_k = sum_heads(xp.matrix_transpose(d_scores) @ q, k.shape[1]) * scale  # (b, g, j, d) [dSM.k]
-    d_scale = sum_wide(d_product * q)  # () [dSM.scale]
+    d_scale = sum_wide(xp.vecdot(d_product, q))  # () [dSM.scale]
     return {"q": d_q, "k": d_k, "v": d_v, "scale": d_scale, **gradients}

@@ -88,4 +88,5 @@ class Layer:
 
 def inner(a: Array, b: Array) -> Array:
     """Return the sum of a * b as an array of one element: what a number that multiplies b has for a gradient."""
-    return namespace(a, b).reshape(sum_wide(a * b), (1,))
+    xp = namespace(a, b)
+    return xp.reshape(sum_wide(xp.vecdot(a, b)), (1,))

@@ -28,8 +28,10 @@ from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Plan, Tile, plan, run
 from refattn.xp import Array, max_last, namespace, zeros
 
-WAVE = 2
-"""Strips of a wave: enough for several workers, and few, since it is their scores that fill the memory."""
+WAVE = 2.5
+"""Most columns of the strips of a wave together, in lengths of the sequence, since it is their scores that fill the
+memory: two strips where each has all keys, and more of the short ones that begin a causal sequence, which alone would
+leave workers idle."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,16 @@ class _Strip:
 
 
 def _waves(grid: Plan, tile: Tile, offset: int | None, keys: int) -> list[list[_Strip]]:
-    """Return the strips of a tile, wave by wave."""
+    """Return the strips of a tile, wave by wave, two by two from the last on: two workers then have as much to do."""
     strips = [_Strip(part, keys if offset is None else part.rows[1] + offset) for part in grid.rows_of(tile)]
-    return [strips[n : n + WAVE] for n in range(0, len(strips), WAVE)]
+    waves: list[list[_Strip]] = []
+    for stop in range(len(strips), 0, -2):
+        pair = strips[max(stop - 2, 0) : stop]
+        if waves and sum(strip.columns for strip in pair + waves[0]) <= WAVE * keys:
+            waves[0] = pair + waves[0]
+        else:
+            waves.insert(0, pair)
+    return waves
 
 
 def _each(like: Array, task: Callable[[Tile], tuple[Array, ...]], grid: Plan) -> list[tuple[Array, ...]]:
@@ -193,7 +202,7 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
             """Return the gradient of the scores of a strip, pairs, and the gradient of the queries."""
             strip, (weights, pulled, _, _) = each
             part = strip.part
-            along = xp.sum(part.of_rows(d_outs) * part.of_rows(saved.out), axis=-1, keepdims=True)
+            along = xp.vecdot(part.of_rows(d_outs), part.of_rows(saved.out))[..., None]
             # forward: push = kinetic * exp(-2 log_z)
             turned = part.of_rows(d_given) - 2.0 * part.of_rows(saved.push) * asked[0][..., slice(*strip.rows), :]
             bound = xp.where(part.of_rows(free), turned, -along)

@@ -117,7 +117,7 @@ def forward(layer: Layer, x: Array, p: Array | None) -> tuple[Answer, Saved]:
     if p is not None:
         moved = mobilised(layer, p)  # (b, i, m): SYMP.15
     if moved is not None and kicks:
-        kinetic = xp.sum(moved * p, axis=-1, keepdims=True)  # (b, i, 1) [SYMP.16]
+        kinetic = xp.vecdot(moved, p)[..., None]  # (b, i, 1) [SYMP.16]
         other = kinetic if share is None else kinetic / (share * share)  # (b, i, 1): so that u has the other z
         energy = other[:, None, ...]  # (b, 1, i, 1): with one head, as q, k and v
     one = (q[:, None, ...], k[:, None, ...], v[:, None, ...])
@@ -224,5 +224,5 @@ def velocity_backward(moved: Array, speed: Array, log_z: Array, d_speed: Array) 
     xp = namespace(speed)
     # forward: speed = moved * exp(-log_z)
     d_moved = d_speed * xp.exp(-log_z)  # (b, i, m): part of dSYMP.15
-    d_log_z = -xp.sum(d_speed * speed, axis=-1, keepdims=True)  # (b, i, 1) [dSYMP.log_z]
+    d_log_z = -xp.vecdot(d_speed, speed)[..., None]  # (b, i, 1) [dSYMP.log_z]
     return d_moved, d_log_z
