@@ -98,4 +98,4 @@ def _normed_backward(normalised: Any, inverse: Any, by: Any, d_y: Any) -> tuple[
     d -= d @ np.full((width, 1), 1.0 / width, "f")
     d -= normalised * along_x
     d *= inverse
-    return d, np.vecdot(d_y, normalised, axis=0)
+    return d, np.ones(len(d), d.dtype) @ (d_y * normalised)
