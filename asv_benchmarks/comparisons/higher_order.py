@@ -73,6 +73,55 @@ def products(n: int, d: int, run: str, causal: bool) -> Callable[[], Any]:
     return lambda: backend.map(task, range(HEADS))
 
 
+def operations(n: int, d: int, run: str, causal: bool) -> Callable[[], Any]:
+    """The same products with what stands between them, squares, masks and sums, in NumPy: a bound for refattn.
+
+    Nothing is normalised or divided, no argument is looked at, and forward and backward share the loop.
+    """
+    if not causal or d != max(WIDTHS) or n not in SHORT or run != "both":
+        raise NotImplementedError("the bound is that of causal calls which refattn computes pair by pair")
+    import numpy as np
+
+    from refattn import backends
+    from refattn.ops.tiles import ROWS
+
+    q, k, v, d_out = (x[0] for x in arrays(n, d))
+    backend, past = backends.get("numpy"), np.tri(ROWS, dtype=q.dtype)
+    width = backend.tile_bytes // (ROWS * q.itemsize)
+
+    def squares(product: Any, diagonal: bool) -> Any:
+        weights = product * product
+        weights += 1.0
+        if diagonal:
+            weights[:, -ROWS:] *= past
+        return weights
+
+    def call() -> Any:
+        out, d_q, d_k, d_v = (np.zeros_like(x) for x in (v, q, k, v))
+
+        def task(head: int) -> None:
+            for stop in range(ROWS, n + 1, ROWS):
+                at = slice(stop - ROWS, stop)
+                rows, slope = q[head, at], d_out[head, at]
+                for first in range(0, stop, width):
+                    part = slice(first, min(first + width, stop))
+                    keys, values, diagonal = k[head, part], v[head, part], part.stop == stop
+                    out[head, at] += squares(rows @ keys.T, diagonal) @ values
+                    product = rows @ keys.T
+                    d_v[head, part] += squares(product, diagonal).T @ slope
+                    d_weights = slope @ values.T
+                    if diagonal:
+                        d_weights[:, -ROWS:] *= past
+                    d_weights *= product
+                    d_q[head, at] += d_weights @ keys
+                    d_k[head, part] += d_weights.T @ rows
+
+        backend.map(task, range(HEADS))
+        return out, d_q, d_k, d_v
+
+    return call
+
+
 COMPARISON = Comparison(
     name="higher_order",
     title="Higher-order attention beside softmax attention in PyTorch",
@@ -81,7 +130,7 @@ COMPARISON = Comparison(
         "`scaled_dot_product_attention`: another function of the same arrays, so that results are not compared. *both* "
         "is forward and backward. *AVX-512* is refattn with OpenBLAS told to use its kernels for AVX-512 "
         "(`OPENBLAS_CORETYPE=SkylakeX`). *products* are those of its tiles in NumPy, without anything else, where it "
-        "goes pair by pair."
+        "goes pair by pair; *operations* have the squares, masks and sums between them as well."
     ),
     sides=(
         Side("refattn", f"{__name__}:ours", ours=True),
@@ -93,6 +142,7 @@ COMPARISON = Comparison(
             why_not=softmax.without_avx512,
         ),
         Side("products", f"{__name__}:products", bound=True),
+        Side("operations", f"{__name__}:operations", bound=True),
         Side("SDPA", f"{__name__}:sdpa"),
     ),
     grid=(

@@ -72,6 +72,18 @@ def sum_heads(x: Array, heads: int) -> Array:
     return x if h == heads else xp.sum(xp.reshape(x, (b, heads, h // heads, n, d)), axis=2)
 
 
+@checked(x=Axes("b g r j d", "any"))
+def sum_group(x: Array) -> Array:
+    """(b, g, r, j, d) -> (b, g, j, d): adds up what the query heads of a group give; one alone is not copied.
+
+    >>> import numpy as np
+    >>> from refattn.ops.heads import sum_group
+    >>> sum_group(np.asarray([[[[[1, 2]], [[3, 4]]]]])).tolist()
+    [[[[4, 6]]]]
+    """
+    return x[:, :, 0, ...] if x.shape[2] == 1 else namespace(x).sum(x, axis=2)
+
+
 @checked(x=Axes("b h i j", "any"), groups=Divisor("h"))
 def group_heads(x: Array, groups: int) -> Array:
     """(b, h, i, j) -> (b, g, r, i, j): query heads beside the others of their key/value head.

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from refattn import equations
 from refattn.backends import use_workers
@@ -66,6 +67,29 @@ class Plan:
         """Return the blocks of rows of a tile of `heads`."""
         return [part for part in self.rows if (part.batch, part.heads) == (tile.batch, tile.heads)]
 
+    def from_heads(self, task: Callable[[Tile], Sequence[Array]], like: Array) -> list[Array]:
+        """Return the arrays (b, g, ...) that a task gives for each of `heads`, those of all heads in one.
+
+        On a pool each goes to its place as soon as it is there, and leaves its memory to the next task.
+        """
+        if len(self.heads) == 1 or not backend(like).pools:
+            return [self.join_heads(list(same)) for same in zip(*run(like, task, self.heads), strict=True)]
+        return _placed(task, like, self.heads, self._sizes, lambda tile: (tile.batch, tile.heads, ...))
+
+    def from_rows(self, task: Callable[[Tile], Sequence[Array]], like: Array) -> list[Array]:
+        """Return the arrays (b, g, r, i, ...) that a task gives for each of `rows`, all in one, as `from_heads`."""
+        if len(self.rows) == 1 or not backend(like).pools:
+            return [self.join_rows(list(same)) for same in zip(*run(like, task, self.rows), strict=True)]
+
+        def place(tile: Tile) -> tuple[Any, ...]:
+            return tile.batch, tile.heads, slice(None), slice(*tile.rows), ...
+
+        return _placed(task, like, self.rows, (*self._sizes, None, self.heads[0].rows[1]), place)
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        return self.heads[-1].batch.stop, self.heads[-1].heads.stop
+
     def join_rows(self, parts: Sequence[Array]) -> Array:
         """Put the results for `rows`, each (b, g, r, i, ...), together to one array of all rows and heads."""
         if math.prod(parts[0].shape[:3]) == 1:
@@ -91,6 +115,33 @@ class Plan:
             batches.setdefault(tile.batch.start, []).append(part)
         rows = [_sum(same) if like.shape[1] == 1 else concat(same, axis=1) for same in batches.values()]
         return namespace(like).astype(_sum(rows) if like.shape[0] == 1 else concat(rows, axis=0), like.dtype)
+
+
+def _placed(
+    task: Callable[[Tile], Sequence[Array]],
+    like: Array,
+    tiles: Sequence[Tile],
+    sizes: Sequence[int | None],
+    place: Callable[[Tile], tuple[Any, ...]],
+) -> list[Array]:
+    """Return arrays whose first axes are `sizes`, None for those of the task's, with its results for tiles in place."""
+    wholes: list[Array] = []
+    lock = threading.Lock()
+
+    def placed(tile: Tile) -> None:
+        parts = task(tile)
+        with lock:
+            if not wholes:
+                for part in parts:
+                    shape = [n if size is None else size for n, size in zip(part.shape, sizes, strict=False)]
+                    shape += part.shape[len(sizes) :]
+                    wholes.append(namespace(part).empty(tuple(shape), dtype=part.dtype, device=device(part)))
+        at = place(tile)
+        for whole, part in zip(wholes, parts, strict=True):
+            whole[at] = part
+
+    run(like, placed, tiles)
+    return wholes
 
 
 class PlaneSum:

@@ -27,7 +27,7 @@ from refattn import equations
 from refattn.mechanisms.higher_order.forms import common, pairs
 from refattn.mechanisms.higher_order.forms.common import keys_attended, merge_rows, split_rows, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
-from refattn.mechanisms.higher_order.forms.schedule import Chunk, Schedule, causal_schedule, join, past, plan
+from refattn.mechanisms.higher_order.forms.schedule import Chunk, Schedule, causal_schedule, past, plan
 from refattn.mechanisms.higher_order.forms.state import (
     Running,
     State,
@@ -44,7 +44,7 @@ from refattn.mechanisms.higher_order.forms.state import (
 )
 from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.heads import group_heads, ungroup_heads
-from refattn.ops.tiles import Tile, run
+from refattn.ops.tiles import Tile
 from refattn.xp import Array, namespace, zeros
 
 
@@ -118,7 +118,7 @@ def forward(
         results = equations.active(common).forward(sums, counts, options)
         return results if state is None or last is None else (*results, last.products, last.values)
 
-    joined = join(grid, run(q, task, grid.heads))
+    joined = grid.from_heads(task, q)
     out, total = joined[:2]
     last = None if state is None else State(joined[2], joined[3], state.settings)
     saved = Saved(q, k, v, key_mask, offset, options, state, last, attended, out, total)
@@ -159,7 +159,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
         d_start = whole_gradient(start, d_first)
         return *d_inputs, d_start.products, d_start.values
 
-    joined = join(grid, run(q, task, grid.heads))
+    joined = grid.from_heads(task, q)
     d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]

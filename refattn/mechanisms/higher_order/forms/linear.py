@@ -20,7 +20,7 @@ from refattn import equations
 from refattn.mechanisms.higher_order.forms import common
 from refattn.mechanisms.higher_order.forms.common import keys_attended, merge_rows, split_rows, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
-from refattn.mechanisms.higher_order.forms.schedule import chunks, join, plan
+from refattn.mechanisms.higher_order.forms.schedule import chunks, plan
 from refattn.mechanisms.higher_order.forms.state import (
     State,
     about_adjoint,
@@ -36,7 +36,7 @@ from refattn.mechanisms.higher_order.forms.state import (
 )
 from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.heads import group_heads, ungroup_heads
-from refattn.ops.tiles import Tile, run
+from refattn.ops.tiles import Tile
 from refattn.xp import Array, namespace
 
 
@@ -80,7 +80,7 @@ def forward(
         results = equations.active(common).forward(xp.concat(sums, axis=3), counts, options)
         return *results, state.products, state.values
 
-    out, total, products, sums = join(grid, run(q, task, grid.heads))
+    out, total, products, sums = grid.from_heads(task, q)
     state = State(products, sums, settings(kernel, q))
     saved = Saved(q, k, v, key_mask, options, state, attended, out, total)
     return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
@@ -120,7 +120,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         pairs, sums = ((rows, d_query_rows), (keys, d_key_rows)), state.values[:, :, None, ...]
         return *found, xp.concat(d_values, axis=2), common.parts_of_numbers(kernel, pairs, d_sums, sums)
 
-    joined = join(grid, run(q, task, grid.heads))
+    joined = grid.from_heads(task, q)
     d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]

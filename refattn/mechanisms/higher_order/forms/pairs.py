@@ -8,6 +8,7 @@ Axes: b batch, g key/value head, r query head of a group, i query and j key of t
 from __future__ import annotations
 
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
+from refattn.ops.heads import sum_group
 from refattn.xp import Array, namespace
 
 
@@ -17,7 +18,7 @@ def forward(kernel: Kernel, queries: Array, keys: Array, values: Array, allowed:
     `allowed` (i, j) is 1 where a query may attend a key and 0 elsewhere; None where all may.
     """
     _, weights = _weights(kernel, queries, keys, allowed)
-    return weights @ (values * kernel.factor)[:, :, None, ...]
+    return weights @ values[:, :, None, ...] * kernel.factor
 
 
 def backward(
@@ -27,14 +28,14 @@ def backward(
     xp = namespace(queries)
     products, weights = _weights(kernel, queries, keys, allowed)
     # forward: sums = weights @ values
-    d_values = xp.sum(xp.matrix_transpose(weights) @ d_sums, axis=2) * kernel.factor
+    d_values = sum_group(xp.matrix_transpose(weights) @ d_sums) * kernel.factor
     d_weights = d_sums @ xp.matrix_transpose(values)[:, :, None, ...]
     if allowed is not None:
         d_weights *= allowed
     # forward: weights = K(products), products = queries @ keys^T
     d_weights *= kernel.slope(products)
     d_queries = d_weights @ keys[:, :, None, ...]
-    d_keys = xp.sum(xp.matrix_transpose(d_weights) @ queries, axis=2)
+    d_keys = sum_group(xp.matrix_transpose(d_weights) @ queries)
     return d_queries, d_keys, d_values
 
 

@@ -44,16 +44,6 @@ def plan(kernel: Kernel, q: Array, k: Array) -> tuple[Plan, int]:
     return Plan(tiles, tiles, chunk), chunk
 
 
-def join(grid: Plan, parts: list[tuple[Array, ...]]) -> list[Array]:
-    """Put the arrays (b, g, ...) that each task returned together; `parts` is emptied, so that none is held twice."""
-    columns = [list(column) for column in zip(*parts, strict=True)]
-    parts.clear()
-    joined = []
-    while columns:
-        joined.append(grid.join_heads(columns.pop(0)))
-    return joined
-
-
 def chunks(length: int, size: int) -> Iterator[Chunk]:
     """Yield the chunks of some tokens."""
     for start in range(0, length, size):

@@ -16,11 +16,10 @@ from refattn import equations
 from refattn.mechanisms.higher_order.forms import common, pairs
 from refattn.mechanisms.higher_order.forms.common import whole, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
-from refattn.mechanisms.higher_order.forms.schedule import join
 from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.heads import group_heads, group_mask, ungroup_heads
 from refattn.ops.masks import allowed_in_tile
-from refattn.ops.tiles import Tile, most_rows, plan, run
+from refattn.ops.tiles import Tile, most_rows, plan
 from refattn.xp import Array, namespace, zeros
 
 
@@ -68,8 +67,7 @@ def forward(
             counts = _attended(tile_values[..., -1:], own, offset, tile.rows, grid.columns)
         return equations.active(common).forward(sums, counts, options)
 
-    parts = run(q, task, grid.rows)
-    out, total = (grid.join_rows([part[n] for part in parts]) for n in range(2))
+    out, total = grid.from_rows(task, q)
     saved = Saved(q, k, v, mask, key_mask, offset, options, out, total)
     return ungroup_heads(out), ungroup_heads(total)[..., 0], saved
 
@@ -123,7 +121,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         numbers += xp.concat([d_alpha, xp.zeros_like(d_alpha)], axis=-1)
         return *found, xp.concat(d_values, axis=2)[..., :-1], numbers
 
-    joined = join(grid, run(q, task, grid.heads))
+    joined = grid.from_heads(task, q)
     d_q = ungroup_heads(joined[0])  # (b, h, i, d) [dHOL.q]
     d_k = joined[1]  # (b, g, j, d) [dHOL.k]
     d_v = joined[2]  # (b, g, j, e) [dHOL.v]

@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from refattn.mechanisms.softmax.forms.bound import safe_rows
-from refattn.ops.heads import group_heads, group_mask, ungroup_heads
+from refattn.ops.heads import group_heads, group_mask, sum_group, ungroup_heads
 from refattn.ops.masks import Band, existing, where_allowed
-from refattn.ops.tiles import PlaneSum, Tile, concat, most_rows, plan, run
+from refattn.ops.tiles import PlaneSum, Tile, concat, most_rows, plan
 from refattn.xp import Array, max_last, namespace, sum_wide, sum_wide_to, zeros
 
 Span = tuple[int, int]
@@ -125,9 +125,8 @@ def forward(
         rows, k_heads, v_heads = tile.of_rows(q_grouped), tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
         return _forward_rows(rows, k_heads, v_heads, rows_safe, rows_sinks, pairs.of(tile), tile.rows, grid.columns)
 
-    parts = run(q, task, grid.rows)
-    out = xp.reshape(grid.join_rows([part[0] for part in parts]), (b, h, queries, v.shape[-1]))
-    lse = xp.reshape(grid.join_rows([part[1] for part in parts]), (b, h, queries))
+    outs, sums = grid.from_rows(task, q)
+    out, lse = xp.reshape(outs, (b, h, queries, v.shape[-1])), xp.reshape(sums, (b, h, queries))
     return out, lse, Saved(q, k, v, pairs, sink, q_lengths, out, lse, safe, most)
 
 
@@ -208,18 +207,22 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None) -> dict[str, Array
     rows_safe = None if none_safe else saved.safe
     grouped = [*(group_heads(x, groups) for x in (q, d_out, lse[..., None], inner[..., None])), rows_safe]
 
-    def task(tile: Tile) -> dict[str, Any]:
+    others: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def task(tile: Tile) -> tuple[Array, Array, Array]:
         k_heads, v_heads = tile.of(k)[:, :, None, ...], tile.of(v)[:, :, None, ...]
         blocks = [(part.rows, [None if x is None else part.of_rows(x) for x in grouped]) for part in grid.rows_of(tile)]
-        return _backward_heads(k_heads, v_heads, pairs.of(tile), none_safe, blocks, grid.columns)
+        found = _backward_heads(k_heads, v_heads, pairs.of(tile), none_safe, blocks, grid.columns)
+        others[tile.batch.start, tile.heads.start] = found
+        return found.pop("product"), found.pop("k"), found.pop("v")
 
-    parts = run(q, task, grid.heads)
+    d_products, d_k, d_v = grid.from_heads(task, q)
+    parts = [others[tile.batch.start, tile.heads.start] for tile in grid.heads]
     # forward: scores = q @ k^T * scale
-    d_product = xp.reshape(grid.join_heads([part["product"] for part in parts]), q.shape)
+    d_product = xp.reshape(d_products, q.shape)
     d_scale = sum_wide(xp.vecdot(d_product, q))  # () [dSM.scale]
     d_product *= pairs.scale  # in its own memory, which is that of all queries
     d_q = d_product  # (b, h, i, d) [dSM.q]
-    d_k, d_v = (grid.join_heads([part[name] for part in parts]) for name in ("k", "v"))
     gradients = {"q": d_q, "k": d_k, "v": d_v, "scale": d_scale}
     if pairs.softcap is not None:
         gradients["softcap"] = sum_wide(xp.stack([part["softcap"] for part in parts]))
@@ -283,7 +286,7 @@ def _backward_heads(
             size = columns[1] - columns[0]
             # forward: out = kept @ v
             if keep is None:
-                d_v_tile = _sum_group(xp.matrix_transpose(weights) @ d_out)  # (b, g, j, e) [dSM.v]
+                d_v_tile = sum_group(xp.matrix_transpose(weights) @ d_out)  # (b, g, j, e) [dSM.v]
                 d_v[n] = _add_rows(d_v[n], d_v_tile, size)
                 del d_v_tile  # so that the next product fits where the scores were
                 # forward: weights = exp(masked - lse)
@@ -291,7 +294,7 @@ def _backward_heads(
             else:
                 factor = part_of(keep, rows, columns)
                 kept = factor * weights  # (b, g, r, i, j) [SM.17]
-                d_v_tile = _sum_group(xp.matrix_transpose(kept) @ d_out)  # (b, g, j, e) [dSM.v]
+                d_v_tile = sum_group(xp.matrix_transpose(kept) @ d_out)  # (b, g, j, e) [dSM.v]
                 d_v[n] = _add_rows(d_v[n], d_v_tile, size)
                 d_kept = d_out @ xp.matrix_transpose(v[..., at, :])  # (b, g, r, i, j) [dSM.17]
                 assert d_keep is not None
@@ -308,7 +311,7 @@ def _backward_heads(
                 d_scores = d_scores * slope  # (b, g, r, i, j) [dSM.1]
             # forward: scores = q @ k^T * scale
             d_product += d_scores @ k[..., at, :]
-            d_k_tile = _sum_group(xp.matrix_transpose(d_scores) @ q_scaled)  # (b, g, j, d) [dSM.k]
+            d_k_tile = sum_group(xp.matrix_transpose(d_scores) @ q_scaled)  # (b, g, j, d) [dSM.k]
             d_k[n] = _add_rows(d_k[n], d_k_tile, size)
             del weights, d_scores, d_k_tile
         d_rows.append(d_product)
@@ -325,16 +328,16 @@ def _largest(saved: Saved) -> Array:
     grid = plan(q, k, saved.most)
     q_grouped = group_heads(q * saved.pairs.scale, groups)
 
-    def task(tile: Tile) -> Array:
+    def task(tile: Tile) -> tuple[Array]:
         pairs, rows, keys = saved.pairs.of(tile), tile.of_rows(q_grouped), tile.of(k)[:, :, None, ...]
         found = zeros((*rows.shape[:-1], 1), q) - math.inf
         for columns in pairs.band.blocks(k.shape[2], tile.rows, grid.columns):
             scores, _ = _scores(rows, keys[..., slice(*columns), :], pairs, tile.rows, columns)
             allowed = pairs.band.allowed(pairs.mask, tile.rows, columns, pairs.batch)
             found = xp.maximum(found, max_last(where_allowed(allowed, scores, -math.inf)))
-        return found[..., 0]
+        return (found[..., 0],)
 
-    return xp.reshape(grid.join_rows(run(q, task, grid.rows)), q.shape[:3])
+    return xp.reshape(grid.from_rows(task, q)[0], q.shape[:3])
 
 
 def _scores(q_scaled: Array, k: Array, pairs: Pairs, rows: Span, columns: Span) -> tuple[Array, Array | None]:
@@ -359,11 +362,6 @@ def part_of(x: Array, rows: Span, columns: Span) -> Array:
 def _where(safe: Array | bool, x: Array | float, otherwise: Array) -> Array:
     """Return x where rows are safe, False for none of them."""
     return otherwise if isinstance(safe, bool) else namespace(otherwise).where(safe, x, otherwise)
-
-
-def _sum_group(x: Array) -> Array:
-    """Add up what the query heads of a group give: (b, g, r, j, d) -> (b, g, j, d)."""
-    return x[:, :, 0, ...] if x.shape[2] == 1 else namespace(x).sum(x, axis=2)
 
 
 def _add_rows(x: Array, first: Array, size: int) -> Array:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refattn.mechanisms.sympformer.dense import BOUND, counts
-from refattn.ops.heads import group_heads, ungroup_heads
+from refattn.ops.heads import group_heads, sum_group, ungroup_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Plan, Tile, plan, run
 from refattn.xp import Array, max_last, namespace, zeros
@@ -84,8 +84,7 @@ def forward(
                 outs += run(q, lambda strip: pushed((strip, scored(strip))), wave)
         return tuple(xp.concat(parts, axis=3) for parts in (outs, lses, bounded, pushes))
 
-    tasks = _each(q, task, grid)
-    out, lse, log_z, push = (grid.join_heads([found[n] for found in tasks]) for n in range(4))
+    out, lse, log_z, push = _each(q, task, grid)
     saved = Saved(q, k, v, offset, scale, lse, log_z, push, out)
     return ungroup_heads(out), ungroup_heads(log_z)[..., 0], saved
 
@@ -115,9 +114,9 @@ def _waves(grid: Plan, tile: Tile, offset: int | None, keys: int) -> list[list[_
     return waves
 
 
-def _each(like: Array, task: Callable[[Tile], tuple[Array, ...]], grid: Plan) -> list[tuple[Array, ...]]:
+def _each(like: Array, task: Callable[[Tile], tuple[Array, ...]], grid: Plan) -> list[Array]:
     """Return the results of a task for all heads; where there is only one, its strips are the tasks of the pool."""
-    return [task(grid.heads[0])] if len(grid.heads) == 1 else run(like, task, grid.heads)
+    return list(task(grid.heads[0])) if len(grid.heads) == 1 else grid.from_heads(task, like)
 
 
 def _longest_first(like: Array, task: Callable[[Any], Any], wave: Sequence[Any]) -> list[Any]:
@@ -232,10 +231,10 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
                     if strip.columns > block[0]:
                         at = slice(block[0], min(block[1], strip.columns))
                         # forward: sum = pairs @ v
-                        more = xp.sum(xp.matrix_transpose(pairs[..., at]) @ d_sum, axis=2)
+                        more = sum_group(xp.matrix_transpose(pairs[..., at]) @ d_sum)
                         d_v_block = _plus(d_v_block, more)
                         # forward: scores = q @ k^T * scale
-                        more = xp.sum(xp.matrix_transpose(d_masked[..., at]) @ strip.part.of_rows(queries), axis=2)
+                        more = sum_group(xp.matrix_transpose(d_masked[..., at]) @ strip.part.of_rows(queries))
                         d_k_block = _plus(d_k_block, more * saved.scale)
                 return d_k_block, d_v_block
 
@@ -251,8 +250,7 @@ def backward(saved: Saved, d_out: Array, d_log_z: Array | None) -> dict[str, Arr
             walked(wave)
         return xp.concat(d_queries, axis=3), xp.concat(d_keys, axis=2), xp.concat(d_values, axis=2), asked[0]
 
-    tasks = _each(q, task, grid)
-    d_q, d_k, d_v, d_push = (grid.join_heads([found[n] for found in tasks]) for n in range(4))
+    d_q, d_k, d_v, d_push = _each(q, task, grid)
     d_kinetic = ungroup_heads(d_push * xp.exp(-2.0 * saved.log_z))  # (b, h, i, 1) [dSYMP.kinetic]
     return {"q": ungroup_heads(d_q), "k": d_k, "v": d_v, "kinetic": d_kinetic}
 
