@@ -200,6 +200,9 @@ def test_a_plan_covers_the_plane_once(cut: Any, dtype: str) -> None:
     x = draw("x", b, g, r, i, 2)
     assert np.array_equal(plan.join_rows([tile.of_rows(x) for tile in plan.rows]), x)
     assert np.array_equal(plan.join_heads([tile.of(x) for tile in plan.heads]), x)
+    both = (lambda tile: (tile.of_rows(x), tile.of_rows(x[..., 0]))), (lambda tile: (tile.of(x), tile.of(x[..., 0])))
+    for found in (plan.from_rows(both[0], x), plan.from_heads(both[1], x)):
+        assert np.array_equal(found[0], x) and np.array_equal(found[1], x[..., 0])
     one = draw("one", 1, 1, 1, i, 2)
     assert all(np.array_equal(tile.of_rows(one), one[:, :, :, slice(*tile.rows)]) for tile in plan.rows)
 

@@ -28,10 +28,8 @@ from refattn.ops.masks import allowed_in_tile
 from refattn.ops.tiles import Plan, Tile, plan, run
 from refattn.xp import Array, max_last, namespace, zeros
 
-WAVE = 2.5
-"""Most columns of the strips of a wave together, in lengths of the sequence, since it is their scores that fill the
-memory: two strips where each has all keys, and more of the short ones that begin a causal sequence, which alone would
-leave workers idle."""
+WAVE = 2
+"""Strips of a wave: enough for several workers, and few, since it is their scores that fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +100,9 @@ class _Strip:
 
 
 def _waves(grid: Plan, tile: Tile, offset: int | None, keys: int) -> list[list[_Strip]]:
-    """Return the strips of a tile, wave by wave, two by two from the last on: two workers then have as much to do."""
+    """Return the strips of a tile, wave by wave."""
     strips = [_Strip(part, keys if offset is None else part.rows[1] + offset) for part in grid.rows_of(tile)]
-    waves: list[list[_Strip]] = []
-    for stop in range(len(strips), 0, -2):
-        pair = strips[max(stop - 2, 0) : stop]
-        if waves and sum(strip.columns for strip in pair + waves[0]) <= WAVE * keys:
-            waves[0] = pair + waves[0]
-        else:
-            waves.insert(0, pair)
-    return waves
+    return [strips[n : n + WAVE] for n in range(0, len(strips), WAVE)]
 
 
 def _each(like: Array, task: Callable[[Tile], tuple[Array, ...]], grid: Plan) -> list[Array]:
