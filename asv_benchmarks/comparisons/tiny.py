@@ -57,6 +57,18 @@ def operations(run: str) -> Callable[[], Any]:
     return attend
 
 
+def definition(run: str) -> Callable[[], Any]:
+    """The forward of refattn's dense form, given what its core makes of the arguments: a bound for refattn."""
+    if run != "forward":
+        raise NotImplementedError("the bound is that of the forward")
+    from refattn.mechanisms.softmax import dense
+
+    q, k, v, _ = softmax.arrays(N, "float32", HEADS, WIDTH)
+    absent = ("mask", "first", "last", "q_lengths", "k_lengths", "bias", "sink", "keep", "softcap")
+    options: dict[str, Any] = dict.fromkeys(absent)
+    return lambda: dense.forward(q, k, v, **options, scale=1.0 / math.sqrt(WIDTH))[0]
+
+
 def sdpa(run: str) -> Callable[[], Any]:
     """PyTorch's own kernel."""
     return softmax.sdpa(N, "float32", run, heads=HEADS, width=WIDTH)
@@ -74,12 +86,14 @@ COMPARISON = Comparison(
         f"Softmax attention of {N} tokens, one head of width {WIDTH}, float32: what a call costs before it computes "
         "anything. *NumPy* is the bare formula, *eager* the same in PyTorch. refattn also checks all its arguments, "
         "looks for queries that may attend nothing, returns lse and keeps what its backward reads. *operations* are "
-        "those of its definition in NumPy, without anything else."
+        "those of its definition in NumPy, without anything else; *definition* is the dense form as it stands, whose "
+        "arguments nobody has looked at."
     ),
     sides=(
         Side("refattn", f"{__name__}:ours", ours=True),
         Side("NumPy", f"{__name__}:bare"),
-        Side("operations", f"{__name__}:operations"),
+        Side("operations", f"{__name__}:operations", bound=True),
+        Side("definition", f"{__name__}:definition", bound=True),
         Side("SDPA", f"{__name__}:sdpa"),
         Side("eager", f"{__name__}:eager"),
     ),
