@@ -11,6 +11,7 @@ import subprocess
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -295,3 +296,32 @@ def test_lines_of_asv_with_its_tables_become_numbers() -> None:
         " 75 %  start.Machine.time_numpy(product)  786±40μs",
         "100 %  memory.Core.peakmem_both: 1/2 failed",
     ]
+
+
+def test_of_several_rounds_times_and_rates_are_those_of_the_best() -> None:
+    known = [Benchmark("time", ("a",), "time"), Benchmark("rate", ("a",), "rate"), Benchmark("held", ("a",), "work")]
+    columns = ["result", "params", "version", "stats_q_25", "samples"]
+    nan = math.nan
+
+    def results(time: Any, rate: Any, held: Any) -> dict[str, Any]:
+        found = {
+            "time": [time, [["a", "b", "c", "d"]], "1", [10.0 * x if x else x for x in time], [[x] for x in time]],
+            "rate": [rate, [["a"]], "1"],
+            "held": [held, [["a"]], "1"],
+        }
+        return {"result_columns": columns, "results": found}
+
+    best = history.best_of(
+        results([1.0, 4.0, nan, 5.0], [7.0], [1.0]), results([2.0, 3.0, 6.0, None], [5.0], [2.0]), known
+    )["results"]
+    assert best["time"][0] == [1.0, 3.0, 6.0, 5.0]
+    assert best["time"][3] == [10.0, 30.0, 60.0, 50.0] and best["time"][4] == [[1.0], [3.0], [6.0], [5.0]]
+    assert best["rate"][0] == [7.0]
+    assert best["held"][0] == [2.0]  # what is counted is that of the last round
+
+
+def test_a_round_over_other_parameters_is_kept_as_it_is() -> None:
+    known = [Benchmark("time", ("a",), "time")]
+    before = {"result_columns": ["result", "params"], "results": {"time": [[1.0], [["a"]]], "gone": [[1.0], [["a"]]]}}
+    now = {"result_columns": ["result", "params"], "results": {"time": [[2.0, 3.0], [["a", "b"]]]}}
+    assert history.best_of(before, now, known)["results"] == {"time": [[2.0, 3.0], [["a", "b"]]]}
