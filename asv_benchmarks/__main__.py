@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import statistics
 import sys
 import tempfile
@@ -17,16 +18,46 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from asv_benchmarks import archive, culprit, history, machine
 from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
-from asv_benchmarks import culprit, history, machine
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary
-from asv_benchmarks.suite import PROFILES
+from asv_benchmarks.suite import PROFILES, benchmarks
 
 _profile = click.option(
     "--profile", type=click.Choice(list(PROFILES)), default="short", help="Which benchmarks; short: those of NumPy."
 )
-_bench = click.option("--bench", default="", metavar="REGEX", help="Only what it matches, name or parameters.")
+
+
+class Expression(click.ParamType):
+    """A regular expression that matches a benchmark."""
+
+    name = "regex"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return it as it is."""
+        try:
+            known = benchmarks(value)
+        except re.error as error:
+            self.fail(f"got {value!r}, needs a regular expression ({error})", param, ctx)
+        if not known:
+            example = re.escape(str(benchmarks()[0]))
+            self.fail(f"got {value!r}, needs to match a benchmark with its parameters, as '{example}' does", param, ctx)
+        return value
+
+
+_bench = click.option("--bench", type=Expression(), metavar="REGEX", help="Only what it matches, name or parameters.")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn the errors of a command into a line each, and an exit with 1, or with 2 where there is no such version."""
+    try:
+        yield
+    except versions.VersionError as error:
+        raise click.UsageError(str(error)) from error
+    except (history.RunError, archive.ArchiveError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 @click.group(help=(__doc__ or "").strip())
@@ -38,14 +69,12 @@ def cli() -> None:
 @_profile
 @_bench
 @click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism, in a minute.")
-def run_command(profile: str, bench: str, quick: bool) -> None:
+def run_command(profile: str, bench: str | None, quick: bool) -> None:
     """Run the benchmarks with asv, store the results, and compare them with the last ones of this machine."""
     console = _console()
     chosen = bench or PROFILES["quick" if quick else profile]
-    try:
+    with _told():
         found = history.run(chosen, lambda line: console.print(line, markup=False, soft_wrap=True), quick=quick)
-    except history.RunError as error:
-        raise click.ClickException(str(error)) from error
     if found.before is None:
         console.print(f"stored as {found.after}; there were no earlier results of this machine to compare with")
     else:
@@ -67,7 +96,7 @@ def run_command(profile: str, bench: str, quick: bool) -> None:
 @_bench
 @click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism.")
 @click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Write the table there, too.")
-def compare_command(base: str, head: str, profile: str, bench: str, quick: bool, markdown: Path | None) -> None:
+def compare_command(base: str, head: str, profile: str, bench: str | None, quick: bool, markdown: Path | None) -> None:
     """Compare the commit BASE with the commit HEAD, or with the files as they are (a dot).
 
     Exits with 1 where something got slower or less exact, needs more memory, or fails, and with 2 where there is no
@@ -75,17 +104,11 @@ def compare_command(base: str, head: str, profile: str, bench: str, quick: bool,
     """
     console = _console()
     load = machine.load()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            homes = tuple(versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
-        except versions.VersionError as error:
-            raise click.UsageError(str(error)) from error
-        try:
-            with _progress(console) as progress:
-                chosen = bench or PROFILES["quick" if quick else profile]
-                verdicts = versions.compare((homes[0], homes[1]), chosen, progress)
-        except versions.VersionError as error:
-            raise click.ClickException(str(error)) from error
+    with tempfile.TemporaryDirectory() as folder, _told():
+        homes = tuple(versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
+        with _progress(console) as progress:
+            chosen = bench or PROFILES["quick" if quick else profile]
+            verdicts = versions.compare((homes[0], homes[1]), chosen, progress)
     title = f"{base} -> {head}, in alternating rounds"
     show(verdicts, title, console)
     if markdown is not None:
@@ -105,13 +128,10 @@ def bisect_command(good: str, bad: str, benchmark: str) -> None:
     beside GOOD in alternating rounds, each from a folder of its own; nothing is checked out here.
     """
     console = _console()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found = culprit.search(
-                good, bad, benchmark, Path(folder), lambda line: console.print(line, markup=False, soft_wrap=True)
-            )
-        except versions.VersionError as error:
-            raise click.UsageError(str(error)) from error
+    with tempfile.TemporaryDirectory() as folder, _told():
+        found = culprit.search(
+            good, bad, benchmark, Path(folder), lambda line: console.print(line, markup=False, soft_wrap=True)
+        )
     if len(found.commits) > 1:
         console.print(f"one of these, which could not be measured: {', '.join(c[:10] for c in found.commits)}")
         return
@@ -127,13 +147,13 @@ def bisect_command(good: str, bad: str, benchmark: str) -> None:
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="history", help="Which benchmarks.")
 @_bench
 @click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="How often all are run, in turn.")
-def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str, rounds: int) -> None:
+def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str | None, rounds: int) -> None:
     """Run this checkout's benchmarks on each COMMIT in turn, and add what they give.
 
     A benchmark that a commit has already is measured again. Nothing is installed. This is for a quiet machine.
     """
     console = _console()
-    try:
+    with _told():
         files = history.record(
             commits,
             bench or PROFILES[profile],
@@ -141,10 +161,6 @@ def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str
             lambda line: console.print(line, markup=False, soft_wrap=True),
             rounds=rounds,
         )
-    except versions.VersionError as error:
-        raise click.UsageError(str(error)) from error
-    except history.RunError as error:
-        raise click.ClickException(str(error)) from error
     for file in files:
         console.print(f"wrote {file}", markup=False)
 
@@ -153,10 +169,8 @@ def record_command(commits: tuple[str, ...], name: str, profile: str, bench: str
 def publish_command() -> None:
     """Make web pages of all stored results, with asv."""
     console = _console()
-    try:
+    with _told():
         newest, every = history.publish(lambda line: console.print(line, markup=False))
-    except history.RunError as error:
-        raise click.ClickException(str(error)) from error
     console.print(f"the newest commit: {newest}", markup=False)
     console.print(f"every curve, through a web server: python -m http.server -d {every.parent}", markup=False)
 
@@ -164,7 +178,7 @@ def publish_command() -> None:
 @cli.command("changes", short_help="Say since which commits benchmarks cost more, or less.")
 @_bench
 @click.option("--least", type=click.FloatRange(1.0), help="The factor that a step must exceed; else by kind.")
-def changes_command(bench: str, least: float | None) -> None:
+def changes_command(bench: str | None, least: float | None) -> None:
     """Find the steps in all stored results, those that come with the repository included.
 
     Two detectors stand side by side: asv's fit of a piecewise constant curve (potts), and E-divisive, which believes
@@ -172,7 +186,8 @@ def changes_command(bench: str, least: float | None) -> None:
     Exits with 1 where something got worse.
     """
     console = _console()
-    stored = history.steps(bench, least)
+    with _told():
+        stored = history.steps(bench or "", least)
     for (name, python), found in stored.items():
         show_steps(found, f"{name}, {python.removesuffix('.json')}", console)
     sys.exit(1 if any(step.worse for found in stored.values() for steps in found.values() for step in steps) else 0)

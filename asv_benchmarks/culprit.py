@@ -49,7 +49,10 @@ def chosen(home: Path, text: str) -> Benchmark:
         Where there is none, or there are several.
     """
     known = listed(home, "")
-    matched = [one for one in known if re.search(text, str(one))]
+    try:
+        matched = [one for one in known if re.search(text, str(one))]
+    except re.error as error:
+        raise VersionError(f"benchmark: got {text!r}, needs a name or a regular expression ({error})") from error
     short = [one for one in matched if re.search(PROFILES["short"], str(one))]
     found = [one for one in known if str(one) == text] or (matched if len(matched) == 1 else short)
     if len(found) != 1:
@@ -77,6 +80,9 @@ def search(good: str, bad: str, text: str, place: Path, tell: Callable[[str], No
     VersionError
         Where there is no such version or benchmark, or no difference that could be told from noise.
     """
+    for name, version in (("good", good), ("bad", bad)):
+        if not git("rev-parse", "--verify", f"{version}^{{commit}}"):
+            raise VersionError(f"{name}: got {version!r}, needs a commit")
     homes = {version: check_out(version, place / name) for name, version in (("good", good), ("bad", bad))}
     if git("merge-base", good, bad) != git("rev-parse", f"{good}^{{commit}}"):
         raise VersionError(f"good: got {good!r}, needs an ancestor of {bad!r}")

@@ -1,7 +1,7 @@
 """Results over time: asv runs the suite on the files as they are, and its results are compared with the last ones.
 
-Results of one machine over many commits come with the repository, in `RECORDED`: `record` adds to them, `publish` shows
-them beside those of this machine.
+Results of one machine over many commits come with the repository: `record` adds to them, `publish` shows them beside
+those of this machine. `asv_benchmarks.archive` reads both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asv_benchmarks import changes
+from asv_benchmarks import archive, changes
+from asv_benchmarks.archive import Samples
 from asv_benchmarks.compare import check_out
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
@@ -29,13 +30,8 @@ from asv_benchmarks.sides import ROOT, STEADY, held_to
 from asv_benchmarks.suite import MACHINE, Benchmark, benchmarks
 
 FOLDER = ROOT / "asv_benchmarks"
-RESULTS = FOLDER / "results"
-RECORDED = FOLDER / "recorded"
 EACH = frozenset(f"stats_{what}" for what in ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")) | {"samples"}
 """Columns of asv's results that have, as "result", an entry for each choice of parameters."""
-
-Samples = dict[str, list[float]]
-"""Benchmark with its parameters -> what was measured."""
 
 
 class RunError(Exception):
@@ -73,31 +69,31 @@ def run(pattern: str, tell: Callable[[str], None], *, quick: bool = False) -> Fo
         Where asv cannot be imported or fails.
     """
     commit = version()
-    before = last()  # read now: a run of the same commit replaces its results
+    before = archive.last()  # read now: a run of the same commit replaces its results
     asv(["machine", "--yes"], lambda line: None)
     chosen = benchmarks(pattern)
     tell(f"{len(chosen)} benchmarks; {'less than a minute' if quick else expected(chosen)}")
     options = ["-E", f"existing:{sys.executable}", "--set-commit-hash", commit, "--record-samples", "--show-stderr"]
     options += ["-a", "rounds=1", "-a", "repeat=(3, 10, 0.05)", "-a", "warmup_time=0.0"] if quick else []
     asv(["run", *options, *(["--bench", pattern] if pattern else [])], tell)
-    if not files():
+    if not archive.files():
         raise RunError("asv stored no results")
-    stored = files()[-1]
-    name, numbers = before.get(environment(stored), (None, {}))
-    verdicts = judged(numbers, samples(stored), chosen)
-    return Found(name, short(stored), verdicts, moved(verdicts))
+    stored = archive.files()[-1]
+    name, numbers = before.get(archive.environment(stored), (None, {}))
+    verdicts = judged(numbers, archive.samples(archive.results(stored)), chosen)
+    return Found(name, archive.short(stored), verdicts, moved(verdicts))
 
 
 def expected(chosen: Sequence[Benchmark]) -> str:
     """Say how long benchmarks will take: as long as they took last, here or where the recorded ones were run."""
     seconds: dict[str, float] = {}
-    for file in [*_files(RECORDED), *files()]:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        at = stored["result_columns"].index("duration")
-        for name, row in stored["results"].items():
-            numbers = sum(x is not None and not math.isnan(x) for x in row[0] or [])
-            if numbers and len(row) > at and row[at]:
-                seconds[name] = row[at] / numbers
+    for file in [*archive.recorded(), *archive.files()]:
+        stored = archive.results(file)
+        for name in stored.get_all_result_keys():
+            values = stored.get_result_value(name, stored.get_result_params(name))
+            numbers = sum(x is not None and not math.isnan(x) for x in values)
+            if numbers and stored.duration.get(name):
+                seconds[name] = stored.duration[name] / numbers
     usual = statistics.median(seconds.values()) if seconds else 1.0
     minutes = sum(seconds.get(benchmark.name, usual) for benchmark in chosen) / 60.0
     return f"about {max(1, math.ceil(minutes))} min, if all exist here"
@@ -106,7 +102,7 @@ def expected(chosen: Sequence[Benchmark]) -> str:
 def record(
     versions: Sequence[str], pattern: str, name: str, tell: Callable[[str], None], *, rounds: int = 1
 ) -> list[Path]:
-    """Run benchmarks of this checkout on commits, and add the results to `RECORDED`; return their files.
+    """Run benchmarks of this checkout on commits, add the results to those of the repository, and return their files.
 
     Parameters
     ----------
@@ -128,8 +124,8 @@ def record(
         Where there is no such commit.
     """
     about = {"machine": name, **device()}
-    known = RECORDED / name / "machine.json"
-    if known.exists() and (other := json.loads(known.read_text(encoding="utf-8"))) != about | {"version": 1}:
+    known = archive.RECORDED / name / "machine.json"
+    if known.exists() and (other := archive.read(known)) != about | {"version": 1}:
         raise RunError(f"machine: {name} is {other}, this is {about}: needs another name")
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / ".asv-machine.json").write_text(json.dumps({name: about, "version": 1}), encoding="utf-8")
@@ -152,7 +148,7 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     results = place / "results"
     conf = _conf(place, results, home / "asv_benchmarks" / "benchmarks")
     own = results / name / f"{commit[:8]}-{_environment()}.json"
-    kept = RECORDED / name / f"{commit[:8]}-{_python()}.json"
+    kept = archive.RECORDED / name / f"{commit[:8]}-{_python()}.json"
     if kept.exists() and not again:
         own.parent.mkdir(parents=True, exist_ok=True)
         own.write_text(_as(kept, _environment(), sys.executable), encoding="utf-8")
@@ -169,7 +165,7 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
     shutil.copy(results / name / "machine.json", kept.parent)
-    shutil.copy(results / "benchmarks.json", RECORDED)
+    shutil.copy(results / "benchmarks.json", archive.RECORDED)
     return kept
 
 
@@ -194,34 +190,18 @@ def best_of(before: dict[str, Any], now: dict[str, Any], known: Sequence[Benchma
     return now
 
 
-def series(known: Sequence[Benchmark]) -> dict[tuple[str, str], list[changes.Series]]:
-    """Return the series of each machine and interpreter, those that come with the repository included.
-
-    A commit that is no ancestor of a branch (files that were not committed) counts by its date like any other.
-    """
-    found: dict[tuple[str, str], list[tuple[int, float, str, Samples]]] = {}
-    for file in [*_files(RECORDED), *files()]:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        row = (stored["date"], file.stat().st_mtime, stored["commit_hash"], samples(file, known))
-        found.setdefault(environment(file), []).append(row)
-    by_place: dict[tuple[str, str], list[changes.Series]] = {}
-    for place, rows in found.items():
-        rows.sort(key=lambda row: row[:3])
-        for benchmark in known:
-            have = [(commit, many[str(benchmark)]) for *_, commit, many in rows if many.get(str(benchmark))]
-            if have:
-                values = tuple(statistics.median(many) for _, many in have)
-                one = changes.Series(benchmark, tuple(commit for commit, _ in have), values)
-                by_place.setdefault(place, []).append(one)
-    return by_place
-
-
 def steps(
     pattern: str = "", least: float | None = None
 ) -> dict[tuple[str, str], dict[changes.Series, list[changes.Change]]]:
-    """Return by machine and interpreter the series of stored results that match the pattern, and the steps of each."""
+    """Return by machine and interpreter the series of stored results that match the pattern, and the steps of each.
+
+    Raises
+    ------
+    ArchiveError
+        Where there are no results, or a file of them cannot be read.
+    """
     found = {}
-    for place, stored in series(benchmarks()).items():
+    for place, stored in archive.series(benchmarks()).items():
         chosen = [one for one in changes.calibrated(stored) if re.search(pattern, str(one.benchmark))]
         found[place] = {one: changes.changes(one, least) for one in chosen}
     return found
@@ -234,20 +214,26 @@ def publish(tell: Callable[[str], None]) -> tuple[Path, Path]:
     -------
     newest, all
         The page on the newest commit, which opens as a file, and the first one of asv's own site, which needs a server.
+
+    Raises
+    ------
+    ArchiveError
+        Where there are no results, or a file of them cannot be read.
+    RunError
+        Where asv cannot be imported or fails.
     """
     from asv_benchmarks import page, site
 
-    if not files() and not RECORDED.exists():
-        raise RunError("there are no results yet: make bench")
+    stored = archive.series(benchmarks())
     with tempfile.TemporaryDirectory() as place:
         results = Path(place) / "results"
-        site.gather((RECORDED, RESULTS), results)
+        site.gather((archive.RECORDED, archive.RESULTS), results)
         conf = _conf(Path(place), results, FOLDER / "benchmarks")
         asv(["publish"], tell, conf=conf)
         folder = Path(json.loads(conf.read_text(encoding="utf-8"))["html_dir"])
     site.offline(folder)
     newest = folder / "newest.html"
-    newest.write_text(page.page(series(benchmarks())), encoding="utf-8")
+    newest.write_text(page.page(stored), encoding="utf-8")
     return newest, folder / "index.html"
 
 
@@ -280,7 +266,7 @@ def _python() -> str:
 
 def _as(file: Path, environment: str, python: str) -> str:
     """Return a file of results under the name of another environment, without samples."""
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = archive.read(file)
     stored |= {"env_name": environment, "python": python}
     at = stored["result_columns"].index("samples")
     stored["results"] = {name: [*row[:at], None, *row[at + 1 :]][: len(row)] for name, row in stored["results"].items()}
@@ -356,59 +342,6 @@ def version() -> str:
     if not head:
         raise RunError("there is no git repository, and asv stores results by commit")
     return head
-
-
-def files() -> list[Path]:
-    """Return all stored results, the oldest first."""
-    return sorted(_files(RESULTS), key=lambda file: file.stat().st_mtime)
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*/*.json") if path.name != "machine.json"]
-
-
-def short(file: Path) -> str:
-    """Return the hash that results are stored under."""
-    return file.name.partition("-")[0]
-
-
-def environment(file: Path) -> tuple[str, str]:
-    """Return the machine and the interpreter of results: only those of the same are compared."""
-    return file.parent.name, file.name.partition("-")[2]
-
-
-def last() -> dict[tuple[str, str], tuple[str, Samples]]:
-    """Return by environment the hash that was stored last, and the last samples of each benchmark."""
-    found: dict[tuple[str, str], tuple[str, Samples]] = {}
-    for file in files():
-        _, earlier = found.get(environment(file), ("", {}))
-        found[environment(file)] = short(file), {**earlier, **samples(file)}
-    return found
-
-
-def samples(file: Path, known: Sequence[Benchmark] | None = None) -> Samples:
-    """Return what a file of results holds: all samples of a time, the value of everything else, [] where it failed.
-
-    `known` are the benchmarks to look for; None: all of this checkout.
-    """
-    from asv.results import Results
-
-    stored: Any = Results.load(str(file))
-    found: Samples = {}
-    for benchmark in benchmarks() if known is None else known:
-        if benchmark.name not in stored.get_all_result_keys():
-            continue
-        params = [[repr(value)] for value in benchmark.params]
-        known = stored.get_result_params(benchmark.name)
-        if not all(value in many for (value,), many in zip(params, known, strict=True)):
-            continue  # what that version had not
-        (value,) = stored.get_result_value(benchmark.name, params)
-        (many,) = stored.get_result_samples(benchmark.name, params)
-        if value is None:
-            found[str(benchmark)] = []
-        elif not math.isnan(value):  # NaN is n/a
-            found[str(benchmark)] = many or [value]
-    return found
 
 
 def judged(before: Samples, now: Samples, chosen: Sequence[Benchmark]) -> list[Verdict]:

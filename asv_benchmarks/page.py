@@ -64,7 +64,7 @@ def page(found: Mapping[tuple[str, str], Sequence[Series]]) -> str:
     Parameters
     ----------
     found
-        Series by machine and interpreter, as `asv_benchmarks.history.series` returns them.
+        Series by machine and interpreter, as `asv_benchmarks.archive.series` returns them.
     """
     times = {commit: int(git("show", "-s", "--format=%ct", commit) or 0) for commit in _commits(found.values())}
     place = max(found, key=lambda key: (len(_commits([found[key]])) > 1, _newest(found[key], times)[1]))

@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from asv_benchmarks import machine
+from asv_benchmarks.archive import read
 from asv_benchmarks.changes import Series, changes
 from asv_benchmarks.compare import STARTS, WORKING_TREE, check_out, measure
 from asv_benchmarks.culprit import chosen
@@ -185,7 +186,7 @@ def write(rows: Sequence[Row], about: Mapping[str, str]) -> None:
 def main(rounds: int) -> None:
     """Ask until there are so many rounds."""
     about = machine.describe()
-    stored = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"rows": []}
+    stored = read(FILE) if FILE.exists() else {"rows": []}
     rows: list[Row] = stored["rows"]
     with tempfile.TemporaryDirectory() as folder:
         homes = {size: check_out(WORKING_TREE, Path(folder) / f"{size}") for size in SIZES}

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from asv_benchmarks.archive import read
 from asv_benchmarks.suite import benchmarks
 
 VENDOR = Path(__file__).parent / "vendor"
@@ -24,7 +25,7 @@ def gather(folders: Iterable[Path], results: Path) -> None:
     for folder in folders:
         if folder.exists():
             shutil.copytree(folder, results, dirs_exist_ok=True)
-            for name, described in _load(folder / "benchmarks.json").items():
+            for name, described in read(folder / "benchmarks.json").items():
                 known[name] = _joined(known[name], described) if name in known and name != "version" else described
     mend(results, known)
 
@@ -40,8 +41,8 @@ def mend(results: Path, known: dict[str, Any]) -> None:
     rates = {benchmark.name for benchmark in benchmarks() if benchmark.kind == "rate"}
     used: dict[str, list[set[str]]] = {}
     for file in results.glob("*/*-*.json"):
-        stored = _load(file)
-        about = _load(file.parent / "machine.json")
+        stored = read(file)
+        about = read(file.parent / "machine.json")
         python = ".".join(str(stored["python"]).split(".")[:2])
         stored["params"] = {key: value for key, value in about.items() if key != "version"} | {"python": python}
         columns = stored["result_columns"]
@@ -64,10 +65,6 @@ def mend(results: Path, known: dict[str, Any]) -> None:
             unit = COSTS.get(described["unit"], described["unit"])
             kept[name] = described | {"params": params, "unit": unit}
     (results / "benchmarks.json").write_text(json.dumps(kept), encoding="utf-8")
-
-
-def _load(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -116,9 +116,18 @@ def prepare(name: str, params: list[Any]) -> Callable[[], Any]:
 
 def param_names(name: str) -> list[str]:
     """Return what the parameters of a benchmark are called."""
-    module, kind, _ = name.split(".")
-    found: list[str] = getattr(importlib.import_module(f"asv_benchmarks.benchmarks.{module}"), kind).param_names
+    found: list[str] = _class_of(name).param_names
     return found
+
+
+def version(name: str) -> str:
+    """Return the version of a benchmark: numbers of another one do not compare with its own."""
+    return str(_class_of(name).version)
+
+
+def _class_of(name: str) -> Any:
+    module, kind, _ = name.split(".")
+    return getattr(importlib.import_module(f"asv_benchmarks.benchmarks.{module}"), kind)
 
 
 def main() -> None:

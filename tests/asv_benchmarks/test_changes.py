@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from asv_benchmarks import __main__ as command
+from asv_benchmarks import archive, history
 from asv_benchmarks import changes as steps
-from asv_benchmarks import history
 from asv_benchmarks.changes import Change, Series, calibrated, changes, divisive, potts, sparkline, worst_first
 from asv_benchmarks.suite import Benchmark
 
@@ -95,14 +95,14 @@ def test_curves_of_text() -> None:
 def test_the_recorded_history_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In the order of the commits' dates, not of their names; only what a file has."""
     pytest.importorskip("asv")
-    monkeypatch.setattr(history, "RESULTS", tmp_path)
+    monkeypatch.setattr(archive, "RESULTS", tmp_path)
     monkeypatch.setattr(
         history, "benchmarks", lambda pattern="": [Benchmark("start.Machine.time_numpy", ("exp",), "time")]
     )
     (place,) = history.steps()
     ((one, _),) = history.steps()[place].items()
     dates = {}
-    for file in history.RECORDED.glob("*/*-*.json"):
+    for file in archive.RECORDED.glob("*/*-*.json"):
         stored = json.loads(file.read_text())
         dates[stored["commit_hash"]] = stored["date"]
     assert place[0] == "epyc-2cpu" and list(one.commits) == sorted(dates, key=lambda commit: dates[commit])

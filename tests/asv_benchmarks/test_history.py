@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import refattn as ra
 from asv_benchmarks import __main__ as command
-from asv_benchmarks import history
+from asv_benchmarks import archive, history
 from asv_benchmarks.changes import Change, Series
 from asv_benchmarks.compare import VersionError
 from asv_benchmarks.history import Found, RunError, judged, moved
@@ -69,8 +69,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     (tmp_path / "asv.conf.json").write_text(json.dumps({**settings, **places}))
     monkeypatch.setattr(history, "FOLDER", tmp_path)
-    monkeypatch.setattr(history, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(history, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(archive, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(archive, "RECORDED", tmp_path / "recorded")
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 
@@ -85,10 +85,10 @@ def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None
     named = r"accuracy\.Share\.track_mean\(softmax\.tiled, outputs, float32, numpy\)"
     assert any(re.fullmatch(rf" *\d+ %  {named}  0\.\d+", line) for line in told), told
     assert any(re.search(r"Machine\.time_numpy\(exp\)  [\d.]+\S*s$", line) for line in told)
-    (stored,) = history.files()
+    (stored,) = archive.files()
     assert stored.parent.parent == elsewhere / "results"
     # asv stores nothing but what ran; a benchmark that ran and is not available here is n/a
-    values = history.samples(stored)
+    values = archive.samples(archive.results(stored))
     assert {name.partition("(")[0] for name in values} == {"start.Machine.time_numpy", "accuracy.Share.track_mean"}
     assert all(len(many) > 1 for name, many in values.items() if "Machine" in name)
     second = history.run(chosen, told.append)
@@ -98,7 +98,7 @@ def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None
     history.run("Machine.*exp", told.append)
     third = history.run(chosen, told.append)
     assert {v.word for v in third.verdicts if v.benchmark.kind == "share"} == {""}
-    assert {environment[0] for environment in history.last()} == {stored.parent.name}
+    assert {environment[0] for environment in archive.last()} == {stored.parent.name}
     newest, every = history.publish(told.append)
     assert every == elsewhere / "html" / "index.html" and every.is_file()
     assert "Machine" not in newest.read_text() and "accuracy.Share.track_mean" in newest.read_text()
@@ -107,7 +107,7 @@ def test_a_run_is_stored_and_compared_with_the_last_one(elsewhere: Path) -> None
 def test_a_failure_of_asv_is_told(elsewhere: Path) -> None:
     with pytest.raises(RunError, match="asv failed:\n(.*\n)*.*No benchmarks selected"):
         history.run("no such benchmark", lambda line: None)
-    with pytest.raises(RunError, match="there are no results yet: make bench"):
+    with pytest.raises(archive.ArchiveError, match="there are no results yet: make bench"):
         history.publish(lambda line: None)
 
 
@@ -154,14 +154,14 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, found: Found, text: str, c
 
 # --- what comes with the repository
 
-RECORDED = sorted(history.RECORDED.glob("*/*-*.json"))
+RECORDED = sorted(archive.RECORDED.glob("*/*-*.json"))
 
 
 def test_results_of_several_commits_come_with_the_repository() -> None:
     pytest.importorskip("asv")
     assert len(RECORDED) >= 5 and len({file.parent for file in RECORDED}) == 1
     assert json.loads((RECORDED[0].parent / "machine.json").read_text())["machine"] == RECORDED[0].parent.name
-    found = [history.samples(file) for file in RECORDED]
+    found = [archive.samples(archive.results(file)) for file in RECORDED]
     common = set.intersection(*map(set, found))
     assert {name.partition(".")[0] for name in common} >= {"accuracy", "core", "language", "memory", "peak", "stream"}
     assert all(values and min(values) > 0.0 for one in found for name, values in one.items() if "accuracy" not in name)
@@ -171,8 +171,8 @@ def test_results_of_several_commits_come_with_the_repository() -> None:
         if git(
             "cat-file", "-t", f"{commit}:refattn/mechanisms/{name}"
         ):  # otherwise it is younger than what is recorded
-            assert any(f"'{name}'" in key for key in history.samples(newest)), name
-    assert any("'softmax'" in key for key in history.samples(newest))
+            assert any(f"'{name}'" in key for key in archive.samples(archive.results(newest))), name
+    assert any("'softmax'" in key for key in archive.samples(archive.results(newest)))
 
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.name)
@@ -200,7 +200,7 @@ def test_recorded_results_are_published(tmp_path: Path, monkeypatch: pytest.Monk
         return file
 
     monkeypatch.setattr(history, "_conf", elsewhere)
-    monkeypatch.setattr(history, "RESULTS", tmp_path / "none")
+    monkeypatch.setattr(archive, "RESULTS", tmp_path / "none")
     history.publish(lambda line: None)
     graphs = list((tmp_path / "html" / "graphs").rglob("core.Core.time_forward.json"))
     points = [len(json.loads(graph.read_text())) for graph in graphs]
@@ -245,7 +245,7 @@ def test_a_commit_is_recorded_twice_and_keeps_both(elsewhere: Path) -> None:
     for chosen in ("Machine.*exp", "Machine.*product"):
         (file,) = history.record(["HEAD"], chosen, "a-machine", lambda line: None, rounds=2)
     assert file.parent == elsewhere / "recorded" / "a-machine"
-    assert {name.partition("(")[2] for name in history.samples(file)} == {"'exp')", "'product')"}
+    assert {name.partition("(")[2] for name in archive.samples(archive.results(file))} == {"'exp')", "'product')"}
     assert str(elsewhere) not in file.read_text()
     with pytest.raises(VersionError, match="got 'nothing', needs a commit"):
         history.record(["nothing"], "Machine", "a-machine", lambda line: None)
@@ -254,7 +254,7 @@ def test_a_commit_is_recorded_twice_and_keeps_both(elsewhere: Path) -> None:
 def test_a_machine_of_this_name_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a-machine").mkdir()
     (tmp_path / "a-machine" / "machine.json").write_text('{"machine": "a-machine", "cpu": "another", "version": 1}')
-    monkeypatch.setattr(history, "RECORDED", tmp_path)
+    monkeypatch.setattr(archive, "RECORDED", tmp_path)
     with pytest.raises(RunError, match="a-machine is .*'another'.* this is .*needs another name"):
         history.record(["HEAD"], "Machine", "a-machine", lambda line: None)
 
@@ -267,11 +267,13 @@ def test_a_machine_that_is_slower_makes_nothing_slower() -> None:
 
 
 def test_how_long_it_takes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(history, "RECORDED", tmp_path)
-    monkeypatch.setattr(history, "RESULTS", tmp_path / "none")
+    monkeypatch.setattr(archive, "RECORDED", tmp_path)
+    monkeypatch.setattr(archive, "RESULTS", tmp_path / "none")
     (tmp_path / "m").mkdir()
-    row = [[0.1, None, 0.2, math.nan], [], 90.0]
-    stored = {"result_columns": ["result", "params", "duration"], "results": {TIME.name: row}}
+    row = [[0.1, None, 0.2, math.nan], [["1", "2", "3", "4"]], 90.0]
+    stored = {"result_columns": ["result", "params", "duration"], "results": {TIME.name: row}, "version": 2}
+    stored |= {"date": 0, "params": {"machine": "m"}, "requirements": {}}
+    stored |= dict.fromkeys(("commit_hash", "python", "env_name"), "a")
     (tmp_path / "m" / "abc-python.json").write_text(json.dumps(stored))
     assert history.expected([TIME] * 4) == "about 3 min, if all exist here"  # 45 s for a number
     assert history.expected([SHARE] * 80) == "about 60 min, if all exist here"  # as long as is usual

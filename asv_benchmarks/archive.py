@@ -1,0 +1,160 @@
+"""What asv has stored: results of this machine, and those of another one over many commits, which the repository has.
+
+asv reads them itself. A file that it cannot read is named, for it is somebody's measurements: nothing passes over it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asv_benchmarks import changes
+from asv_benchmarks.sides import ROOT
+from asv_benchmarks.suite import Benchmark, benchmarks, version
+
+RESULTS = ROOT / "asv_benchmarks" / "results"
+RECORDED = ROOT / "asv_benchmarks" / "recorded"
+
+Samples = dict[str, list[float]]
+"""Benchmark with its parameters -> what was measured."""
+
+
+class ArchiveError(Exception):
+    """There are no results, or a file of them cannot be read."""
+
+
+def recorded() -> list[Path]:
+    """Return the results that come with the repository."""
+    return _files(RECORDED)
+
+
+def files() -> list[Path]:
+    """Return the results of this machine, those that were stored first before the others."""
+    return sorted(_files(RESULTS), key=lambda file: file.stat().st_mtime)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*/*.json") if path.name != "machine.json"]
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return the object that a file holds.
+
+    Raises
+    ------
+    ArchiveError
+        Where it cannot be read, or holds none.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(file, error) from error
+    if not isinstance(found, dict):
+        raise _damaged(file, f"it holds a {type(found).__name__}")
+    return found
+
+
+def results(file: Path) -> Any:
+    """Return the results of a file, as asv's `Results`.
+
+    Raises
+    ------
+    ArchiveError
+        Where asv cannot read it.
+    """
+    from asv.results import Results
+    from asv.util import UserError
+
+    read(file)
+    try:
+        found = Results.load(str(file))
+        for name in found.get_all_result_keys():
+            values = found.get_result_value(name, found.get_result_params(name))
+            if not all(x is None or isinstance(x, int | float) for x in values):
+                raise ValueError(f"{name} has {values}, which are no numbers")
+    except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _damaged(file, error) from error
+    return found
+
+
+def _damaged(file: Path, why: object) -> ArchiveError:
+    return ArchiveError(
+        f"results: got {file}, which is no file of results ({why}); needs one as asv writes it: "
+        "bring it back (git restore, if it was recorded) or take it away"
+    )
+
+
+def short(file: Path) -> str:
+    """Return the hash that results are stored under."""
+    return file.name.partition("-")[0]
+
+
+def environment(file: Path) -> tuple[str, str]:
+    """Return the machine and the interpreter of results: only those of the same are compared."""
+    return file.parent.name, file.name.partition("-")[2]
+
+
+def last() -> dict[tuple[str, str], tuple[str, Samples]]:
+    """Return by environment the hash that was stored last, and the last samples of each benchmark."""
+    found: dict[tuple[str, str], tuple[str, Samples]] = {}
+    for file in files():
+        _, earlier = found.get(environment(file), ("", {}))
+        found[environment(file)] = short(file), {**earlier, **samples(results(file))}
+    return found
+
+
+def samples(stored: Any, known: Sequence[Benchmark] | None = None) -> Samples:
+    """Return what `results` hold: all samples of a time, the value of everything else, [] where it failed.
+
+    `known` are the benchmarks to look for; None: all of this checkout.
+    """
+    found: Samples = {}
+    for benchmark in benchmarks() if known is None else known:
+        if benchmark.name not in stored.get_all_result_keys():
+            continue
+        params = [[repr(value)] for value in benchmark.params]
+        if stored.benchmark_version.get(benchmark.name) not in (None, version(benchmark.name)):
+            continue  # its numbers do not compare with those of today
+        had = stored.get_result_params(benchmark.name)
+        if len(had) != len(params) or not all(value in many for (value,), many in zip(params, had, strict=True)):
+            continue  # what that version had not
+        (value,) = stored.get_result_value(benchmark.name, params)
+        (many,) = stored.get_result_samples(benchmark.name, params)
+        if value is None:
+            found[str(benchmark)] = []
+        elif not math.isnan(value):  # NaN is n/a
+            found[str(benchmark)] = many or [value]
+    return found
+
+
+def series(known: Sequence[Benchmark]) -> dict[tuple[str, str], list[changes.Series]]:
+    """Return the series of each machine and interpreter, those that come with the repository included.
+
+    A commit that is no ancestor of a branch (files that were not committed) counts by its date like any other.
+
+    Raises
+    ------
+    ArchiveError
+        Where there is no number of any benchmark, and where a file cannot be read.
+    """
+    found: dict[tuple[str, str], list[tuple[int, float, str, Samples]]] = {}
+    for file in [*recorded(), *files()]:
+        stored = results(file)
+        row = (stored.date, file.stat().st_mtime, stored.commit_hash, samples(stored, known))
+        found.setdefault(environment(file), []).append(row)
+    by_place: dict[tuple[str, str], list[changes.Series]] = {}
+    for place, rows in found.items():
+        rows.sort(key=lambda row: row[:3])
+        for benchmark in known:
+            have = [(commit, many[str(benchmark)]) for *_, commit, many in rows if many.get(str(benchmark))]
+            if have:
+                values = tuple(statistics.median(many) for _, many in have)
+                one = changes.Series(benchmark, tuple(commit for commit, _ in have), values)
+                by_place.setdefault(place, []).append(one)
+    if not by_place:
+        raise ArchiveError("there are no results yet: make bench")
+    return by_place
