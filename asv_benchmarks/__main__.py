@@ -21,7 +21,7 @@ from rich.table import Table
 from asv_benchmarks import archive, culprit, history, machine
 from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
-from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary
+from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary, times
 from asv_benchmarks.suite import PROFILES, benchmarks
 
 _profile = click.option(
@@ -214,7 +214,7 @@ def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: st
             step.word,
             commits,
             str(step.benchmark),
-            f"{step.factor:.3f}",
+            times(step.benchmark.kind, step.factor, 3),
             step.found,
             sure,
             curves[step.benchmark],
@@ -263,7 +263,7 @@ def _cells(verdict: Verdict) -> list[str]:
     ratio = ""
     if verdict.ratio:
         low, middle, high = verdict.ratio
-        ratio = f"{middle:.3g}" + ("" if low == high else f" [{low:.3g}, {high:.3g}]")
+        ratio = times(kind, middle, 3) if low == high else f"{middle:.3g} [{low:.3g}, {high:.3g}]"
     cells = [number(kind, verdict.base), number(kind, verdict.head), ratio or verdict.detail]
     return [verdict.word, str(verdict.benchmark), *cells]
 

@@ -146,6 +146,15 @@ def summary(verdicts: Iterable[Verdict]) -> str:
     return f"{measured} benchmarks: {', '.join(words + rest)}"
 
 
+def times(kind: str, ratio: float, digits: int = 2) -> str:
+    """Return a ratio with as many decimals; what has no noise with its distance from 1, where these do not show it."""
+    if not 1e-9 < ratio < 1e9:
+        return "from 0" if ratio > 1.0 else "to 0"
+    if kind in EXACT and ratio != 1.0 and abs(ratio - 1.0) < 0.5 * 10.0**-digits:
+        return f"1{ratio - 1.0:+.1g}"
+    return f"{ratio:.{digits}f}" if 0.05 < ratio < 100.0 else f"{ratio:.{digits + 1}g}"
+
+
 def number(kind: str, value: float | None) -> str:
     """Return a number with its unit."""
     if value is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from asv_benchmarks.changes import Change, Series, calibrated, changes, paces, worst_first
-from asv_benchmarks.judge import WORSE, Verdict, apart, number
+from asv_benchmarks.judge import WORSE, Verdict, apart, number, times
 from asv_benchmarks.machine import git
 from asv_benchmarks.suite import MACHINE, Benchmark, param_names
 from refattn.mechanisms.registry import list_mechanisms
@@ -66,14 +66,14 @@ def page(found: Mapping[tuple[str, str], Sequence[Series]]) -> str:
     found
         Series by machine and interpreter, as `asv_benchmarks.archive.series` returns them.
     """
-    times = {commit: int(git("show", "-s", "--format=%ct", commit) or 0) for commit in _commits(found.values())}
-    place = max(found, key=lambda key: (len(_commits([found[key]])) > 1, _newest(found[key], times)[1]))
+    dates = {commit: int(git("show", "-s", "--format=%ct", commit) or 0) for commit in _commits(found.values())}
+    place = max(found, key=lambda key: (len(_commits([found[key]])) > 1, _newest(found[key], dates)[1]))
     raw = found[place]
-    commits = sorted(_commits([raw]), key=lambda commit: times[commit])
+    commits = sorted(_commits([raw]), key=lambda commit: dates[commit])
     base, head = released(commits) or commits[-2 if len(commits) > 1 else -1], commits[-1]
     shown = [_shown(one, base, head) for one in calibrated(raw) if not one.benchmark.name.startswith(MACHINE)]
     paced = paces(raw)
-    machine = f"NumPy alone took {_ratio(paced.get(head, 1.0) / paced.get(base, 1.0))} of its time"
+    machine = f"NumPy alone took {times('time', paced.get(head, 1.0) / paced.get(base, 1.0))} of its time"
     parts = [
         f"<h1>refattn {_link(head)}</h1>",
         f"<p>beside {_link(base)}, {_what(base)}; {len(commits)} commits on {html.escape(place[0])}, "
@@ -83,7 +83,7 @@ def page(found: Mapping[tuple[str, str], Sequence[Series]]) -> str:
         *_mechanisms(shown, commits),
         *_steps(shown),
         *_every(shown, commits),
-        *_list(commits, times),
+        *_list(commits, dates),
     ]
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>refattn {head[:8]}</title>"
@@ -101,9 +101,9 @@ def _commits(many: Iterable[Sequence[Series]]) -> set[str]:
     return {commit for series in many for one in series for commit in one.commits}
 
 
-def _newest(series: Sequence[Series], times: Mapping[str, int]) -> tuple[str, int]:
-    commit = max(_commits([series]), key=lambda commit: times[commit])
-    return commit, times[commit]
+def _newest(series: Sequence[Series], dates: Mapping[str, int]) -> tuple[str, int]:
+    commit = max(_commits([series]), key=lambda commit: dates[commit])
+    return commit, dates[commit]
 
 
 def _shown(one: Series, base: str, head: str) -> Shown:
@@ -125,7 +125,7 @@ def _differences(shown: Sequence[Shown]) -> Iterable[str]:
             yield (
                 f"<tr><td class='{_class(verdict.word)}'>{verdict.word}</td><td>{_curve(verdict.benchmark)}</td>"
                 f"<td class='n'>{number(kind, verdict.base)}</td><td class='n'>{number(kind, verdict.head)}</td>"
-                f"<td class='n'>{_ratio(ratio)}</td></tr>"
+                f"<td class='n'>{times(kind, ratio)}</td></tr>"
             )
         yield "</table>"
 
@@ -162,7 +162,7 @@ def _cell(mine: Sequence[Shown], commits: Sequence[str]) -> str:
     if head[0].series.benchmark.kind == "share":
         text = number("share", max(one.series.values[-1] for one in head))
     else:
-        text = _ratio(ratio) if ratio else "new"
+        text = times(head[0].series.benchmark.kind, ratio) if ratio else "new"
     steps = {step.commit: step for one in mine for step in one.steps if step.found != "potts"}
     return f"<td class='n {look}'>{text}</td><td>{_svg(_index(mine, commits), commits, steps)}</td>"
 
@@ -195,7 +195,7 @@ def _svg(values: Mapping[str, float], commits: Sequence[str], steps: Mapping[str
         step = steps.get(commit)
         if step or commit == commits[-1]:
             look = _class(step.word) if step else ""
-            told = f"{step.word} {_ratio(step.factor)} since {commit[:8]}" if step else commit[:8]
+            told = f"{step.word} {times(step.benchmark.kind, step.factor)} since {commit[:8]}" if step else commit[:8]
             marks += f"<circle class='{look}' cx='{x:.1f}' cy='{y:.1f}' r='2.5'><title>{told}</title></circle>"
     size = f"width='{wide + 6}' height='{high + 6}'"
     return f"<svg {size} role='img' aria-label='curve'><polyline points='{line}'/>{marks}</svg>"
@@ -209,9 +209,10 @@ def _steps(shown: Sequence[Shown]) -> Iterable[str]:
     yield "<details><summary>All steps</summary><table><tr><th></th><th>since</th><th>benchmark</th><th>factor</th>"
     yield "<th>found by</th><th>confidence</th></tr>"
     for step in found:
+        factor = times(step.benchmark.kind, step.factor)
         yield (
             f"<tr><td class='{_class(step.word)}'>{step.word}</td><td>{_link(step.commit)}</td>"
-            f"<td>{_curve(step.benchmark, step.commit)}</td><td class='n'>{_ratio(step.factor)}</td>"
+            f"<td>{_curve(step.benchmark, step.commit)}</td><td class='n'>{factor}</td>"
             f"<td>{step.found}</td><td class='n'>{step.confidence:.2f}</td></tr>"
         )
     yield "</table></details>"
@@ -227,7 +228,7 @@ def _every(shown: Sequence[Shown], commits: Sequence[str]) -> Iterable[str]:
         for one in mine:
             benchmark, values = one.series.benchmark, dict(zip(one.series.commits, one.series.values, strict=True))
             steps = {step.commit: step for step in one.steps}
-            ratio = _ratio(one.verdict.ratio[1]) if one.verdict and one.verdict.ratio else ""
+            ratio = times(benchmark.kind, one.verdict.ratio[1]) if one.verdict and one.verdict.ratio else ""
             look = _class(one.verdict.word) if one.verdict and one.verdict.word else ""
             yield (
                 f"<tr><td>{_curve(benchmark)}</td><td class='n'>{number(benchmark.kind, one.series.values[-1])}</td>"
@@ -236,10 +237,10 @@ def _every(shown: Sequence[Shown], commits: Sequence[str]) -> Iterable[str]:
         yield "</table></details>"
 
 
-def _list(commits: Sequence[str], times: Mapping[str, int]) -> Iterable[str]:
+def _list(commits: Sequence[str], dates: Mapping[str, int]) -> Iterable[str]:
     yield "<h2>Commits</h2><table>"
     for commit in reversed(commits):
-        date = datetime.datetime.fromtimestamp(times[commit], datetime.UTC).strftime("%Y-%m-%d %H:%M")
+        date = datetime.datetime.fromtimestamp(dates[commit], datetime.UTC).strftime("%Y-%m-%d %H:%M")
         yield f"<tr id='{commit[:8]}'><td>{_link(commit)}</td><td class='n'>{date}</td><td>{_what(commit)}</td></tr>"
     yield "</table>"
 
@@ -265,7 +266,3 @@ def _curve(benchmark: Benchmark, commit: str = "") -> str:
 
 def _class(word: str) -> str:
     return "worse" if word in WORSE else "better"
-
-
-def _ratio(ratio: float) -> str:
-    return f"{ratio:.2f}" if 0.05 < ratio < 100.0 else f"{ratio:.3g}"

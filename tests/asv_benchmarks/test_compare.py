@@ -169,7 +169,7 @@ def test_the_table_in_markdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     named = "`core.Core.time_both('softmax.dense', 64)`"
     assert lines[4:6] == [
         f"| slower | {named} | 1 ms | 2 ms | 2 [1.9, 2.1] |",
-        f"| faster | {named} | 2 ms | 1 ms | 0.5 |",
+        f"| faster | {named} | 2 ms | 1 ms | 0.500 |",
     ]
 
 

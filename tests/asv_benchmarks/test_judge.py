@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asv_benchmarks.judge import LIMITS, WORDS, WORSE, Verdict, apart, limit, number, paired, summary, suspect
+from asv_benchmarks.judge import LIMITS, WORDS, WORSE, Verdict, apart, limit, number, paired, summary, suspect, times
 from asv_benchmarks.suite import Benchmark
 
 TIME = Benchmark("core.Core.time_both", ("a.dense", 64), "time")
@@ -119,6 +119,17 @@ def test_numbers_have_units() -> None:
     ]
     assert [number("memory", x) for x in (3 << 30, 5 << 20, 1 << 19)] == ["3 GiB", "5 MiB", "0.5 MiB"]
     assert number("share", 0.1234) == "0.123"
+
+
+def test_ratios_of_what_is_counted_are_told_from_one() -> None:
+    assert [times("time", x) for x in (1.0004, 1.3, 0.96, 250.0, 0.0123)] == ["1.00", "1.30", "0.96", "250", "0.0123"]
+    assert [times("work", x, 3) for x in (1.0, 1.0000002, 0.99996, 1.00049)] == [
+        "1.000",
+        "1+2e-07",
+        "1-4e-05",
+        "1+0.0005",
+    ]
+    assert [times("share", x) for x in (3e11, math.inf, 0.0, 1e-12)] == ["from 0", "from 0", "to 0", "to 0"]
 
 
 def test_the_summary_counts() -> None:
