@@ -49,15 +49,21 @@ class Expression(click.ParamType):
 _bench = click.option("--bench", type=Expression(), metavar="REGEX", help="Only what it matches, name or parameters.")
 
 
+class Failure(click.ClickException):
+    """Nothing can be told. Exit 1 is for what got worse."""
+
+    exit_code = 2
+
+
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Turn the errors of a command into a line each, and an exit with 1, or with 2 where there is no such version."""
+    """Turn the errors of a command into a line and an exit with 2."""
     try:
         yield
     except versions.VersionError as error:
         raise click.UsageError(str(error)) from error
     except (history.RunError, archive.ArchiveError) as error:
-        raise click.ClickException(str(error)) from error
+        raise Failure(str(error)) from error
 
 
 @click.group(help=(__doc__ or "").strip())

@@ -100,7 +100,7 @@ def test_a_damaged_file_is_named_and_nothing_else_is_said(place: Path, damage: s
         results(file)
     for arguments in (["changes"], ["changes", "--bench", "Machine"], ["publish"]):
         done = CliRunner().invoke(command.cli, arguments)
-        assert done.exit_code == 1 and isinstance(done.exception, SystemExit), (arguments, done.exception)
+        assert done.exit_code == 2 and isinstance(done.exception, SystemExit), (arguments, done.exception)
         assert done.output.startswith(f"Error: results: got {file}, ") and "git restore" in done.output, done.output
     with pytest.raises(ArchiveError, match="bbbbbbbb"):
         history.expected([EXP])
@@ -121,7 +121,7 @@ def test_pages_name_what_else_is_missing_or_damaged(place: Path, name: str, text
     if text is not None:
         (place.parent / name).write_text(text)
     done = CliRunner().invoke(command.cli, ["publish"])
-    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit), done.exception
     assert Path(name).name in done.output and "which is no file of results" in done.output
 
 
@@ -130,7 +130,7 @@ def test_where_nothing_is_stored(place: Path) -> None:
         shutil.rmtree(emptied)
         for arguments in (["changes"], ["publish"]):
             done = CliRunner().invoke(command.cli, arguments)
-            assert (done.exit_code, done.output) == (1, "Error: there are no results yet: make bench\n")
+            assert (done.exit_code, done.output) == (2, "Error: there are no results yet: make bench\n")
 
 
 @pytest.mark.parametrize(
