@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import re
 import statistics
 import sys
@@ -55,6 +57,22 @@ class Failure(click.ClickException):
     exit_code = 2
 
 
+def _writable(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """Look before anything is measured whether a file can be written."""
+    if value is None:
+        return None
+    file = Path(value)
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise click.BadParameter(f"got {value!r}, needs a file that can be written", ctx, param)
+    return file
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"got {value}, needs a finite number", ctx, param)
+    return value
+
+
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
     """Turn the errors of a command into a line and an exit with 2."""
@@ -101,7 +119,7 @@ def run_command(profile: str, bench: str | None, quick: bool) -> None:
 @_profile
 @_bench
 @click.option("--quick", is_flag=True, help="A few benchmarks of each mechanism.")
-@click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Write the table there, too.")
+@click.option("--markdown", callback=_writable, metavar="FILE", help="Write the table there, too.")
 def compare_command(base: str, head: str, profile: str, bench: str | None, quick: bool, markdown: Path | None) -> None:
     """Compare the commit BASE with the commit HEAD, or with the files as they are (a dot).
 
@@ -183,7 +201,9 @@ def publish_command() -> None:
 
 @cli.command("changes", short_help="Say since which commits benchmarks cost more, or less.")
 @_bench
-@click.option("--least", type=click.FloatRange(1.0), help="The factor that a step must exceed; else by kind.")
+@click.option(
+    "--least", type=click.FloatRange(1.0), callback=_finite, help="The factor that a step must exceed; else by kind."
+)
 def changes_command(bench: str | None, least: float | None) -> None:
     """Find the steps in all stored results, those that come with the repository included.
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from asv_benchmarks import archive, changes
 from asv_benchmarks.archive import Samples
-from asv_benchmarks.compare import check_out
+from asv_benchmarks.compare import VersionError, check_out
 from asv_benchmarks.judge import Verdict, apart
 from asv_benchmarks.machine import device, git
 from asv_benchmarks.sides import ROOT, STEADY, held_to
@@ -119,20 +119,23 @@ def record(
     Raises
     ------
     RunError
-        Where asv cannot be imported or fails, and where the machine of this name is another one.
+        Where asv cannot be imported or fails, and where the machine cannot be called so, or is another one.
     VersionError
         Where there is no such commit.
     """
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise RunError(f"machine: got {name!r}, needs letters, digits, _, - and dots, for a folder is called so")
+    commits = {version: git("rev-parse", "--verify", f"{version}^{{commit}}") for version in versions}
+    for version, commit in commits.items():
+        if not commit:
+            raise VersionError(f"commit: got {version!r}, needs a commit")
     about = {"machine": name, **device()}
     known = archive.RECORDED / name / "machine.json"
     if known.exists() and (other := archive.read(known)) != about | {"version": 1}:
         raise RunError(f"machine: {name} is {other}, this is {about}: needs another name")
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / ".asv-machine.json").write_text(json.dumps({name: about, "version": 1}), encoding="utf-8")
-        homes = {}
-        for version in versions:
-            commit = git("rev-parse", "--verify", f"{version}^{{commit}}")
-            homes[commit] = check_out(commit or version, Path(place) / (commit or "version"))
+        homes = {commit: check_out(commit, Path(place) / commit) for commit in dict.fromkeys(commits.values())}
         kept = []
         for n in range(rounds):
             for m, (commit, home) in enumerate(homes.items(), start=1):

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from asv_benchmarks import machine
-from asv_benchmarks.archive import read
+from asv_benchmarks.archive import ArchiveError, read
 from asv_benchmarks.changes import Series, changes
 from asv_benchmarks.compare import STARTS, WORKING_TREE, check_out, measure
 from asv_benchmarks.culprit import chosen
@@ -186,7 +186,10 @@ def write(rows: Sequence[Row], about: Mapping[str, str]) -> None:
 def main(rounds: int) -> None:
     """Ask until there are so many rounds."""
     about = machine.describe()
-    stored = read(FILE) if FILE.exists() else {"rows": []}
+    try:
+        stored = read(FILE) if FILE.exists() else {"rows": []}
+    except ArchiveError as error:
+        raise click.ClickException(str(error)) from error
     rows: list[Row] = stored["rows"]
     with tempfile.TemporaryDirectory() as folder:
         homes = {size: check_out(WORKING_TREE, Path(folder) / f"{size}") for size in SIZES}

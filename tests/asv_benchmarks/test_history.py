@@ -251,6 +251,38 @@ def test_a_commit_is_recorded_twice_and_keeps_both(elsewhere: Path) -> None:
         history.record(["nothing"], "Machine", "a-machine", lambda line: None)
 
 
+@pytest.mark.parametrize(
+    ("commit", "name", "text"),
+    [
+        ("nothing", "m", "commit: got 'nothing', needs a commit"),
+        (".", "m", "commit: got '.', needs a commit"),
+        ("HEAD", "../m", "machine: got '../m', needs letters, digits"),
+        ("HEAD", "", "machine: got '', needs letters, digits"),
+    ],
+)
+def test_what_cannot_be_recorded_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str, name: str, text: str
+) -> None:
+    if not git("rev-parse", "HEAD"):
+        pytest.skip("no git repository")
+    monkeypatch.setattr(archive, "RECORDED", tmp_path / "recorded")
+    done = CliRunner().invoke(command.cli, ["record", commit, "--machine", name])
+    assert done.exit_code == 2 and text in done.output and not list(tmp_path.iterdir()), done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["compare", "--markdown", "/nowhere/table.md"], "got '/nowhere/table.md', needs a file that can be written"),
+        (["compare", "--markdown", "/"], "got '/', needs a file that can be written"),
+        (["changes", "--least", "nan"], "got nan, needs a finite number"),
+    ],
+)
+def test_what_a_command_cannot_use_is_told_before_it_measures(arguments: list[str], text: str) -> None:
+    done = CliRunner().invoke(command.cli, arguments)
+    assert done.exit_code == 2 and text in done.output, done.output
+
+
 def test_a_machine_of_this_name_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a-machine").mkdir()
     (tmp_path / "a-machine" / "machine.json").write_text('{"machine": "a-machine", "cpu": "another", "version": 1}')

@@ -47,6 +47,14 @@ def test_what_is_found_is_counted() -> None:
     assert "| `t(1)` | changes | 1 of 2 | 0 of 0 | 0 of 0 | 0 of 0 | 1 of 2 |" in text
 
 
+def test_a_damaged_file_of_rounds_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "power.json").write_text('{"rows": [')
+    monkeypatch.setattr(power, "FILE", tmp_path / "power.json")
+    done = CliRunner().invoke(power.main, ["--rounds", "1"])
+    assert done.exit_code == 1 and "power.json, which is no file of results" in done.output
+    assert (tmp_path / "power.json").read_text() == '{"rows": ['
+
+
 def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"core.Core.time_both('softmax.tiled', 1024, 64, {n})" for n in range(2)]
     monkeypatch.setattr(power, "TARGETS", {r"64, 0": ("f",), r"64, 1": ("g",)})
