@@ -162,7 +162,7 @@ def number(kind: str, value: float | None) -> str:
     if kind in ("share", "rate"):
         return f"{value:.3g}"
     if kind in ("work", "instructions"):
-        return f"{value:.6g}"
+        return f"{value:,.0f}"
     units = [("GiB", 2.0**30), ("MiB", 2.0**20)] if kind == "memory" else [("s", 1.0), ("ms", 1e-3), ("us", 1e-6)]
     name, size = next(((name, size) for name, size in units if value >= size), units[-1])
     return f"{value / size:.3g} {name}"

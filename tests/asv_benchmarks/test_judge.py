@@ -119,6 +119,7 @@ def test_numbers_have_units() -> None:
     ]
     assert [number("memory", x) for x in (3 << 30, 5 << 20, 1 << 19)] == ["3 GiB", "5 MiB", "0.5 MiB"]
     assert number("share", 0.1234) == "0.123"
+    assert number("work", 7538331.0) == number("instructions", 7538331) == "7,538,331"
 
 
 def test_ratios_of_what_is_counted_are_told_from_one() -> None:
