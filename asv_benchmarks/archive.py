@@ -64,10 +64,13 @@ def results(file: Path) -> Any:
     Raises
     ------
     ArchiveError
-        Where asv cannot read it.
+        Where asv cannot read it, or is missing.
     """
-    from asv.results import Results
-    from asv.util import UserError
+    try:
+        from asv.results import Results
+        from asv.util import UserError
+    except ImportError as error:
+        raise ArchiveError(f'results are read by asv, which is missing ({error}): pip install -e ".[bench]"') from error
 
     read(file)
     try:
@@ -126,7 +129,7 @@ def samples(stored: Any, known: Sequence[Benchmark] | None = None) -> Samples:
         (many,) = stored.get_result_samples(benchmark.name, params)
         if value is None:
             found[str(benchmark)] = []
-        elif not math.isnan(value):  # NaN is n/a
+        elif math.isfinite(value):  # NaN is n/a
             found[str(benchmark)] = many or [value]
     return found
 

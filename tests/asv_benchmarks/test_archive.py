@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,9 @@ def test_series_are_those_of_the_commits_by_date_that_have_a_number(place: Path)
 def test_what_failed_is_told_from_what_is_not_available(place: Path) -> None:
     file = place / "cccccccc-python3.11.json"
     assert samples(results(file), [EXP, PRODUCT]) == {str(EXP): [4.0], str(PRODUCT): []}
-    file.write_text(json.dumps(stored(HASHES[2], 1, [4.0, float("nan")])))
-    assert samples(results(file), [EXP, PRODUCT]) == {str(EXP): [4.0]}
+    for nothing in (float("nan"), float("inf")):
+        file.write_text(json.dumps(stored(HASHES[2], 1, [4.0, nothing])))
+        assert samples(results(file), [EXP, PRODUCT]) == {str(EXP): [4.0]}
     assert samples(results(file), [Benchmark(NAME, ("other",), "time"), Benchmark(NAME, (), "time")]) == {}
 
 
@@ -104,6 +106,12 @@ def test_a_damaged_file_is_named_and_nothing_else_is_said(place: Path, damage: s
         assert done.output.startswith(f"Error: results: got {file}, ") and "git restore" in done.output, done.output
     with pytest.raises(ArchiveError, match="bbbbbbbb"):
         history.expected([EXP])
+
+
+def test_without_asv_it_is_said_how_to_get_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asv.results", None)
+    done = CliRunner().invoke(command.cli, ["changes"])
+    assert done.exit_code == 2 and "which is missing" in done.output and 'pip install -e ".[bench]"' in done.output
 
 
 def test_bytes_that_are_no_text_are_named(place: Path) -> None:

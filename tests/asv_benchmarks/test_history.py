@@ -299,6 +299,7 @@ def test_a_machine_that_is_slower_makes_nothing_slower() -> None:
 
 
 def test_how_long_it_takes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("asv")
     monkeypatch.setattr(archive, "RECORDED", tmp_path)
     monkeypatch.setattr(archive, "RESULTS", tmp_path / "none")
     (tmp_path / "m").mkdir()
