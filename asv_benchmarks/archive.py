@@ -75,6 +75,8 @@ def results(file: Path) -> Any:
     read(file)
     try:
         found = Results.load(str(file))
+        if not isinstance(found.date, int | float) or not isinstance(found.commit_hash, str):
+            raise ValueError(f"its commit is {found.commit_hash} of {found.date}")
         for name in found.get_all_result_keys():
             values = found.get_result_value(name, found.get_result_params(name))
             if not all(x is None or isinstance(x, int | float) for x in values):

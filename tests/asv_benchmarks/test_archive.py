@@ -89,6 +89,8 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "rows that are no rows": lambda text: json.dumps(json.loads(text) | {"results": {NAME: 3}}),
     "a table that is none": lambda text: json.dumps(json.loads(text) | {"results": [1, 2]}),
     "text for numbers": lambda text: json.dumps(json.loads(text) | {"results": {NAME: [["a"], [["'exp'"]], "1"]}}),
+    "no date of the commit": lambda text: json.dumps(json.loads(text) | {"date": None}),
+    "no commit": lambda text: json.dumps(json.loads(text) | {"commit_hash": None}),
     "an unknown column": lambda text: json.dumps(json.loads(text) | {"result_columns": ["what"]}),
     **{f"no {name}": without(name) for name in ("date", "commit_hash", "results", "result_columns", "version")},
 }
