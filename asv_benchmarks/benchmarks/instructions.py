@@ -27,6 +27,9 @@ ctypes.CDLL(None).qsort(ctypes.create_string_buffer(16), 2, 8, compare)
 """
 """A C function that Python does not use otherwise calls what is counted, for valgrind counts inside of a C function."""
 
+ALONE = {"REFATTN_WORKERS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+"""Which of several threads takes a task is a matter of time, and only the first one's instructions are counted."""
+
 COUNT = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]
 
 
@@ -46,7 +49,7 @@ class Instructions:
 
     def track_both(self, mechanism: str) -> int:
         command = [*COUNT, "--toggle-collect=qsort_r", sys.executable, "-c", CODE, mechanism]
-        env = {**os.environ, "PYTHONHASHSEED": "0"}
+        env = {**os.environ, **ALONE}
         done = subprocess.run(command, env=env, capture_output=True, text=True, encoding="utf-8", check=False)
         found = re.search(r"Collected : (\d+)", done.stderr)
         if done.returncode or not found or int(found[1]) == 0:

@@ -245,12 +245,14 @@ def test_the_short_profile_is_numpy_alone() -> None:
 
 
 @pytest.mark.slow
-def test_instructions_are_counted_to_the_last_one() -> None:
+def test_instructions_are_counted_to_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed: apt-get install valgrind")
+    monkeypatch.setenv("REFATTN_WORKERS", "3")  # which would share them out as it happens
     run = prepare("instructions.Instructions.track_both", ["softmax"])
     found = run()
-    assert 1e6 < found < 1e8 and run() == found
+    assert 1e6 < found < 1e8
+    assert [run(), run()] == [found, found]
 
 
 # --- asv
