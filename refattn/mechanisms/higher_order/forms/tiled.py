@@ -9,7 +9,6 @@ Axes as in the dense form, with the query heads as two axes: g key/value head, r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from refattn import equations
@@ -18,7 +17,7 @@ from refattn.mechanisms.higher_order.forms.common import whole, with_ones
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.options import Options
 from refattn.ops.heads import group_heads, group_mask, ungroup_heads
-from refattn.ops.masks import allowed_in_tile
+from refattn.ops.masks import Band
 from refattn.ops.tiles import Tile, most_rows, plan
 from refattn.xp import Array, namespace, zeros
 
@@ -52,19 +51,19 @@ def forward(
     grid = plan(q, k, most_rows(offset))
     kernel = Kernel(options, q.shape[3])
     queries, keys, values = group_heads(q, k.shape[1]), kernel.lift(k)[0], with_ones(v, key_mask, whole(q, k))
-    mask = group_mask(mask, k.shape[1])
+    mask, band = group_mask(mask, k.shape[1]), _band(q, offset)
 
     def task(tile: Tile) -> tuple[Array, Array]:
         rows, tile_keys, tile_values = kernel.lift(tile.of_rows(queries))[0], tile.of(keys), tile.of(values)
         own = None if mask is None else tile.of(mask)
         sums = zeros((*rows.shape[:-1], values.shape[-1]), rows)
-        for columns in _column_blocks(k.shape[2], tile.rows, offset, grid.columns):
+        for columns in band.blocks(k.shape[2], tile.rows, grid.columns):
             at = slice(*columns)
-            allowed = _allowed(own, offset, tile.rows, columns, rows)
+            allowed = _allowed(band, own, tile.rows, columns, rows)
             sums += pairs.forward(kernel, rows, tile_keys[..., at, :], tile_values[..., at, :], allowed)
         counts = None
         if options.normaliser.counts:
-            counts = _attended(tile_values[..., -1:], own, offset, tile.rows, grid.columns)
+            counts = _attended(tile_values[..., -1:], own, band, tile.rows, grid.columns)
         return equations.active(common).forward(sums, counts, options)
 
     out, total = grid.from_rows(task, q)
@@ -79,7 +78,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     grid = plan(q, k, most_rows(offset))
     kernel = Kernel(options, q.shape[3])
     queries, d_out_rows = group_heads(q, k.shape[1]), group_heads(d_out, k.shape[1])
-    length, width = k.shape[2], grid.columns
+    length, width, band = k.shape[2], grid.columns, _band(q, offset)
     if offset is not None:
         width = min(width, grid.rows[0].rows[1])  # blocks as wide as they are high compute the least above the diagonal
 
@@ -95,14 +94,14 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
             out, total, d_part_out = (part.of_rows(x) for x in (saved.out, saved.total, d_out_rows))
             counts = None
             if options.normaliser.counts:
-                counts = _attended(values[..., -1:], own, offset, part.rows, width)
+                counts = _attended(values[..., -1:], own, band, part.rows, width)
             d_sums = equations.active(common).backward(out, total, counts, options, d_part_out)
             d_rows = zeros(rows.shape, rows)
             # The last block may reach beyond what the rows see: it is taken whole, so that its gradients add up.
-            seen = len(list(_column_blocks(length, part.rows, offset, width)))
+            seen = len(list(band.blocks(length, part.rows, width)))
             for n, columns in enumerate(blocks[:seen]):
                 at = slice(*columns)
-                allowed = _allowed(own, offset, part.rows, columns, rows)
+                allowed = _allowed(band, own, part.rows, columns, rows)
                 d_part, d_tile_keys, d_tile_values = pairs.backward(
                     kernel, rows, keys[..., at, :], values[..., at, :], allowed, d_sums
                 )
@@ -111,7 +110,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
                 d_values[n] += d_tile_values
             d_queries.append(kernel.lift_backward(q_normal, d_rows))
             if options.learned:
-                sums = _attended(values, own, offset, part.rows, width)
+                sums = _attended(values, own, band, part.rows, width)
                 numbers += common.parts_of_numbers(kernel, ((rows, d_rows),), d_sums, sums)
         d_tile_keys = xp.concat(d_keys, axis=2)
         found = xp.concat(d_queries, axis=3), kernel.lift_backward(k_normal, d_tile_keys)
@@ -129,26 +128,24 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     return {"q": d_q, "k": d_k, "v": d_v, **numbers}
 
 
-def _column_blocks(keys: int, rows: tuple[int, int], offset: int | None, width: int) -> Iterator[tuple[int, int]]:
-    """Yield the blocks of keys that some of the rows may attend."""
-    stop = keys if offset is None else min(max(rows[1] + offset, 0), keys)
-    for start in range(0, stop, width):
-        yield start, min(start + width, stop)
+def _band(q: Array, offset: int | None) -> Band:
+    """Return which pairs a causal mask of this offset leaves."""
+    return Band(None, offset, None, None, q)
 
 
 def _allowed(
-    mask: Array | None, offset: int | None, rows: tuple[int, int], columns: tuple[int, int], like: Array
+    band: Band, mask: Array | None, rows: tuple[int, int], columns: tuple[int, int], like: Array
 ) -> Array | None:
     """Return 1 where a row may attend a column and 0 elsewhere, as numbers: products with them are quick."""
-    allowed = allowed_in_tile(mask, offset, rows, columns, like)
+    allowed = band.allowed(mask, rows, columns)
     return None if allowed is None else namespace(like).astype(allowed, like.dtype)
 
 
-def _attended(values: Array, mask: Array | None, offset: int | None, rows: tuple[int, int], width: int) -> Array:
+def _attended(values: Array, mask: Array | None, band: Band, rows: tuple[int, int], width: int) -> Array:
     """Return the sum over the keys that each row may attend of values (b, g, j, e): (b, g, 1 or r, i, e)."""
     if mask is None:
-        return common.sums_attended(values, offset, rows[1])[..., slice(*rows), :]
+        return common.sums_attended(values, band.last, rows[1])[..., slice(*rows), :]
     total = 0.0
-    for columns in _column_blocks(values.shape[2], rows, offset, width):
-        total = total + _allowed(mask, offset, rows, columns, values) @ values[:, :, None, slice(*columns), :]
+    for columns in band.blocks(values.shape[2], rows, width):
+        total = total + _allowed(band, mask, rows, columns, values) @ values[:, :, None, slice(*columns), :]
     return total
