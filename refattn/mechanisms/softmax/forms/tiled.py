@@ -159,20 +159,20 @@ def _forward_rows(
     q_scaled = q * pairs.scale
     for columns in pairs.band.blocks(k.shape[-2], rows, width):
         at = slice(*columns)
-        masked, _ = _scores(q_scaled, k[..., at, :], pairs, rows, columns)
+        scores, _ = _scores(q_scaled, k[..., at, :], pairs, rows, columns)
         allowed = pairs.band.allowed(pairs.mask, rows, columns, pairs.batch)
-        if allowed is not None:
-            masked = xp.where(allowed, masked, -math.inf)  # (b, g, r, i, j) [SM.3]
         if safe is None:
-            exponentials = xp.exp(masked)  # (b, g, r, i, j) [SM.5]
+            exponentials = _only(allowed, xp.exp(scores))  # (b, g, r, i, j) [SM.5]
         else:
+            masked = where_allowed(allowed, scores, -math.inf)  # (b, g, r, i, j) [SM.3]
             highest = _where(safe, 0.0, xp.maximum(maximum, max_last(masked)))  # (b, g, r, i, 1) [SM.4]
             # A row that has met no key yet has -inf here; 0 in its place keeps -inf - -inf out.
             shift = xp.where(highest == -math.inf, 0.0, highest)
             decay = xp.exp(maximum - shift)
             exponentials = xp.exp(masked - shift)  # (b, g, r, i, j) [SM.5]
             total, out, maximum = total * decay, out * decay, highest
-        del masked  # the next tile takes its memory, which is in the cache, as it takes that of all that goes here
+            del masked
+        del scores  # the next tile takes its memory, which is in the cache, as it takes that of all that goes here
         # A product with ones is a sum, and quicker.
         total += exponentials @ ones[at, :]  # (b, g, r, i, 1) [SM.6]
         if pairs.keep is not None:
@@ -279,9 +279,11 @@ def _backward_heads(
                     carried = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.3]
                     shifted = xp.where(safe, carried, shifted)  # (b, g, r, i, j) [SM.1-SM.3]
             allowed = pairs.band.allowed(pairs.mask, rows, columns, pairs.batch)
-            if allowed is not None:
-                shifted = xp.where(allowed, shifted, -math.inf)  # (b, g, r, i, j) [SM.1-SM.3]
-            weights = xp.exp(shifted)  # (b, g, r, i, j) [SM.7]
+            if safe is None and not none_safe and allowed is not None:
+                # No weight is above 1 by more than rounding, so that this bounds what is hidden alone.
+                weights = _only(allowed, xp.exp(xp.minimum(shifted, xp.ones_like(lse))))  # (b, g, r, i, j) [SM.7]
+            else:
+                weights = xp.exp(where_allowed(allowed, shifted, -math.inf))  # (b, g, r, i, j) [SM.7]
             del shifted  # its memory, which is in the cache, serves again
             size = columns[1] - columns[0]
             # forward: out = kept @ v
@@ -357,6 +359,14 @@ def part_of(x: Array, rows: Span, columns: Span) -> Array:
     i = slice(*rows) if x.shape[-2] != 1 else slice(0, 1)
     j = slice(*columns) if x.shape[-1] != 1 else slice(0, 1)
     return x[..., i, j]
+
+
+def _only(allowed: Array | None, x: Array) -> Array:
+    """Return finite x, and 0 where it is not allowed; None allows all.
+
+    A product is quicker than a choice between two numbers, most of all where the next one cannot be foreseen.
+    """
+    return x if allowed is None else x * namespace(x).astype(allowed, x.dtype)
 
 
 def _where(safe: Array | bool, x: Array | float, otherwise: Array) -> Array:
