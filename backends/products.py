@@ -36,7 +36,7 @@ def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 def together(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[NDArray[Any]]:
     """Return a @ b of each pair; the pieces of all of them are handed out at once, which costs as much as one."""
     if pool.inside():
-        return [a @ b for a, b in pairs]
+        return [_at_once(a, b) for a, b in pairs]
     results: list[NDArray[Any]] = []
     pieces: list[Piece] = []
     for a, b in pairs:
@@ -45,6 +45,13 @@ def together(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[NDArray
     if pieces:
         pool.run(lambda piece: np.matmul(piece[0], piece[1], out=piece[2]), pieces)
     return results
+
+
+def _at_once(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Return a @ b, one product where a's leading axes can be rows: NumPy would take one for each of their elements."""
+    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
+        return (a.reshape((-1, a.shape[-1])) @ b).reshape((*a.shape[:-1], b.shape[-1]))
+    return a @ b
 
 
 def _cut(a: NDArray[Any], b: NDArray[Any], pieces: list[Piece]) -> NDArray[Any]:
