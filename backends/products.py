@@ -50,7 +50,8 @@ def together(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[NDArray
 def _at_once(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """Return a @ b, one product where a's leading axes can be rows: NumPy would take one for each of their elements."""
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
-        return (a.reshape((-1, a.shape[-1])) @ b).reshape((*a.shape[:-1], b.shape[-1]))
+        rows = a.reshape((math.prod(a.shape[:-1]), a.shape[-1]))
+        return (rows @ b).reshape((*a.shape[:-1], b.shape[-1]))
     return a @ b
 
 

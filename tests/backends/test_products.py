@@ -76,11 +76,20 @@ def test_several_are_each_their_product(number: int) -> None:
         np.testing.assert_array_equal(own, other)
 
 
-def test_a_task_does_its_own_products() -> None:
-    a, b = arrays("pieces of rows")
-    (found,) = pool.run(lambda _: (pool.inside(), product(a, b)), (None,))
+@pytest.mark.parametrize("name", CALLS)
+def test_a_task_does_its_own_products(name: str) -> None:
+    a, b = arrays(name)
+    (found,) = pool.run(lambda _: (pool.inside(), product(a, b), product(np.asfortranarray(a), b)), (None,))
     assert found[0] and not pool.inside()
-    np.testing.assert_array_equal(found[1], a @ b)
+    for own in found[1:]:
+        np.testing.assert_allclose(own, a @ b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3), (0, 4, 3), (2, 4, 0)])
+def test_products_may_be_empty(shape: tuple[int, ...]) -> None:
+    a, b = np.ones(shape), np.ones((shape[-1], 5))
+    for found in (product(a, b), *pool.run(lambda _: product(a, b), (None,))):
+        np.testing.assert_array_equal(found, a @ b)
 
 
 def test_every_library_has_it(backend: Any) -> None:
