@@ -35,7 +35,7 @@ def device() -> dict[str, str]:
     return {
         "os": platform.system(),
         "arch": platform.machine(),
-        "cpu": found["cpu"].partition(",")[0],
+        "cpu": _cpu(),
         "num_cpu": str(cpus()),
         "ram": found["memory"],
     }
@@ -90,7 +90,14 @@ def git(*arguments: str) -> str:
 
 def _cpu() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        return named(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        return named("")
+
+
+def named(cpuinfo: str) -> str:
+    """Return the name of the processor, with family and model: some hosts call all of them AMD EPYC, quick and slow."""
+    found = dict(re.findall(r"^(model name|cpu family|model)[ \t]*: *(.+?) *$", cpuinfo, re.MULTILINE))
+    name = found.get("model name") or platform.processor() or platform.machine()
+    which = [f"{word} {found[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in found]
+    return f"{name} ({' '.join(which)})" if which else name
