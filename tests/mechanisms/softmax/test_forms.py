@@ -309,6 +309,17 @@ def test_no_score_near_the_limit_loses_digits(sign: float, part: float, value: f
             np.testing.assert_allclose(found["lse"], truth["lse"], rtol=near)
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 55.0), ("float64", 590.0)])
+@pytest.mark.parametrize("options", [{"causal": "top_left"}, {"mask": np.asarray([[[[True, False, False]]]])}], ids=list)
+def test_what_is_hidden_may_be_larger_than_any_float(options: dict[str, Any], dtype: str, limit: float) -> None:
+    """exp of a hidden score less lse, here of 110 or 1180, overflows: it must leave no trace in a gradient."""
+    call = scores_call([-limit, limit, limit], [1.0, 2.0, 3.0], dtype, **options)
+    assert rows_are_safe(call, dtype).all()
+    found = run(call, "tiled", dtype=dtype)
+    assert_close(found, run(call), bounds(call, dtype))
+    assert found["out"].item() == 1.0 and found["v"].ravel().tolist() == [1.0, 0.0, 0.0]
+
+
 def test_a_value_of_zero_is_no_small_value() -> None:
     """Nothing underflows in a product with 0, so that zeros (padding, say) cost nothing."""
     call = make(1, 1, 1, 5, 6, 2, 3)
