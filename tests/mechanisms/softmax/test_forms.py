@@ -310,7 +310,7 @@ def test_no_score_near_the_limit_loses_digits(sign: float, part: float, value: f
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 55.0), ("float64", 590.0)])
-@pytest.mark.parametrize("options", [{"causal": "top_left"}, {"mask": np.asarray([[[[True, False, False]]]])}], ids=list)
+@pytest.mark.parametrize("options", [{"causal": "top_left"}, {"mask": np.asarray([[[[True, False, False]]]])}])
 def test_what_is_hidden_may_be_larger_than_any_float(options: dict[str, Any], dtype: str, limit: float) -> None:
     """exp of a hidden score less lse, here of 110 or 1180, overflows: it must leave no trace in a gradient."""
     call = scores_call([-limit, limit, limit], [1.0, 2.0, 3.0], dtype, **options)
