@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import signal
 import statistics
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -24,7 +26,7 @@ from asv_benchmarks import archive, culprit, history, machine
 from asv_benchmarks import changes as steplist
 from asv_benchmarks import compare as versions
 from asv_benchmarks.judge import LIMITS, WORSE, Verdict, number, summary, times
-from asv_benchmarks.suite import PROFILES, benchmarks
+from asv_benchmarks.suite import MACHINE, PROFILES, benchmarks
 
 _profile = click.option(
     "--profile", type=click.Choice(list(PROFILES)), default="short", help="Which benchmarks; short: those of NumPy."
@@ -84,7 +86,24 @@ def _told() -> Iterator[None]:
         raise Failure(str(error)) from error
 
 
-@click.group(help=(__doc__ or "").strip())
+class Commands(click.Group):
+    """Commands that exit with 130 where they are interrupted, by SIGTERM, too; 1 would say that something got worse."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command as click does."""
+        with contextlib.suppress(ValueError):  # another thread than the first one
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            sys.exit(super().main(*args, **{**extra, "standalone_mode": False}))
+        except click.Abort:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+
+
+@click.group(cls=Commands, help=(__doc__ or "").strip())
 def cli() -> None:
     """Group of the commands."""
 
@@ -103,7 +122,7 @@ def run_command(profile: str, bench: str | None, quick: bool) -> None:
         console.print(f"stored as {found.after}; there were no earlier results of this machine to compare with")
     else:
         title = f"{found.before} -> {found.after}, at different times"
-        show(found.verdicts, title, console)
+        show(_ours(found.verdicts), title, console)
         if found.moved:
             console.print(f"[bold]{found.moved}[/]: believe no ratio near that; make bench-compare is robust to it")
         for (name, python), stored in history.steps(chosen).items():
@@ -132,11 +151,11 @@ def compare_command(base: str, head: str, profile: str, bench: str | None, quick
         homes = tuple(versions.check_out(v, Path(folder) / n) for n, v in (("base", base), ("head", head)))
         with _progress(console) as progress:
             chosen = bench or PROFILES["quick" if quick else profile]
-            verdicts = versions.compare((homes[0], homes[1]), chosen, progress)
+            verdicts = _ours(versions.compare((homes[0], homes[1]), chosen, progress))
     title = f"{base} -> {head}, in alternating rounds"
-    show(verdicts, title, console)
     if markdown is not None:
         markdown.write_text(as_markdown(verdicts, title), encoding="utf-8")
+    show(verdicts, title, console)
     console.print(f"load average {load:.1f} before, {machine.load():.1f} after")
     sys.exit(1 if any(verdict.word in WORSE for verdict in verdicts) else 0)
 
@@ -216,14 +235,18 @@ def changes_command(bench: str | None, least: float | None) -> None:
         stored = history.steps(bench or "", least)
     for (name, python), found in stored.items():
         show_steps(found, f"{name}, {python.removesuffix('.json')}", console)
-    sys.exit(1 if any(step.worse for found in stored.values() for steps in found.values() for step in steps) else 0)
+    every = {series: steps for found in stored.values() for series, steps in found.items()}
+    sys.exit(1 if any(series.fails or any(step.worse for step in steps) for series, steps in every.items()) else 0)
 
 
 def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: str, console: Console) -> None:
     """Print steps as a table, with the curves that they are in."""
     steps = steplist.worst_first(step for many in found.values() for step in many)
     longest = max((len(series.commits) for series in found), default=0)
-    console.print(f"[bold]{title}[/]: {len(steps)} steps in {len(found)} series of up to {longest} commits")
+    console.print(f"[bold]{escape(title)}[/]: {len(steps)} steps in {len(found)} series of up to {longest} commits")
+    for series in found:
+        if series.fails:
+            console.print(f"[red]fails[/] at {series.fails[:8]}: {escape(str(series.benchmark))}", soft_wrap=True)
     if not steps:
         return
     curves = {
@@ -245,7 +268,8 @@ def show_steps(found: Mapping[steplist.Series, list[steplist.Change]], title: st
             sure,
             curves[step.benchmark],
         ]
-        table.add_row(*cells, style="red" if step.worse else "green")
+        of_machine = step.benchmark.name.startswith(MACHINE)
+        table.add_row(*map(escape, cells), style=None if of_machine else "red" if step.worse else "green")
     console.print(table)
 
 
@@ -260,7 +284,10 @@ def as_markdown(verdicts: list[Verdict], title: str) -> str:
     rows = [_cells(verdict) for verdict in differing_first(verdicts)]
     heads = ["", "benchmark", "base", "head", "head / base"]
     lines = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: |"]
-    lines += [f"| {word} | `{name}` | {' | '.join(rest)} |" for word, name, *rest in rows]
+    lines += [
+        f"| {word} | `{name}` | {' | '.join(x.replace('|', chr(92) + '|') for x in rest)} |"
+        for word, name, *rest in rows
+    ]
     return "\n".join([f"**{title}**", "", *(lines if rows else ["no difference"]), "", summary(verdicts), ""])
 
 
@@ -268,20 +295,25 @@ def show(verdicts: list[Verdict], title: str, console: Console) -> None:
     """Print what differs, worst first, and the counts."""
     differing = differing_first(verdicts)
     if differing:
-        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+        table = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for name in ("", "benchmark", "base", "head", "head / base"):
             table.add_column(name, justify="left" if name in ("", "benchmark") else "right", overflow="fold")
         for verdict in differing:
-            table.add_row(*_cells(verdict), style="red" if verdict.word in WORSE else "green")
+            table.add_row(*map(escape, _cells(verdict)), style="red" if verdict.word in WORSE else "green")
         console.print(table)
     else:
-        console.print(f"[bold]{title}[/]: no difference")
+        console.print(f"[bold]{escape(title)}[/]: no difference")
     console.print(summary(verdicts))
     times = [v.ratio[1] for v in verdicts if v.ratio and v.benchmark.kind == "time"]
     if times:
         console.print(f"median of head / base over {len(times)} times: {statistics.median(times):.3f}")
     limits = ", ".join(f"{kind} {limit.factor:g}" for kind, limit in LIMITS.items())
     console.print(f"a difference is a ratio beyond: {limits} (a benchmark may ask for more)")
+
+
+def _ours(verdicts: list[Verdict]) -> list[Verdict]:
+    """Return the verdicts but those on NumPy alone: there it is the machine that differs."""
+    return [verdict for verdict in verdicts if not verdict.benchmark.name.startswith(MACHINE)]
 
 
 def _cells(verdict: Verdict) -> list[str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from asv_benchmarks import changes
+from asv_benchmarks.machine import git
 from asv_benchmarks.sides import ROOT
 from asv_benchmarks.suite import Benchmark, benchmarks, version
 
@@ -79,9 +80,11 @@ def results(file: Path) -> Any:
             raise ValueError(f"its commit is {found.commit_hash} of {found.date}")
         for name in found.get_all_result_keys():
             values = found.get_result_value(name, found.get_result_params(name))
-            if not all(x is None or isinstance(x, int | float) for x in values):
-                raise ValueError(f"{name} has {values}, which are no numbers")
-    except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
+            many = found.get_result_samples(name, found.get_result_params(name))
+            numbers = [*values, *(x for some in many for x in some or ())]
+            if not all(x is None or isinstance(x, int | float) and not float(x) < 0.0 for x in numbers):
+                raise ValueError(f"{name} has {str(numbers)[:80]}, which are no numbers of at least 0")
+    except (UserError, AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise _damaged(file, error) from error
     return found
 
@@ -139,27 +142,45 @@ def samples(stored: Any, known: Sequence[Benchmark] | None = None) -> Samples:
 def series(known: Sequence[Benchmark]) -> dict[tuple[str, str], list[changes.Series]]:
     """Return the series of each machine and interpreter, those that come with the repository included.
 
-    A commit that is no ancestor of a branch (files that were not committed) counts by its date like any other.
+    Commits stand in the order of `ordered`.
 
     Raises
     ------
     ArchiveError
         Where there is no number of any benchmark, and where a file cannot be read.
     """
-    found: dict[tuple[str, str], list[tuple[int, float, str, Samples]]] = {}
+    found: dict[tuple[str, str], list[tuple[str, float, Samples]]] = {}
+    dates: dict[str, float] = {}
     for file in [*recorded(), *files()]:
         stored = results(file)
-        row = (stored.date, file.stat().st_mtime, stored.commit_hash, samples(stored, known))
+        dates[stored.commit_hash] = stored.date
+        row = (stored.commit_hash, file.stat().st_mtime, samples(stored, known))
         found.setdefault(environment(file), []).append(row)
+    place_of = {commit: n for n, commit in enumerate(ordered(dates))}
     by_place: dict[tuple[str, str], list[changes.Series]] = {}
     for place, rows in found.items():
-        rows.sort(key=lambda row: row[:3])
+        rows.sort(key=lambda row: (place_of[row[0]], row[1]))
+        newest, _, last_numbers = rows[-1]
         for benchmark in known:
-            have = [(commit, many[str(benchmark)]) for *_, commit, many in rows if many.get(str(benchmark))]
+            have = [(commit, many[str(benchmark)]) for commit, _, many in rows if many.get(str(benchmark))]
             if have:
                 values = tuple(statistics.median(many) for _, many in have)
-                one = changes.Series(benchmark, tuple(commit for commit, _ in have), values)
+                fails = newest if last_numbers.get(str(benchmark)) == [] else ""
+                one = changes.Series(benchmark, tuple(commit for commit, _ in have), values, fails)
                 by_place.setdefault(place, []).append(one)
     if not by_place:
         raise ArchiveError("there are no results yet: make bench")
     return by_place
+
+
+def ordered(dates: Mapping[str, float]) -> list[str]:
+    """Return commits, parents before their children; one that git does not know stands where its date says.
+
+    Dates alone would not do: a commit that was rebased keeps the date of its author.
+    """
+    here = [commit for commit in dates if git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")]
+    found = git("rev-list", "--date-order", "--reverse", *here).split() if here else []
+    order = [commit for commit in found if commit in dates]
+    for commit in sorted(set(dates) - set(order), key=lambda commit: (dates[commit], commit)):
+        order.insert(max((n for n, x in enumerate(order, 1) if dates[x] <= dates[commit]), default=0), commit)
+    return order

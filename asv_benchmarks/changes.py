@@ -33,11 +33,15 @@ STILL = 1.05
 
 @dataclass(frozen=True)
 class Series:
-    """One benchmark over the commits that have a number of it, the oldest first."""
+    """One benchmark over the commits that have a number of it, the oldest first.
+
+    `fails` is the newest commit of all, where it failed there, else "".
+    """
 
     benchmark: Benchmark
     commits: tuple[str, ...]
     values: tuple[float, ...]
+    fails: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Change:
 
     @property
     def worse(self) -> bool:
-        """Whether it is a regression."""
-        return self.word in WORSE
+        """Whether it is a regression; of NumPy alone none is, for it is the machine."""
+        return self.word in WORSE and not self.benchmark.name.startswith(MACHINE)
 
 
 def calibrated(series: Sequence[Series]) -> list[Series]:
@@ -97,7 +101,8 @@ def paces(series: Sequence[Series]) -> dict[str, float]:
         if one.benchmark.name.startswith(MACHINE):
             usual = statistics.median(one.values)
             for commit, value in zip(one.commits, one.values, strict=True):
-                found.setdefault(commit, []).append(value / usual)
+                if value > 0.0 and usual > 0.0:
+                    found.setdefault(commit, []).append(value / usual)
     return {commit: statistics.geometric_mean(many) for commit, many in found.items()}
 
 
@@ -196,6 +201,7 @@ def _permuted(statistic: Any, values: np.ndarray) -> float:
     from scipy.stats import permutation_test
 
     options: dict[str, Any] = {"vectorized": True, "n_resamples": PERMUTATIONS, "permutation_type": "pairings"}
+    options["batch"] = 64  # each takes an array of all pairs
     return float(permutation_test((values,), statistic, alternative="greater", rng=0, **options).pvalue)
 
 

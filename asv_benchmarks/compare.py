@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asv_benchmarks.judge import Verdict, paired, suspect
+from asv_benchmarks.machine import git
 from asv_benchmarks.sides import ROOT, STEADY, Plan, Rounds, SideError, Worker, alternate, closing, held_to
 from asv_benchmarks.suite import Benchmark
 
@@ -55,7 +56,10 @@ def check_out(version: str, folder: Path) -> Path:
         for part in PARTS:
             shutil.copytree(ROOT / part, folder / part, ignore=clean, symlinks=True)
         return folder
-    command = ["git", "archive", "--format=tar", version, *PARTS]
+    commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{version}^{{commit}}")
+    if not commit:
+        raise VersionError(f"version: got {version!r}, needs a commit, or . for the files as they are")
+    command = ["git", "archive", "--format=tar", commit, *PARTS]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as archive:
         out, error = archive.communicate()
     if archive.returncode:

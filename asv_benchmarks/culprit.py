@@ -141,8 +141,8 @@ def _word(verdict: Verdict, whole: Verdict) -> str:
         return "bad" if verdict.word == "fails" else "good"
     if verdict.ratio is None:
         return "skipped"
-    middle = math.log(whole.ratio[1])
-    return "bad" if math.log(max(verdict.ratio[1], 1e-300)) / middle > 0.5 else "good"
+    middle, own = (math.log(min(max(one.ratio[1], 1e-300), 1e300)) for one in (whole, verdict) if one.ratio)
+    return "bad" if own / middle > 0.5 else "good"
 
 
 def _text(verdict: Verdict) -> str:

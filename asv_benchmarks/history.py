@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def run(pattern: str, tell: Callable[[str], None], *, quick: bool = False) -> Fo
         Where asv cannot be imported or fails.
     """
     commit = version()
+    if archive.RESULTS.exists() and not os.access(archive.RESULTS, os.W_OK):
+        raise RunError(f"results: got the folder {archive.RESULTS}, needs one that can be written")
     before = archive.last()  # read now: a run of the same commit replaces its results
     asv(["machine", "--yes"], lambda line: None)
     chosen = benchmarks(pattern)
@@ -125,7 +128,10 @@ def record(
     """
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise RunError(f"machine: got {name!r}, needs letters, digits, _, - and dots, for a folder is called so")
-    commits = {version: git("rev-parse", "--verify", f"{version}^{{commit}}") for version in versions}
+    commits = {
+        version: git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{version}^{{commit}}")
+        for version in versions
+    }
     for version, commit in commits.items():
         if not commit:
             raise VersionError(f"commit: got {version!r}, needs a commit")
@@ -168,8 +174,17 @@ def _recorded(commit: str, home: Path, pattern: str, name: str, tell: Callable[[
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(_as(own, _python(), platform.python_version()), encoding="utf-8")
     shutil.copy(results / name / "machine.json", kept.parent)
-    shutil.copy(results / "benchmarks.json", archive.RECORDED)
+    _describe(archive.read(results / "benchmarks.json"), archive.RECORDED / "benchmarks.json")
     return kept
+
+
+def _describe(new: dict[str, Any], file: Path) -> None:
+    """Add what asv writes of benchmarks to a file of such: other commits have others, and other parameters."""
+    from asv_benchmarks import site
+
+    old = archive.read(file) if file.exists() else {}
+    named = {name: site.joined(old[name], x) if name in old and name != "version" else x for name, x in new.items()}
+    file.write_text(json.dumps(dict(sorted({**old, **named}.items())), indent=4), encoding="utf-8")
 
 
 def best_of(before: dict[str, Any], now: dict[str, Any], known: Sequence[Benchmark]) -> dict[str, Any]:
@@ -300,13 +315,18 @@ def asv(
         stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         told = Told()
-        for line in process.stdout:
-            last = [*last[-20:], line.rstrip()]
-            for text in told.read(line):
-                tell(text)
+        try:
+            for line in process.stdout:
+                last = [*last[-20:], line.rstrip()]
+                for text in told.read(line):
+                    tell(text)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)  # asv and what it has started
+            raise
     # 2 says that some benchmark failed, which the comparison tells one by one
     if process.returncode not in (0, 2):
         raise RunError("\n".join(["asv failed:", *last]))
@@ -322,6 +342,9 @@ class Told:
 
     def read(self, line: str) -> Iterator[str]:
         """Yield what the line tells."""
+        if running := re.match(r"\[\s*(\d+)\.\d+%\] \S+ Running \((.+?)--\)", line):
+            yield f"{running[1]:>3} %  {running[2]} ..."
+            return
         begun = re.match(r"\[\s*(\d+)\.\d+%\] \S+ (?:\.\.\.)?(\w*(?:\.\w+)+)\s+(\S.*)", line)
         if begun:
             whole = [name for name in self._names if name.endswith(begun[2])]  # long ones lose their beginning

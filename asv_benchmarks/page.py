@@ -6,6 +6,7 @@ It is one file with no script: curves are drawn here, as SVG.
 from __future__ import annotations
 
 import datetime
+import graphlib
 import html
 import math
 import re
@@ -66,10 +67,15 @@ def page(found: Mapping[tuple[str, str], Sequence[Series]]) -> str:
     found
         Series by machine and interpreter, as `asv_benchmarks.archive.series` returns them.
     """
-    dates = {commit: int(git("show", "-s", "--format=%ct", commit) or 0) for commit in _commits(found.values())}
-    place = max(found, key=lambda key: (len(_commits([found[key]])) > 1, _newest(found[key], dates)[1]))
-    raw = found[place]
-    commits = sorted(_commits([raw]), key=lambda commit: dates[commit])
+    orders = {key: _in_order(series) for key, series in found.items()}
+    every = {commit for order in orders.values() for commit in order}
+    dates = {commit: int(git("show", "-s", "--format=%ct", commit) or 0) for commit in every}
+
+    def newest(key: tuple[str, str]) -> int:
+        return max(dates[commit] for commit in orders[key])
+
+    place = max(found, key=lambda key: (len(orders[key]) > 1, newest(key)))
+    raw, commits = found[place], orders[place]
     base, head = released(commits) or commits[-2 if len(commits) > 1 else -1], commits[-1]
     shown = [_shown(one, base, head) for one in calibrated(raw) if not one.benchmark.name.startswith(MACHINE)]
     paced = paces(raw)
@@ -97,13 +103,14 @@ def released(commits: Sequence[str]) -> str | None:
     return next((commit for commit in reversed(commits[:-1]) if commit in tags), None)
 
 
-def _commits(many: Iterable[Sequence[Series]]) -> set[str]:
-    return {commit for series in many for one in series for commit in one.commits}
-
-
-def _newest(series: Sequence[Series], dates: Mapping[str, int]) -> tuple[str, int]:
-    commit = max(_commits([series]), key=lambda commit: dates[commit])
-    return commit, dates[commit]
+def _in_order(series: Sequence[Series]) -> list[str]:
+    """Return the commits of all series, the oldest first; each series has its own in that order."""
+    before: dict[str, set[str]] = {}
+    for one in sorted(series, key=lambda one: -len(one.commits)):
+        commits = [*one.commits, *([one.fails] if one.fails else [])]
+        for n, commit in enumerate(commits):
+            before.setdefault(commit, set()).update(commits[max(n - 1, 0) : n])
+    return list(graphlib.TopologicalSorter(before).static_order())
 
 
 def _shown(one: Series, base: str, head: str) -> Shown:
@@ -117,7 +124,12 @@ def _differences(shown: Sequence[Shown]) -> Iterable[str]:
     found.sort(key=lambda verdict: (verdict.word not in WORSE, -_size(verdict)))
     worse = sum(verdict.word in WORSE for verdict in found)
     compared = sum(one.verdict is not None for one in shown)
-    yield f"<h2>{worse} worse, {len(found) - worse} better, of {compared} compared</h2>"
+    failing = [one.series.benchmark for one in shown if one.series.fails]
+    told = f"{len(failing)} fail, " if failing else ""
+    yield f"<h2>{told}{worse} worse, {len(found) - worse} better, of {compared} compared</h2>"
+    if failing:
+        rows = "".join(f"<li class='worse'>fails: {_curve(benchmark)}</li>" for benchmark in failing)
+        yield f"<ul>{rows}</ul>"
     if found:
         yield "<table><tr><th></th><th>benchmark</th><th>before</th><th>now</th><th>now / before</th></tr>"
         for verdict in found:
@@ -154,8 +166,8 @@ def _cell(mine: Sequence[Shown], commits: Sequence[str]) -> str:
     head = [one for one in mine if one.series.commits[-1] == commits[-1]]
     if not head:
         return "<td colspan=2>-</td>"
-    costs = [one.verdict.ratio[1] ** _sign(one) for one in head if one.verdict and one.verdict.ratio]
-    costs = [cost for cost in costs if 0.0 < cost < math.inf]
+    ratios = [(one, one.verdict.ratio[1]) for one in head if one.verdict and one.verdict.ratio]
+    costs = [ratio ** _sign(one) for one, ratio in ratios if 0.0 < ratio < math.inf]
     ratio = statistics.geometric_mean(costs) if costs else None
     words = {one.verdict.word for one in head if one.verdict and one.verdict.word}
     look = "worse" if words & WORSE else "better" if words else ""
@@ -240,7 +252,8 @@ def _every(shown: Sequence[Shown], commits: Sequence[str]) -> Iterable[str]:
 def _list(commits: Sequence[str], dates: Mapping[str, int]) -> Iterable[str]:
     yield "<h2>Commits</h2><table>"
     for commit in reversed(commits):
-        date = datetime.datetime.fromtimestamp(dates[commit], datetime.UTC).strftime("%Y-%m-%d %H:%M")
+        made = datetime.datetime.fromtimestamp(dates[commit], datetime.UTC)
+        date = made.strftime("%Y-%m-%d %H:%M") if dates[commit] else ""
         yield f"<tr id='{commit[:8]}'><td>{_link(commit)}</td><td class='n'>{date}</td><td>{_what(commit)}</td></tr>"
     yield "</table>"
 

@@ -26,7 +26,7 @@ def gather(folders: Iterable[Path], results: Path) -> None:
         if folder.exists():
             shutil.copytree(folder, results, dirs_exist_ok=True)
             for name, described in read(folder / "benchmarks.json").items():
-                known[name] = _joined(known[name], described) if name in known and name != "version" else described
+                known[name] = joined(known[name], described) if name in known and name != "version" else described
     mend(results, known)
 
 
@@ -35,11 +35,13 @@ def mend(results: Path, known: dict[str, Any]) -> None:
 
     - The parameters of a machine are those of its machine.json, for every commit: otherwise asv draws a curve for each
       way of telling them. The interpreter counts by its minor version.
-    - Benchmarks and parameters without any number are left out, and with them empty panels and rows.
+    - Benchmarks and parameters without any number are left out, and where there are several commits, benchmarks of one
+      alone, since asv draws no line through a point: with them empty panels and rows.
     - Rates become costs: see `COSTS`.
     """
     rates = {benchmark.name for benchmark in benchmarks() if benchmark.kind == "rate"}
     used: dict[str, list[set[str]]] = {}
+    commits: dict[str, set[str]] = {}
     for file in results.glob("*/*-*.json"):
         stored = read(file)
         about = read(file.parent / "machine.json")
@@ -53,12 +55,15 @@ def mend(results: Path, known: dict[str, Any]) -> None:
             if name in rates:
                 row[0] = [1.0 / x if x and not math.isnan(x) else x for x in values]
             _note(used.setdefault(name, [set() for _ in params]), values, params)
+            if any(x is not None and not math.isnan(x) for x in values):
+                commits.setdefault(name, set()).add(file.name.partition("-")[0])
         file.write_text(json.dumps(stored), encoding="utf-8")
     kept = {}
+    least = min(2, max(map(len, commits.values()), default=1))
     for name, described in known.items():
         if name == "version":
             kept[name] = described
-        elif any(used.get(name, [])):
+        elif any(used.get(name, [])) and len(commits.get(name, ())) >= least:
             params = [
                 [x for x in axis if x in some] for axis, some in zip(described["params"], used[name], strict=True)
             ]
@@ -67,7 +72,7 @@ def mend(results: Path, known: dict[str, Any]) -> None:
     (results / "benchmarks.json").write_text(json.dumps(kept), encoding="utf-8")
 
 
-def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Return a benchmark with the parameters of both, those of the old one first."""
     if old["version"] != new["version"] or len(old["params"]) != len(new["params"]):
         return new

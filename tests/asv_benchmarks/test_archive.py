@@ -17,6 +17,7 @@ pytest.importorskip("asv")
 from asv_benchmarks import __main__ as command
 from asv_benchmarks import archive, history
 from asv_benchmarks.archive import ArchiveError, read, results, samples, series
+from asv_benchmarks.machine import git
 from asv_benchmarks.suite import Benchmark, benchmarks, version
 
 NAME = "start.Machine.time_numpy"
@@ -153,3 +154,44 @@ def test_an_expression_that_is_none_or_matches_nothing_is_told_at_once(arguments
     assert done.exit_code == 2 and "got 'nonesuch', needs to match a benchmark" in done.output
     example = done.output.partition("as '")[2].partition("' does")[0]
     assert str(benchmarks(example)[0]) == str(benchmarks()[0]), "what it tells to write works"
+
+
+def test_parents_stand_before_their_children_whatever_their_dates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child whose author is older than its parent's, and one that git does not know, by its date."""
+    parent, child, gone = HASHES
+
+    def git(*arguments: str) -> str:
+        if arguments[0] == "rev-parse":
+            return "" if gone in arguments[-1] else arguments[-1].partition("^")[0]
+        assert set(arguments[3:]) <= {parent, child}
+        return "\n".join(["0" * 40, parent, child])
+
+    monkeypatch.setattr(archive, "git", git)
+    assert archive.ordered({child: 1.0, parent: 5.0, gone: 9.0}) == [parent, child, gone]
+    assert archive.ordered({child: 1.0, parent: 5.0, gone: 0.5}) == [gone, parent, child]
+    assert archive.ordered({child: 8.0, parent: 5.0, gone: 6.0}) == [parent, gone, child]
+    assert archive.ordered({gone: 6.0}) == [gone]
+
+
+def test_the_history_of_this_repository_is_in_order() -> None:
+    head, parent = (git("rev-parse", name) for name in ("HEAD", "HEAD^"))
+    if not parent:
+        pytest.skip("no git repository with two commits")
+    assert archive.ordered({head: 1.0, parent: 2.0}) == [parent, head]
+
+
+def test_what_fails_in_the_newest_commit_is_told(place: Path) -> None:
+    file = place / f"{HASHES[0][:8]}-python3.11.json"
+    file.write_text(json.dumps(stored(HASHES[0], 9, [None, 2.0])))
+    ((_, found),) = series([EXP, PRODUCT]).items()
+    assert [(one.values, one.fails) for one in found] == [((4.0,), HASHES[0]), ((2.0,), "")]
+    done = CliRunner().invoke(command.cli, ["changes"])
+    assert done.exit_code == 1 and f"fails at {HASHES[0][:8]}: {EXP}" in done.output
+
+
+@pytest.mark.parametrize("value", [-1.0, 10**400])
+def test_what_is_no_measurement_is_damage(place: Path, value: Any) -> None:
+    file = place / f"{HASHES[0][:8]}-python3.11.json"
+    file.write_text(json.dumps(stored(HASHES[0], 9, [value, 2.0])))
+    with pytest.raises(ArchiveError, match=f"got .*{file.name}, which is no file of results"):
+        results(file)

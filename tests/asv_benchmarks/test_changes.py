@@ -118,3 +118,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(text in done.output for text in ("slower", "00000003..00000004", "1.300", "both", "0.990", "|"))
     monkeypatch.setattr(history, "steps", lambda pattern, least: {("m", "python3.11.json"): {slow: []}})
     assert CliRunner().invoke(command.cli, ["changes"]).exit_code == 0
+
+
+def test_numpy_alone_is_the_machine_and_no_regression() -> None:
+    step = Change(MACHINE, "a", "b", 1.5, "both", 1.0)
+    assert step.word == "slower" and not step.worse and Change(TIME, "a", "b", 1.5, "both", 1.0).worse

@@ -193,3 +193,29 @@ def test_a_rate_is_asked_of_both_in_turn(monkeypatch: pytest.MonkeyPatch, homes:
     rate = Benchmark("language.Train.track_tokens", ("softmax", "numpy"), "rate")
     assert measure(rate, homes, 1).word == "lower rate"
     assert asked == ["base", "head", "head", "base"] * 2
+
+
+def test_errors_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Brackets in them are no markup, and a bar is no cell."""
+    broken = Verdict(Benchmark("core.Core.time_both", ("a",), "time"), "fails", detail="got [/x] | [n, d]")
+    monkeypatch.setattr(versions, "compare", lambda *arguments: [broken])
+    monkeypatch.setattr(versions, "check_out", lambda version, folder: folder)
+    file = tmp_path / "table.md"
+    done = CliRunner().invoke(command.cli, ["compare", "HEAD^{/[/x]}", "HEAD", "--markdown", str(file)])
+    assert done.exit_code == 1 and "got [/x] | [n, d]" in done.output and "HEAD^{/[/x]}" in done.output
+    assert "got [/x] \\| [n, d] |" in file.read_text()
+
+
+def test_what_looks_like_an_option_is_no_version(tmp_path: Path) -> None:
+    with pytest.raises(VersionError, match="got '--output=.*', needs a commit"):
+        check_out(f"--output={tmp_path / 'file'}", tmp_path / "folder")
+    assert not (tmp_path / "file").exists()
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(versions, "check_out", interrupted)
+    done = CliRunner().invoke(command.cli, ["compare"])
+    assert done.exit_code == 130 and "interrupted" in done.output

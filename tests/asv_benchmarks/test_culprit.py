@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -109,3 +110,10 @@ def test_the_command(planted: Planted) -> None:
     assert done.exit_code == 0, done.output
     assert "first with the difference" in done.output and done.output.count("slower") >= 1
     assert CliRunner().invoke(command.cli, ["bisect", "0", "7", "nothing"]).exit_code == 2
+
+
+def test_a_step_from_nothing_has_a_middle() -> None:
+    work = Benchmark("work.Work.track_held", ("a",), "work")
+    for end in (math.inf, 0.0):
+        whole, none = (Verdict(work, "", ratio=(x, x, x)) for x in (end, 1.0))
+        assert culprit._word(whole, whole) == "bad" and culprit._word(none, whole) == "good"

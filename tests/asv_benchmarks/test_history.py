@@ -328,6 +328,7 @@ def test_lines_of_asv_with_its_tables_become_numbers() -> None:
 """
     found = [text for line in lines.splitlines(keepends=True) for text in told.read(line)]
     assert found == [
+        " 50 %  start.Machine.time_numpy ...",
         " 75 %  start.Machine.time_numpy(product)  786±40μs",
         "100 %  memory.Core.peakmem_both: 1/2 failed",
     ]
@@ -360,3 +361,12 @@ def test_a_round_over_other_parameters_is_kept_as_it_is() -> None:
     before = {"result_columns": ["result", "params"], "results": {"time": [[1.0], [["a"]]], "gone": [[1.0], [["a"]]]}}
     now = {"result_columns": ["result", "params"], "results": {"time": [[2.0, 3.0], [["a", "b"]]]}}
     assert history.best_of(before, now, known)["results"] == {"time": [[2.0, 3.0], [["a", "b"]]]}
+
+
+def test_descriptions_of_benchmarks_are_added_to(tmp_path: Path) -> None:
+    """Those of an old commit, which has fewer forms, take none away."""
+    file = tmp_path / "benchmarks.json"
+    for forms, more in ((["a", "b"], {"other": {"params": [], "version": "1"}}), (["a"], {})):
+        history._describe({"core": {"params": [forms], "version": "1"}, "version": 2, **more}, file)
+    found = json.loads(file.read_text())
+    assert found["core"]["params"] == [["a", "b"]] and "other" in found and found["version"] == 2

@@ -105,3 +105,25 @@ def test_what_lies_here_is_what_asv_asks_for(tmp_path: Path) -> None:
         if file.exists() and file.name != "stupidtable.min.js":  # of which npm has a later one
             same += base64.b64encode(hashlib.new(kind, file.read_bytes()).digest()).decode() == digest
     assert same == 5, "the others are not minified here"
+
+
+def test_what_fails_and_commits_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest commit is the last of the series, though git knows no date of it; what fails there comes first."""
+    monkeypatch.setattr(pages, "git", lambda *arguments: "")
+    made = [Series(TIME, COMMITS[:2], (1e-3,) * 2, COMMITS[2]), Series(WORK, COMMITS[:3], (1.0, 1.0, 2.0))]
+    text = pages.page({("m", "p"): made})
+    assert f"<h1>refattn <a href='#{COMMITS[2][:8]}'>" in text and "1970" not in text
+    assert "<h2>1 fail, 1 worse, 0 better, of 1 compared</h2><ul><li class='worse'>fails: " in text
+
+
+def test_benchmarks_of_one_commit_are_no_panels(tmp_path: Path) -> None:
+    (tmp_path / "from" / "m").mkdir(parents=True)
+    (tmp_path / "from" / "m" / "machine.json").write_text('{"machine": "m", "version": 1}')
+    known = {name: {"params": [["1"]], "version": "1", "unit": "seconds"} for name in (TIME.name, WORK.name)}
+    (tmp_path / "from" / "benchmarks.json").write_text(json.dumps(known))
+    for n, names in enumerate((list(known), [TIME.name])):
+        found = {name: [[1.0], [["1"]]] for name in names}
+        stored = {"params": {}, "python": "3.11", "result_columns": ["result", "params"], "results": found}
+        (tmp_path / "from" / "m" / f"{n}-p.json").write_text(json.dumps(stored))
+    site.gather([tmp_path / "from"], tmp_path / "to")
+    assert list(json.loads((tmp_path / "to" / "benchmarks.json").read_text())) == [TIME.name]
