@@ -245,7 +245,13 @@ def publish(tell: Callable[[str], None]) -> tuple[Path, Path]:
     stored = archive.series(benchmarks())
     with tempfile.TemporaryDirectory() as place:
         results = Path(place) / "results"
-        site.gather((archive.RECORDED, archive.RESULTS), results)
+        paces = {
+            (machine, commit): pace
+            for (machine, _), series in stored.items()
+            for commit, pace in changes.paces(series).items()
+            if changes.counts(pace)
+        }
+        site.gather((archive.RECORDED, archive.RESULTS), results, paces)
         conf = _conf(Path(place), results, FOLDER / "benchmarks")
         asv(["publish"], tell, conf=conf)
         folder = Path(json.loads(conf.read_text(encoding="utf-8"))["html_dir"])

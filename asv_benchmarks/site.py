@@ -6,11 +6,12 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from asv_benchmarks.archive import read
+from asv_benchmarks.changes import paced
 from asv_benchmarks.suite import benchmarks
 
 VENDOR = Path(__file__).parent / "vendor"
@@ -19,7 +20,11 @@ COSTS = {"tokens per second": "seconds per token", "share of the peak": "times w
 """asv takes what is larger for worse. A rate of this unit is shown to it as its reciprocal, in this one."""
 
 
-def gather(folders: Iterable[Path], results: Path) -> None:
+Paces = Mapping[tuple[str, str], float]
+"""By machine and commit how much longer than usual NumPy alone took there."""
+
+
+def gather(folders: Iterable[Path], results: Path, paces: Paces | None = None) -> None:
     """Copy results into one folder, mended: see `mend`."""
     known: dict[str, Any] = {}
     for folder in folders:
@@ -27,10 +32,10 @@ def gather(folders: Iterable[Path], results: Path) -> None:
             shutil.copytree(folder, results, dirs_exist_ok=True)
             for name, described in read(folder / "benchmarks.json").items():
                 known[name] = joined(known[name], described) if name in known and name != "version" else described
-    mend(results, known)
+    mend(results, known, paces or {})
 
 
-def mend(results: Path, known: dict[str, Any]) -> None:
+def mend(results: Path, known: dict[str, Any], paces: Paces) -> None:
     """Change copied results so that asv's pages show them as they are meant.
 
     - The parameters of a machine are those of its machine.json, for every commit: otherwise asv draws a curve for each
@@ -38,8 +43,11 @@ def mend(results: Path, known: dict[str, Any]) -> None:
     - Benchmarks and parameters without any number are left out, and where there are several commits, benchmarks of one
       alone, since asv draws no line through a point: with them empty panels and rows.
     - Rates become costs: see `COSTS`.
+    - What the machine took longer than usual is divided out of times and rates, as everywhere.
     """
-    rates = {benchmark.name for benchmark in benchmarks() if benchmark.kind == "rate"}
+    every = benchmarks()
+    rates = {benchmark.name for benchmark in every if benchmark.kind == "rate"}
+    powers = {benchmark.name: paced(benchmark) for benchmark in every}
     used: dict[str, list[set[str]]] = {}
     commits: dict[str, set[str]] = {}
     for file in results.glob("*/*-*.json"):
@@ -52,6 +60,8 @@ def mend(results: Path, known: dict[str, Any]) -> None:
             values, params = row[0], row[columns.index("params")]
             if values is None:
                 continue
+            pace = paces.get((file.parent.name, stored.get("commit_hash", "")), 1.0) ** powers.get(name, 0)
+            row[0] = values = [None if x is None else x * pace for x in values]
             if name in rates:
                 row[0] = [1.0 / x if x and not math.isnan(x) else x for x in values]
             _note(used.setdefault(name, [set() for _ in params]), values, params)
