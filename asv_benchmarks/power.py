@@ -124,6 +124,10 @@ def ask(expression: str, homes: Mapping[float, Path], number: int) -> list[Row]:
     return rows
 
 
+KEYS = {"round", "target", "size", "compare", "changes"}
+"""What each row of a file of rounds has."""
+
+
 def found(row: Row, judge: str) -> bool:
     """Tell whether the judge said that something got worse; of nothing, that anything changed."""
     if judge == "compare":
@@ -181,16 +185,25 @@ def write(rows: Sequence[Row], about: Mapping[str, str]) -> None:
     PAGE.write_text(re.sub(f"{begin}.*{end}", lambda _: inner, text, flags=re.DOTALL), encoding="utf-8")
 
 
+class Failure(click.ClickException):
+    """Nothing can be told, as in `asv_benchmarks.__main__`."""
+
+    exit_code = 2
+
+
 @click.command(help=(__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="How many there shall be in all.")
 def main(rounds: int) -> None:
     """Ask until there are so many rounds."""
-    about = machine.describe()
     try:
         stored = read(FILE) if FILE.exists() else {"rows": []}
     except ArchiveError as error:
-        raise click.ClickException(str(error)) from error
-    rows: list[Row] = stored["rows"]
+        raise Failure(str(error)) from error
+    rows: list[Row] = stored.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= KEYS for row in rows):
+        raise Failure(f"rounds: got {FILE}, needs rows with {', '.join(sorted(KEYS))}: take it away to begin anew")
+    # Rounds that are there already tell of where they ran.
+    about = stored.get("machine", {}) if rows else machine.describe()
     with tempfile.TemporaryDirectory() as folder:
         homes = {size: check_out(WORKING_TREE, Path(folder) / f"{size}") for size in SIZES}
         for size, home in homes.items():

@@ -47,12 +47,23 @@ def test_what_is_found_is_counted() -> None:
     assert "| `t(1)` | changes | 1 of 2 | 0 of 0 | 0 of 0 | 0 of 0 | 1 of 2 |" in text
 
 
-def test_a_damaged_file_of_rounds_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "power.json").write_text('{"rows": [')
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"rows": [', "power.json, which is no file of results"),
+        ("{}", "power.json, needs rows with"),
+        ('{"rows": 3}', "power.json, needs rows with"),
+        ('{"rows": [{"round": 0}]}', "needs rows with changes, compare, round, size, target: take it away"),
+    ],
+)
+def test_a_damaged_file_of_rounds_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
+    (tmp_path / "power.json").write_text(text)
     monkeypatch.setattr(power, "FILE", tmp_path / "power.json")
     done = CliRunner().invoke(power.main, ["--rounds", "1"])
-    assert done.exit_code == 1 and "power.json, which is no file of results" in done.output
-    assert (tmp_path / "power.json").read_text() == '{"rows": ['
+    assert done.exit_code == 2 and told in done.output
+    assert (tmp_path / "power.json").read_text() == text
 
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
