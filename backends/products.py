@@ -48,8 +48,12 @@ def together(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[NDArray
 
 
 def _at_once(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return a @ b, one product where a's leading axes can be rows: NumPy would take one for each of their elements."""
-    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
+    """Return a @ b, one product where a's leading axes can be rows: NumPy would take one for each of their elements.
+
+    Small ones are left alone: there the last bits of a row depend on how many rows there are, and nothing is gained.
+    """
+    large = math.prod(a.shape) * b.shape[-1] >= SMALL
+    if large and a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
         rows = a.reshape((math.prod(a.shape[:-1]), a.shape[-1]))
         return (rows @ b).reshape((*a.shape[:-1], b.shape[-1]))
     return a @ b

@@ -110,6 +110,7 @@ def test_what_lies_here_is_what_asv_asks_for(tmp_path: Path) -> None:
 
 def test_what_fails_and_commits_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest commit is the last of the series, though git knows no date of it; what fails there comes first."""
+    pytest.importorskip("asv")
     monkeypatch.setattr(pages, "git", lambda *arguments: "")
     made = [Series(TIME, COMMITS[:2], (1e-3,) * 2, COMMITS[2]), Series(WORK, COMMITS[:3], (1.0, 1.0, 2.0))]
     text = pages.page({("m", "p"): made})

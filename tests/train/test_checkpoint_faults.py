@@ -179,7 +179,7 @@ for arrays, facts in (({"w": np.ones(1000)}, {}), ({"w": np.ones(10)}, {"long": 
 """
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},  # not cut off, too
         capture_output=True,
         text=True,
         timeout=120,

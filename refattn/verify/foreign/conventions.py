@@ -200,11 +200,19 @@ def _queries(rows: int, heads: int = 1, width: int = WIDTH) -> Floats:
 
 
 def _which(found: Floats, unit: Floats, readings: Mapping[str, Floats]) -> str:
-    """Return the name of the reading that comes nearest to these numbers, which may err by some roundings."""
+    """Return the name of the reading that comes nearest to these numbers, which may err by some roundings.
+
+    These are of numbers of size 1, and some of the size of the largest one, since all go through the same sums.
+    """
+
+    def granted(expected: Floats) -> float:
+        largest = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected)))
+        return (16.0 + 4.0 * largest) * float(unit) + 1e-6
+
     near = {
         name: float(np.max(np.abs(np.nan_to_num(found - expected)), initial=0.0))
         for name, expected in readings.items()
-        if np.allclose(found, expected, rtol=0.0, atol=16.0 * float(unit) + 1e-6, equal_nan=True)
+        if np.allclose(found, expected, rtol=0.0, atol=granted(expected), equal_nan=True)
     }
     if near:
         return min(near, key=lambda name: near[name])

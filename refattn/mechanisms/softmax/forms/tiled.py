@@ -279,9 +279,8 @@ def _backward_heads(
                     carried = q_lse @ xp.matrix_transpose(k_ones[..., at, :])  # (b, g, r, i, j) [SM.1-SM.3]
                     shifted = xp.where(safe, carried, shifted)  # (b, g, r, i, j) [SM.1-SM.3]
             allowed = pairs.band.allowed(pairs.mask, rows, columns, pairs.batch)
-            if safe is None and not none_safe and allowed is not None:
-                # No weight is above 1 by more than rounding, so that this bounds what is hidden alone.
-                weights = _only(allowed, xp.exp(xp.minimum(shifted, xp.ones_like(lse))))  # (b, g, r, i, j) [SM.7]
+            if safe is None and not none_safe:
+                weights = _weights(allowed, shifted)  # (b, g, r, i, j) [SM.7]
             else:
                 weights = xp.exp(where_allowed(allowed, shifted, -math.inf))  # (b, g, r, i, j) [SM.7]
             del shifted  # its memory, which is in the cache, serves again
@@ -367,6 +366,17 @@ def _only(allowed: Array | None, x: Array) -> Array:
     A product is quicker than a choice between two numbers, most of all where the next one cannot be foreseen.
     """
     return x if allowed is None else x * namespace(x).astype(allowed, x.dtype)
+
+
+def _weights(allowed: Array | None, shifted: Array) -> Array:
+    """Return exp(shifted), and 0 where it is not allowed.
+
+    No weight is above 1 by more than rounding: what the bound is for is hidden, and must not overflow.
+    """
+    xp = namespace(shifted)
+    if allowed is None:
+        return xp.exp(shifted)
+    return _only(allowed, xp.exp(xp.minimum(shifted, xp.ones_like(shifted[..., :1]))))
 
 
 def _where(safe: Array | bool, x: Array | float, otherwise: Array) -> Array:
