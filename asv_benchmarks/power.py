@@ -199,7 +199,7 @@ def main(rounds: int) -> None:
         stored = read(FILE) if FILE.exists() else {"rows": []}
     except ArchiveError as error:
         raise Failure(str(error)) from error
-    rows: list[Row] = stored.get("rows")
+    rows: Any = stored.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= KEYS for row in rows):
         raise Failure(f"rounds: got {FILE}, needs rows with {', '.join(sorted(KEYS))}: take it away to begin anew")
     # Rounds that are there already tell of where they ran.
