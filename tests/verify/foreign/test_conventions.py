@@ -11,6 +11,7 @@ import pytest
 
 import refattn as ra
 from refattn.mechanisms.softmax.judge.placed import PLACED
+from refattn.verify.foreign import conventions
 from refattn.verify.foreign.conventions import EXPECTED, PROBES, differing, probe_conventions
 from refattn.verify.museum.fault import faults
 from refattn.verify.run import verify
@@ -185,3 +186,11 @@ def test_a_key_that_is_lost_is_no_scale() -> None:
         return ra.softmax.forward(q, k[:, :, :-1], v[:, :, :-1])[0]
 
     assert probe_conventions(attend, "softmax")["scale"] == "unknown: equal scores have unequal weights"
+
+
+@pytest.mark.parametrize(("off", "known"), [(0.0, True), (3.0, True), (-3.0, True), (40.0, False), (-40.0, False)])
+def test_an_answer_may_err_by_some_roundings_of_its_largest_number(off: float, known: bool) -> None:
+    unit = np.asarray(2.0**-24)
+    answer = np.asarray([11.3, -0.5])
+    found = conventions._which(answer + off * float(unit) * 11.3, unit, {"one": answer, "other": answer + 0.1})
+    assert (found == "one") is known and found.startswith(("one", "unknown: got 11.3"))
