@@ -249,7 +249,7 @@ def _code(module: ModuleType) -> Any:
                 if tag.position is None and node.value is not None:
                     node.value = call(tag, node.value)
                 else:
-                    value = call(tag, ast.Name(id=tag.name, ctx=ast.Load()))
+                    value = call(tag, ast.copy_location(ast.Name(id=tag.name, ctx=ast.Load()), node))
                     after.append(ast.Assign(targets=[ast.Name(id=tag.name, ctx=ast.Store())], value=value))
             for extra in after:
                 ast.copy_location(extra, node)

@@ -93,7 +93,8 @@ def defined_by(
     """
 
     def around(forward: Callable[P, R]) -> Callable[P, R]:
-        options = inspect.signature(forward).parameters.values()
+        signature = inspect.signature(forward)
+        options = signature.parameters.values()
         defaults = {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
 
         def said(given: Mapping[str, Any], but: tuple[str, ...] = ()) -> Options | str:
@@ -103,10 +104,11 @@ def defined_by(
 
         @functools.wraps(forward)
         def entry(*args: P.args, **given: P.kwargs) -> R:
-            if _reading.get() and len(args) == 3 and _alike(*args):
-                own = said(given)
+            if _reading.get():
+                arrays = (*args, *(given[name] for name in ("q", "k", "v")[len(args) :] if name in given))
+                own = said(given, but=("q", "k", "v")) if len(arrays) == 3 and _alike(*arrays) else ""
                 if not isinstance(own, str):
-                    return cast(R, _read(definition, own, forward, args, given))
+                    return cast(R, _read(definition, arrays, own, functools.partial(forward, *args, **given)))
             return forward(*args, **given)
 
         entry.said = said  # type: ignore[attr-defined]
@@ -129,31 +131,21 @@ def backward_of_definition(backward: Callable[P, R]) -> Callable[P, R]:
         try:
             own = equations.active(definition).backward(cast(Any, saved).of_definition, raised(d_out))
         finally:  # the general code says what is wrong with an argument, and which gradients there are
-            general = cast(Any, _silently(backward, *args, **given))
+            with equations.paused():
+                general: Any = backward(*args, **given)
         return cast(R, {name: _like(own[name], x) if name in own else x for name, x in general.items()})
 
     return entry
 
 
-def _read(
-    definition: ModuleType, own: Options, forward: Callable[..., Any], args: Any, given: Any
-) -> tuple[Array, Any]:
+def _read(definition: ModuleType, arrays: tuple[Any, ...], own: Options, general: Callable[[], Any]) -> Any:
     """Run the definition; then the general code, which checks what was given and has what else a caller may ask for."""
     try:
-        out, inner = equations.active(definition).forward(*(raised(x) for x in args), **own)
+        out, inner = equations.active(definition).forward(*(raised(x) for x in arrays), **own)
     finally:
-        general_out, saved = _silently(forward, *args, **given)
-    return _like(out, general_out), _with_definition(saved, definition, inner)
-
-
-def _silently(function: Callable[..., Any], *args: Any, **given: Any) -> Any:
-    """Call what nobody reads."""
-    token = _reading.set(False)
-    try:
         with equations.paused():
-            return function(*args, **given)
-    finally:
-        _reading.reset(token)
+            general_out, saved = general()
+    return _like(out, general_out), _with_definition(saved, definition, inner)
 
 
 def _with_definition(saved: Any, definition: ModuleType, inner: Any) -> Any:

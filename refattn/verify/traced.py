@@ -274,6 +274,17 @@ def read_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends
     return Run(about, {**inputs, **upstream}, options, run, again=again)
 
 
+def first_case(mechanism: Mechanism) -> str:
+    """Return the name of the designed case that a reader meets first: the first that the paper itself has, or "tiny"."""
+    said = getattr(mechanism.core and mechanism.core.forward, "said", None)
+    own = (
+        case.name
+        for case in mechanism.cases
+        if said is not None and not isinstance(said({**case.inputs, **case.options}, but=("q", "k", "v")), str)
+    )
+    return next(own, "tiny")
+
+
 def example_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Run:
     """Return the example of a definition that is no map of q, k and v, as what can be run."""
     module, example = mechanism.definition, mechanism.example
