@@ -190,16 +190,16 @@ def graph_backward(
     xp, linking, scale = namespace(q, k), options.links, options.scale
     k_heads = repeat_heads(k, q.shape[1])  # (b, h, j, d): copies of k
     own = own_pairs(k.shape[2], k)  # (j, j): whether i = j
-    d_masked = d_mean = d_keys = d_scale_keys = None  # of parts that there are not
+    d_made = d_masked = d_mean = d_keys = d_scale_keys = None  # of parts that there are not
     # forward: start = options.starts.forward(scores, attention, v, own)
-    d_own, d_of_start, d_v = options.starts.backward(
-        saved.start, own, d_start, v.shape[1]
-    )  # (b, h, i, j), (b, h, i, j), -
-    # forward: links = where(own, 0.0, linking.forward(kernel, or attention))
+    begun = options.starts.backward(saved.start, own, d_start, v.shape[1])
+    d_own, d_of_start, d_v = begun  # (b, h, i, j), (b, h, i, j), -
+    # forward: links = where(own, 0.0, linking.forward(attention, or kernel))
     d_linked = xp.where(own, 0.0, d_graph)  # (b, h, j, j)
-    d_made = linking.backward(attention if kernel is None else kernel, d_linked)  # (b, h, j, j)
-    if kernel is not None:
-        d_kernel, d_made = d_made, None  # (b, h, j, j) [dGE.4], -
+    if kernel is None:
+        d_made = linking.backward(attention, d_linked)  # (b, h, i, j)
+    else:
+        d_kernel = linking.backward(kernel, d_linked)  # (b, h, j, j) [dGE.4]
         # forward: kernel = softmax(mutual)
         d_read = None if d_sums is None else kernel * d_sums  # (b, h, j, j)
         d_mutual = plus(softmax_backward(kernel, d_kernel), d_read)  # (b, h, j, j) [dGE.3]
