@@ -166,8 +166,8 @@ def forward(
 
     Notes
     -----
-    Equations GE.1 to GE.16, written out in `refattn.mechanisms.graph_energy.dense`. Numbers that are not finite
-    propagate.
+    Equations GE.1 to GE.13, written out in `refattn.mechanisms.graph_energy.definition`, and with all options in
+    `refattn.mechanisms.graph_energy.dense`. Numbers that are not finite propagate.
 
     Examples
     --------
@@ -242,7 +242,7 @@ def backward(
 
     Notes
     -----
-    Equations dGE.1 to dGE.16 of `refattn.mechanisms.graph_energy.dense`: the adjoint of the steps that were taken.
+    Equations dGE.1 to dGE.13 of `refattn.mechanisms.graph_energy.dense`: the adjoint of the steps that were taken.
     Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
