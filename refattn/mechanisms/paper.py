@@ -101,16 +101,21 @@ def defined_by(
         parameters = inspect.signature(definition.forward).parameters
         needed = [name for name, one in parameters.items() if one.default is one.empty and name not in ARRAYS]
 
-        def said(given: Options) -> Options | str:
+        def said(given: Options, q: Any, k: Any, v: Any) -> Options | str:
+            if not q.shape[1] == k.shape[1] == v.shape[1]:
+                return "the paper has as many heads of keys and values as of queries"
             chosen = {name: x for name, x in given.items() if name not in defaults or not _same(x, defaults[name])}
-            return _by_name(parameters.keys(), needed, chosen) if says is None else says(chosen)
+            own = _by_name(parameters.keys(), needed, chosen) if says is None else says(chosen)
+            if not isinstance(own, str) and own.get("causal") and q.shape[2] > k.shape[2]:
+                return "the paper has no query without a key"
+            return own
 
         @functools.wraps(forward)
         def entry(*args: P.args, **given: P.kwargs) -> R:
             if _reading.get():
                 arrays, beside = (args, given) if len(args) == 3 else _apart(args, given)
                 if len(arrays) == 3 and _alike(*arrays):
-                    own = said(beside)
+                    own = said(beside, *arrays)
                     if not isinstance(own, str):
                         return cast(R, _read(definition, arrays, own, functools.partial(forward, *args, **given)))
             return forward(*args, **given)
@@ -162,6 +167,18 @@ def _with_definition(saved: Any, definition: ModuleType, inner: Any) -> Any:
     return copy
 
 
+def own_call(core: Any, arguments: Options) -> Options | str:
+    """Return what the definition is called with for these arguments of a core, or why it is not.
+
+    Of arrays their shape is read, so that designs of arrays will do.
+    """
+    said = getattr(core and core.forward, "said", None)
+    if said is None:
+        return "the definition is no map of q, k and v"
+    arrays = (arguments[name] for name in ARRAYS)
+    return cast("Options | str", said({name: x for name, x in arguments.items() if name not in ARRAYS}, *arrays))
+
+
 def _apart(args: tuple[Any, ...], given: Options) -> tuple[tuple[Any, ...], Options]:
     """Return q, k and v, however they were given, and the options."""
     arrays = (*args, *[given[name] for name in ARRAYS[len(args) :] if name in given])
@@ -182,12 +199,10 @@ def _by_name(names: Set[str], needed: list[str], chosen: Options) -> Options | s
 
 
 def _alike(q: Any, k: Any, v: Any) -> bool:
-    """Tell whether these are of one type, with four axes, as many heads and at least one element each."""
+    """Tell whether these are arrays of one type, with four axes and at least one element each."""
     if not (type(q) is type(k) is type(v) and hasattr(q, "dtype") and q.dtype == k.dtype == v.dtype):
         return False
-    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        return False
-    return q.shape[1] == k.shape[1] == v.shape[1] and 0 not in (*q.shape, *k.shape, *v.shape)
+    return len(q.shape) == len(k.shape) == len(v.shape) == 4 and 0 not in (*q.shape, *k.shape, *v.shape)
 
 
 def _same(value: Any, default: Any) -> bool:
