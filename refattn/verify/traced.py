@@ -25,7 +25,7 @@ from refattn.checked import One, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import DTYPES, has_gradient, stored
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.paper import reading
+from refattn.mechanisms.paper import ARRAYS, reading
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.xp import Array
 
@@ -252,7 +252,7 @@ def read_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends
     """Return a designed case as what a reader sees: the definition if the call is the paper's own, else the core."""
     case, said = mechanism.case(case_name), getattr(mechanism.core and mechanism.core.forward, "said", None)
     inputs = make(mechanism.name, case, dtype)
-    why = None if said is None else said({**inputs, **case.options, **more}, but=("q", "k", "v"))
+    why = None if said is None else said(_beside(inputs) | {**case.options, **more})
     again = functools.partial(read_run, mechanism, case_name, dtype, backend)
     if why is None or isinstance(why, str):
         return replace(core_run(mechanism, case_name, dtype, backend, **more), why=why or "", again=again)
@@ -274,13 +274,17 @@ def read_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends
     return Run(about, {**inputs, **upstream}, options, run, again=again)
 
 
+def _beside(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in inputs.items() if name not in ARRAYS}
+
+
 def first_case(mechanism: Mechanism) -> str:
-    """Return the name of the designed case that a reader meets first: the first that the paper itself has, or "tiny"."""
+    """Return the name of the designed case that a reader meets first: the first that the paper has, or "tiny"."""
     said = getattr(mechanism.core and mechanism.core.forward, "said", None)
     own = (
         case.name
         for case in mechanism.cases
-        if said is not None and not isinstance(said({**case.inputs, **case.options}, but=("q", "k", "v")), str)
+        if said is not None and not isinstance(said(_beside(case.inputs) | dict(case.options)), str)
     )
     return next(own, "tiny")
 
