@@ -53,8 +53,8 @@ def test_trace_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trace_takes_options_of_the_core_and_choices_of_the_block() -> None:
     assert "SM.2" in run("trace", "softmax", "--only", "SM.2", "--set", "softcap=2.0").stdout
-    result = run("trace", "sympformer", "--block", "--set", "integrator=strang", "--only", "SYMP.28")
-    assert "SYMP.28  " in result.stdout and result.exit_code == 0
+    result = run("trace", "sympformer", "--block", "--set", "integrator=strang", "--only", "SYMP.rotated_x")
+    assert "SYMP.rotated_x  " in result.stdout and result.exit_code == 0
     assert refused("trace", "softmax", "--set", "q=1").startswith("--set: got 'q', needs one of mask, causal")
     assert refused("trace", "softmax", "--block", "--set", "mask=1").startswith("--set: got 'mask', needs one of width")
     assert refused("trace", "softmax", "--set", "softcap=-1").startswith("softcap: got -1, needs")
