@@ -33,7 +33,7 @@ value of DELTA.4, [dDELTA.q] that of the input q:
 Axes: b batch, h head, n token, d width of queries and keys, e width of values. A vector of the formulas is a column;
 the code holds it as a row, (b, h, 1, d), so that D_n^T k_n is `k_n @ faded` there, and k_n u_n^T `transpose(k_n) @
 correction`. Source: Yang, Kautz and Hatamizadeh, Gated Delta Networks: Improving Mamba2 with Delta Rule, 2024
-(arXiv:2412.06464), equation 10, whose S is transposed; 1 / sqrt(d) is of their code.
+(arXiv:2412.06464), section 3.1, whose S is transposed; 1 / sqrt(d) is of their code.
 """
 
 from __future__ import annotations
