@@ -25,7 +25,8 @@ at least as many keys as queries then, so that each query sees one.
 Backward, for the gradient do of o. [dHOL.4] is the gradient of the value of HOL.4, [dHOL.q] that of the input q:
 
     [dHOL.v]  dv_j = sum_i w_ij do_i / z_i
-    [dHOL.4]  dw_ij = do_i . (v_j - o_i) / z_i                      a weight draws the mean towards its value
+    [dHOL.5]  dz_i = -do_i . o_i / z_i
+    [dHOL.4]  dw_ij = do_i . v_j / z_i + dz_i                       = do_i . (v_j - o_i) / z_i: w_ij pulls o_i to v_j
     [dHOL.3]  ds_ij = dw_ij (1 + s_ij + ... + s_ij^(p-1) / (p-1)!)  if seen, else 0; T_(p-1), the derivative of T_p
     [dHOL.1]  dq'_i = sum_j ds_ij k'_j / (alpha sqrt(d))
     [dHOL.2]  dk'_j = sum_i ds_ij q'_i / (alpha sqrt(d))
@@ -66,10 +67,11 @@ def backward(saved: tuple[Array, ...], d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k and v for d_out, that of out."""
     q_hat, q_rate, k_hat, k_rate, v, order, scale, seen, scores, weights, total, out = saved
     xp = namespace(d_out)
-    # forward: out = weights @ v / total; total = sum(weights)
+    # forward: out = weights @ v / total
     d_v = transpose(weights) @ (d_out / total)  # (b, h, j, e) [dHOL.v]
-    along = xp.sum(d_out * out, axis=-1, keepdims=True)  # (b, h, i, 1): do_i . o_i
-    d_weights = (d_out @ transpose(v) - along) / total  # (b, h, i, j) [dHOL.4]
+    d_total = -xp.sum(d_out * out, axis=-1, keepdims=True) / total  # (b, h, i, 1) [dHOL.5]
+    # forward: out = weights @ v / total; total = sum(weights)
+    d_weights = d_out @ transpose(v) / total + d_total  # (b, h, i, j) [dHOL.4]
     # forward: weights = where(seen, taylor(scores, order), 0)
     d_scores = xp.where(seen, d_weights * taylor(scores, order - 1), 0.0)  # (b, h, i, j) [dHOL.3]
     # forward: scores = q_hat @ transpose(k_hat) / scale

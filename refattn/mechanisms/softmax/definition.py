@@ -22,9 +22,9 @@ the gradient of the value of SM.4, [dSM.q] that of the input q:
 
     [dSM.v]  dv_j = sum_i w_ij do_i
     [dSM.4]  dw_ij = do_i . v_j
-    [dSM.1]  ds_ij = w_ij (dw_ij - sum_l w_il dw_il)        only what differs from the row's mean moves a weight
-    [dSM.q]  dq_i = sum_j ds_ij k_j / sqrt(d)
-    [dSM.k]  dk_j = sum_i ds_ij q_i / sqrt(d)
+    [dSM.2]  dm_ij = w_ij (dw_ij - sum_l w_il dw_il)        weights compete: one grows at the others' expense
+    [dSM.q]  dq_i = sum_j dm_ij k_j / sqrt(d)               what is not seen has w_ij = 0, and so dm_ij = 0
+    [dSM.k]  dk_j = sum_i dm_ij q_i / sqrt(d)
 
 Axes: b batch, h head, i query, j key, d width of queries and keys, e width of values; l is a key, too. Source: Vaswani
 et al., Attention Is All You Need, 2017 (arXiv:1706.03762), equation 1; the mask: section 3.2.3.
@@ -60,10 +60,10 @@ def backward(saved: tuple[Array, ...], d_out: Array) -> dict[str, Array]:
     # forward: out = weights @ v
     d_v = transpose(weights) @ d_out  # (b, h, j, e) [dSM.v]
     d_weights = d_out @ transpose(v)  # (b, h, i, j) [dSM.4]
-    # forward: weights = powers / sum(powers); powers = exp(masked - max(masked)); masked = where(seen, scores, -inf)
-    mean = xp.sum(weights * d_weights, axis=-1, keepdims=True)  # (b, h, i, 1): of dw, by the row's own weights
-    d_scores = weights * (d_weights - mean)  # (b, h, i, j) [dSM.1]: 0 for a key that is not seen, as its weight is
-    # forward: scores = q @ transpose(k) / root
-    d_q = d_scores @ k / root  # (b, h, i, d) [dSM.q]
-    d_k = transpose(d_scores) @ q / root  # (b, h, j, d) [dSM.k]
+    # forward: weights = powers / sum(powers); powers = exp(masked - max(masked))
+    mean = xp.sum(weights * d_weights, axis=-1, keepdims=True)  # (b, h, i, 1): of dw, by the weights of the query
+    d_masked = weights * (d_weights - mean)  # (b, h, i, j) [dSM.2]
+    # forward: masked = where(seen, scores, -inf); scores = q @ transpose(k) / root
+    d_q = d_masked @ k / root  # (b, h, i, d) [dSM.q]
+    d_k = transpose(d_masked) @ q / root  # (b, h, j, d) [dSM.k]
     return {"q": d_q, "k": d_k, "v": d_v}
