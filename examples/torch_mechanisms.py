@@ -203,7 +203,7 @@ def koopman(
     between = section(k, k)  # [KOOP.5]
     delta = (JITTER[q.dtype] if jitter is None else jitter) * (second + 1.0)
     pairs = (seen[..., :, None] & seen[..., None, :]) * between[:, :, None]
-    gram = pairs + torch.diag_embed(delta + ~seen)  # [KOOP.6]
+    gram = pairs + torch.diag_embed(delta + (~seen).to(q.dtype))  # [KOOP.6]
     points = [q, attend(q)]
     while len(points) <= updates:
         attended, path = attend(points[-1]), torch.stack(points, dim=3)
