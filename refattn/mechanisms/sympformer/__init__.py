@@ -32,8 +32,11 @@ from typing import Any
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
+from refattn.mechanisms.record import Example as _Example
+from refattn.mechanisms.record import Input as _Input
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
+from refattn.mechanisms.sympformer import definition as _definition
 from refattn.mechanisms.sympformer import dense as _dense
 from refattn.mechanisms.sympformer import presymplectic_euler as _presymplectic_euler
 from refattn.mechanisms.sympformer.baselines import attend as _attend
@@ -119,9 +122,24 @@ _SHARED = (
 )
 _AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _presymplectic_euler), *_SHARED)
 
+_TOKENS, _MATRIX, _GAIN = _Input((1, 4, 2)), _Input((2, 2)), _Input((2,))
+_NUMBER = _Input((1,), "uniform", {"low": 0.5, "high": 1.5})
+_EXAMPLE = _Example(
+    {
+        **dict.fromkeys(("x", "p"), _TOKENS),
+        "t": _NUMBER,
+        "gain": _GAIN,
+        **dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_b"), _MATRIX),
+        "gain_p": _GAIN,
+        **dict.fromkeys(("h_x", "h_y", "c_log", "c_lin"), _NUMBER),
+    }
+)
+
 record = Mechanism(
     name="sympformer",
     title=_TITLE,
+    definition=_definition,
+    example=_EXAMPLE,
     source="V. Stein, W. Li, G. Steidl 2026, SympFormer (arXiv:2603.16535)",
     tagged=(_dense, *_AROUND, _block),
     loops=_loops,
