@@ -3,7 +3,7 @@
 The core is softmax attention with a scale that is stored: its definition and its forms are those of the room of softmax
 attention. What to read, in this order:
 
-- `dense` of softmax attention: SM.1 to SM.9 and their adjoints.
+- `definition` of softmax attention, SM.1 to SM.5 and their adjoints; its `dense`, with options.
 - `dense`: what growth reads of them: the functional gradient, and its contraction with tokens.
 - `layer.block`: projections around the core, GROW.1 to GROW.6, with weights that have an axis of heads.
 - `growth`: a growth step. `statistics` of a batch; the `metric` of the scores, and the direction that descends in it;

@@ -1,7 +1,7 @@
 """What growth reads of softmax attention, the definition: every score at once.
 
-The core is softmax attention; its equations, SM.1 to SM.9, stand in `refattn.mechanisms.softmax.dense`. With the
-weights w_ij = SM.7, the capped scores c_ij = SM.2, and do, the gradient of a loss with respect to the output::
+The core is softmax attention, whose equations stand in `refattn.mechanisms.softmax.dense`. With the weights
+w_ij = SM.4, the capped scores c_ij = SM.capped, and do, the gradient of a loss with respect to the output::
 
     [GROW.7]  g_ij = w_ij (do_i . v_j - sum_l w_il do_i . v_l)      with a soft-cap: times 1 - (c_ij / softcap)^2;
                                                                     with dropout keep_ij do_i . v_j takes part
