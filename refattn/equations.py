@@ -249,7 +249,7 @@ def _code(module: ModuleType) -> Any:
                 if tag.position is None and node.value is not None:
                     node.value = call(tag, node.value)
                 else:
-                    value = call(tag, ast.Name(id=tag.name, ctx=ast.Load()))
+                    value = call(tag, ast.copy_location(ast.Name(id=tag.name, ctx=ast.Load()), node))
                     after.append(ast.Assign(targets=[ast.Name(id=tag.name, ctx=ast.Store())], value=value))
             for extra in after:
                 ast.copy_location(extra, node)
@@ -331,11 +331,22 @@ def apply(hook: Hook) -> Iterator[None]:
         _in_force.reset(token)
 
 
+@contextmanager
+def paused() -> Iterator[None]:
+    """Run the code of the ``with`` block without the hook that is in force, if there is one."""
+    token = _in_force.set(None)
+    try:
+        yield
+    finally:
+        _in_force.reset(token)
+
+
 class Trace(Mapping[str, Array]):
     """The values of the equations that ran, by id.
 
     ``t["SM.1"]`` is the value of the first pass; later passes of a repeated equation are ``t["SM.1[1]"]``,
-    ``t["SM.1[2]"]``, ... Values are copies. `variables` maps each id to the name that the code gives it.
+    ``t["SM.1[2]"]``, ... Values are copies. `variables` maps each id to the name that the code gives it, and `lines`
+    each key to the file and the line that ran.
 
     >>> import numpy as np, refattn as ra
     >>> with ra.trace() as t:
@@ -346,6 +357,7 @@ class Trace(Mapping[str, Array]):
 
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
+        self.lines: dict[str, tuple[str, int]] = {}
         self._passes: dict[str, int] = {}
         self._values: dict[str, Array] = {}
 
@@ -354,7 +366,9 @@ class Trace(Mapping[str, Array]):
         n = self._passes.get(id, 0)
         self._passes[id] = n + 1
         self.variables[id] = name
-        self._values[f"{id}[{n}]" if n else id] = namespace(value).asarray(value, copy=True)
+        key = f"{id}[{n}]" if n else id
+        self.lines[key] = _line_that_runs()
+        self._values[key] = namespace(value).asarray(value, copy=True)
         return value
 
     def passes(self, id: str) -> tuple[Array, ...]:
@@ -400,13 +414,31 @@ class Trace(Mapping[str, Array]):
         return len(self._values)
 
 
+def _line_that_runs() -> tuple[str, int]:
+    """Return the file and the line of the hooked assignment that called, from its frame."""
+    frame = sys._getframe(2)
+    while "__refattn_hook__" not in frame.f_globals and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def tag_at(file: str, line: int, id: str) -> tuple[ModuleType, Tag]:
+    """Return the module in `file` that was hooked, and its tag of an equation that a line computes."""
+    module = next(module for module in _HOOKED if module.__file__ == file)
+    found = [tag for tag in tags(module) if tag.claims and tag.id == id and tag.line <= line]
+    return module, max(found, key=lambda tag: tag.line)
+
+
 @contextmanager
 def trace() -> Iterator[Trace]:
-    """Record the value of every equation that runs in the ``with`` block.
+    """Record the value of every equation of the general code that runs in the ``with`` block.
+
+    The public `refattn.trace` runs the definitions.
 
     >>> import numpy as np, refattn as ra
+    >>> from refattn.equations import trace
     >>> x = np.ones((1, 1, 2, 4))
-    >>> with ra.trace() as t:
+    >>> with trace() as t:
     ...     out, saved = ra.softmax.forward(x, x, x)
     >>> t["SM.1"].shape
     (1, 1, 2, 2)

@@ -567,7 +567,7 @@ def test_a_trace_of_a_training_step_does_not_depend_on_the_workers(mechanism: st
     inputs, targets = draw.integers(0, 16, (2, 600, 8))
     found = []
     for workers in (1, 4):
-        with ra.trace() as t, backends.use_workers(workers):
+        with equations.trace() as t, backends.use_workers(workers):
             loss, gradients = step.loss_and_gradients(params, inputs, targets)
         found.append({id: x.tobytes() for id, x in t.items()})
     with backends.use_workers(4):

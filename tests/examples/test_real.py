@@ -118,7 +118,7 @@ def test_plain_koopman_agrees_where_jitter_and_perturbation_are_left_out(options
     ("right", "wrong", "case"),
     [
         ("second * torch.exp(", "torch.exp(", "grouped"),
-        ("full_like(mean, second + 1.0)", "full_like(mean, second)", "causal"),
+        ("jitter) * (second + 1.0)", "jitter) * second", "causal"),
         ("return section(x, k[:, :, None]) * seen[..., None, :]", "return section(x, k[:, :, None])", "mask-keys"),
         ("dual = torch.linalg.solve(gram, starts.mT).mT", "dual = starts", "tiny"),
         ("ridge * torch.eye(system", "ridge / 2.0 * torch.eye(system", "tiny"),

@@ -51,7 +51,7 @@ def test_the_maximum_is_made_of_the_largest_score_alone(softmax: dict[str, Any])
 def test_what_is_hidden_feeds_nothing() -> None:
     measured = links(*run_of("sympformer"))  # its tiny case is causal
     for i, j in np.ndindex(4, 4):
-        assert bool(measured["SYMP.1"][i * 4 + j]) == (j <= i)
+        assert bool(measured["SYMP.unmasked"][i * 4 + j]) == (j <= i)
 
 
 @pytest.mark.parametrize("name", [name for name in ra.list_mechanisms() if ra.mechanism(name).core is not None])

@@ -17,7 +17,7 @@ from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
-from refattn.mechanisms.graph_energy import dense
+from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy import options as kinds
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
@@ -27,6 +27,7 @@ from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, 
 from refattn.mechanisms.graph_energy.solvers import equilibrium
 from refattn.mechanisms.graph_energy.solvers import steps as general_steps
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
@@ -68,6 +69,7 @@ class Saved:
         return system_of(self.inner.graph, _sums(self.form))
 
 
+@defined_by(definition)
 def forward(
     q: Array,
     k: Array,
@@ -166,8 +168,8 @@ def forward(
 
     Notes
     -----
-    Equations GE.1 to GE.16, written out in `refattn.mechanisms.graph_energy.dense`. Numbers that are not finite
-    propagate.
+    Equations GE.1 to GE.13, written out in `refattn.mechanisms.graph_energy.definition`, and with all options in
+    `refattn.mechanisms.graph_energy.dense`. Numbers that are not finite propagate.
 
     Examples
     --------
@@ -203,6 +205,7 @@ def forward(
     return call.back(out), saved
 
 
+@backward_of_definition
 @naming("saved")
 def backward(
     saved: Saved,
@@ -242,7 +245,7 @@ def backward(
 
     Notes
     -----
-    Equations dGE.1 to dGE.16 of `refattn.mechanisms.graph_energy.dense`: the adjoint of the steps that were taken.
+    Equations dGE.1 to dGE.13 of `refattn.mechanisms.graph_energy.dense`: the adjoint of the steps that were taken.
     Called twice it gives the same bits.
     """
     check_saved(saved, Saved)

@@ -109,7 +109,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Integrator:
-    """How the flow is followed; an explicit method has alpha, a row for each stage, and beta of GE.8 and GE.11.
+    """How the flow is followed; an explicit method has alpha, a row for each stage, and beta of GE.point and GE.8.
 
     Attributes
     ----------
@@ -339,7 +339,7 @@ class Options:
     tau
         None where it is to be chosen.
     links
-        What GE.6 takes: a name of `LINKS`, or "given".
+        What GE.links takes: a name of `LINKS`, or "given".
     over_keys
         Whether links come from the scores of keys with keys.
     numbers
@@ -347,7 +347,7 @@ class Options:
     causal
         Whether no token may depend on a later one.
     attends
-        Whether GE.3 is computed even where nobody reads it.
+        Whether GE.2 is computed even where nobody reads it.
     """
 
     state: str

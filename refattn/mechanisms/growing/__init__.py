@@ -3,13 +3,14 @@
 The core is softmax attention with a scale that is stored: its definition and its forms are those of the room of softmax
 attention. What to read, in this order:
 
-- `definition` of softmax attention, SM.1 to SM.5 and their adjoints; its `dense`, with options.
-- `dense`: what growth reads of them: the functional gradient, and its contraction with tokens.
-- `layer.block`: projections around the core, GROW.1 to GROW.6, with weights that have an axis of heads.
-- `growth`: a growth step. `statistics` of a batch; the `metric` of the scores, and the direction that descends in it;
-  the `bottleneck`, which says what new columns are worth; kernels of low rank (`truncate`), or `columns` beside the old
-  ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it together (`step`), by its
-  `options`; heads that get unequal numbers of columns (`uneven`).
+- `definition`: growth itself, GROW.1 to GROW.19, from the gradient of the scores to wider weights; `example`: a small
+  step of it.
+- `dense`: what growth reads of attention: the functional gradient, and its contraction with tokens.
+- `layer.block`: projections around the core, from GROW.augmented on, with weights that have an axis of heads.
+- `growth`: a growth step with all its options. `statistics` of a batch; the `metric` of the scores, and the direction
+  that descends in it; the `bottleneck`, which says what new columns are worth; kernels of low rank (`truncate`), or
+  `columns` beside the old ones; the `path` from an amplitude to weights, and the `search` for the amplitude; all of it
+  together (`step`), by its `options`; heads that get unequal numbers of columns (`uneven`).
 - `core`: the public functions; `forms.tiled`: the contraction in memory linear in the lengths.
 - `judge`: designed calls, wrong readings, block and growth a second time (`loops`, `beside`); in all else the core is
   judged as softmax attention is.

@@ -48,7 +48,7 @@ CANDIDATES = 8
 """The most candidates for ridge and epsilon."""
 
 JITTER = {"float64": 1e-8, "float32": 1e-4}
-"""What is added to the diagonal of the Gram matrix, in units of its elements."""
+"""What is added to the diagonal of the Gram matrix, in units of the kernel's weight + 1."""
 
 SPACES = ("keys", "augmented", "full")
 SIMILARITIES = ("dot", "kernel")
@@ -223,8 +223,8 @@ def forward(
     similarity
         "dot" (q . k / sqrt(d)) or "kernel": what the softmax is taken of.
     jitter
-        At least 0: what is added to the diagonal of the Gram matrix, relative to its elements. None means 1e-8 in
-        float64 and 1e-4 in float32.
+        At least 0: what is added to the diagonal of the Gram matrix, in units of the kernel's weight + 1 (of 1 where
+        the kernel is x . y alone). None means 1e-8 in float64 and 1e-4 in float32.
     mask
         Boolean, broadcastable to (b, h, i, j); True = may attend, and is an observable of the query.
     causal

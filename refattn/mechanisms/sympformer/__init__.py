@@ -4,10 +4,11 @@ Tokens are particles with momenta; attention is the force between them, and a la
 
 What to read, in this order:
 
-1. `dense.py`, the force: its equations, forward and backward (`core.py` is the public call of it);
-2. `oracles/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
-3. `presymplectic_euler.py`, the step: kick, damp, drift, forward and backward;
-4. `layer/block.py`, a layer: the attention step, a norm of the momentum, the MLP step (`layer/mlp.py`).
+1. `definition.py`, the paper alone: a layer, forward and backward;
+2. `dense.py`, its force with all options (`core.py` is the public call of it);
+3. `oracles/softmax.py`, what a block makes of it with its matrices: the force and the velocity of tokens;
+4. `presymplectic_euler.py`, the step for any force: kick, damp, drift;
+5. `layer/block.py`, a layer: the attention step, a norm of the momentum, the MLP step (`layer/mlp.py`).
 
 Beside these:
 

@@ -96,7 +96,7 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
     scores = torch.tensor(t.get("SM.2", t["SM.1"]), requires_grad=True)
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1))
     d_attended = torch.tensor(t["dGROW.o"])
-    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.4"]) * d_attended), [scores])
+    (wanted,) = torch.autograd.grad(torch.sum(weights @ torch.tensor(t["GROW.values"]) * d_attended), [scores])
     np.testing.assert_allclose(t["dSM.2"], torch.nan_to_num(wanted).numpy(), rtol=0.0, atol=1e-12)
 
 

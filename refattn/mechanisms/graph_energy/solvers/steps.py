@@ -1,4 +1,4 @@
-"""The steps of the flow in general: GE.8 to GE.11 and their adjoints for every integrator, form and length of a step.
+"""The steps of the flow in general: GE.point, GE.6 to GE.8 and their adjoints, however a step is taken.
 
 What the definition takes straight, explicit steps of one length with every pair at once, gives the same bits here. Here
 a step may also
@@ -82,7 +82,7 @@ def backward(saved: dense.Saved, d_out: Array, *, adjoint: Any = None, **read: A
     d_x, d_attention, d_v, tau_terms = page.readout_backward(saved.readout, d_out, read.get("weights"))
     d_b, d_w, numbers = back(saved.flow, sum_of(d_x, read.get("scores")), tau_terms)
     d_start = sum_of(d_b, read.get("start"))
-    d_graph = sum_of(d_w, read.get("graph"))  # [dGE.6]
+    d_graph = sum_of(d_w, read.get("graph"))  # [dGE.links]
     d = page.graph_backward(saved.graph, d_attention, d_graph, d_start, read.get("sums"))
     return {**d, **numbers, "v": sum_heads(d_start, saved.readout.v.shape[1]) if d_v is None else d_v}
 
@@ -134,16 +134,16 @@ def _step(flow: Flow, x: Array, factor: Number) -> tuple[Array, Taken]:
     every: list[Any] = []
     for alpha in alphas:
         points = (x,) if ends is None else solved.stage(*ends)
-        point = moved_by(points[0], h, alpha, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.8]
-        coupled, kept = system.coupled_keeping(point, *points[1:])  # (b, h, j, c) [GE.9]
-        rate = system.rate(point, *points[1:], coupled=coupled)  # (b, h, j, c) [GE.10]
+        point = moved_by(points[0], h, alpha, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.point]
+        coupled, kept = system.coupled_keeping(point, *points[1:])  # (b, h, j, c) [GE.6]
+        rate = system.rate(point, *points[1:], coupled=coupled)  # (b, h, j, c) [GE.7]
         stages.append((point, coupled, rate))
         every.append(kept)
     if isinstance(options.threshold, Proximal):
         there = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c)
-        x_next = soft_threshold(there, h * flow.tau, signed=options.signed)  # (b, h, j, c) [GE.11]
+        x_next = soft_threshold(there, h * flow.tau, signed=options.signed)  # (b, h, j, c) [GE.8]
         return x_next, Taken(tuple(stages), factor, x_next, kept=tuple(every))
-    x_next = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.11]
+    x_next = moved_by(x, h, beta, [rate for _, _, rate in stages])  # (b, h, j, c) [GE.8]
     return x_next, Taken(tuple(stages), factor, None, ends, tuple(every))
 
 
@@ -176,7 +176,7 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
     d_end = d_x  # (b, h, j, c)
     for step in _last_first(saved):
         h = options.step * step.factor
-        d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.11]
+        d_next = sum_of(d_end, *d_points)  # (b, h, j, c) [dGE.8]
         d_end = d_next
         if step.shrunk is not None:
             # forward: x = sign(there) (|there| - h tau) where that is positive
@@ -193,14 +193,14 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             inner = moved_by(beta[n] * d_end, 1.0, later, d_points)
             if step.ends is not None:
                 inner = pulled_back(solved, saved.system, *step.ends, h, inner)
-            d_rate = h * inner  # (b, h, j, c) [dGE.10]
+            d_rate = h * inner  # (b, h, j, c) [dGE.7]
             step_terms = step_terms + step.factor * inner * rate
             # forward: rate = m f(point; start) + kappa coupled
             d_own = system.seen(d_rate)
             d_anchor = d_anchor + d_own * f.d_b(*points, start, mu)
             mu_terms = mu_terms + d_own * f.d_mu(*points, start, mu)
             kappa_terms = kappa_terms + d_rate * coupled
-            d_coupled = system.kappa * d_rate  # (b, h, j, c) [dGE.9]
+            d_coupled = system.kappa * d_rate  # (b, h, j, c) [dGE.6]
             # forward: coupled = m sum_j w_ij m_jc g(y_jc - y_ic)
             for m, power in enumerate(g.powers):
                 pulled = form.couple_forward(power, system.links, visible, *points)
@@ -208,11 +208,11 @@ def flow_backward(saved: Flow, d_x: Array, tau_terms: Array) -> tuple[Array, Arr
             kept = {} if step.kept[n] is None else {"kept": step.kept[n]}
             d_pull, d_edges = form.couple_backward(g, system.links, visible, d_coupled, *points, **kept)
             edges = form.gathered(edges, d_edges)
-            d_point = d_own * f.d_x(*points, start, mu) + d_pull  # (b, h, j, c) [dGE.8]
+            d_point = d_own * f.d_x(*points, start, mu) + d_pull  # (b, h, j, c) [dGE.point]
             d_points.append(d_point)
     d_links = form.links_gradient(edges, system.links)
     # forward: x = start, and start is b
-    d_start = sum_of(d_end, *d_points, d_anchor)  # (b, h, j, c) [dGE.7]
+    d_start = sum_of(d_end, *d_points, d_anchor)  # (b, h, j, c) [dGE.5]
     d_mu = summed_for(mu_terms, mu)  # [dGE.mu]
     d_kappa = summed_for(kappa_terms, system.kappa)  # [dGE.kappa]
     d_step = summed_for(step_terms, options.step)  # [dGE.step]

@@ -47,7 +47,7 @@ def contract(saved: Saved, d_out: Array, x: Array, total: bool) -> tuple[Array, 
         d_weights = tile.of_rows(d_out_rows) @ xp.matrix_transpose(values)  # (b, g, r, i, j) [dSM.4]
         if pairs.keep is not None:
             d_weights = d_weights * part_of(pairs.keep, tile.rows, columns)
-        g = weights * (d_weights - tile.of_rows(inner_rows))  # (b, g, r, i, j) [GROW.7]
+        g = weights * (d_weights - tile.of_rows(inner_rows))  # (b, g, r, i, j) [GROW.functional_gradient]
         return g if tanh is None else g * (1.0 - tanh * tanh)
 
     def task(tile: Tile) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from refattn.xp import Array, namespace
 
 def asked(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return, for each head, the gradient y^T ds y of the map by which scores come from pairs of tokens."""
-    xp, y = namespace(values["GROW.1"]), values["GROW.1"][0, ...]
+    xp, y = namespace(values["GROW.augmented"]), values["GROW.augmented"][0, ...]
     return xp.matrix_transpose(y) @ values["dSM.2"][0, ...] @ y
 
 

@@ -1,6 +1,7 @@
 """Dropout with given masks: some elements of what an oracle says are left out, the others made larger.
 
-In place of y, the force (SYMP.17 and its like), the velocity (SYMP.18 and its like) or what the MLP adds (SYMP.35),
+In place of y, the force (SYMP.13 and its like), the velocity (SYMP.17 and its like) or what the MLP adds
+(SYMP.mlp_out),
 stands keep y, and its gradient is keep times that of keep y. An element of keep is 0 or 1 / (1 - rate).
 
 Axes: b batch, h head, i token as a query, j token as a key, m width.
