@@ -243,7 +243,7 @@ def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend, **c
     >>> from refattn.verify import traced
     >>> run = traced.trace_block(ra.mechanism("softmax"), "float64", get("numpy"))
     >>> [step.id for step in run.forward][:3]
-    ['SM.11', 'SM.12', 'SM.10']
+    ['SM.keys', 'SM.values', 'SM.queries']
     """
     return record(mechanism, block_run(mechanism, dtype, backend, **choices), backend)
 

@@ -1,7 +1,7 @@
 """Higher-order attention: a Taylor polynomial in place of the exponential, and thereby a state of constant size.
 
-What to read: `dense`, the definition; then `core`, the function that is called, and `options`, what it may be asked
-for. After these, in any order:
+What to read: `definition`, the paper alone; `dense`, the same with all options; then `core`, the function that is
+called, and `options`, what it may be asked for. After these, in any order:
 
 - `forms`: the same by other ways. `kernel` is why a weight is an inner product of features, `state` what sums of
   features make of it; then `linear`, `chunked` and `recurrent`; and `tiled`, which does without;

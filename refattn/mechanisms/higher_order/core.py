@@ -36,7 +36,7 @@ class Saved:
     form
         The form that ran.
     normaliser
-        (b, h, i): the row sums z of HOL.7, before the normaliser: where they are near 0, or below, the output is ill
+        (b, h, i): the row sums z of HOL.5, before the normaliser: where they are near 0, or below, the output is ill
         conditioned. For float16 and bfloat16 inputs they are float32.
     state
         The state after the last key, where one came in.
@@ -127,9 +127,10 @@ def forward(
 
     Notes
     -----
-    Equations HOL.1 to HOL.9, written out in `refattn.mechanisms.higher_order.dense`. Source: Mercat 2020
-    (arXiv:2010.14816), equations 1 to 3. Numbers that are not finite propagate; in a tile or a chunk that holds one
-    they may spread through 0 * NaN, also to earlier queries. Padding may hold any numbers.
+    The equations stand in `refattn.mechanisms.higher_order.dense`, those of the paper alone, HOL.1 to HOL.6, in
+    `refattn.mechanisms.higher_order.definition`. Source: Mercat 2020 (arXiv:2010.14816), equations 1 to 3. Numbers that
+    are not finite propagate; in a tile or a chunk that holds one they may spread through 0 * NaN, also to earlier
+    queries. Padding may hold any numbers.
 
     Layer normalisation leaves nothing of width 1 and the sign of width 2. Even orders with delta = 0 have weights above
     0. An odd order has them as long as sqrt(d) / alpha stays below the root of T_p: up to a width of 8, 22, 42 and 68
@@ -221,7 +222,7 @@ def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[s
 
     Notes
     -----
-    Equations dHOL.1 to dHOL.delta of `refattn.mechanisms.higher_order.dense`. Called twice it gives the same bits.
+    The equations stand in `refattn.mechanisms.higher_order.dense`. Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
     (d_out,) = upstream(saved.like, d_out=(d_out, saved.shape))

@@ -123,9 +123,10 @@ def forward(
 
     Notes
     -----
-    Equations SM.1 to SM.9 and SM.15 to SM.18, written out in `refattn.mechanisms.softmax.dense`. Source: Vaswani et al.
-    2017 (arXiv:1706.03762), equation 1. Numbers that are not finite propagate; in a tile or a row that holds one,
-    masked positions included, they may spread through 0 * NaN; what does not exist is the exception.
+    The equations stand in `refattn.mechanisms.softmax.dense`, those of the paper alone, SM.1 to SM.5, in
+    `refattn.mechanisms.softmax.definition`. Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Numbers that
+    are not finite propagate; in a tile or a row that holds one, masked positions included, they may spread through
+    0 * NaN; what does not exist is the exception.
 
     Examples
     --------
@@ -189,7 +190,7 @@ def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str
 
     Notes
     -----
-    Equations dSM.1 to dSM.softcap of `refattn.mechanisms.softmax.dense`. Called twice it gives the same bits.
+    The equations stand in `refattn.mechanisms.softmax.dense`. Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
     d_out, d_lse = upstream(saved.like, d_out=(d_out, saved.shape), d_lse=(d_lse, saved.shape[:3]))

@@ -6,7 +6,7 @@ Equations (y are the tokens with a 1 behind them where there are biases, otherwi
     [GROW.queries]  q = y w_q                           for each head
     [GROW.keys]  k = y w_k
     [GROW.values]  v = y w_v
-    [GROW.joined]  c_n = [o_1n, ..., o_hn, 1]           o of SM.8 for these q, k, v; without bias: no 1
+    [GROW.joined]  c_n = [o_1n, ..., o_hn, 1]           o of SM.5 for these q, k, v; without bias: no 1
     [GROW.next]  x' = x + c w_o                         without a residual: x' = c w_o
 
 Adjoints, for given dx'::
@@ -186,7 +186,7 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
         causal=context.causal,
         scale=config.factor if params.scale is None else params.scale,
         softcap=config.softcap,
-    )  # o of SM.8, tagged in the core
+    )  # o of SM.5, tagged in the core
     joined = with_one(merge_heads(attended), config.bias)  # [GROW.joined]
     out = linear_forward(joined, params.w_o, None)  # (b, n, m): GROW.next without its residual
     result = x + out if config.residual else out  # (b, n, m) [GROW.next]

@@ -92,7 +92,7 @@ def backward(layer: Layer, saved: Saved, d_force: Array, d_further: Heads | None
 def attention(q: Array, k: Array, v: Array, causal: bool | Prefix, keep: Array | None = None) -> tuple[Array, Attended]:
     """Return o / z (b, h, i, e) of queries and keys (b, h, i, d), values (b, h, i, e); and what is saved.
 
-    With a mask (b, h, i, j) of the weights it is that of softmax attention with dropout, SM.17.
+    With a mask (b, h, i, j) of the weights it is that of softmax attention with dropout, SM.kept.
     """
     xp, inner = namespace(q), None
     if isinstance(causal, Prefix):

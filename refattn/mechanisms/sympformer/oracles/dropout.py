@@ -7,8 +7,8 @@ stands keep y, and its gradient is keep times that of keep y. An element of keep
 Axes: b batch, h head, i token as a query, j token as a key, m width.
 
 Source: the authors' first program: the force of softmax attention, the velocity of linear attention, what the MLP adds,
-and the weights of attention of the baselines (SM.17). It draws a mask for each call of the oracle; here all calls of a
-step have one.
+and the weights of attention of the baselines (SM.kept). It draws a mask for each call of the oracle; here all calls
+of a step have one.
 
 The weights of the oracle are kept whole, as there: their sum z divides velocities and energies besides, and a force of
 fewer weights would be that of no z.
