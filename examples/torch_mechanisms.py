@@ -201,10 +201,9 @@ def koopman(
         return (torch.softmax(masked, dim=-1) * seen) @ v  # [KOOP.3] [KOOP.4]
 
     between = section(k, k)  # [KOOP.5]
-    mean = (between.diagonal(dim1=-2, dim2=-1)[:, :, None] * seen).sum(-1) / seen.sum(-1).clamp(min=1)
-    delta = (JITTER[q.dtype] if jitter is None else jitter) * (torch.full_like(mean, second + 1.0) if causal else mean)
+    delta = (JITTER[q.dtype] if jitter is None else jitter) * (second + 1.0)
     pairs = (seen[..., :, None] & seen[..., None, :]) * between[:, :, None]
-    gram = pairs + torch.diag_embed(delta[..., None] + ~seen)  # [KOOP.6]
+    gram = pairs + torch.diag_embed(delta + (~seen).to(q.dtype))  # [KOOP.6]
     points = [q, attend(q)]
     while len(points) <= updates:
         attended, path = attend(points[-1]), torch.stack(points, dim=3)

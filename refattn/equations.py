@@ -9,10 +9,10 @@ and the gradient of an input is called after the input (`dSM.q`). Axes without a
 words may follow them, after a colon. Where several names are assigned at once, the comment has a tag for each, in their
 order and as far as it goes, with `-` for a name that has none::
 
-    out, saved = attend(q, k, v)  # (b, h, i, e) [SM.8]
+    out, saved = attend(q, k, v)  # (b, h, i, e) [SM.5]
     between = x[:, None] - x  # (b, i, j): x_j - x_i
 
-A line that computes several equations at once is tagged with their range (`[SM.5-SM.7]`) and claims no value, as does
+A line that computes several equations at once is tagged with their range (`[SM.3-SM.4]`) and claims no value, as does
 an augmented assignment. Exclusive branches may each claim the same equation.
 
 In a hooked copy every tagged ``name = expr`` reads ``name = hook(id, name, expr)``; the copy is compiled under the
@@ -317,7 +317,7 @@ def apply(hook: Hook) -> Iterator[None]:
 
     >>> import numpy as np, refattn as ra
     >>> from refattn.equations import apply
-    >>> with apply(lambda id, name, value: 0.0 * value if id == "SM.8" else value):
+    >>> with apply(lambda id, name, value: 0.0 * value if id == "SM.5" else value):
     ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
     [[[[0.0], [0.0]]]]
     """
@@ -351,7 +351,7 @@ class Trace(Mapping[str, Array]):
     >>> import numpy as np, refattn as ra
     >>> with ra.trace() as t:
     ...     out, saved = ra.softmax.forward(*np.ones((3, 1, 1, 2, 4)))
-    >>> t.variables["SM.7"], t["SM.7"].tolist(), len(t.passes("SM.7"))
+    >>> t.variables["SM.4"], t["SM.4"].tolist(), len(t.passes("SM.4"))
     ('weights', [[[[0.5, 0.5], [0.5, 0.5]]]], 1)
     """
 
@@ -462,7 +462,7 @@ def substitute(values: Mapping[str, Array]) -> AbstractContextManager[None]:
     --------
     >>> import numpy as np, refattn as ra
     >>> from refattn.equations import substitute
-    >>> with substitute({"SM.7": np.full((1, 1, 2, 2), 3.0)}):
+    >>> with substitute({"SM.4": np.full((1, 1, 2, 2), 3.0)}):
     ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
     [[[[6.0], [6.0]]]]
     """
@@ -485,7 +485,7 @@ def mutate(id: str, change: Callable[[Array], Array]) -> AbstractContextManager[
 
     >>> import numpy as np, refattn as ra
     >>> from refattn.equations import mutate
-    >>> with mutate("SM.7", lambda weights: 2.0 * weights):
+    >>> with mutate("SM.4", lambda weights: 2.0 * weights):
     ...     ra.softmax.forward(*np.ones((3, 1, 1, 2, 1)))[0].tolist()
     [[[[2.0], [2.0]]]]
     """

@@ -59,8 +59,8 @@ def trace(
     """Run MECHANISM on a case, forward and backward, and show each equation in the order that it ran.
 
     The definition runs if the call is the paper's own. With an option that the paper does not have the general code
-    runs, and the first line says so. Shown are the id, formula, file and line that ran, variable, axes and value of each
-    equation; and the arguments and results.
+    runs, and the first line says so. Shown are the id, formula, file and line that ran, variable, axes and value of
+    each equation; and the arguments and results.
     """
     record = record_of(mechanism)
     from refattn.golden.storage import DTYPES

@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from refattn import backends, equations
-from refattn.xp import Array, is_array, namespace, raised
+from refattn.xp import Array, namespace, raised
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Options = Mapping[str, Any]
+
+ARRAYS = ("q", "k", "v")
+"""What every core takes."""
 
 _reading: ContextVar[bool] = ContextVar("refattn_reading", default=False)
 
@@ -79,7 +82,7 @@ def trace() -> Iterator[equations.Trace]:
 
 
 def defined_by(
-    definition: ModuleType, says: Callable[[Options], Options | str] | None = None
+    definition: ModuleType, says: Callable[..., Options | str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Have a core's forward hand the paper's own calls to its definition while somebody reads.
 
@@ -88,27 +91,40 @@ def defined_by(
     definition
         The module, with `forward` and `backward`.
     says
-        Returns, for the options of a call that are not the core's defaults, what the definition is called with, or why
-        it is not the paper's own: "the paper has no mask". Without it an option goes by its own name.
+        Takes the options of a call that go by the definition's names, and q, k and v; returns what the definition is
+        called with, or why the call is not the paper's own: "the paper has no mask".
     """
 
     def around(forward: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(forward)
-        options = signature.parameters.values()
-        defaults = {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
+        known = inspect.signature(forward).parameters.values()
+        defaults = {one.name: one.default for one in known if one.kind is one.KEYWORD_ONLY}
+        parameters = inspect.signature(definition.forward).parameters
+        needed = {name for name, one in parameters.items() if one.default is one.empty} - {*ARRAYS}
 
-        def said(given: Mapping[str, Any], but: tuple[str, ...] = ()) -> Options | str:
-            given = {name: value for name, value in given.items() if name not in but}
-            chosen = {name: value for name, value in given.items() if not _same(value, defaults.get(name, given))}
-            return _by_name(definition, chosen) if says is None else says(chosen)
+        def said(given: Options, q: Any, k: Any, v: Any) -> Options | str:
+            if not q.shape[1] == k.shape[1] == v.shape[1]:
+                return "the paper has as many heads of keys and values as of queries"
+            chosen = {name: x for name, x in given.items() if x is not defaults.get(name)}
+            if further := chosen.keys() - parameters.keys():
+                for name in [name for name in chosen if name in further]:
+                    if name not in defaults or not _same(chosen.pop(name), defaults[name]):
+                        return f"the paper has no {name}"
+            own = _by_name(needed, chosen)
+            if isinstance(own, str):
+                return own
+            if own.get("causal") and q.shape[2] > k.shape[2]:
+                return "the paper has no query without a key"
+            return own if says is None else says(own, q, k, v)
 
         @functools.wraps(forward)
         def entry(*args: P.args, **given: P.kwargs) -> R:
             if _reading.get():
-                arrays = (*args, *(given[name] for name in ("q", "k", "v")[len(args) :] if name in given))
-                own = said(given, but=("q", "k", "v")) if len(arrays) == 3 and _alike(*arrays) else ""
-                if not isinstance(own, str):
-                    return cast(R, _read(definition, arrays, own, functools.partial(forward, *args, **given)))
+                options = dict(given)
+                arrays = args if len(args) == 3 else (*args, *(options.pop(name, None) for name in ARRAYS[len(args) :]))
+                if len(arrays) == 3 and _alike(*arrays):
+                    own = said(options, *arrays)
+                    if not isinstance(own, str):
+                        return cast(R, _read(definition, arrays, own, functools.partial(forward, *args, **given)))
             return forward(*args, **given)
 
         entry.said = said  # type: ignore[attr-defined]
@@ -140,8 +156,11 @@ def backward_of_definition(backward: Callable[P, R]) -> Callable[P, R]:
 
 def _read(definition: ModuleType, arrays: tuple[Any, ...], own: Options, general: Callable[[], Any]) -> Any:
     """Run the definition; then the general code, which checks what was given and has what else a caller may ask for."""
+    q, k, v = arrays
     try:
-        out, inner = equations.active(definition).forward(*(raised(x) for x in arrays), **own)
+        if getattr(q.dtype, "itemsize", 8) < 4:  # float16 and bfloat16 are computed in float32
+            q, k, v = raised(q), raised(k), raised(v)
+        out, inner = equations.active(definition).forward(q, k, v, **own)
     finally:
         with equations.paused():
             general_out, saved = general()
@@ -155,27 +174,38 @@ def _with_definition(saved: Any, definition: ModuleType, inner: Any) -> Any:
     return copy
 
 
-def _by_name(definition: ModuleType, chosen: Options) -> Options | str:
-    names = inspect.signature(definition.forward).parameters
-    if unknown := [name for name in chosen if name not in names]:
-        return f"the paper has no {unknown[0]}"
-    needed = [name for name, one in names.items() if one.default is one.empty and name not in (*"qkv", *chosen)]
-    if needed:
-        return f"the paper has {needed[0]}"
-    if chosen.get("causal", True) not in (True, "bottom_right"):
+def own_call(core: Any, arguments: Options) -> Options | str:
+    """Return what the definition is called with for these arguments of a core, or why it is not.
+
+    Of arrays their shape is read, so that designs of arrays will do.
+    """
+    said = getattr(core and core.forward, "said", None)
+    if said is None:
+        return "the definition is no map of q, k and v"
+    arrays = (arguments[name] for name in ARRAYS)
+    return cast("Options | str", said({name: x for name, x in arguments.items() if name not in ARRAYS}, *arrays))
+
+
+def _by_name(needed: Set[str], chosen: Options) -> Options | str:
+    """Return options as they are, or why a definition that needs some of them cannot take them."""
+    if missing := needed - chosen.keys():
+        return f"the paper has {min(missing)}"
+    if "causal" not in chosen:
+        return chosen
+    if chosen["causal"] not in (True, "bottom_right"):
         return f"the paper has no causal={chosen['causal']!r}"
-    return {**chosen, "causal": True} if "causal" in chosen else chosen
+    return {**chosen, "causal": True}
 
 
 def _alike(q: Any, k: Any, v: Any) -> bool:
-    """Tell whether these are arrays of one library and type, with as many heads and at least one element each."""
-    if not all(is_array(x) and len(x.shape) == 4 and 0 not in x.shape for x in (q, k, v)):
+    """Tell whether these are arrays of one type, with four axes and at least one element each."""
+    if not (type(q) is type(k) is type(v) and hasattr(q, "dtype") and q.dtype == k.dtype == v.dtype):
         return False
-    return type(q) is type(k) is type(v) and q.dtype == k.dtype == v.dtype and q.shape[1] == k.shape[1] == v.shape[1]
+    return len(q.shape) == len(k.shape) == len(v.shape) == 4 and 0 not in (*q.shape, *k.shape, *v.shape)
 
 
 def _same(value: Any, default: Any) -> bool:
-    return value is default or (not is_array(value) and type(value) is type(default) and bool(value == default))
+    return type(value) is type(default) and isinstance(value, str | int | float) and value == default
 
 
 def _like(x: Array, like: Array) -> Array:

@@ -25,7 +25,7 @@ from refattn.checked import One, checked
 from refattn.golden.inputs import make, make_upstream
 from refattn.golden.storage import DTYPES, has_gradient, stored
 from refattn.mechanisms.context import Context
-from refattn.mechanisms.paper import reading
+from refattn.mechanisms.paper import own_call, reading
 from refattn.mechanisms.record import Case, Mechanism
 from refattn.xp import Array
 
@@ -243,19 +243,19 @@ def trace_block(mechanism: Mechanism, dtype: str, backend: backends.Backend, **c
     >>> from refattn.verify import traced
     >>> run = traced.trace_block(ra.mechanism("softmax"), "float64", get("numpy"))
     >>> [step.id for step in run.forward][:3]
-    ['SM.11', 'SM.12', 'SM.10']
+    ['SM.keys', 'SM.values', 'SM.queries']
     """
     return record(mechanism, block_run(mechanism, dtype, backend, **choices), backend)
 
 
 def read_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends.Backend, **more: Any) -> Run:
     """Return a designed case as what a reader sees: the definition if the call is the paper's own, else the core."""
-    case, said = mechanism.case(case_name), getattr(mechanism.core and mechanism.core.forward, "said", None)
+    case = mechanism.case(case_name)
     inputs = make(mechanism.name, case, dtype)
-    why = None if said is None else said({**inputs, **case.options, **more}, but=("q", "k", "v"))
+    why = own_call(mechanism.core, {**inputs, **case.options, **more})
     again = functools.partial(read_run, mechanism, case_name, dtype, backend)
-    if why is None or isinstance(why, str):
-        return replace(core_run(mechanism, case_name, dtype, backend, **more), why=why or "", again=again)
+    if isinstance(why, str):
+        return replace(core_run(mechanism, case_name, dtype, backend, **more), why=why, again=again)
     core, options = mechanism.core, {**case.options, **more}
     assert core is not None
     shape = _shapes(mechanism, inputs, options)["out"]
@@ -275,14 +275,11 @@ def read_run(mechanism: Mechanism, case_name: str, dtype: str, backend: backends
 
 
 def first_case(mechanism: Mechanism) -> str:
-    """Return the name of the designed case that a reader meets first: the first that the paper itself has, or "tiny"."""
-    said = getattr(mechanism.core and mechanism.core.forward, "said", None)
-    own = (
-        case.name
-        for case in mechanism.cases
-        if said is not None and not isinstance(said({**case.inputs, **case.options}, but=("q", "k", "v")), str)
-    )
-    return next(own, "tiny")
+    """Return the name of the designed case that a reader meets first: the first that the paper has, or "tiny"."""
+    for case in mechanism.cases:
+        if not isinstance(own_call(mechanism.core, {**case.inputs, **case.options}), str):
+            return case.name
+    return "tiny"
 
 
 def example_run(mechanism: Mechanism, dtype: str, backend: backends.Backend) -> Run:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.graph_energy import core as _core
+from refattn.mechanisms.graph_energy import definition as _definition
 from refattn.mechanisms.graph_energy import dense as _dense
 from refattn.mechanisms.graph_energy.core import Saved, backward, forward
 from refattn.mechanisms.graph_energy.csr import CSR
@@ -107,6 +108,7 @@ _LEARNED = {"learn_tau": True, "learn_step": True, "step": 0.2, "steps": 3}
 record = Mechanism(
     name="graph_energy",
     title=_TITLE,
+    definition=_definition,
     source="F. Preetham 2023, Graph Dynamical Systems and Odd Analytic Coupling (Medium, 21 August 2023)",
     tagged=(_dense, _block, _learned, _hierarchy),
     around=(_learned, _hierarchy),

@@ -17,7 +17,7 @@ from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_broadcasts, check_number, check_per_head, check_whole, fits
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
-from refattn.mechanisms.graph_energy import dense
+from refattn.mechanisms.graph_energy import definition, dense
 from refattn.mechanisms.graph_energy import options as kinds
 from refattn.mechanisms.graph_energy.analytic import check_coupling, check_intrinsic
 from refattn.mechanisms.graph_energy.csr import CSR
@@ -27,6 +27,7 @@ from refattn.mechanisms.graph_energy.options import Integrator, Links, Options, 
 from refattn.mechanisms.graph_energy.solvers import equilibrium
 from refattn.mechanisms.graph_energy.solvers import steps as general_steps
 from refattn.mechanisms.graph_energy.system import System, balanced, energy_backward, system_of
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal, allowed_pairs
 from refattn.xp import Array, all_finite, concrete, dtype_name, is_array, is_bool, is_floating, namespace, raised
@@ -68,6 +69,7 @@ class Saved:
         return system_of(self.inner.graph, _sums(self.form))
 
 
+@defined_by(definition)
 def forward(
     q: Array,
     k: Array,
@@ -203,6 +205,7 @@ def forward(
     return call.back(out), saved
 
 
+@backward_of_definition
 @naming("saved")
 def backward(
     saved: Saved,

@@ -15,7 +15,7 @@ and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
     [KOOP.3]  w_ij = exp(m_ij) / sum_j exp(m_ij)           0 where J(i) is empty
     [KOOP.4]  q'_i = sum_j w_ij v_j                        update 1: q^1 = q'
     [KOOP.5]  E_jj' = k(k_j, k_j')
-    [KOOP.6]  G_jj' = E_jj' for j, j' in J(i), else 0; + 1 on the diagonal outside of J(i), + delta_i on all of it
+    [KOOP.6]  G_jj' = E_jj' for j, j' in J(i), else 0; + 1 on the diagonal outside of J(i), + delta on all of it
     [KOOP.7]  B_lo = g_o(x_l)
     [KOOP.8]  Y_lo = g_o(x_{l+1}) - tau B_lo
     [KOOP.9]  N = B G^-1                                   not for "full"
@@ -28,14 +28,13 @@ and from the second on KOOP.7 to KOOP.17; P_op = <g_o, pi_p> is (k_o)_p)::
     [KOOP.16]  z = (K psi)(q') = (a + b) tau q' + H^T c
     [KOOP.17]  q^r = x: psi(x) = (a + b tau) x + b D^T kappa(x) = z
 
-With delta_i = jitter (weight + 1) where the call is causal, with the kernel's weight, else the jitter times the mean of
-E_jj over J(i). The operator is (K f)(x) = tau f(x) + kappa(x)^T A f(keys), with f(keys) the column of the values of f
-at the keys: P for the coordinates. |Z A G - Y|^2 + ridge tr(A^T Z A G), with its error over the observables and its
-Hilbert-Schmidt norm, is least where KOOP.11 holds: for ridge > 0 at one A, which is linear in Y, and its own adjoint.
-"separable" measures the error in the norm of the kernel's space instead, as kernel ridge regression does; where its
-norm or rank is limited A, and its adjoint, are those of `refattn.mechanisms.koopman.limited`. "identity"
-has a = 1, b = epsilon: the update tends to phi(q') as epsilon -> 0. "shift" has a = epsilon, b = 1. "pencil" has a =
-mix, b = epsilon. Only a / b matters.
+With delta = jitter (weight + 1), the kernel's weight, which is 0 of "linear". The operator is (K f)(x) = tau f(x) +
+kappa(x)^T A f(keys), with f(keys) the column of the values of f at the keys: P for the coordinates. |Z A G - Y|^2 +
+ridge tr(A^T Z A G), with its error over the observables and its Hilbert-Schmidt norm, is least where KOOP.11 holds: for
+ridge > 0 at one A, which is linear in Y, and its own adjoint. "separable" measures the error in the norm of the
+kernel's space instead, as kernel ridge regression does; where its norm or rank is limited A, and its adjoint, are those
+of `refattn.mechanisms.koopman.limited`. "identity" has a = 1, b = epsilon: the update tends to phi(q') as epsilon -> 0.
+"shift" has a = epsilon, b = 1. "pencil" has a = mix, b = epsilon. Only a / b matters.
 
 In "augmented" the coordinates are observables too, behind the keys: g(x) = (k(k_j, x), x), P = (k, I / n) and G has the
 blocks k and I / n beside E, with n the factor of x . y in k (1 but for a polynomial). `apart`: where coordinates have
@@ -57,7 +56,7 @@ at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over upda
     [dKOOP.9]  dN = dZ B + du g(q^r)^T + dc g(q')^T, du = -b D dz
     [dKOOP.7]  dB = dR^T A + dZ^T N + dN G^-1 - tau dY     "full": dB = dR^T A - tau dY
     [dKOOP.6]  dG = -sum_r (A^T Z dY + N^T dN G^-1)        "separable": Z A + ridge A in place of Z A
-    [dKOOP.5]  dE_jj' = sum_i dG_jj' over j, j' in J(i)    not causal: + jitter sum_i tr(dG) / |J(i)| for j = j' in J(i)
+    [dKOOP.5]  dE_jj' = sum_i dG_jj' over j, j' in J(i)
     [dKOOP.4]  dq'_i = (a + b) tau dz + sum_o (N^T dc)_o k_x(q', k_o)          update 1: dq'_i = dq^1_i
     [dKOOP.3]  dw_ij = dq'_i . v_j
     [dKOOP.1]  ds_ij = w_ij (dw_ij - sum_j w_ij dw_ij)
@@ -68,10 +67,10 @@ at x_l, dY_l at x_{l+1}, N^T dc at q', N^T du at q^r). Sums over r are over upda
     [dKOOP.epsilon]  depsilon = db                         perturbation "shift": da
     [dKOOP.mix]  dmix = da                                 perturbation "pencil"
     [dKOOP.bandwidth]  dbandwidth = sum_r sum_x sum_j dg_j(x) k_h(x, k_j) + sum_jj' dE_jj' k_h(k_j, k_j')
-    [dKOOP.weight]  dweight = sum_r sum_x sum_j dg_j(x) k2(x, k_j) + sum_jj' dE_jj' k2(k_j, k_j')
+    [dKOOP.weight]  dweight = sum_r sum_x sum_j dg_j(x) k2(x, k_j) + sum_jj' dE_jj' k2(k_j, k_j') + jitter sum_i tr(dG)
 
 with da = dz . (tau q' - q^r) + <dH, D> and db = dz . (tau q' - tau q^r - D^T u) + <dH, 2 tau D + R D>; of KOOP.5 is
-sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). Where causal, dweight has jitter sum_i tr(dG) more. The root
+sum_j' (dE_jj' k_x(k_j, k_j') + dE_j'j k_y(k_j', k_j)). The root
 moves with everything that psi and z are made of, but not with itself: g(q^r) is a constant there. A ridge of scale
 "mean" is multiplied by L |J(i)|, and so is dridge. Similarity "kernel" has k_x(x_i, k_j) and k_y(x_i, k_j) for
 k_j / sqrt(d) and x_i / sqrt(d), and adds the products of ds_ij to dbandwidth and dweight. For "full" kappa and Z are
@@ -152,7 +151,6 @@ class Saved:
     """What the backward of the dense form reads."""
 
     options: Options
-    causal: bool
     groups: int
     v: Array  # (b, h, j, d)
     g: Observables
@@ -171,7 +169,7 @@ def forward(
     q: Array, k: Array, v: Array, *, mask: Array | None, offset: int | None, options: Options
 ) -> tuple[Array, Saved]:
     """Return the last query (b, h, i, d), NaN where psi was not inverted, and what `backward` reads."""
-    xp, causal = namespace(q), offset is not None
+    xp = namespace(q)
     groups, shared = k.shape[1], q.shape[1] // k.shape[1]  # key/value heads, and query heads of each
     keys, values = xp.repeat(k, shared, axis=1), xp.repeat(v, shared, axis=1)  # (b, h, j, d), (b, h, j, d)
     seen = zeros((*q.shape[:3], k.shape[2]), q) == 0.0  # (b, h, i, j): True
@@ -181,7 +179,7 @@ def forward(
     g = observables(options.kernel, keys, seen, options.space == "augmented")
     gram = None
     if options.updates > 1:
-        gram = gram_of(g, keys, seen, causal, options.jitter)  # tagged there
+        gram = gram_of(g, keys, seen, options.jitter)  # tagged there
     trajectory, all_weights, steps = tuple[Array, ...]((q,)), tuple[Array, ...](), tuple[Step, ...]()
     for n in range(options.updates):
         weights, attended = attend(trajectory[-1], keys, values, seen, options)  # tagged there
@@ -193,7 +191,7 @@ def forward(
             step = update(xp.stack(recent, axis=3), attended, g, gram, options, numbers)  # tagged there
             root, steps = step.root, (*steps, step)
         trajectory = (*trajectory, root)
-    return trajectory[-1], Saved(options, causal, groups, values, g, gram, trajectory, all_weights, steps)
+    return trajectory[-1], Saved(options, groups, values, g, gram, trajectory, all_weights, steps)
 
 
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
@@ -221,7 +219,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     if saved.gram is not None:
         d_gram = d["gram"]  # (b, h, i, o, o) [dKOOP.6]
         # forward: gram = gram_of(g, ...)
-        passed = gram_backward(g, k, saved.causal, options.jitter, d_gram, d.get("norm", nothing))
+        passed = gram_backward(g, k, options.jitter, d_gram, d.get("norm", nothing))
         d |= {name: d.get(name, 0.0) + part for name, part in passed.items()}
     d_q = d_points[0]  # (b, h, i, d) [dKOOP.q]
     grouped = (k.shape[0], saved.groups, -1, *k.shape[2:])  # the query heads of a key/value head beside each other
@@ -275,23 +273,18 @@ def attend_backward(
     return d_x, {"k": d_k, "v": d_v, "bandwidth": d_bandwidth, "weight": d_weight}
 
 
-def gram_of(g: Observables, keys: Array, seen: Array, causal: bool, jitter: float) -> Array:
+def gram_of(g: Observables, keys: Array, seen: Array, jitter: float) -> Array:
     """Return G (b, h, i, o, o)."""
     xp = namespace(keys)
     between = g.kernel.look(keys, keys)[0]  # (b, h, j, j) [KOOP.5]
     eye = identity(keys.shape[2], keys)  # (j, j)
-    if causal:
-        size = g.kernel.weight + 1.0 + 0.0 * g.count  # (b, h, i, 1): delta / jitter
-    else:
-        sizes = xp.where(seen, xp.sum(between * eye, axis=-1)[:, :, None, :], 0.0)  # (b, h, i, j): E_jj
-        size = xp.sum(sizes, axis=-1, keepdims=True) / g.count  # (b, h, i, 1): delta / jitter
-    delta = jitter * size[..., None]  # (b, h, i, 1, 1)
+    delta = jitter * (g.kernel.weight + 1.0)  # ()
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
     within = xp.where(pairs, between[:, :, None, :, :], eye)  # (b, h, i, j, j)
     if g.augmented:
         beside = xp.where(seen[..., None], g.keys, 0.0)  # (b, h, i, j, d)
-        factor = 1.0 / g.kernel.linear_part() + delta  # (b, h, i, 1, 1): 1 / n + delta
-        corner = factor * identity(keys.shape[3], keys)  # (b, h, i, d, d)
+        factor = 1.0 / g.kernel.linear_part() + delta  # (): 1 / n + delta
+        corner = factor * identity(keys.shape[3], keys) + zeros((*seen.shape[:3], 1, 1), keys)  # (b, h, i, d, d)
         upper = xp.concat([within + delta * eye, beside], axis=-1)  # (b, h, i, j, o)
         lower = xp.concat([transpose(beside), corner], axis=-1)  # (b, h, i, d, o)
         gram = xp.concat([upper, lower], axis=-2)  # (b, h, i, o, o) [KOOP.6]
@@ -300,22 +293,18 @@ def gram_of(g: Observables, keys: Array, seen: Array, causal: bool, jitter: floa
     return gram
 
 
-def gram_backward(
-    g: Observables, keys: Array, causal: bool, jitter: float, d_gram: Array, d_norm: Array
-) -> dict[str, Array]:
+def gram_backward(g: Observables, keys: Array, jitter: float, d_gram: Array, d_norm: Array) -> dict[str, Array]:
     """Return the gradients of the keys and the kernel's numbers, for those of G and, if augmented, of 1 / n in P."""
     xp, seen, j = namespace(d_gram), g.seen, keys.shape[2]  # -, (b, h, i, j), -
     # forward: gram = between where both are seen, else eye, + delta on the diagonal
     traces = d_gram * identity(d_gram.shape[-1], d_gram)  # (b, h, i, o, o): its diagonal
-    d_size = jitter * xp.sum(traces, axis=(-2, -1))[..., None]  # (b, h, i, 1)
     pairs = seen[..., :, None] & seen[..., None, :]  # (b, h, i, j, j)
-    d_seen = xp.sum(xp.where(pairs, d_gram[..., :j, :j] if g.augmented else d_gram, 0.0), axis=2)  # (b, h, j, j)
-    # forward: size = weight + 1, or the mean of between_jj over the seen keys
-    shares = xp.where(seen, 0.0 * d_size if causal else d_size / g.count, 0.0)  # (b, h, i, j)
-    d_between = d_seen + xp.sum(shares, axis=2)[..., None] * identity(j, keys)  # (b, h, j, j) [dKOOP.5]
+    d_seen = xp.where(pairs, d_gram[..., :j, :j] if g.augmented else d_gram, 0.0)  # (b, h, i, j, j)
+    d_between = xp.sum(d_seen, axis=2)  # (b, h, j, j) [dKOOP.5]
     # forward: between = k(keys, keys)
     left, right, of_bandwidth, of_weight = g.kernel.backward(keys, keys, d_between)  # (b, h, j, d), -, (), ()
-    of_weight = of_weight + xp.sum(d_size) if causal else of_weight  # ()
+    # forward: delta = jitter * (weight + 1)
+    of_weight = of_weight + jitter * xp.sum(traces)  # ()
     total = {"k": left + right, "bandwidth": of_bandwidth, "weight": of_weight}
     if g.augmented:
         # forward: gram = [[gram, keys], [keys^T, I / n + delta I]]; P has 1 / n, too

@@ -67,7 +67,7 @@ def forward(
     whitening = Whitening(keys, None)  # of one update, which has no operator, and takes any mask
     if options.updates > 1:
         g = of_all(keys, mask, options)
-        gram = dense.gram_of(g, keys, g.seen, offset is not None, options.jitter)[:, :, 0, :, :]
+        gram = dense.gram_of(g, keys, g.seen, options.jitter)[:, :, 0, :, :]
         whitening = whiten(gram, options.fit == "stein", q.shape[3] if g.augmented else 0)
     saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), ())
     chunks = [advance(saved, q, start, stop) for start, stop in chunks_of(saved, q.shape[2])]
@@ -96,7 +96,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_norm = xp.sum(d_coordinates[..., j:, :] * identity(d_out.shape[3], d_out)) if g.augmented else nothing
         add(
             total,
-            dense.gram_backward(g, saved.k, saved.offset is not None, options.jitter, d_gram[:, :, None, :, :], d_norm),
+            dense.gram_backward(g, saved.k, options.jitter, d_gram[:, :, None, :, :], d_norm),
         )
     found = {name: total.get(name, nothing) for name in ("bandwidth", "weight")}
     found |= {"q": xp.concat(d_q, axis=2), **{name: sum_heads(total[name], saved.groups) for name in ("k", "v")}}

@@ -258,11 +258,7 @@ def _whole(
         value[_name("KOOP.2", number)][at][unseen] = -math.inf
     if o["updates"] > 1:
         put(value, "KOOP.5", at, kernel(k, k, o)[0])
-        delta = 0.0
-        if o["causal"] is not False:
-            delta = o["jitter"] * (1.0 + (0.0 if o["kernel"] == "linear" else float(o["weight"][0, 0, 0])))
-        elif seen:
-            delta = o["jitter"] * float(np.mean(np.diagonal(kernel(k[:, seen], k[:, seen], o)[0])))
+        delta = o["jitter"] * (1.0 + (0.0 if o["kernel"] == "linear" else float(o["weight"][0, 0, 0])))
         value["KOOP.6"][at][unseen, unseen] = 1.0 + delta
         if not seen and o["space"] == "augmented":
             raise NotImplementedError("an empty row with augmented observables")

@@ -129,17 +129,13 @@ def _inverse_root(x: np.ndarray) -> np.ndarray:
 
 def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict[str, Any], see: See) -> np.ndarray:
     """Return the last query (., 1, d) for q (., 1, d) and the k, v (., j, d) that it sees; `see` gets every value."""
-    d, count = q.shape[-1], k.shape[-2]
-    x, points = q, [q]
+    d, x, points = q.shape[-1], q, [q]
     gram: np.ndarray = np.zeros((1, 1, 1))
     coordinates: np.ndarray = gram
     for number in range(1, o["updates"] + 1):
         if number == 2:
             between = see("KOOP.5", kernel(k, k, o))
-            if o["causal"] is not False:
-                delta = o["jitter"] * (1.0 + (0.0 if o["kernel"] == "linear" else o["weight"])) * np.ones((1, 1, 1))
-            else:
-                delta = o["jitter"] * np.mean(np.sum(between * np.eye(count), -1), -1)[..., None, None]
+            delta = o["jitter"] * (1.0 + (0.0 if o["kernel"] == "linear" else o["weight"]))
             norm, coordinates = 1.0, k
             if o["kernel"] == "polynomial":
                 norm = 1.0 / (
