@@ -233,9 +233,9 @@ def other_tagged(mechanism: str) -> list[ModuleType]:
     room = registry.room(mechanism)
     found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     modules = [importlib.import_module(module.name) for module in found]
-    defining = (*ra.mechanism(mechanism).tagged, *ra.mechanism(mechanism).beside)
-    others = [m for m in modules if m not in defining and not m.__name__.endswith(".definition")]
-    return [m for m in others if any(tag.id for tag in equations.tags(m))]
+    record = ra.mechanism(mechanism)
+    defining = (record.definition, *record.tagged, *record.beside)
+    return [m for m in modules if any(tag.id for tag in equations.tags(m)) and m not in defining]
 
 
 def test_sizes_can_be_told_apart() -> None:

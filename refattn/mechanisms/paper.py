@@ -82,7 +82,7 @@ def trace() -> Iterator[equations.Trace]:
 
 
 def defined_by(
-    definition: ModuleType, says: Callable[[Options], Options | str] | None = None
+    definition: ModuleType, says: Callable[..., Options | str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Have a core's forward hand the paper's own calls to its definition while somebody reads.
 
@@ -91,31 +91,38 @@ def defined_by(
     definition
         The module, with `forward` and `backward`.
     says
-        Returns, for the options of a call that are not the core's defaults, what the definition is called with, or why
-        it is not the paper's own: "the paper has no mask". Without it an option goes by its own name.
+        Takes the options of a call that go by the definition's names, and q, k and v; returns what the definition is
+        called with, or why the call is not the paper's own: "the paper has no mask".
     """
 
     def around(forward: Callable[P, R]) -> Callable[P, R]:
-        options = inspect.signature(forward).parameters.values()
-        defaults = {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
+        known = inspect.signature(forward).parameters.values()
+        defaults = {one.name: one.default for one in known if one.kind is one.KEYWORD_ONLY}
         parameters = inspect.signature(definition.forward).parameters
-        needed = [name for name, one in parameters.items() if one.default is one.empty and name not in ARRAYS]
+        needed = {name for name, one in parameters.items() if one.default is one.empty} - {*ARRAYS}
 
         def said(given: Options, q: Any, k: Any, v: Any) -> Options | str:
             if not q.shape[1] == k.shape[1] == v.shape[1]:
                 return "the paper has as many heads of keys and values as of queries"
-            chosen = {name: x for name, x in given.items() if name not in defaults or not _same(x, defaults[name])}
-            own = _by_name(parameters.keys(), needed, chosen) if says is None else says(chosen)
-            if not isinstance(own, str) and own.get("causal") and q.shape[2] > k.shape[2]:
+            chosen = {name: x for name, x in given.items() if x is not defaults.get(name)}
+            if further := chosen.keys() - parameters.keys():
+                for name in [name for name in chosen if name in further]:
+                    if name not in defaults or not _same(chosen.pop(name), defaults[name]):
+                        return f"the paper has no {name}"
+            own = _by_name(needed, chosen)
+            if isinstance(own, str):
+                return own
+            if own.get("causal") and q.shape[2] > k.shape[2]:
                 return "the paper has no query without a key"
-            return own
+            return own if says is None else says(own, q, k, v)
 
         @functools.wraps(forward)
         def entry(*args: P.args, **given: P.kwargs) -> R:
             if _reading.get():
-                arrays, beside = (args, given) if len(args) == 3 else _apart(args, given)
+                options = dict(given)
+                arrays = args if len(args) == 3 else (*args, *(options.pop(name, None) for name in ARRAYS[len(args) :]))
                 if len(arrays) == 3 and _alike(*arrays):
-                    own = said(beside, *arrays)
+                    own = said(options, *arrays)
                     if not isinstance(own, str):
                         return cast(R, _read(definition, arrays, own, functools.partial(forward, *args, **given)))
             return forward(*args, **given)
@@ -179,18 +186,10 @@ def own_call(core: Any, arguments: Options) -> Options | str:
     return cast("Options | str", said({name: x for name, x in arguments.items() if name not in ARRAYS}, *arrays))
 
 
-def _apart(args: tuple[Any, ...], given: Options) -> tuple[tuple[Any, ...], Options]:
-    """Return q, k and v, however they were given, and the options."""
-    arrays = (*args, *[given[name] for name in ARRAYS[len(args) :] if name in given])
-    return arrays, {name: x for name, x in given.items() if name not in ARRAYS}
-
-
-def _by_name(names: Set[str], needed: list[str], chosen: Options) -> Options | str:
-    """Return options as they are, or why a definition with these names, some of them needed, cannot take them."""
-    if unknown := chosen.keys() - names:
-        return f"the paper has no {next(name for name in chosen if name in unknown)}"
-    if missing := [name for name in needed if name not in chosen]:
-        return f"the paper has {missing[0]}"
+def _by_name(needed: Set[str], chosen: Options) -> Options | str:
+    """Return options as they are, or why a definition that needs some of them cannot take them."""
+    if missing := needed - chosen.keys():
+        return f"the paper has {min(missing)}"
     if "causal" not in chosen:
         return chosen
     if chosen["causal"] not in (True, "bottom_right"):
@@ -206,9 +205,7 @@ def _alike(q: Any, k: Any, v: Any) -> bool:
 
 
 def _same(value: Any, default: Any) -> bool:
-    return value is default or (
-        type(value) is type(default) and isinstance(value, str | int | float) and value == default
-    )
+    return type(value) is type(default) and isinstance(value, str | int | float) and value == default
 
 
 def _like(x: Array, like: Array) -> Array:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.delta import core as _core
+from refattn.mechanisms.delta import definition as _definition
 from refattn.mechanisms.delta import dense as _dense
 from refattn.mechanisms.delta.core import Saved, backward, forward
 from refattn.mechanisms.delta.forms import chunked as _chunked
@@ -46,6 +47,7 @@ _BLOCK = Block(_block, _TITLE, _READS)
 record = Mechanism(
     name="delta",
     title=_TITLE,
+    definition=_definition,
     source="Yang, Kautz, Hatamizadeh 2024, Gated delta networks (arXiv:2412.06464), with its relatives",
     tagged=(_dense, _segments, _weights, _chunked, _block),
     around=(_segments, _weights, _chunked),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.arguments import check_is
-from refattn.mechanisms.delta import dense
+from refattn.mechanisms.delta import definition, dense
 from refattn.mechanisms.delta.forms import chunked
 from refattn.mechanisms.delta.options import GATES, check_chunk, check_eps, check_given, check_scale, hidden
 from refattn.mechanisms.entry import check_saved, form_of, upstream
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.xp import Array, namespace, zeros
 
 FORMS = {"recurrent": dense, "chunked": chunked}
@@ -46,6 +48,13 @@ class Saved:
     inner: Any
 
 
+def _as_printed(options: Mapping[str, Any], q: Array, k: Array, v: Array) -> Mapping[str, Any] | str:
+    if len(options["log_decay"].shape) == 4:
+        return "the paper has one decay for all channels"
+    return options
+
+
+@defined_by(definition, _as_printed)
 def forward(
     q: Array,
     k: Array,
@@ -168,6 +177,7 @@ def forward(
     return xp.astype(out, q.dtype, copy=False), Saved(chosen, last, shape, like, key_mask, inner)
 
 
+@backward_of_definition
 @naming("saved")
 def backward(saved: Saved, d_out: Array, d_state: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.

@@ -23,6 +23,8 @@ from dataclasses import replace as _replace
 from refattn.mechanisms.block import Block
 from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.growing import core as _core
+from refattn.mechanisms.growing import definition as _definition
+from refattn.mechanisms.growing import example as _example
 from refattn.mechanisms.growing.core import Saved, backward, contract, forward, functional_gradient
 from refattn.mechanisms.growing.growth import step as _step
 from refattn.mechanisms.growing.judge.beside import twice as _twice
@@ -30,6 +32,7 @@ from refattn.mechanisms.growing.judge.cases import CASES as _CASES
 from refattn.mechanisms.growing.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.growing.layer import block as _block
 from refattn.mechanisms.growing.layer.pictures import PICTURES as _PICTURES
+from refattn.mechanisms.record import Example as _Example
 from refattn.mechanisms.softmax import record as _softmax
 
 __all__ = ["Saved", "backward", "contract", "forward", "functional_gradient", "record"]
@@ -42,6 +45,8 @@ record = _replace(
     _softmax,
     name="growing",
     title=_TITLE,
+    definition=_definition,
+    example=_Example(_example.INPUTS, _example.run),
     source="L. Burgund, Attention Growing Networks (internship report, LISN), section 1",
     tagged=(_softmax.tagged[0], _block),
     reads=_READS,

@@ -17,6 +17,7 @@ from refattn.mechanisms.block import Block, ModuleStream
 from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.families import choose as _choose
 from refattn.mechanisms.higher_order import core as _core
+from refattn.mechanisms.higher_order import definition as _definition
 from refattn.mechanisms.higher_order import dense as _dense
 from refattn.mechanisms.higher_order.core import FORMS as _FORMS
 from refattn.mechanisms.higher_order.core import Saved, backward, empty_state, forward
@@ -44,6 +45,7 @@ _BLOCK = Block(_block, _TITLE, _READS)
 record = Mechanism(
     name="higher_order",
     title=_TITLE,
+    definition=_definition,
     source="J. Mercat 2020, Higher Order Linear Transformer (arXiv:2010.14816), equations 1 to 3",
     tagged=(_dense, _block),
     loops=_loops,

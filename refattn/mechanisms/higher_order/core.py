@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +11,12 @@ from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_gradient, check_is, check_qkv
 from refattn.mechanisms.entry import Call, check_saved, enter, form_of, returned, upstream
 from refattn.mechanisms.families import choose
-from refattn.mechanisms.higher_order import dense
+from refattn.mechanisms.higher_order import definition, dense
 from refattn.mechanisms.higher_order.forms import chunked, linear, recurrent, tiled
 from refattn.mechanisms.higher_order.forms.kernel import Kernel
 from refattn.mechanisms.higher_order.forms.state import State, check_state, empty
 from refattn.mechanisms.higher_order.options import NORMALISERS, Normaliser, Options, check_sign, refuse_old
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.masks import Causal
 from refattn.xp import Array, dtype_name, is_bool, namespace, raised
@@ -50,6 +52,11 @@ class Saved:
     inner: Any
 
 
+def _as_printed(options: Mapping[str, Any], *arrays: Array) -> Mapping[str, Any] | str:
+    return options if options.get("order", 2) else "the paper has no order 0"
+
+
+@defined_by(definition, _as_printed)
 def forward(
     q: Array,
     k: Array,
@@ -188,6 +195,7 @@ def attend(
     return call.back(out), Saved(chosen, normaliser, last, tuple(out.shape), q, key_mask, options.learned, inner)
 
 
+@backward_of_definition
 @naming("saved")
 def backward(saved: Saved, d_out: Array, d_state: State | None = None) -> dict[str, Any]:
     """Gradients of a loss with respect to the inputs of `forward`.

@@ -13,7 +13,7 @@ from refattn.checked import naming
 from refattn.mechanisms.arguments import check_arrays, check_choice, check_floating, check_number, check_whole
 from refattn.mechanisms.entry import check_saved, enter, form_of, renamed, returned, upstream
 from refattn.mechanisms.families import choose
-from refattn.mechanisms.koopman import dense
+from refattn.mechanisms.koopman import definition, dense
 from refattn.mechanisms.koopman.forms import shared
 from refattn.mechanisms.koopman.kernel import KERNELS, Kernel, kernel_of
 from refattn.mechanisms.koopman.limited import Limited
@@ -28,6 +28,7 @@ from refattn.mechanisms.koopman.perturbation import (
     picked,
     picked_backward,
 )
+from refattn.mechanisms.paper import backward_of_definition, defined_by
 from refattn.mechanisms.record import Unsupported
 from refattn.ops.heads import repeat_heads
 from refattn.ops.masks import Causal
@@ -179,6 +180,12 @@ class Saved:
     chosen: tuple[int, ...]  # the candidate of each update from the second on
 
 
+def _as_printed(options: Mapping[str, Any], q: Array, k: Array, v: Array) -> Mapping[str, Any]:
+    low = getattr(getattr(q, "dtype", None), "itemsize", 8) < 8
+    return {"jitter": JITTER["float32" if low else "float64"], **options}
+
+
+@defined_by(definition, _as_printed)
 def forward(
     q: Array,
     k: Array,
@@ -296,6 +303,7 @@ def forward(
     return call.back(out), Saved(chosen, inner.trajectory, tuple(out.shape), arrays, given, inner, tables, taken)
 
 
+@backward_of_definition
 @naming("saved")
 def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.

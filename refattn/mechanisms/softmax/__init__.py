@@ -17,6 +17,7 @@ from refattn.mechanisms.cache import KeyValueStream
 from refattn.mechanisms.entry import defaults_of
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.softmax import core as _core
+from refattn.mechanisms.softmax import definition as _definition
 from refattn.mechanisms.softmax import dense as _dense
 from refattn.mechanisms.softmax.core import Saved, backward, forward
 from refattn.mechanisms.softmax.judge import loops as _loops
@@ -39,6 +40,7 @@ _BLOCK = Block(_block, _TITLE, _READS)
 record = Mechanism(
     name="softmax",
     title=_TITLE,
+    definition=_definition,
     source="Vaswani et al. 2017, Attention is all you need (arXiv:1706.03762), equation 1",
     tagged=(_dense, _block),
     loops=_loops,

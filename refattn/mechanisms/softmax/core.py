@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from refattn import equations
 from refattn.checked import naming
 from refattn.mechanisms.entry import check_saved, enter, form_of, returned, upstream
-from refattn.mechanisms.softmax import dense
+from refattn.mechanisms.paper import backward_of_definition, defined_by
+from refattn.mechanisms.softmax import definition, dense
 from refattn.mechanisms.softmax.forms import tiled
 from refattn.mechanisms.softmax.options import Options, Window, check_no_bias, check_options
 from refattn.ops.masks import Causal, where_allowed
@@ -49,6 +50,7 @@ class Saved:
         return self.inner.largest
 
 
+@defined_by(definition)
 def forward(
     q: Array,
     k: Array,
@@ -161,6 +163,7 @@ def forward(
     return call.back(out), Saved(chosen, lse, tuple(out.shape), q, numbers, given, inner)
 
 
+@backward_of_definition
 @naming("saved")
 def backward(saved: Saved, d_out: Array, d_lse: Array | None = None) -> dict[str, Array]:
     """Gradients of a loss with respect to the inputs of `forward`.

@@ -34,6 +34,7 @@ from refattn.mechanisms.entry import defaults_of as _defaults_of
 from refattn.mechanisms.readings import of_group_gradients as _of_group_gradients
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.sympformer import core as _core
+from refattn.mechanisms.sympformer import definition as _definition
 from refattn.mechanisms.sympformer import dense as _dense
 from refattn.mechanisms.sympformer import presymplectic_euler as _presymplectic_euler
 from refattn.mechanisms.sympformer.baselines import attend as _attend
@@ -49,6 +50,7 @@ from refattn.mechanisms.sympformer.integrators import rotation as _rotation
 from refattn.mechanisms.sympformer.integrators import two_steps as _two_steps
 from refattn.mechanisms.sympformer.judge import loops as _loops
 from refattn.mechanisms.sympformer.judge.cases import CASES as _CASES
+from refattn.mechanisms.sympformer.judge.cases import EXAMPLE as _EXAMPLE
 from refattn.mechanisms.sympformer.judge.conventions import CONVENTIONS as _CONVENTIONS
 from refattn.mechanisms.sympformer.judge.magnitudes import MAGNITUDES as _MAGNITUDES
 from refattn.mechanisms.sympformer.judge.magnitudes import STORED as _STORED
@@ -122,6 +124,8 @@ _AROUND = (_presymplectic_euler, *(m for m in _MODULES.values() if m is not _pre
 record = Mechanism(
     name="sympformer",
     title=_TITLE,
+    definition=_definition,
+    example=_EXAMPLE,
     source="V. Stein, W. Li, G. Steidl 2026, SympFormer (arXiv:2603.16535)",
     tagged=(_dense, *_AROUND, _block),
     loops=_loops,

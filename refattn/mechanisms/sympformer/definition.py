@@ -121,11 +121,12 @@ def forward(
 
 def backward(saved: tuple[tuple[Array, ...], ...], d_moved: Array, d_momentum: Array) -> dict[str, Array]:
     """Return the gradients of all inputs for those of x' and P."""
-    p, n_x, rate_x, y, q, k, v = saved[0]
-    weights, mass, turned, motion, factor, pairs, out, force = saved[1]
-    damping, damped, velocity, n_p, rate_p = saved[2]
-    gain, w_q, w_k, w_v, w_o, w_b, gain_p = saved[3]
-    t, h_x, h_y, c_log, c_lin = saved[4]
+    tokens, forces, steps, matrices, numbers = saved
+    p, n_x, rate_x, y, q, k, v = tokens
+    weights, mass, turned, motion, factor, pairs, out, force = forces
+    damping, damped, velocity, n_p, rate_p = steps
+    gain, w_q, w_k, w_v, w_o, w_b, gain_p = matrices
+    t, h_x, h_y, c_log, c_lin = numbers
     xp, root = namespace(p), math.sqrt(p.shape[2])
     # forward: momentum = gain_p * norm(damped)
     d_gain_p = xp.sum(d_momentum * n_p, axis=(0, 1))  # (m) [dSYMP.gain_p]

@@ -12,6 +12,7 @@ import pytest
 from refattn import Context, equations
 from refattn.mechanisms.sympformer import definition
 from tests.mechanisms.sympformer.calls import BLOCK
+from tests.test_equation_ids import SIZES, line_problems
 
 MATRICES = ("gain", "w_q", "w_k", "w_v", "w_o", "w_b", "gain_p")
 NUMBERS = ("h_x", "h_y", "c_log", "c_lin")
@@ -48,10 +49,12 @@ class Task:
         return BLOCK.backward(self.params, saved, upstream)[:2]
 
 
-def task(seed: int) -> Task:
+def task(seed: int, sizes: Mapping[str, int] | None = None) -> Task:
     """Return a layer of random sizes, whose parameters are neither 0 nor 1 and whose B is not symmetric."""
     random = np.random.default_rng(seed)
     b, i, m = int(random.integers(1, 3)), int(random.integers(1, 9)), int(random.integers(2, 7))
+    if sizes is not None:
+        b, i, m = (sizes[axis] for axis in "bim")
     config = BLOCK.Config(width=m, heads=1, layer=1, layers=3, mlp="none")
     params = BLOCK.init(config, seed=seed, like=np.zeros(1))
     moved = {name: getattr(params, name) + random.standard_normal(getattr(params, name).shape) / 3 for name in MATRICES}
@@ -97,6 +100,16 @@ def test_equal_ids_are_equal_values() -> None:
         shape = here[id].shape
         assert there[id].shape in (shape, (*shape[:1], 1, *shape[1:])), id
         np.testing.assert_allclose(here[id], there[id].reshape(shape), rtol=1e-12, atol=1e-12, err_msg=id)
+
+
+def test_every_array_has_its_axes_and_they_hold() -> None:
+    given = task(0, SIZES)
+
+    def run() -> None:
+        own = equations.active(definition)
+        own.backward(own.forward(**given.inputs())[1], given.d_x, given.d_p)
+
+    assert line_problems((definition,), [({**SIZES, "j": SIZES["i"]}, run)]) == []
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -295,7 +295,7 @@ def _outside(a: Matrix) -> Matrix:
 
 
 def _between(a: Matrix, n: Matrix) -> Matrix:
-    """Return P with A P A = N: two systems of equations, A X = N and A P^T = X^T."""
+    """Return D with A D A = N: two systems of equations, A X = N and A D^T = X^T."""
     return _transposed(_solved(a, _transposed(_solved(a, n))))
 
 

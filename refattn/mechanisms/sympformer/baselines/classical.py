@@ -8,7 +8,7 @@ SYMP.signed_force)::
 
 Adjoints, for a given dx'::
 
-    [dSYMP.classical_normed]  dy = dSYMP.trotter_normed at df = dx'    otherwise the dy of the attention's own file
+    [dSYMP.classical_normed]  dy = Y                    Y: the dy of the attention's own file at df = dx'
 
 and dx = dx' + the adjoint of norm at dy, dshift = sum_i dy.
 
