@@ -148,7 +148,7 @@ def plan(heads: Heads, statistics: Statistics, *, damping: float = 0.01) -> Plan
 def columns_of(planned: Plan, *, share: float = 0.02, most: int = 4) -> int:
     """Return how many new columns are worth while: those that follow more than this share of what is hidden.
 
-    Along a new column the loss falls at a rate of sigma^2 / nu, so the shares are those of squares. What is small may be
+    Along a new column the loss falls at a rate of sigma^2 / nu, hence the squares. What is small may be
     noise of the batch, and what is left out can come with another growth.
     """
     xp = namespace(planned.worth)
