@@ -64,5 +64,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("further", pages.Further)
     app.add_role("m", equations.Formula())
     app.add_role("id", equations.Id())
+    app.add_role("general", equations.Id(equations.GENERAL))
     app.add_role("fact", facts.Role())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

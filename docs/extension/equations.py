@@ -35,6 +35,10 @@ QUOTED = "forward: "
 """What a line of code begins with that stands for the formula of an adjoint."""
 
 
+GENERAL = "general-"
+"""What the label of an equation of the general code begins with, if the definition has it, too."""
+
+
 def anchor(id: str) -> str:
     """Return the anchor of an equation: "sm-1" for SM.1, "dsm-softcap" for dSM.softcap."""
     return id.lower().replace(".", "-")
@@ -101,10 +105,10 @@ class Derived(SphinxDirective):
             listed = nodes.definition_list(classes=["equations", "quoted" if quoted else "piece"])
             for id in ids:
                 code = f"{name}/code.html#{anchor_of_line(definition, ran[id].place.line)}"
-                term, about = _term(self, id, [ran[id].place.formula], label=True), nodes.paragraph()
-                about += _link(ran[id].place.file, ran[id].place.line, code)
+                term, about = _term(self, id, [ran[id].place.formula], label=anchor(id)), nodes.paragraph()
+                about += nodes.reference("", f"line {ran[id].place.line}", refuri=code, internal=True)
                 if not id.startswith("d") and id in general(mechanism):
-                    link = f'<a href="{name}/equations.html#{anchor(id)}">with options</a>'
+                    link = f'<a href="{name}/equations.html#{anchor(id)}">options</a>'
                     about += [nodes.Text(", "), nodes.raw("", link, format="html")]
                 listed += nodes.definition_list_item("", term, nodes.definition("", about, _fold(id, ran[id], "value")))
             made.append(listed)
@@ -220,7 +224,7 @@ class Equations(SphinxDirective):
         known = general(mechanism)
         for id, formula in found.items():
             is_defined = id in defined(mechanism)
-            term = _term(self, id, formula, label=not is_defined)
+            term = _term(self, id, formula, label=GENERAL + anchor(id) if is_defined else anchor(id))
             notes: list[nodes.Node] = []
             if is_defined:
                 link = f'<a href="../{mechanism.name}.html#{anchor(id)}">in the definition</a>'
@@ -242,12 +246,10 @@ class Equations(SphinxDirective):
         return listed
 
 
-def _term(directive: SphinxDirective, id: str, formula: list[str], *, label: bool) -> nodes.Node:
-    """Return the id and the formula of an equation, and its note; with a label `{ref}` finds it."""
-    term = nodes.term("", "", classes=["equation"], ids=[anchor(id)])
-    if label:
-        term["names"] = [anchor(id)]
-        directive.state.document.note_explicit_target(term)
+def _term(directive: SphinxDirective, id: str, formula: list[str], *, label: str) -> nodes.Node:
+    """Return the id and the formula of an equation, and its note; `label` is what links find it by."""
+    term = nodes.term("", "", classes=["equation"], ids=[anchor(id)], names=[label])
+    directive.state.document.note_explicit_target(term)
     term += nodes.reference("", "", nodes.literal("", id), refuri=f"#{anchor(id)}", internal=True)
     first, _, note = re.sub(r" {2,}", "\0", formula[0]).partition("\0")
     if first.startswith(QUOTED):
@@ -307,17 +309,18 @@ class Formula(SphinxRole):
 
 
 class Id(XRefRole):
-    """``{id}`SM.1` ``: an id as a link to where its equation stands."""
+    """``{id}`SM.1` ``: an id as a link to its equation; ``{general}`SM.1` ``: to that of the general code."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         super().__init__(innernodeclass=nodes.inline, warn_dangling=True)
+        self._prefix = prefix
 
     def process_link(
         self, env: BuildEnvironment, refnode: nodes.Element, has_explicit_title: bool, title: str, target: str
     ) -> tuple[str, str]:
         """Make it a reference to the anchor."""
         refnode.attributes |= {"refdomain": "std", "reftype": "ref", "refexplicit": True}
-        return title, anchor(target)
+        return title, self._prefix + anchor(target)
 
 
 def _block(text: str, language: str = "text") -> nodes.Node:

@@ -112,8 +112,8 @@ def idea(mechanism: Mechanism) -> Iterator[str]:
     if (module := mechanism.definition) is not None:
         lines = len(inspect.getsource(module).splitlines())
         file = f"one file of {lines} lines, [definition.py]({name}/code.md#definition-py)"
-        yield f"All of it is {file}, and this page goes through it. `refattn show {name}` prints it as a file that runs alone,"
-        yield f"`refattn trace {name}` shows every value, `refattn check {name}` checks the library."
+        yield f"All of it is {file}, and this page goes through it. `refattn show {name}` prints it as a file that runs"
+        yield f"alone, `refattn trace {name}` shows every value, `refattn check {name}` checks the library."
 
 
 class Further(SphinxDirective):
