@@ -9,9 +9,10 @@ import importlib
 import inspect
 import pkgutil
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from docutils import nodes
@@ -122,48 +123,51 @@ class Derived(SphinxDirective):
 def pieces_of(definition: ModuleType, wanted: list[str]) -> list[tuple[int, str]]:
     """Return lines of a definition, each piece with the number of its first line: those of ids, whole functions.
 
+    A piece begins behind the equation before it, or with its function, and with the last equation it ends as that does.
+
     Raises
     ------
     ValueError
         If something is no equation and no function, or an equation between two that are wanted is not.
     """
-    lines, functions = _source(definition), _functions(definition)
+    lines, functions = inspect.getsource(definition).splitlines(), _functions(definition)
     tagged = {tag.id: tag.line for tag in tags(definition) if tag.claims}
     found: list[tuple[int, str]] = []
-    for function, (start, body, end, statements) in functions.items():
-        if function in wanted:
-            found.append((start, "\n".join(lines[start - 1 : end])))
-            continue
-        inside = {id: line for id, line in tagged.items() if body <= line <= end}
-        asked = [id for id in inside if id in wanted]
-        if not asked:
-            continue
-        top, bottom = (pick(inside[id] for id in asked) for pick in (min, max))
-        if missing := [id for id, line in inside.items() if top <= line <= bottom and id not in wanted]:
-            raise ValueError(f"{', '.join(missing)}: stands between others, needs a place among {', '.join(asked)}")
-        before = max((line for line in inside.values() if line < top), default=None)
-        first = body if before is None else statements[before] + 1
-        found.append((first, inspect.cleandoc("\n" + "\n".join(lines[first - 1 : statements[bottom]]))))
+    for name, function in functions.items():
+        inside = {id: line for id, line in tagged.items() if function.first <= line <= function.last}
+        asked = [line for id, line in inside.items() if id in wanted]
+        first, last = function.first, function.last
+        if name not in wanted:
+            if not asked:
+                continue
+            if missing := [id for id, line in inside.items() if min(asked) <= line <= max(asked) and id not in wanted]:
+                raise ValueError(f"{', '.join(missing)}: stands between the others, needs a place among them")
+            if before := [line for line in inside.values() if line < min(asked)]:
+                first = function.ends[max(before)] + 1
+            if max(asked) < max(inside.values()):
+                last = function.ends[max(asked)]
+        found.append((first, textwrap.dedent("\n".join(lines[first - 1 : last]))))
     if unknown := [each for each in wanted if each not in tagged and each not in functions]:
         raise ValueError(f"{', '.join(unknown)}: no equation and no function of {definition.__name__}")
     return found
 
 
+class Function(NamedTuple):
+    """Where a function stands: its first and last line, and by the first line of an assignment its last."""
+
+    first: int
+    last: int
+    ends: dict[int, int]
+
+
 @functools.cache
-def _functions(module: ModuleType) -> dict[str, tuple[int, int, int, dict[int, int]]]:
-    """Return of each function the lines on which it starts, its body starts, and it ends, and where statements end."""
+def _functions(module: ModuleType) -> dict[str, Function]:
+    """Return where each function of a module stands."""
     found = {}
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.FunctionDef):
-            told = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
-            last = node.body[0].end_lineno if told else None
-            statements = {each.lineno: each.end_lineno or 0 for each in ast.walk(node) if isinstance(each, ast.Assign)}
-            found[node.name] = (
-                node.lineno,
-                node.body[0].lineno if last is None else last + 1,
-                node.end_lineno or 0,
-                statements,
-            )
+            ends = {each.lineno: each.end_lineno or 0 for each in ast.walk(node) if isinstance(each, ast.Assign)}
+            found[node.name] = Function(node.lineno, node.end_lineno or 0, ends)
     return found
 
 
@@ -239,7 +243,7 @@ class Equations(SphinxDirective):
                 home = next(each for each in defining(mechanism) if file_of(each) == ran.place.file)
                 shown = _shown(id, ran, f"code.html#{anchor_of_line(home, ran.place.line)}", notes)
             else:  # of an option, whose object computes it
-                line = 1 + next(n for n, each in enumerate(_source(module)) if f"[{id}]" in each)
+                line = 1 + next(n for n, each in enumerate(inspect.getsource(module).splitlines()) if f"[{id}]" in each)
                 code = f"code.html#{anchor_of_line(module, line)}"
                 shown = nodes.definition("", nodes.paragraph("", "", _link(file_of(module), line, code), *notes))
             listed += nodes.definition_list_item("", term, shown)
@@ -325,10 +329,6 @@ class Id(XRefRole):
 
 def _block(text: str, language: str = "text") -> nodes.Node:
     return nodes.literal_block(text, text, language=language)
-
-
-def _source(module: ModuleType) -> list[str]:
-    return inspect.getsource(module).splitlines()
 
 
 def _modules(name: str) -> Iterator[ModuleType]:

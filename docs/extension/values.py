@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,8 +50,10 @@ def read_of(name: str) -> dict[str, Ran]:
     run = reader_run(mechanism)
     case = run.about[2]
     where = "the example" if case == "example" else f"the case {case}" if case else "a step of the block"
-    steps = traced.record(mechanism, run, get("numpy")).steps
-    return {step.id: Ran(where, step.place, step.value) for step in steps if "[" not in step.id}
+    steps = [step for step in traced.record(mechanism, run, get("numpy")).steps if "[" not in step.id]
+    own = traced.places_in(mechanism.definition) if mechanism.definition is not None else {}
+    formulas = {step.id: own.get(step.id, step.place).formula for step in steps}  # not those of the general code
+    return {step.id: Ran(where, replace(step.place, formula=formulas[step.id]), step.value) for step in steps}
 
 
 @functools.cache
