@@ -38,10 +38,7 @@ def test_trace_of_one_equation() -> None:
     assert result.exit_code == 0
     assert re.findall(r"^(\S+)  ", result.stdout, re.MULTILINE) == ["GE.6", "GE.6[1]", "dGE.q"]
     refused = run("trace", "softmax", "--only", "SM.99")
-    assert (
-        refused.exit_code == 2
-        and "--only: got 'SM.99', needs one of those that ran: SM.1, SM.2" in refused.stderr
-    )
+    assert refused.exit_code == 2 and "--only: got 'SM.99', needs one of those that ran: SM.1, SM.2" in refused.stderr
 
 
 def test_trace_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
