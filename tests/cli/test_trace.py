@@ -44,7 +44,7 @@ def test_trace_of_one_equation() -> None:
 def test_trace_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("trace", "softmax", "--block")
     assert result.stdout.startswith("Softmax attention: the block, one step, float64 on numpy")
-    assert "\nSM.joined  " in result.stdout and "\nd_params.w_o (4, 4)\n" in result.stdout
+    assert "\nSM.output  " in result.stdout and "\nd_params.w_o (4, 4)\n" in result.stdout
     record = dataclasses.replace(ra.mechanism("softmax"), core=None)
     monkeypatch.setattr("refattn.mechanisms.softmax.record", record)
     assert run("trace", "softmax").stdout == result.stdout
