@@ -165,6 +165,16 @@ def places(mechanism: Mechanism) -> dict[str, Place]:
     return {id: place for module in mechanism.tagged for id, place in places_in(module).items()}
 
 
+def places_to_read(mechanism: Mechanism) -> dict[str, Place]:
+    """Return where a reader finds each equation: in the definition if it is there, else in the general code."""
+    general = places(mechanism)
+    own = {} if mechanism.definition is None else places_in(mechanism.definition)
+    quoted = {id for id, place in own.items() if place.formula.startswith("forward: ") and id in general}
+    return general | {
+        id: replace(place, formula=general[id].formula) if id in quoted else place for id, place in own.items()
+    }
+
+
 def places_in(module: ModuleType) -> dict[str, Place]:
     """Return where a module computes each equation, by id, in the order of its docstring, then of its lines."""
     tags = {tag.id: tag for tag in reversed(equations.tags(module)) if tag.claims}  # the first of branches
