@@ -371,12 +371,13 @@ def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend, **cho
     def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
         given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
         params = tree.unflatten(template, {name: given[name] for name in names})["params"]
-        state, saved = block.forward(params, block.start(params, given["x"], context), context)
-        out = block.read(params, state)
-        between()
-        d_state, d_read = block.read_backward(params, state, given["d_out"])
-        d_state, d_params, _ = block.backward(params, saved, d_state)
-        d_x, d_start = block.start_backward(params, d_state)
+        with reading():
+            state, saved = block.forward(params, block.start(params, given["x"], context), context)
+            out = block.read(params, state)
+            between()
+            d_state, d_read = block.read_backward(params, state, given["d_out"])
+            d_state, d_params, _ = block.backward(params, saved, d_state)
+            d_x, d_start = block.start_backward(params, d_state)
         gradients = tree.flatten({"d_params": d_params})
         for extra in (d_read, d_start):
             for name, more in tree.flatten({"d_params": extra}).items():
