@@ -193,37 +193,37 @@ def koopman(
         return section(x, k[:, :, None]) * seen[..., None, :]
 
     def at(x: torch.Tensor, columns: torch.Tensor, dual: torch.Tensor) -> torch.Tensor:
-        return (observed(x[..., None, :]) @ dual.mT @ columns)[..., 0, :]  # columns^T kappa(x) [KOOP.15]
+        return (observed(x[..., None, :]) @ dual.mT @ columns)[..., 0, :]  # columns^T kappa(x) [KOOP.13]
 
     def attend(x: torch.Tensor) -> torch.Tensor:
-        scores = x @ k.mT / math.sqrt(x.shape[3])  # [KOOP.1]
-        masked = scores.masked_fill(~seen, torch.finfo(x.dtype).min)  # [KOOP.2]
+        scores = x @ k.mT / math.sqrt(x.shape[3])  # [KOOP.2]
+        masked = scores.masked_fill(~seen, torch.finfo(x.dtype).min)  # [KOOP.masked]
         return (torch.softmax(masked, dim=-1) * seen) @ v  # [KOOP.3] [KOOP.4]
 
-    between = section(k, k)  # [KOOP.5]
+    between = section(k, k)  # [KOOP.1] but for the jitter
     delta = (JITTER[q.dtype] if jitter is None else jitter) * (second + 1.0)
     pairs = (seen[..., :, None] & seen[..., None, :]) * between[:, :, None]
-    gram = pairs + torch.diag_embed(delta + (~seen).to(q.dtype))  # [KOOP.6]
+    gram = pairs + torch.diag_embed(delta + (~seen).to(q.dtype))  # [KOOP.visible]
     points = [q, attend(q)]
     while len(points) <= updates:
         attended, path = attend(points[-1]), torch.stack(points, dim=3)
-        starts = observed(path[..., :-1, :])  # [KOOP.7]
-        targets = observed(path[..., 1:, :]) - tau * starts  # [KOOP.8]
-        dual = torch.linalg.solve(gram, starts.mT).mT  # [KOOP.9]
-        inner = dual @ starts.mT  # [KOOP.10]
-        if fit == "stein":  # [KOOP.11], of all elements of A, row by row
+        starts = observed(path[..., :-1, :])  # [KOOP.5]
+        targets = observed(path[..., 1:, :]) - tau * starts  # [KOOP.6]
+        dual = torch.linalg.solve(gram, starts.mT).mT  # [KOOP.7]
+        inner = dual @ starts.mT  # [KOOP.8]
+        if fit == "stein":  # [KOOP.9], of all elements of A, row by row
             system = torch.einsum("...lm,...po->...lomp", inner, gram).flatten(-2).flatten(-3, -2)
             system = system + ridge * torch.eye(system.shape[-1], dtype=q.dtype)
             found = torch.linalg.solve(system, targets.flatten(-2)).unflatten(-1, targets.shape[-2:])
         else:
             ridged = inner + ridge * torch.eye(inner.shape[-1], dtype=q.dtype)
             found = torch.linalg.solve(gram, torch.linalg.solve(ridged, targets).mT).mT
-        modes = found @ k[:, :, None]  # [KOOP.12]
-        lifted = (a + 2.0 * tau * b) * modes + b * found @ starts.mT @ modes  # [KOOP.13] [KOOP.14]
-        image = (a + b) * tau * attended + at(attended, lifted, dual)  # [KOOP.16]
+        modes = found @ k[:, :, None]  # [KOOP.10]
+        lifted = (a + 2.0 * tau * b) * modes + b * found @ starts.mT @ modes  # [KOOP.11] [KOOP.12]
+        image = (a + b) * tau * attended + at(attended, lifted, dual)  # [KOOP.14]
         begin = (tau * attended + at(attended, modes, dual), attended, points[-1])
         psi = functools.partial(lambda m, n, x: (a + b * tau) * x + b * at(x, m, n), modes, dual)
-        points.append(invert(psi, image, begin))  # [KOOP.17]
+        points.append(invert(psi, image, begin))  # [KOOP.15]
     return points[-1]
 
 

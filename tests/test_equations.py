@@ -540,7 +540,7 @@ def test_an_equation_that_there_is_not_is_told(hook: Any, id: str) -> None:
         attend("dense", "none")
     with hook("SM.capped"), pytest.raises(ZeroDivisionError), hook(id):  # an error of the block's own comes first
         raise ZeroDivisionError
-    for there in ("SM.capped", "KOOP.1", "LM.1"):  # did not run, and yet there is one
+    for there in ("SM.capped", "KOOP.2", "LM.1"):  # did not run, and yet there is one
         with hook(there):
             attend("dense", "none")
 

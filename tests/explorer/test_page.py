@@ -117,7 +117,7 @@ def test_repeated_equations_meet_their_own_pass() -> None:
 def test_command(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     told = CliRunner().invoke(cli, ["trace", "growing", "--html", str(file)])
-    assert told.exit_code == 0 and "<title>Growing attention: the definition, case tiny</title>" in file.read_text()
+    assert told.exit_code == 0 and "<title>Growing attention: the definition, case example</title>" in file.read_text()
     for more, problem in (
         (["--html", "-"], "--html: got '-', needs a file"),
         (["--html", str(tmp_path / "no" / "x.html")], "--html"),

@@ -2,7 +2,8 @@
 
 What to read, in this order:
 
-- `dense`: the definition, DELTA.1 to DELTA.10 and their adjoints, token by token.
+- `definition`: the gated delta rule alone, DELTA.1 to DELTA.5 and their adjoints, token by token.
+- `dense`: the same for all rules and options, whose equations have names.
 - `core`: the public map of q, k and v and the gates; `options`: how arguments are checked.
 - `forms.chunked`: the same in chunks of tokens, one triangular system each; `forms.weights`, `forms.segments` and
   `forms.halves` have what a chunk reads and writes with, and how decays are summed.

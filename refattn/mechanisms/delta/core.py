@@ -131,8 +131,9 @@ def forward(
 
     Notes
     -----
-    Equations DELTA.1 to DELTA.10, written out in `refattn.mechanisms.delta.dense` with their sources. Numbers that are
-    not finite propagate; in a chunk that holds one they may spread through 0 * inf, also to earlier tokens of it.
+    The equations stand in `refattn.mechanisms.delta.dense` with their sources, those of the gated delta rule alone,
+    DELTA.1 to DELTA.5, in `refattn.mechanisms.delta.definition`. Numbers that are not finite propagate; in a chunk that
+    holds one they may spread through 0 * inf, also to earlier tokens of it.
 
     Examples
     --------
@@ -203,7 +204,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None = None) -> dict[s
 
     Notes
     -----
-    Equations dDELTA.1 to dDELTA.scale of `refattn.mechanisms.delta.dense`. Called twice it gives the same bits.
+    The equations stand in `refattn.mechanisms.delta.dense`. Called twice it gives the same bits.
     """
     check_saved(saved, Saved)
     q = saved.like["q"]

@@ -25,10 +25,12 @@ root. For any W with A = W^T W it is |W E W^T|^2. In short: Z = W E W^T is the c
     [GROW.3]  A = C / sqrt(b)                           A = U diag(lambda) U^T
     [GROW.4]  rho_k = sqrt(lambda_k + damping mean(lambda))     W = diag(rho) U^T, and V is its inverse
 
-Damping gives a price to directions that hardly any token takes; without it columns along them could be huge.
+Damping, which W^T W has beside A, gives a price to directions that hardly any token takes. Without it columns along
+them could be huge.
 
 Where to go. E = V Z V^T, so the loss changes by <N, V Z V^T> = <V^T N V, Z> = <G, Z>. Of all Z with |Z| = |G| the best
-is -G. As a change of M that is -D, and it changes all scores together by a square of |G|^2.
+is -G. As a change of M that is -D. The squares of what it does to the scores sum to |G|^2. (In GROW.9 and GROW.10 |G|
+and the sum are those of all heads, which share one amplitude.)
 
     [GROW.5]  G = V^T N V                               the gradient with respect to Z
     [GROW.6]  H = (1 - P_q) G (1 - P_k)                 P_q and P_k project on the columns of W w_q and W w_k
@@ -36,8 +38,8 @@ is -G. As a change of M that is -D, and it changes all scores together by a squa
     [GROW.8]  D = V G V^T
     [GROW.9]  nu = |G| / sqrt(number of scores)         the root mean square of what D does to a score
 
-What columns are worth. Training the d columns changes Z by scale (W dw_q (W w_k)^T + W w_q (W dw_k)^T). H is the part
-of G at right angles to all such changes, so only new columns can follow it. A new column of w_q and one of w_k together
+What columns are worth. A small change of the d columns makes Z = scale (W dw_q (W w_k)^T + W w_q (W dw_k)^T). H is the
+part of G at right angles to all such Z, so only new columns can follow it. A new column of w_q and one of w_k together
 change Z by a matrix of rank 1. Of all these with length 1, the loss falls most for the first singular vectors of H, and
 it falls by sigma_1. To first order, then, c new columns follow all of G but what is behind the c largest sigma of H:
 
@@ -144,7 +146,11 @@ def plan(heads: Heads, statistics: Statistics, *, damping: float = 0.01) -> Plan
 
 
 def columns_of(planned: Plan, *, share: float = 0.02, most: int = 4) -> int:
-    """Return how many new columns are worth while: those that follow more than this share of what is hidden."""
+    """Return how many new columns are worth while: those that follow more than this share of what is hidden.
+
+    Along a new column the loss falls at a rate of sigma^2 / nu, hence the squares. What is small may be
+    noise of the batch, and what is left out can come with another growth.
+    """
     xp = namespace(planned.worth)
     squares = xp.sum(planned.worth * planned.worth, axis=0)  # (m): of all heads
     return min(most, int(xp.sum(xp.astype(squares > share * xp.sum(squares), xp.int64))))

@@ -2,14 +2,15 @@
 
 What to read, in this order:
 
-- `dense`: the definition, KOOP.1 to KOOP.17 and their adjoints; a system of equations for every query.
+- `definition`: the paper's own case, KOOP.1 to KOOP.15 and their adjoints.
+- `dense`: the same with all options; a system of equations for every query.
 - `kernel`: the kernels, and the observables that are made of their sections.
 - `perturbation`: the operator's one-step map phi, psi = a pi + b phi, and its inverse by Newton's method.
 - `core`: the public map of q, k and v: its options, their defaults and checks.
 - `limited`: fits of an operator whose norm or rank is limited; `own`: whether a kernel of a user's is one.
-- `layer.block`: projections around the core, KOOP.18 to KOOP.22: the mechanism as a layer; `layer.draws`: random
-  ridges and epsilons; `layer.pointer`: a block whose last queries point at tokens, KOOP.23 and KOOP.24;
-  `layer.decode`: what a last query says about the next token.
+- `layer.block`: projections around the core, the mechanism as a layer; `layer.draws`: random ridges and epsilons;
+  `layer.pointer`: a block whose last queries point at tokens, KOOP.pointed and KOOP.log_weights; `layer.decode`: what a
+  last query says about the next token.
 - `forms.shared`: the same numbers by one factorisation of the Gram matrix for all queries, `forms.whitening`;
   `forms.features`: by a matrix of constant size where the kernel has finitely many features, for `layer.stream`.
 - `judge`: a second derivation in scalar loops, designed calls, sizes of rounding errors, and wrong readings.

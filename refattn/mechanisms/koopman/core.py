@@ -259,7 +259,7 @@ def forward(
 
     Notes
     -----
-    Equations KOOP.1 to KOOP.17 of `refattn.mechanisms.koopman.dense`. Source: Tie 2024; Khosravi 2023
+    Equations KOOP.1 to KOOP.15 of `refattn.mechanisms.koopman.dense`. Source: Tie 2024; Khosravi 2023
     (arXiv:2208.01681).
 
     Examples

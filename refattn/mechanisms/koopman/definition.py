@@ -22,7 +22,7 @@ query has a path and a K of its own; the equations are those of one query. The n
     [KOOP.14]  t = H^T c                                    target: (K psi)(q')
     [KOOP.15]  x with x + epsilon D^T N g(x) = t            following: the next point, psi(x) = t
 
-The functions are g_o(x) = kernel(k_o, x), one for each key, and their sums. The kernel is
+The functions are g_o(x) = kernel(k_o, x), one for each key, and sums of them. The kernel is
 
     kernel(x, y) = x . y + exp(-|x - y|^2 / (2 d)).
 
@@ -33,19 +33,20 @@ The operator reads the values of a function f at the keys, and answers with a fu
 
     (K f)(x) = sum_lj kappa_l(x) A_lj f(k_j),        kappa(x) = N g(x).
 
-kappa_l(x) says how near x is to the start of move l. It would be kernel(x_l, x), but has to be a sum of the g_o: of
-these sums it is the one that agrees with kernel(x_l, x) at every key x, because N G = B. (If keys repeat, G has no
-inverse without the jitter, which is in units of kernel(x, x) = 2 for |x| = 1.) A is fitted to the moves: at the start
-x_m, K g_o is (Z A G)_mo, and should be what g_o is at the end, Y_mo. A makes |Z A G - Y|^2 + ridge |K|^2 the least. A
-few moves leave much of K open, and the ridge takes a small K, in the norm |K|^2 = sum_lo A_lo (Z A G)_lo that the
-kernel gives to operators. The slope of all this, 2 Z (Z A G + ridge A - Y) G, is 0 by KOOP.9. For D, f = id has the
-values f(k_j) = k_j. For R, f = K id has the values D^T kappa(k_j), and kappa(k_j) is column j of B.
+kappa_l(x) says how near x is to the start of move l. It would be kernel(x_l, x), but K has to answer with sums of the
+g_o. Of these sums kappa_l is the one that agrees with kernel(x_l, x) at every key x, because N G = B. (If keys repeat,
+G has no inverse without the jitter, which is in units of kernel(x, x) = 2 for |x| = 1.) A is fitted to the moves. The
+values of f = g_o at the keys are f(k_j) = G_jo, so that at the start x_m of a move K g_o is (Z A G)_mo, Z being
+symmetric. It should be what g_o is at the end, Y_mo. A makes |Z A G - Y|^2 + ridge |K|^2 the least. A few moves leave
+much of K open, and the ridge takes a small K, in the norm |K|^2 = sum_lo A_lo (Z A G)_lo that the kernel gives to
+operators. The slope of all this, 2 Z (Z A G + ridge A - Y) G, is 0 by KOOP.9. For D, f = id has the values f(k_j) =
+k_j. For R, f = K id has the values D^T kappa(k_j), and kappa(k_j) is column j of B.
 
-The next point could be (K id)(q'). The paper takes psi = id + epsilon K id, and the x with psi(x) = (K psi)(q'). This
-is x + epsilon (K id)(x) = (K id)(q') + epsilon (K K id)(q'): x should be where K takes q', and K should take x to where
-it takes q' if it is applied twice. If K is the operator of a map, both hold at once. A fitted K has to weigh them, and
-epsilon is the weight of the second. It is small, so that epsilon (K id)(x) changes by less than x does. Then psi is one
-to one, and there is one such x.
+K answers with functions, and the query needs a point. That could be (K id)(q'). The paper takes psi = id + epsilon K id
+in place of id, and goes to the x with psi(x) = (K psi)(q'), that is x + epsilon (K id)(x) = (K id)(q') + epsilon
+(K K id)(q'): x should be where K takes q', and K should take x to where it takes q' if it is applied twice. If K is the
+operator of a map, both hold at once. A fitted K has to weigh them, and epsilon is the weight of the second. It is
+small, so that epsilon (K id)(x) changes by less than x does. Then psi is one to one, and there is one such x.
 
 Backwards, J is the Jacobian of psi at the next point x, u = N g(x), du = -epsilon D dt, slope(x, y) is the gradient of
 kernel(x, y) with respect to x, and <X, Y> the sum of all X_lo Y_lo. Sums are over queries and updates.
@@ -98,11 +99,11 @@ def forward(
         scores = path[-1] @ transpose(k) / math.sqrt(q.shape[3])  # (b, h, i, j) [KOOP.2]
         weights = softmax(scores)  # (b, h, i, j) [KOOP.3]
         attended = weights @ v  # (b, h, i, d) [KOOP.4]
-        following, fit = attended, None  # (b, h, i, d): before the first move there is nothing to fit
+        following, kept = attended, None  # before the first move there is nothing to fit
         if update > 0:
-            following, fit = predict(path, attended, k, gram, ridge, epsilon)
+            following, kept = predict(path, attended, k, gram, ridge, epsilon)  # (b, h, i, d), -
         path.append(following)
-        tape.append((weights, fit))
+        tape.append((weights, kept))
     return path[-1], (k, v, gram, ridge, epsilon, path, tape)
 
 
@@ -110,7 +111,7 @@ def predict(
     path: list[Array], attended: Array, k: Array, gram: Array, ridge: float, epsilon: float
 ) -> tuple[Array, tuple[Array, ...]]:
     """Return the next point by the operator that is fitted to the path, and what its backward reads."""
-    xp, keys, grams = namespace(k), k[:, :, None, :, :], gram[:, :, None, :, :]  # the same for all queries
+    xp, keys, grams = namespace(k), k[:, :, None, :, :], gram[:, :, None, :, :]  # of all queries the same
     functions = kernel(xp.stack(path, axis=3), keys)[0]  # (b, h, i, l + 1, o): g at every point
     start = functions[..., :-1, :]  # (b, h, i, l, o) [KOOP.5]
     end = functions[..., 1:, :]  # (b, h, i, l, o) [KOOP.6]
@@ -120,11 +121,11 @@ def predict(
     once = fitted @ keys  # (b, h, i, l, d) [KOOP.10]
     again = fitted @ transpose(start)  # (b, h, i, l, l) [KOOP.11]
     both = once + epsilon * again @ once  # (b, h, i, l, d) [KOOP.12]
-    place = at(attended, keys, dual)  # (b, h, i, l) [KOOP.13]
+    place = kappa(attended, keys, dual)  # (b, h, i, l) [KOOP.13]
     target = combined(place, both)  # (b, h, i, d) [KOOP.14]
     x = combined(place, once)  # (b, h, i, d): (K id)(q')
     for _ in range(20):  # Newton's method, from a point that is near: each step doubles the digits
-        missing = target - x - epsilon * combined(at(x, keys, dual), once)  # (b, h, i, d): target - psi(x)
+        missing = target - x - epsilon * combined(kappa(x, keys, dual), once)  # (b, h, i, d): target - psi(x)
         x = x + xp.linalg.solve(jacobian(x, keys, dual, once, epsilon), missing[..., None])[..., 0]  # (b, h, i, d)
     following = x  # (b, h, i, d) [KOOP.15]
     return following, (attended, start, dual, inner, fitted, once, again, both, place)
@@ -134,50 +135,51 @@ def backward(saved: tuple[Any, ...], d_out: Array) -> dict[str, Array]:
     """Return the gradients of q, k, v, ridge and epsilon for d_out, that of the last point."""
     k, v, gram, ridge, epsilon, path, tape = saved
     xp, root = namespace(d_out), math.sqrt(k.shape[3])
-    d_path = [*(xp.zeros_like(x) for x in path[:-1]), d_out]
-    of_k, of_v, of_gram = xp.zeros_like(k), xp.zeros_like(v), xp.zeros_like(gram)
-    of_ridge = of_epsilon = 0.0 * xp.sum(d_out)  # (): what is summed over updates begins at 0
+    d_path, none = [*(xp.zeros_like(x) for x in path[:-1]), d_out], 0.0 * xp.sum(d_out)  # what is summed begins at 0
+    total = {"k": xp.zeros_like(k), "v": xp.zeros_like(v), "gram": xp.zeros_like(gram), "ridge": none, "epsilon": none}
     for update in range(len(tape) - 1, -1, -1):
-        weights, fit = tape[update]
+        weights, kept = tape[update]  # (b, h, i, j), -
         d_following = d_path[update + 1]  # (b, h, i, d) [dKOOP.15]
-        d_read = d_following  # (b, h, i, d): of the first update
-        if fit is not None:
-            # forward: following, fit = predict(path, attended, k, gram, ridge, epsilon)
-            d_points, d_read, *d = predict_backward(fit, path[: update + 2], k, gram, ridge, epsilon, d_following)
+        d_read = d_following  # (b, h, i, d): in the first update
+        if kept is not None:
+            # forward: following, kept = predict(path, attended, k, gram, ridge, epsilon)
+            so_far = path[: update + 2]
+            d_points, d_read, parts = predict_backward(kept, so_far, k, gram, ridge, epsilon, d_following)  # -
+            total |= {name: total[name] + part for name, part in parts.items()}
             d_path[: update + 1] = [d_path[n] + d_points[..., n, :] for n in range(update + 1)]
-            of_k, of_gram, of_ridge, of_epsilon = of_k + d[0], of_gram + d[1], of_ridge + d[2], of_epsilon + d[3]
         # forward: attended = weights @ v
         d_attended = d_read  # (b, h, i, d) [dKOOP.4]
-        of_v = of_v + transpose(weights) @ d_attended  # (b, h, j, d)
         d_weights = d_attended @ transpose(v)  # (b, h, i, j) [dKOOP.3]
         # forward: weights = softmax(scores); scores = x @ k^T / root
         d_scores = softmax_backward(weights, d_weights)  # (b, h, i, j) [dKOOP.2]
-        d_path[update] = d_path[update] + d_scores @ k / root
-        of_k = of_k + transpose(d_scores) @ path[update] / root  # (b, h, j, d)
+        d_path[update] = d_path[update] + d_scores @ k / root  # (b, h, i, d)
+        total["k"] = total["k"] + transpose(d_scores) @ path[update] / root  # (b, h, j, d)
+        total["v"] = total["v"] + transpose(weights) @ d_attended  # (b, h, j, d)
     # forward: gram = kernel(k, k) + 2 jitter I
-    d_gram = of_gram  # (b, h, o, o) [dKOOP.1]
+    d_gram = total["gram"]  # (b, h, o, o) [dKOOP.1]
     d_q = d_path[0]  # (b, h, i, d) [dKOOP.q]
-    d_k = of_k + kernel_backward(k, k, d_gram + transpose(d_gram))  # (b, h, j, d) [dKOOP.k]
-    d_v = of_v  # (b, h, j, d) [dKOOP.v]
-    d_ridge = of_ridge  # () [dKOOP.ridge]
-    d_epsilon = of_epsilon  # () [dKOOP.epsilon]
+    d_k = total["k"] + kernel_backward(k, k, d_gram + transpose(d_gram))  # (b, h, j, d) [dKOOP.k]
+    d_v = total["v"]  # (b, h, j, d) [dKOOP.v]
+    d_ridge = total["ridge"]  # () [dKOOP.ridge]
+    d_epsilon = total["epsilon"]  # () [dKOOP.epsilon]
     return {"q": d_q, "k": d_k, "v": d_v, "ridge": d_ridge, "epsilon": d_epsilon}
 
 
 def predict_backward(
-    fit: tuple[Array, ...], path: list[Array], k: Array, gram: Array, ridge: float, epsilon: float, d_following: Array
-) -> tuple[Array, ...]:
-    """Return the gradients of the path's points (b, h, i, l + 1, d), and of attended, k, gram, ridge and epsilon."""
-    attended, start, dual, inner, fitted, once, again, both, place = fit
-    xp, keys, grams = namespace(k), k[:, :, None, :, :], gram[:, :, None, :, :]
-    # forward: following + epsilon * combined(at(following, keys, dual), once) = target
+    kept: tuple[Array, ...], path: list[Array], k: Array, gram: Array, ridge: float, epsilon: float, d_following: Array
+) -> tuple[Array, Array, dict[str, Array]]:
+    """Return the gradients of the path's points (b, h, i, l + 1, d), of attended, and of k, gram, ridge and epsilon."""
+    attended, start, dual, inner, fitted, once, again, both, place = kept
+    xp, keys, grams = namespace(k), k[:, :, None, :, :], gram[:, :, None, :, :]  # of all queries the same
+    # forward: following + epsilon * combined(kappa(following, keys, dual), once) = target
     slopes = jacobian(path[-1], keys, dual, once, epsilon)  # (b, h, i, d, d)
     d_target = xp.linalg.solve(transpose(slopes), d_following[..., None])[..., 0]  # (b, h, i, d) [dKOOP.14]
-    d_u = -epsilon * (once @ d_target[..., None])[..., 0]  # (b, h, i, l): of u = at(following, keys, dual)
-    of_psi = at(path[-1], keys, dual)[..., None] * d_target[..., None, :]  # (b, h, i, l, d): u dt^T
-    # forward: target = combined(place, both); both = once + epsilon * again @ once
+    of_psi = kappa(path[-1], keys, dual)[..., None] * d_target[..., None, :]  # (b, h, i, l, d): u dt^T
+    d_u = -epsilon * (once @ d_target[..., None])[..., 0]  # (b, h, i, l)
+    # forward: target = combined(place, both)
     d_place = (both @ d_target[..., None])[..., 0]  # (b, h, i, l) [dKOOP.13]
     d_both = place[..., None] * d_target[..., None, :]  # (b, h, i, l, d) [dKOOP.12]
+    # forward: both = once + epsilon * again @ once
     d_again = epsilon * d_both @ transpose(once)  # (b, h, i, l, l) [dKOOP.11]
     d_once = d_both + epsilon * (transpose(again) @ d_both - of_psi)  # (b, h, i, l, d) [dKOOP.10]
     d_epsilon = xp.sum(d_both * (again @ once)) - xp.sum(of_psi * once)  # ()
@@ -187,9 +189,11 @@ def predict_backward(
     d_end = sylvester(inner, grams, ridge, d_fitted)  # (b, h, i, l, o) [dKOOP.6]
     d_inner = -d_end @ grams @ transpose(fitted)  # (b, h, i, l, l) [dKOOP.8]
     d_ridge = -xp.sum(d_end * fitted)  # ()
-    # forward: inner = dual @ start^T; place = at(attended, keys, dual); dual = start @ gram^-1
-    beside, d_beside = xp.stack([attended, path[-1]], axis=3), xp.stack([d_place, d_u], axis=3)  # -, (b, h, i, 2, l)
+    # forward: inner = dual @ start^T; place = dual @ g(attended); u = dual @ g(following)
+    beside = xp.stack([attended, path[-1]], axis=3)  # (b, h, i, 2, d)
+    d_beside = xp.stack([d_place, d_u], axis=3)  # (b, h, i, 2, l)
     d_dual = d_inner @ start + transpose(d_beside) @ kernel(beside, keys)[0]  # (b, h, i, l, o) [dKOOP.7]
+    # forward: dual = start @ gram^-1
     through = transpose(xp.linalg.solve(grams, transpose(d_dual)))  # (b, h, i, l, o): dN G^-1
     d_start = transpose(d_again) @ fitted + transpose(d_inner) @ dual + through  # (b, h, i, l, o) [dKOOP.5]
     of_gram = -transpose(fitted) @ inner @ d_end - transpose(dual) @ through  # (b, h, i, o, o)
@@ -198,16 +202,16 @@ def predict_backward(
     d_path = xp.concat([d_start, none], axis=3) + xp.concat([none, d_end], axis=3)  # (b, h, i, l + 1, o)
     points = xp.concat([xp.stack(path[:-1], axis=3), beside], axis=3)  # (b, h, i, l + 3, d): where g was taken
     d_g = xp.concat([d_path, d_beside @ dual], axis=3)  # (b, h, i, l + 3, o)
-    d_points = kernel_backward(points, keys, d_g)  # (b, h, i, l + 3, d): the last is not passed on, J has it
+    d_points = kernel_backward(points, keys, d_g)  # (b, h, i, l + 3, d): the last goes nowhere, J stands for it
     d_keys = kernel_backward(keys, points, transpose(d_g)) + transpose(fitted) @ d_once  # (b, h, i, j, d)
-    of_all = xp.sum(d_keys, axis=2), xp.sum(of_gram, axis=2), d_ridge, d_epsilon
-    return d_points[..., :-2, :], d_points[..., -2, :], *of_all
+    parts = {"k": xp.sum(d_keys, axis=2), "gram": xp.sum(of_gram, axis=2), "ridge": d_ridge, "epsilon": d_epsilon}
+    return d_points[..., :-2, :], d_points[..., -2, :], parts
 
 
 def kernel(x: Array, y: Array) -> tuple[Array, Array]:
     """Return kernel(x, y) (..., p, q) of points (..., p, d) and (..., q, d), and its gradient for x (..., p, q, d)."""
-    xp, apart = namespace(x), x[..., :, None, :] - y[..., None, :, :]
-    near = xp.exp(-xp.sum(apart * apart, axis=-1) / (2.0 * x.shape[-1]))
+    xp, apart = namespace(x), x[..., :, None, :] - y[..., None, :, :]  # -, (..., p, q, d)
+    near = xp.exp(-xp.sum(apart * apart, axis=-1) / (2.0 * x.shape[-1]))  # (..., p, q)
     return x @ transpose(y) + near, y[..., None, :, :] - apart * near[..., None] / x.shape[-1]
 
 
@@ -216,7 +220,7 @@ def kernel_backward(x: Array, y: Array, d_values: Array) -> Array:
     return namespace(x).sum(d_values[..., None] * kernel(x, y)[1], axis=-2)
 
 
-def at(x: Array, keys: Array, dual: Array) -> Array:
+def kappa(x: Array, keys: Array, dual: Array) -> Array:
     """Return kappa(x) = N g(x), (b, h, i, l), at points (b, h, i, d)."""
     return (dual @ transpose(kernel(x[..., None, :], keys)[0]))[..., 0]
 
@@ -234,6 +238,7 @@ def jacobian(x: Array, keys: Array, dual: Array, once: Array, epsilon: float) ->
 
 def sylvester(z: Array, g: Array, ridge: float, y: Array) -> Array:
     """Return the A with z A g + ridge A = y: between the eigenvectors of z and g it is a division."""
-    (z_values, left), (g_values, right) = namespace(z).linalg.eigh(z), namespace(g).linalg.eigh(g)
-    scales = z_values[..., :, None] * g_values[..., None, :] + ridge
+    z_values, left = namespace(z).linalg.eigh(z)  # (b, h, i, l), (b, h, i, l, l)
+    g_values, right = namespace(g).linalg.eigh(g)  # (b, h, 1, o), (b, h, 1, o, o)
+    scales = z_values[..., :, None] * g_values[..., None, :] + ridge  # (b, h, i, l, o)
     return left @ (transpose(left) @ y @ right / scales) @ transpose(right)

@@ -4,9 +4,9 @@
     shift      a = epsilon, b = 1         psi -> phi as epsilon -> 0
     pencil     a = mix, b = epsilon       any of both: only a / b matters
 
-psi(x) = z is solved by damped Newton from up to three starts, in `dense` phi(q'), q' and the last point: a step J^-1 r
-of the residual r = psi(x) - z is halved until |r| falls; where the first start leads to no root the next is tried. A
-position, which is a query (b, h, i), has converged where |psi(x) - z| is as small as `TOLERANCE` of the terms that it
+psi(x) = t is solved by damped Newton from up to three starts, in `dense` phi(q'), q' and the last point: a step J^-1 r
+of the residual r = psi(x) - t is halved until |r| falls; where the first start leads to no root the next is tried. A
+position, which is a query (b, h, i), has converged where |psi(x) - t| is as small as `TOLERANCE` of the terms that it
 sums, or, where rounding lets it get no smaller, `STALLED` times as much. Positions do not see each other: one that has
 converged stays as it is. All take one full step in the end, which makes the error of the derivative as small as that of
 the value.
@@ -80,15 +80,15 @@ PERTURBATIONS: dict[str, type[Perturbation]] = {"identity": Identity, "shift": S
 def invert(
     evaluate: Callable[..., Any], tried: Sequence[Array], alive: Array, step: Callable[..., Any] | None = None
 ) -> tuple[Array, Array]:
-    """Return the roots x (..., d) of psi(x) = z, NaN where there is none, and `left` (...,).
+    """Return the roots x (..., d) of psi(x) = t, NaN where there is none, and `left` (...,).
 
-    `evaluate` gives for x psi(x) - z (..., d), the size (...,) of the terms that it sums, and the Jacobian (..., d, d);
+    `evaluate` gives for x psi(x) - t (..., d), the size (...,) of the terms that it sums, and the Jacobian (..., d, d);
     or as third what `step` takes, which gives for it, r and a mask (...,) J^-1 r where the mask holds.
 
     By position (...,)::
 
         alive   given     there is something to solve; elsewhere x is the first start, and left 0
-        left    returned  |psi(x) - z| in units of the tolerance: converged to 1, as far as rounding allows to STALLED;
+        left    returned  |psi(x) - t| in units of the tolerance: converged to 1, as far as rounding allows to STALLED;
                           above STALLED there is no root
     """
     xp, root = namespace(*tried), tried[0]
@@ -164,7 +164,7 @@ def certify(steepness: Array, own: Any, share: Any, alive: Array) -> None:
 
 
 class KoopmanInverseError(ArithmeticError):
-    """Raised where psi(x) = z was not solved at some positions.
+    """Raised where psi(x) = t was not solved at some positions.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class KoopmanInverseError(ArithmeticError):
     count
         How many there are.
     residual
-        The largest |psi(x) - z| / (1 + the size of the terms that it sums), infinite where psi is singular at its root.
+        The largest |psi(x) - t| / (1 + the size of the terms that it sums), infinite where psi is singular at its root.
     update
         Which update it was, from 2 on.
     """

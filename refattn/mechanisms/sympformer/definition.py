@@ -9,7 +9,7 @@ Tokens are rows x_i with momenta p_i. Let s_ij = s_ji say how well tokens i and 
     H = 1/2 sum_i e_i / z_i - 1/(2n) sum_ij exp(s_ij),    e_i = p_i B . p_i,    z_i = 1/n sum_j exp(s_ij)
 
 The first sum is the kinetic energy. B is a symmetric matrix, and z_i the mass of a token: one that matches others well
-is heavy. The second sum makes the energy low if tokens match. With the friction alpha the motion is
+is heavy. The second sum makes the energy low if tokens match. With the friction alpha, strong at first, the motion is
 
     dx_i/dt = dH/dp_i = p_i B / z_i,    dp_i/dt = -dH/dx_i - alpha p_i,    alpha = c_log / t + c_lin
 

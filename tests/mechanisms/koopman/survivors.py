@@ -14,15 +14,15 @@ SURVIVORS: dict[str, dict[str, str]] = {
         },
         **{
             f"KOOP.{n} {LOWER}": "the weights that it makes are rounded to bfloat16 in any case, and what they attend"
-            for n in (1, 2)
+            for n in ("2", "masked")
         },
         **{
             f"KOOP.{n} {LOWER}": "what the update starts from, the attended vector, is rounded to bfloat16 in any case"
-            for n in (16, 17)
+            for n in (14, 15)
         },
         **{
             f"dKOOP.{n} {LOWER}": "a gradient that is stored in bfloat16, or acts through rounded weights"
-            for n in (1, 3, 4, 17)
+            for n in (2, 3, 4, 15)
         },
         **{
             f"dKOOP.{name} scaled by 1.02": "one number: 2 % of it is less than the roundings of all weights add up to"

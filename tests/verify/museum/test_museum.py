@@ -153,7 +153,7 @@ def test_a_fault_of_the_backward_alone_is_named_by_that_of_the_forward() -> None
     ("mechanism", "case", "name", "id"),
     [
         ("softmax", "causal-tail", "causal", "SM.2"),
-        ("delta", "state-kda", "state", "DELTA.4"),
+        ("delta", "state-kda", "state", "DELTA.1"),
         ("delta", "tiny", "q", None),
     ],
 )

@@ -146,7 +146,7 @@ def update(
     own, factors = a + b * tau, transpose(modes) @ dual  # (), (b, h, i, d, f)
 
     def psi(x: Array) -> tuple[Array, Array, Array]:
-        """Return psi(x) - z, the size of the terms that it sums, and its Jacobian."""
+        """Return psi(x) - t, the size of the terms that it sums, and its Jacobian."""
         at_x = features_of(kernel, x)[..., None]
         value, size = (factors @ at_x)[..., 0], (xp.abs(factors) @ xp.abs(at_x))[..., 0]
         terms = xp.abs(own * x) + xp.abs(b * size) + xp.abs(image)

@@ -67,7 +67,7 @@ def forward(
     whitening = Whitening(keys, None)  # of one update, which has no operator, and takes any mask
     if options.updates > 1:
         g = of_all(keys, mask, options)
-        gram = dense.gram_of(g, keys, g.seen, options.jitter)[:, :, 0, :, :]
+        gram = dense.gram_of(g, keys, options.jitter)[:, :, 0, :, :]
         whitening = whiten(gram, options.fit == "stein", q.shape[3] if g.augmented else 0)
     saved = Saved(options, offset, k.shape[1], mask, keys, values, whitening, (q,), ())
     chunks = [advance(saved, q, start, stop) for start, stop in chunks_of(saved, q.shape[2])]
@@ -251,7 +251,7 @@ def chunk_backward(
         x, d_attended = way.points[number - 1], d_points[number]
         weights, attended = dense.attend(x, saved.k, saved.v, chunk.g.seen, options)
         if number > 1:
-            # forward: root = the root of psi(x) = z
+            # forward: root = the root of psi(x) = t
             root, at = way.points[number], start_of(options, number)
             step = Step(way, attended, number)
             d = step.backward(root, alive, d_points[number])
@@ -328,7 +328,7 @@ class Step:
         self.turned = joined(self.koopman @ self.modes, options)  # (b, h, i, l, d): R D
         self.lifted = (self.a + 2.0 * tau * self.b) * self.modes + self.b * self.turned  # (b, h, i, l, d): H
         self.section = self.kappa(attended)  # (b, h, i, l): c
-        self.image = (self.a + self.b) * tau * attended + combined(self.section, self.lifted)  # (b, h, i, d): z
+        self.image = (self.a + self.b) * tau * attended + combined(self.section, self.lifted)  # (b, h, i, d): t
         self.expected = tau * attended + combined(self.section, self.modes)  # (b, h, i, d): phi(q')
 
     def kappa(self, x: Array) -> Array:
@@ -373,7 +373,7 @@ class Step:
         return xp.linalg.matrix_norm(linear, ord=2) + g.kernel.slope_bound() * lengths
 
     def residual(self, x: Array) -> tuple[Array, Array, Array]:
-        """Return psi(x) - z, the size of the terms that it sums, and the Jacobian of kappa."""
+        """Return psi(x) - t, the size of the terms that it sums, and the Jacobian of kappa."""
         xp = namespace(x)
         value, size, jacobian = self.look(x)
         residual = self.own_part * x + self.b * combined(value, self.modes) - self.image

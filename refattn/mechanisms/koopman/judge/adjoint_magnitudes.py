@@ -20,60 +20,60 @@ from refattn.xp import Array, max_last, namespace
 
 def _d_image(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    whole = xp.sqrt(xp.sum(values["dKOOP.16"] ** 2, axis=-1, keepdims=True))
-    return xp.abs(values["dKOOP.16"]) + whole
+    whole = xp.sqrt(xp.sum(values["dKOOP.14"] ** 2, axis=-1, keepdims=True))
+    return xp.abs(values["dKOOP.14"]) + whole
 
 
 def _d_section(inputs: Given, values: Given) -> Array:
-    return of_product(values["KOOP.14"], values["dKOOP.16"][..., None])[..., 0]
+    return of_product(values["KOOP.12"], values["dKOOP.14"][..., None])[..., 0]
 
 
 def _d_modes(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    turned = of_product(transposed(values["KOOP.13"]), values["dKOOP.14"])
-    fixed = xp.abs(values["KOOP.15"][..., None] * values["dKOOP.16"][..., None, :])
-    return xp.abs(values["dKOOP.12"]) + xp.abs(values["dKOOP.14"]) + turned + fixed
+    turned = of_product(transposed(values["KOOP.11"]), values["dKOOP.12"])
+    fixed = xp.abs(values["KOOP.13"][..., None] * values["dKOOP.14"][..., None, :])
+    return xp.abs(values["dKOOP.10"]) + xp.abs(values["dKOOP.12"]) + turned + fixed
 
 
 def _d_koopman(inputs: Given, values: Given) -> Array:
-    return of_product(values["dKOOP.14"], transposed(values["KOOP.12"]))
+    return of_product(values["dKOOP.12"], transposed(values["KOOP.10"]))
 
 
 def _d_found(inputs: Given, values: Given) -> Array:
     xp, keys = namespace(inputs["q"]), keys_of(inputs)
-    through = of_product(values["dKOOP.12"], transposed(keys))
-    beyond = xp.abs(values["dKOOP.11"][..., keys.shape[-2] :])
-    seen = xp.where(values["dKOOP.11"] == 0.0, 0.0, 1.0)
-    return seen * (xp.concat([through, beyond], axis=-1) + of_product(values["dKOOP.13"], values["KOOP.7"]))
+    through = of_product(values["dKOOP.10"], transposed(keys))
+    beyond = xp.abs(values["dKOOP.9"][..., keys.shape[-2] :])
+    seen = xp.where(values["dKOOP.9"] == 0.0, 0.0, 1.0)
+    return seen * (xp.concat([through, beyond], axis=-1) + of_product(values["dKOOP.11"], values["KOOP.5"]))
 
 
 def _d_inner(inputs: Given, values: Given) -> Array:
-    return of_product(values["dKOOP.8"] @ values["KOOP.6"], transposed(values["KOOP.11"])) + of_product(
-        values["dKOOP.8"], values["KOOP.6"] @ transposed(values["KOOP.11"])
+    return of_product(values["dKOOP.6"] @ values["KOOP.visible"], transposed(values["KOOP.9"])) + of_product(
+        values["dKOOP.6"], values["KOOP.visible"] @ transposed(values["KOOP.9"])
     )
 
 
 def _d_dual(inputs: Given, values: Given) -> Array:
-    return namespace(inputs["q"]).abs(values["dKOOP.9"]) + of_product(values["dKOOP.10"], values["KOOP.7"])
+    return namespace(inputs["q"]).abs(values["dKOOP.7"]) + of_product(values["dKOOP.8"], values["KOOP.5"])
 
 
 def _d_starts(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    size = xp.abs(values["dKOOP.7"]) + of_product(transposed(values["dKOOP.13"]), values["KOOP.11"])
-    if "KOOP.9" in values:
-        through = transposed(xp.linalg.solve(values["KOOP.6"], transposed(values["dKOOP.9"])))
+    size = xp.abs(values["dKOOP.5"]) + of_product(transposed(values["dKOOP.11"]), values["KOOP.9"])
+    if "KOOP.7" in values:
+        through = transposed(xp.linalg.solve(values["KOOP.visible"], transposed(values["dKOOP.7"])))
         size = (
             size
-            + transposed(solved(transposed(through), values["KOOP.6"]))
-            + of_product(transposed(values["dKOOP.10"]), values["KOOP.9"])
+            + transposed(solved(transposed(through), values["KOOP.visible"]))
+            + of_product(transposed(values["dKOOP.8"]), values["KOOP.7"])
         )
     return size
 
 
 def _d_gram(inputs: Given, values: Given) -> Array:
     xp = namespace(inputs["q"])
-    largest = xp.max(xp.abs(values["dKOOP.6"]), axis=(-2, -1), keepdims=True)
-    return xp.abs(values["dKOOP.6"]) + 0.25 * xp.where(values["dKOOP.6"] == 0.0, 0.0, largest)
+    largest = xp.max(xp.abs(values["dKOOP.visible"]), axis=(-2, -1), keepdims=True)
+    return xp.abs(values["dKOOP.visible"]) + 0.25 * xp.where(values["dKOOP.visible"] == 0.0, 0.0, largest)
 
 
 def _d_weights(inputs: Given, values: Given) -> Array:
@@ -118,27 +118,27 @@ def _d_ridge(inputs: Given, values: Any) -> Array:
     size = 4.0 * xp.abs(value)
     if not limited(inputs):
         return size
-    adjoints, found = reversed(values.passes("dKOOP.8")), values.passes("KOOP.11")
-    terms = [d * (a @ values["KOOP.6"]) for d, a in zip(adjoints, found, strict=True)]
+    adjoints, found = reversed(values.passes("dKOOP.6")), values.passes("KOOP.9")
+    terms = [d * (a @ values["KOOP.visible"]) for d, a in zip(adjoints, found, strict=True)]
     whole = xp.stack([xp.sqrt(xp.sum(x * x)) for x in terms])
     return size + xp.reshape(whole, (-1, *(1,) * (len(value.shape) - 1)))
 
 
 ADJOINTS: dict[str, Magnitude] = {
-    "dKOOP.16": _d_image,
-    "dKOOP.15": _d_section,
-    "dKOOP.12": _d_modes,
-    "dKOOP.13": _d_koopman,
-    "dKOOP.11": _d_found,
-    "dKOOP.8": fit("dKOOP.8", "dKOOP.11"),
-    "dKOOP.10": _d_inner,
-    "dKOOP.9": _d_dual,
-    "dKOOP.7": _d_starts,
-    "dKOOP.6": _d_gram,
-    "dKOOP.5": _of_row("dKOOP.5"),
+    "dKOOP.14": _d_image,
+    "dKOOP.13": _d_section,
+    "dKOOP.10": _d_modes,
+    "dKOOP.11": _d_koopman,
+    "dKOOP.9": _d_found,
+    "dKOOP.6": fit("dKOOP.6", "dKOOP.9"),
+    "dKOOP.8": _d_inner,
+    "dKOOP.7": _d_dual,
+    "dKOOP.5": _d_starts,
+    "dKOOP.visible": _d_gram,
+    "dKOOP.1": _of_row("dKOOP.1"),
     "dKOOP.4": _d_attended,
     "dKOOP.3": _d_weights,
-    "dKOOP.1": _d_scores,
+    "dKOOP.2": _d_scores,
     "dKOOP.q": _of_row("dKOOP.q"),
     "dKOOP.k": _of_row("dKOOP.k"),
     "dKOOP.v": _d_v,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from refattn.mechanisms.koopman.judge.trajectory_loops import kernel, trajectory, transposed
+from refattn.mechanisms.koopman.judge.trajectory_loops import delta_of, gram_of, kernel, trajectory, transposed
 
 Values = dict[str, np.ndarray]
 
@@ -82,14 +82,14 @@ def _read(value: Any) -> tuple[str, dict[str, Any]]:
 
 
 NUMBERS: tuple[str, ...] = ("ridge", "epsilon", "bandwidth", "weight", "mix")
-OBSERVED = {"KOOP.7", "KOOP.8", "KOOP.9", "KOOP.11"}
+OBSERVED = {"KOOP.5", "KOOP.6", "KOOP.7", "KOOP.9"}
 """Equations with an axis of observables, of which those of unseen keys come from elsewhere: they are 0."""
 
 
 def _scatter(id: str, value: np.ndarray, seen: list[int], keys: int) -> np.ndarray:
     """Return a value (p, q) of the seen keys with 0 in the place of the others."""
     beyond = list(range(keys, keys + max(value.shape[-1] - len(seen), 0)))  # augmented: the coordinates
-    if id in {"KOOP.1", "KOOP.2", "KOOP.3"}:
+    if id in {"KOOP.2", "KOOP.masked", "KOOP.3"}:
         full = np.zeros((1, keys))
         full[:, seen] = value
         return full[0]
@@ -97,17 +97,13 @@ def _scatter(id: str, value: np.ndarray, seen: list[int], keys: int) -> np.ndarr
         full = np.zeros((value.shape[0], keys + len(beyond)))
         full[:, seen + beyond] = value
         return full
-    if id == "KOOP.6":
+    if id in {"KOOP.1", "KOOP.visible"}:
         full = np.zeros((keys + len(beyond),) * 2)
         full[np.ix_(seen + beyond, seen + beyond)] = value
         return full
-    if id == "KOOP.5":
-        full = np.zeros((keys, keys))
-        full[np.ix_(seen, seen)] = value
-        return full
-    if id == "KOOP.15":
+    if id == "KOOP.13":
         return value[:, 0]
-    return value[0] if id in {"KOOP.4", "KOOP.16", "KOOP.17"} else value
+    return value[0] if id in {"KOOP.4", "KOOP.14", "KOOP.15"} else value
 
 
 def _name(id: str, number: int) -> str:
@@ -140,7 +136,7 @@ def _run(
     grad |= {f"dKOOP.{name}": np.zeros(o[name].shape) for name in names}
 
     def put(into: Values, key: str, at: tuple[int, ...], x: np.ndarray, *, add: bool = False) -> None:
-        place = at[:2] if key.startswith(("KOOP.5", "dKOOP.5")) else at
+        place = at[:2] if key in ("KOOP.1", "dKOOP.1") else at
         full = into.setdefault(key, np.zeros((batch, heads, queries)[: len(place)] + x.shape))
         full[place] = full[place] + x if add else x
 
@@ -171,12 +167,12 @@ def _run(
                 if target is not None:
                     _add_input(target, id, found, (b, h, i, group), seen)
                 continue
-            if id == "KOOP.2":
+            if id == "KOOP.masked":
                 continue
-            passes = 1 if id in ("KOOP.5", "KOOP.6") else one.passes(id)
-            key = "KOOP.17" if id == "first" else id
+            passes = 1 if id in ("KOOP.1", "KOOP.visible") else one.passes(id)
+            key = "KOOP.15" if id == "first" else id
             turned = o["updates"] - 1 if id == "first" else passes - 1 - number
-            put(grad, _name(f"d{key}", turned), at, _scatter(key, found, seen, keys), add=id == "KOOP.5")
+            put(grad, _name(f"d{key}", turned), at, _scatter(key, found, seen, keys), add=id == "KOOP.1")
             if id == "KOOP.4":
                 # A weight that is 0, because its key is not seen, would still have acted through its value.
                 beside = all_v[0] @ found[0]
@@ -252,14 +248,14 @@ def _whole(
     for number in range(o["updates"]):
         x = q
         if number:
-            x = one.values[("first", 0) if number == 1 else ("KOOP.17", number - 2)] if seen else 0.0 * q
+            x = one.values[("first", 0) if number == 1 else ("KOOP.15", number - 2)] if seen else 0.0 * q
         raw = x @ transposed(k) / math.sqrt(q.shape[-1]) if o["similarity"] == "dot" else kernel(x, k, o)
-        put(value, _name("KOOP.1", number), at, raw[0, 0])
-        value[_name("KOOP.2", number)][at][unseen] = -math.inf
+        put(value, _name("KOOP.2", number), at, raw[0, 0])
+        value[_name("KOOP.masked", number)][at][unseen] = -math.inf
     if o["updates"] > 1:
-        put(value, "KOOP.5", at, kernel(k, k, o)[0])
-        delta = o["jitter"] * (1.0 + (0.0 if o["kernel"] == "linear" else float(o["weight"][0, 0, 0])))
-        value["KOOP.6"][at][unseen, unseen] = 1.0 + delta
+        put(value, "KOOP.1", at, gram_of(k, o)[0])
+        delta = float(np.max(delta_of(o)))
+        value["KOOP.visible"][at][unseen, unseen] = 1.0 + delta
         if not seen and o["space"] == "augmented":
             raise NotImplementedError("an empty row with augmented observables")
 
@@ -267,18 +263,18 @@ def _whole(
 def _unseen(value: Values, at: tuple[int, ...], updates: int, put: Callable[..., None], d: int, keys: int) -> None:
     """Make sure that the equations of a query without keys exist: they are 0."""
     for number in range(updates):
-        put(value, _name("KOOP.2", number), at, np.zeros(keys))
+        put(value, _name("KOOP.masked", number), at, np.zeros(keys))
         put(value, _name("KOOP.3", number), at, np.zeros(keys))
         put(value, _name("KOOP.4", number), at, np.zeros(d))
     if updates > 1:
-        put(value, "KOOP.6", at, np.zeros((keys, keys)))
+        put(value, "KOOP.visible", at, np.zeros((keys, keys)))
 
 
 def _unseen_backward(
     grad: Values, at: tuple[int, ...], o: dict[str, Any], put: Callable[..., None], d_out: np.ndarray, v: np.ndarray
 ) -> None:
     """A query without keys: only the last query's own value moves the loss."""
-    put(grad, "dKOOP.17", at, d_out)
+    put(grad, "dKOOP.15", at, d_out)
     if o["updates"] == 1:
         put(grad, "dKOOP.4", at, d_out)
         put(grad, "dKOOP.3", at, v @ d_out)

@@ -4,7 +4,7 @@ As everywhere, a sum of n terms t errs by sqrt(n) (|sum t| + sqrt(sum t^2)), and
 its own value. Three things are particular:
 
 - A kernel section k(x, k_j) sums products as large as |x| |k_j|, however small it is; x are the queries before.
-- A root of psi(x) = z errs as if z had been rounded, with what psi sums there too: the Jacobian makes of that what it
+- A root of psi(x) = t errs as if t had been rounded, with what psi sums there too: the Jacobian makes of that what it
   makes of the error itself.
 - A solution of M x = y errs as if M had been rounded: by |M^-1| |M| |x|, element by element.
 """
@@ -51,7 +51,7 @@ def _key_norms(inputs: Given) -> Array:
 
 def _points(inputs: Given, values: Any) -> list[Array]:
     """Return the queries q^0 ... q^{r-1} (b, h, i, d) that the update r of this pass starts from."""
-    every = [inputs["q"], values.passes("KOOP.4")[0], *values.passes("KOOP.17")]
+    every = [inputs["q"], values.passes("KOOP.4")[0], *values.passes("KOOP.15")]
     return every[: len(every) - 1 - values.from_last]
 
 
@@ -71,13 +71,13 @@ def _scores(inputs: Given, values: Given) -> Array:
     x, keys = _points(inputs, values)[-1], repeat_heads(inputs["k"], inputs["q"].shape[1])
     if inputs.get("similarity", "dot") == "dot":
         return of_product(x, transposed(keys)) / math.sqrt(x.shape[-1])
-    return _section_at(inputs, x, keys, values["KOOP.1"])
+    return _section_at(inputs, x, keys, values["KOOP.2"])
 
 
 def _weights(inputs: Given, values: Given) -> Array:
     # What is rounded is the exponent, of the size of the scores.
     xp = namespace(inputs["q"])
-    scores = values["KOOP.2"]
+    scores = values["KOOP.masked"]
     largest = max_last(xp.where(xp.isfinite(scores), xp.abs(scores), 0.0))
     return values["KOOP.3"] * (2.0 + 2.0 * largest)
 
@@ -86,28 +86,31 @@ def _attended(inputs: Given, values: Given) -> Array:
     return of_product(values["KOOP.3"], repeat_heads(inputs["v"], inputs["q"].shape[1]))
 
 
-def _between(inputs: Given, values: Given) -> Array:
-    return _rows(values["KOOP.5"], _key_norms(inputs)[:, :, None, :])
+def _gram(inputs: Given, values: Given) -> Array:
+    xp, value, norms = namespace(inputs["q"]), values["KOOP.1"], _key_norms(inputs)[:, :, None, :]
+    count = norms.shape[-1]
+    at_keys = xp.concat([_rows(value[..., :count, :count], norms), xp.abs(value[..., :count, count:])], axis=-1)
+    return xp.concat([at_keys, xp.abs(value[..., count:, :])], axis=-2)
 
 
 def _starts_and_ends(inputs: Given, values: Given) -> tuple[Array, Array, int]:
     """Return x_0 ... x_L (b, h, i, L + 1, d) of an update's transitions, its keys (b, h, 1, j, d), and their number."""
     keys = keys_of(inputs)
     points = namespace(keys).stack(_points(inputs, values), axis=3)
-    return points[..., points.shape[3] - values["KOOP.7"].shape[-2] - 1 :, :], keys, keys.shape[-2]
+    return points[..., points.shape[3] - values["KOOP.5"].shape[-2] - 1 :, :], keys, keys.shape[-2]
 
 
 def _starts(inputs: Given, values: Given) -> Array:
-    xp, value = namespace(inputs["q"]), values["KOOP.7"]
+    xp, value = namespace(inputs["q"]), values["KOOP.5"]
     points, keys, count = _starts_and_ends(inputs, values)
     at_keys = _section_at(inputs, points[..., :-1, :], keys, value[..., :count])
     return xp.where(value == 0.0, 0.0, xp.concat([at_keys, xp.abs(value[..., count:])], axis=-1))
 
 
 def _targets(inputs: Given, values: Given) -> Array:
-    xp, value, tau = namespace(inputs["q"]), values["KOOP.8"], _tau(inputs)
+    xp, value, tau = namespace(inputs["q"]), values["KOOP.6"], _tau(inputs)
     points, keys, count = _starts_and_ends(inputs, values)
-    starts = values["KOOP.7"]
+    starts = values["KOOP.5"]
     at_keys = _section_at(inputs, points[..., 1:, :], keys, (value + tau * starts)[..., :count])
     whole = xp.concat([at_keys, xp.abs(value[..., count:])], axis=-1)
     return xp.where(value == 0.0, 0.0, whole + tau * _starts(inputs, values))
@@ -120,7 +123,7 @@ def solved(value: Array, matrix: Array) -> Array:
 
 
 def _dual(inputs: Given, values: Given) -> Array:
-    return transposed(solved(transposed(values["KOOP.9"]), values["KOOP.6"]))
+    return transposed(solved(transposed(values["KOOP.7"]), values["KOOP.visible"]))
 
 
 def fit(found: str, right: str) -> Magnitude:
@@ -128,7 +131,7 @@ def fit(found: str, right: str) -> Magnitude:
 
     def size(inputs: Given, values: Given) -> Array:
         xp = namespace(inputs["q"])
-        z, g, a, y = values["KOOP.10"], values["KOOP.6"], values[found], values[right]
+        z, g, a, y = values["KOOP.8"], values["KOOP.visible"], values[found], values[right]
         separable, given = _chosen(inputs, "fit", "stein", FITS) == "separable", _options(inputs)
         if limited(inputs):
             # It solves the same system for another right-hand side: what it errs by is cut, or made smaller, with it.
@@ -157,39 +160,39 @@ def keys_of(inputs: Given) -> Array:
 
 def _modes(inputs: Given, values: Given) -> Array:
     keys = keys_of(inputs)
-    return of_product(values["KOOP.11"][..., : keys.shape[-2]], keys) + namespace(keys).abs(values["KOOP.12"])
+    return of_product(values["KOOP.9"][..., : keys.shape[-2]], keys) + namespace(keys).abs(values["KOOP.10"])
 
 
 def _lifted(inputs: Given, values: Given) -> Array:
-    own = namespace(inputs["q"]).abs(values["KOOP.12"]) + namespace(inputs["q"]).abs(values["KOOP.14"])
-    return own + of_product(values["KOOP.13"], values["KOOP.12"])
+    own = namespace(inputs["q"]).abs(values["KOOP.10"]) + namespace(inputs["q"]).abs(values["KOOP.12"])
+    return own + of_product(values["KOOP.11"], values["KOOP.10"])
 
 
 def _section(inputs: Given, values: Given) -> Array:
     xp, attended = namespace(inputs["q"]), values["KOOP.4"]
-    if "KOOP.9" not in values:  # kappa_l(x) = k(x_l, x)
+    if "KOOP.7" not in values:  # kappa_l(x) = k(x_l, x)
         points = _starts_and_ends(inputs, values)[0][..., :-1, :]
-        return _section_at(inputs, points, attended[..., None, :], values["KOOP.15"][..., None])[..., 0]
-    dual, keys = values["KOOP.9"][..., : inputs["k"].shape[2]], keys_of(inputs)
+        return _section_at(inputs, points, attended[..., None, :], values["KOOP.13"][..., None])[..., 0]
+    dual, keys = values["KOOP.7"][..., : inputs["k"].shape[2]], keys_of(inputs)
     # kappa(q') = N g(q'), where g(q') has errors of its own.
     row = attended[..., None, :]
     at_keys = row @ transposed(keys)
     errors = _section_at(inputs, row, keys, at_keys + _largest(inputs, "weight", 1.0))
     own = xp.sqrt((dual * dual) @ transposed(at_keys * at_keys + errors * errors))[..., 0]
-    return xp.abs(values["KOOP.15"]) + own
+    return xp.abs(values["KOOP.13"]) + own
 
 
 def _image(inputs: Given, values: Given) -> Array:
-    """The size of z, and of what psi sums at the root: psi(x) is wrong by as much, and J^-1 makes of both the same."""
+    """The size of t, and of what psi sums at the root: psi(x) is wrong by as much, and J^-1 makes of both the same."""
     xp = namespace(inputs["q"])
-    attended, root, section = values["KOOP.4"], values["KOOP.17"], values["KOOP.15"][..., None]
-    own = xp.abs(values["KOOP.16"]) + xp.abs(attended) * _tau(inputs)
-    own = own + of_product(transposed(values["KOOP.14"]), section)[..., 0]
+    attended, root, section = values["KOOP.4"], values["KOOP.15"], values["KOOP.13"][..., None]
+    own = xp.abs(values["KOOP.14"]) + xp.abs(attended) * _tau(inputs)
+    own = own + of_product(transposed(values["KOOP.12"]), section)[..., 0]
     # kappa(x) is about as much larger than kappa(q') as x is than q'.
     squares = [xp.sum(x * x, axis=-1, keepdims=True) for x in (root, attended)]
     larger = xp.sqrt(squares[0] / xp.where(squares[1] > 0.0, squares[1], 1.0))
     linear, share = _shares(inputs)
-    moved = of_product(transposed(values["KOOP.12"]), section)[..., 0] * xp.where(larger > 1.0, larger, 1.0)
+    moved = of_product(transposed(values["KOOP.10"]), section)[..., 0] * xp.where(larger > 1.0, larger, 1.0)
     return own + linear * xp.abs(root) + share * moved
 
 
@@ -229,19 +232,19 @@ def _largest(inputs: Given, name: str, usual: float) -> float:
 
 
 MAGNITUDES: dict[str, Magnitude] = {
-    "KOOP.1": _scores,
+    "KOOP.2": _scores,
     "KOOP.3": _weights,
     "KOOP.4": _attended,
-    "KOOP.5": _between,
-    "KOOP.7": _starts,
-    "KOOP.8": _targets,
-    "KOOP.9": _dual,
-    "KOOP.11": fit("KOOP.11", "KOOP.8"),
-    "KOOP.12": _modes,
-    "KOOP.13": lambda inputs, values: of_product(values["KOOP.11"], transposed(values["KOOP.7"])),
-    "KOOP.14": _lifted,
-    "KOOP.15": _section,
-    "KOOP.16": _image,
+    "KOOP.1": _gram,
+    "KOOP.5": _starts,
+    "KOOP.6": _targets,
+    "KOOP.7": _dual,
+    "KOOP.9": fit("KOOP.9", "KOOP.6"),
+    "KOOP.10": _modes,
+    "KOOP.11": lambda inputs, values: of_product(values["KOOP.9"], transposed(values["KOOP.5"])),
+    "KOOP.12": _lifted,
+    "KOOP.13": _section,
+    "KOOP.14": _image,
 }
 
 STORED: dict[str, Magnitude] = {

@@ -127,6 +127,27 @@ def _inverse_root(x: np.ndarray) -> np.ndarray:
     return found
 
 
+def delta_of(o: dict[str, Any]) -> Any:
+    """What is added to the diagonal of the Gram matrix."""
+    return o["jitter"] * (1.0 + (0.0 if o["kernel"] == "linear" else o["weight"]))
+
+
+def norm_of(o: dict[str, Any]) -> Any:
+    """The squared norm of a coordinate function: 1 over the factor of x . y in the kernel."""
+    if o["kernel"] != "polynomial":
+        return 1.0
+    return 1.0 / (1.0 + o["weight"] * o["degree"] * o["constant"] ** (o["degree"] - 1) / o["bandwidth"] ** 2)
+
+
+def gram_of(k: np.ndarray, o: dict[str, Any]) -> np.ndarray:
+    """The inner products of the observables at keys (., j, d), with the jitter."""
+    gram, d = kernel(k, k, o), k.shape[-1]
+    if o["space"] == "augmented":
+        corner = norm_of(o) * np.eye(d) * np.ones((len(k), 1, 1))
+        gram = np.concatenate([np.concatenate([gram, k], -1), np.concatenate([transposed(k), corner], -1)], -2)
+    return gram + delta_of(o) * np.eye(gram.shape[-1])
+
+
 def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict[str, Any], see: See) -> np.ndarray:
     """Return the last query (., 1, d) for q (., 1, d) and the k, v (., j, d) that it sees; `see` gets every value."""
     d, x, points = q.shape[-1], q, [q]
@@ -134,23 +155,12 @@ def trajectory(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict[str, Any], s
     coordinates: np.ndarray = gram
     for number in range(1, o["updates"] + 1):
         if number == 2:
-            between = see("KOOP.5", kernel(k, k, o))
-            delta = o["jitter"] * (1.0 + (0.0 if o["kernel"] == "linear" else o["weight"]))
-            norm, coordinates = 1.0, k
-            if o["kernel"] == "polynomial":
-                norm = 1.0 / (
-                    1.0 + o["weight"] * o["degree"] * o["constant"] ** (o["degree"] - 1) / o["bandwidth"] ** 2
-                )
-            gram = between
+            gram = see("KOOP.visible", see("KOOP.1", gram_of(k, o)))
+            coordinates = k
             if o["space"] == "augmented":
-                corner = norm * np.eye(d) * np.ones((len(k), 1, 1))
-                coordinates = np.concatenate([k, corner], axis=-2)
-                gram = np.concatenate(
-                    [np.concatenate([between, k], -1), np.concatenate([transposed(k), corner], -1)], -2
-                )
-            gram = see("KOOP.6", gram + delta * np.eye(gram.shape[-1]))
+                coordinates = np.concatenate([k, norm_of(o) * np.eye(d) * np.ones((len(k), 1, 1))], axis=-2)
         raw = x @ transposed(k) / math.sqrt(d) if o["similarity"] == "dot" else kernel(x, k, o)
-        scores = see("KOOP.2", see("KOOP.1", raw))
+        scores = see("KOOP.masked", see("KOOP.2", raw))
         powers = np.exp(scores - np.max(scores.real, axis=-1, keepdims=True))
         weights = see("KOOP.3", powers / np.sum(powers, axis=-1, keepdims=True))
         attended = see("KOOP.4", weights @ v)
@@ -179,27 +189,27 @@ def _update(
         at = kernel(y, k, o)
         return np.concatenate([at, y + 0.0 * at[..., :1]], axis=-1) if o["space"] == "augmented" else at
 
-    b_ = see("KOOP.7", g(first))
-    y_ = see("KOOP.8", g(last) - tau * b_)
+    b_ = see("KOOP.5", g(first))
+    y_ = see("KOOP.6", g(last) - tau * b_)
     if o["space"] != "full":
-        n_ = see("KOOP.9", transposed(np.linalg.solve(transposed(gram) + 0.0 * b_[..., :1, :1], transposed(b_))))
-        z_ = see("KOOP.10", n_ @ transposed(b_))
+        n_ = see("KOOP.7", transposed(np.linalg.solve(transposed(gram) + 0.0 * b_[..., :1, :1], transposed(b_))))
+        z_ = see("KOOP.8", n_ @ transposed(b_))
     else:
-        n_, z_ = None, see("KOOP.10", kernel(first, first, o))
+        n_, z_ = None, see("KOOP.8", kernel(first, first, o))
     ridge = o["ridge"][..., number - 2][..., None, None]
     epsilon = o["epsilon"][..., number - 2][..., None, None]
     factor = first.shape[-2] * k.shape[-2] if o["scale"] == "mean" else 1.0
-    a_ = see("KOOP.11", _fit(z_, gram, y_, o, ridge * factor))
-    d_ = see("KOOP.12", a_ @ coordinates)
-    r_ = see("KOOP.13", a_ @ transposed(b_))
+    a_ = see("KOOP.9", _fit(z_, gram, y_, o, ridge * factor))
+    d_ = see("KOOP.10", a_ @ coordinates)
+    r_ = see("KOOP.11", a_ @ transposed(b_))
     a, b = {"identity": (1.0, epsilon), "shift": (epsilon, 1.0), "pencil": (o["mix"], epsilon)}[o["perturbation"]]
-    h_ = see("KOOP.14", (a + 2.0 * tau * b) * d_ + b * (r_ @ d_))
+    h_ = see("KOOP.12", (a + 2.0 * tau * b) * d_ + b * (r_ @ d_))
 
     def kappa(y: np.ndarray) -> np.ndarray:
         return kernel(first, y, o) if n_ is None else n_ @ transposed(g(y))
 
-    c_ = see("KOOP.15", kappa(attended))
-    z = see("KOOP.16", (a + b) * tau * attended + transposed(c_) @ h_)
+    c_ = see("KOOP.13", kappa(attended))
+    z = see("KOOP.14", (a + b) * tau * attended + transposed(c_) @ h_)
 
     def residual(y: np.ndarray) -> np.ndarray:
         return (a + b * tau) * y + b * (transposed(kappa(y)) @ d_) - z
@@ -211,4 +221,4 @@ def _update(
         root = root - transposed(move)
         if np.max(np.abs(move.real)) <= 1e-15 * (1.0 + np.max(np.abs(root.real))):
             break
-    return see("KOOP.17", root)
+    return see("KOOP.15", root)

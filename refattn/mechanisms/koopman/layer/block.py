@@ -2,15 +2,15 @@
 
 Equations (y are the tokens of the memory where there is one, otherwise x; heads splits a width into heads)::
 
-    [KOOP.18]  q^0 = heads(x w_q + b_q)
-    [KOOP.19]  k = heads(y w_k + b_k)
-    [KOOP.20]  v = heads(y w_v + b_v)
-    [KOOP.21]  t = merge(q^m)                           q^m of KOOP.17 for these q^0, k, v
-    [KOOP.22]  x' = x + t w_o + b_o                     without a residual: x' = t w_o + b_o
+    [KOOP.queries]  q^0 = heads(x w_q + b_q)
+    [KOOP.keys]  k = heads(y w_k + b_k)
+    [KOOP.values]  v = heads(y w_v + b_v)
+    [KOOP.merged]  o = merge(q^m)                           q^m of KOOP.15 for these q^0, k, v
+    [KOOP.output]  x' = x + o w_o + b_o                     without a residual: x' = o w_o + b_o
 
 Adjoints, for given dx'::
 
-    [dKOOP.21]  dt = dx' w_o^T
+    [dKOOP.merged]  do = dx' w_o^T
     [dKOOP.x]  dx = dq w_q^T + dk w_k^T + dv w_v^T + dx'  the parts for k and v go to the memory where there is one
 
 with dq, dk, dv of the core. The gradients of weights and biases are those of the affine map; the kernel's bandwidth and
@@ -180,15 +180,15 @@ def forward(params: Params, state: State, context: Context) -> tuple[State, Save
 def keys_and_values(params: Params, y: Array) -> tuple[Array, Array]:
     """Return the keys and values (b, g, j, d) of tokens y (b, j, m)."""
     _, g, _, _ = params.config.sizes
-    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [KOOP.19]
-    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, d) [KOOP.20]
+    keys = split_heads(linear_forward(y, params.w_k, params.b_k), g)  # (b, g, j, d) [KOOP.keys]
+    values = split_heads(linear_forward(y, params.w_v, params.b_v), g)  # (b, g, j, d) [KOOP.values]
     return keys, values
 
 
 def attend(params: Params, x: Array, keys: Array, values: Array, context: Context) -> tuple[Array, Saved]:
     """Return the next x of tokens x (b, i, m) whose queries move among the keys and values, and what is saved."""
     config, h, families = params.config, params.config.heads, params.config.families
-    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [KOOP.18]
+    queries = split_heads(linear_forward(x, params.w_q, params.b_q), h)  # (b, h, i, d) [KOOP.queries]
     draws: dict[str, Any] = dict(context.draws or ({} if config.law is None else config.law.means))
     if unknown := sorted(set(draws) - {"ridge", "epsilon"}):
         raise ValueError(f"context.draws: got {', '.join(unknown)}, needs ridge and epsilon")
@@ -209,10 +209,10 @@ def attend(params: Params, x: Array, keys: Array, values: Array, context: Contex
         similarity=config.similarity,
         jitter=config.jitter,
         **families,
-    )  # q^m of KOOP.17, tagged in the core
-    joined = merge_heads(last)  # (b, i, h*d) [KOOP.21]
-    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): KOOP.22 without its residual
-    result = x + out if config.residual else out  # (b, i, m) [KOOP.22]
+    )  # q^m of KOOP.15, tagged in the core
+    joined = merge_heads(last)  # (b, i, h*d) [KOOP.merged]
+    out = linear_forward(joined, params.w_o, params.b_o)  # (b, i, m): KOOP.output without its residual
+    result = x + out if config.residual else out  # (b, i, m) [KOOP.output]
     return result, Saved(x, context.memory, joined, core_saved)
 
 
@@ -222,7 +222,7 @@ def backward(params: Params, saved: Saved, d_state: State) -> tuple[State, Param
     check_gradient("d_state.x", d_state.x, x.shape, x)
     d_result = d_state.x  # (b, i, m)
     # forward: out = joined @ w_o + b_o
-    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*d) [dKOOP.21]
+    d_joined, d_w_o, d_b_o = linear_backward(saved.joined, params.w_o, d_result)  # (b, i, h*d) [dKOOP.merged]
     # forward: joined = merge_heads(last)
     d = core.backward(saved.core, split_heads(d_joined, config.heads))
     # forward: queries = split_heads(x @ w_q + b_q), and so for the keys and values of y

@@ -14,16 +14,16 @@ def operators(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the matrices tau + R of the fitted operators of head 0, one for each query."""
     given = {name: values[name] for name in ("q", "k", "v")}
     _, saved = core.forward(**given, **options, form="dense")
-    matrices = [x for name, x in values.items() if name.startswith("KOOP.13")]
+    matrices = [x for name, x in values.items() if name.startswith("KOOP.11")]
     if not matrices:
-        raise KeyError("KOOP.13")
+        raise KeyError("KOOP.11")
     xp = namespace(matrices[-1])
     return saved.inner.options.tau * xp.eye(matrices[-1].shape[-1]) + matrices[-1][0, 0, ...]
 
 
 def ways(values: Mapping[str, Array], options: Mapping[str, Any]) -> Array:
     """Return the way of each query of head 0, from where it starts, in the first two coordinates."""
-    roots = [x for name, x in values.items() if name.startswith("KOOP.17")]
+    roots = [x for name, x in values.items() if name.startswith("KOOP.15")]
     points = [values["q"], values["KOOP.4"], *roots]
     return namespace(values["q"]).stack(points, axis=3)[0, 0, :, :, :2]
 

@@ -4,20 +4,20 @@ A query that has moved says which of the tokens that it sees comes next: its sof
 Before all tokens stands an empty one, a learned vector, which is what a query points at that finds none. Where the
 queries end, taken back to token space, is what the block returns.
 
-Equations (y are the empty token e and the tokens; k and v of KOOP.19 and KOOP.20 for them; p = q^m of KOOP.17)::
+Equations (y are the empty token e and the tokens; k and v of KOOP.keys and KOOP.values for them; p = q^m of KOOP.15)::
 
-    [KOOP.23]  a_ij = p_i . k_j / sqrt(d)                similarity "kernel": k(p_i, k_j)
-    [KOOP.24]  l_ij = a_ij - log sum_j exp(a_ij) if j in J(i), else -inf
+    [KOOP.pointed]  a_ij = p_i . k_j / sqrt(d)                    similarity "kernel": k(p_i, k_j)
+    [KOOP.log_weights]  l_ij = a_ij - log sum_j exp(a_ij) if j in J(i), else -inf
 
 J(i) are the keys that query i sees, over which sums over j go: the empty token's, those before it, and its own.
 
-Adjoints, for given dl, and dx' of KOOP.22::
+Adjoints, for given dl, and dx' of KOOP.output::
 
-    [dKOOP.23]  da_ij = dl_ij - exp(l_ij) sum_j dl_ij    0 outside of J(i)
-    [dKOOP.last]  dp_i = dt_i + sum_j da_ij k_j / sqrt(d)
+    [dKOOP.pointed]  da_ij = dl_ij - exp(l_ij) sum_j dl_ij    0 outside of J(i)
+    [dKOOP.last]  dp_i = do_i + sum_j da_ij k_j / sqrt(d)
     [dKOOP.empty]  de = sum_b dy_0
 
-with dt of dKOOP.21 by head; in dy_j is what the core gives for k_j, and sum_i da_ij p_i / sqrt(d) more. Similarity
+with do of dKOOP.merged by head; in dy_j is what the core gives for k_j, and sum_i da_ij p_i / sqrt(d) more. Similarity
 "kernel" has the kernel's derivatives for k_j / sqrt(d) and p_i / sqrt(d).
 
 Axes: b batch, i query token, j key token, m width of the model, h head, g key/value head, d width of a head.
@@ -96,7 +96,9 @@ def extend(params: Params, cache: KeysAndValues, x: Array, context: Context) -> 
 
 def point(params: Params, x: Array, y: Array, among: KeysAndValues, context: Context) -> tuple[Array, Array, Saved]:
     """Return what `forward` does, of tokens x (b, i, m), the last of those whose keys and values are given."""
-    following, saved = equations.active(block).attend(params.block, x, among.k, among.v, context)  # (b, i, m): KOOP.22
+    following, saved = equations.active(block).attend(
+        params.block, x, among.k, among.v, context
+    )  # (b, i, m): KOOP.output
     last, keys = saved.core.trajectory[-1], among.k  # (b, h, i, d), (b, g, j, d)
     rows, columns = last.shape[2], keys.shape[2]
     seen = arange(0, columns, x)[None, :] <= arange(0, rows, x)[:, None] + (columns - rows)  # (i, j)
@@ -133,14 +135,14 @@ def log_weights_of(q: Array, k: Array, seen: Array, kernel: Kernel | None) -> Ar
     """
     xp, keys = namespace(q), repeat_heads(k, q.shape[1])  # -, (b, h, j, d)
     if kernel is None:
-        scores = q @ transpose(keys) / math.sqrt(q.shape[-1])  # (b, h, i, j) [KOOP.23]
+        scores = q @ transpose(keys) / math.sqrt(q.shape[-1])  # (b, h, i, j) [KOOP.pointed]
     else:
-        scores = kernel.values(q, keys)  # (b, h, i, j) [KOOP.23]
+        scores = kernel.values(q, keys)  # (b, h, i, j) [KOOP.pointed]
     masked = xp.where(seen, scores, -math.inf)  # (b, h, i, j)
     top = max_last(masked)  # (b, h, i, 1)
     shifted = masked - xp.where(top == -math.inf, 0.0, top)  # (b, h, i, j)
     total = xp.sum(xp.exp(shifted), axis=-1, keepdims=True)  # (b, h, i, 1): 0 for a query that sees no key
-    log_weights = shifted - xp.log(xp.where(total == 0.0, 1.0, total))  # (b, h, i, j) [KOOP.24]
+    log_weights = shifted - xp.log(xp.where(total == 0.0, 1.0, total))  # (b, h, i, j) [KOOP.log_weights]
     return log_weights
 
 
@@ -151,7 +153,7 @@ def log_weights_backward(
     xp, keys = namespace(q), repeat_heads(k, q.shape[1])  # -, (b, h, j, d)
     # forward: log_weights = scores - log(sum(exp(scores)))
     d_seen = xp.where(log_weights == -math.inf, 0.0, d_log_weights)  # (b, h, i, j)
-    d_scores = d_seen - xp.exp(log_weights) * xp.sum(d_seen, axis=-1, keepdims=True)  # (b, h, i, j) [dKOOP.23]
+    d_scores = d_seen - xp.exp(log_weights) * xp.sum(d_seen, axis=-1, keepdims=True)  # (b, h, i, j) [dKOOP.pointed]
     if kernel is None:
         # forward: scores = q @ keys^T / sqrt(d)
         d_dot = d_scores / math.sqrt(q.shape[-1])  # (b, h, i, j)
