@@ -14,7 +14,8 @@ from refattn import Context
 from refattn.mechanisms.growing import definition
 from refattn.mechanisms.growing.growth import search as searching
 
-BLOCK, GROWTH = ra.mechanism("growing").block, ra.mechanism("growing").grow
+BLOCK: Any = ra.mechanism("growing").block
+GROWTH: Any = ra.mechanism("growing").grow
 SCALE = 0.7
 
 
