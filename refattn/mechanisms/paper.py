@@ -82,7 +82,7 @@ def trace() -> Iterator[equations.Trace]:
 
 
 def defined_by(
-    definition: ModuleType, says: Callable[..., Options | str] | None = None
+    definition: ModuleType, says: Callable[..., str | None] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Have a core's forward hand the paper's own calls to its definition while somebody reads.
 
@@ -91,8 +91,8 @@ def defined_by(
     definition
         The module, with `forward` and `backward`.
     says
-        Takes the options of a call that go by the definition's names, and q, k and v; returns what the definition is
-        called with, or why the call is not the paper's own: "the paper has no mask".
+        Takes the options of a call that are not the core's defaults, and q, k and v. It makes the options, in place,
+        those of the definition, or returns why the call is not the paper's own: "the paper has no mask".
     """
 
     def around(forward: Callable[P, R]) -> Callable[P, R]:
@@ -105,16 +105,21 @@ def defined_by(
             if not q.shape[1] == k.shape[1] == v.shape[1]:
                 return "the paper has as many heads of keys and values as of queries"
             chosen = {name: x for name, x in given.items() if x is not defaults.get(name)}
+            if says is not None and (why := says(chosen, q, k, v)):
+                return why
             if further := chosen.keys() - parameters.keys():
                 for name in [name for name in chosen if name in further]:
                     if name not in defaults or not _same(chosen.pop(name), defaults[name]):
-                        return f"the paper has no {name}"
+                        value = given[name]
+                        return f"the paper has no {name}" + (
+                            f"={value!r}" if isinstance(value, str | int | float) else ""
+                        )
             own = _by_name(needed, chosen)
             if isinstance(own, str):
                 return own
             if own.get("causal") and q.shape[2] > k.shape[2]:
                 return "the paper has no query without a key"
-            return own if says is None else says(own, q, k, v)
+            return own
 
         @functools.wraps(forward)
         def entry(*args: P.args, **given: P.kwargs) -> R:

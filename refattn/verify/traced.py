@@ -165,6 +165,16 @@ def places(mechanism: Mechanism) -> dict[str, Place]:
     return {id: place for module in mechanism.tagged for id, place in places_in(module).items()}
 
 
+def places_to_read(mechanism: Mechanism) -> dict[str, Place]:
+    """Return where a reader finds each equation: in the definition if it is there, else in the general code."""
+    general = places(mechanism)
+    own = {} if mechanism.definition is None else places_in(mechanism.definition)
+    quoted = {id for id, place in own.items() if place.formula.startswith("forward: ") and id in general}
+    return general | {
+        id: replace(place, formula=general[id].formula) if id in quoted else place for id, place in own.items()
+    }
+
+
 def places_in(module: ModuleType) -> dict[str, Place]:
     """Return where a module computes each equation, by id, in the order of its docstring, then of its lines."""
     tags = {tag.id: tag for tag in reversed(equations.tags(module)) if tag.claims}  # the first of branches
@@ -361,12 +371,13 @@ def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend, **cho
     def run(arguments: Mapping[str, NDArray[Any]], between: Callable[[], None]) -> dict[str, Array]:
         given = {name: _placed(backend, x, dtype) for name, x in arguments.items()}
         params = tree.unflatten(template, {name: given[name] for name in names})["params"]
-        state, saved = block.forward(params, block.start(params, given["x"], context), context)
-        out = block.read(params, state)
-        between()
-        d_state, d_read = block.read_backward(params, state, given["d_out"])
-        d_state, d_params, _ = block.backward(params, saved, d_state)
-        d_x, d_start = block.start_backward(params, d_state)
+        with reading():
+            state, saved = block.forward(params, block.start(params, given["x"], context), context)
+            out = block.read(params, state)
+            between()
+            d_state, d_read = block.read_backward(params, state, given["d_out"])
+            d_state, d_params, _ = block.backward(params, saved, d_state)
+            d_x, d_start = block.start_backward(params, d_state)
         gradients = tree.flatten({"d_params": d_params})
         for extra in (d_read, d_start):
             for name, more in tree.flatten({"d_params": extra}).items():

@@ -38,16 +38,13 @@ def test_trace_of_one_equation() -> None:
     assert result.exit_code == 0
     assert re.findall(r"^(\S+)  ", result.stdout, re.MULTILINE) == ["GE.6", "GE.6[1]", "dGE.q"]
     refused = run("trace", "softmax", "--only", "SM.99")
-    assert (
-        refused.exit_code == 2
-        and "--only: got 'SM.99', needs one of those that ran: SM.1, SM.2" in refused.stderr
-    )
+    assert refused.exit_code == 2 and "--only: got 'SM.99', needs one of those that ran: SM.1, SM.2" in refused.stderr
 
 
 def test_trace_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("trace", "softmax", "--block")
     assert result.stdout.startswith("Softmax attention: the block, one step, float64 on numpy")
-    assert "\nSM.joined  " in result.stdout and "\nd_params.w_o (4, 4)\n" in result.stdout
+    assert "\nSM.output  " in result.stdout and "\nd_params.w_o (4, 4)\n" in result.stdout
     record = dataclasses.replace(ra.mechanism("softmax"), core=None)
     monkeypatch.setattr("refattn.mechanisms.softmax.record", record)
     assert run("trace", "softmax").stdout == result.stdout

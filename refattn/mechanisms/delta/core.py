@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +47,9 @@ class Saved:
     inner: Any
 
 
-def _as_printed(options: Mapping[str, Any], q: Array, k: Array, v: Array) -> Mapping[str, Any] | str:
-    if len(options["log_decay"].shape) == 4:
-        return "the paper has one decay for all channels"
-    return options
+def _as_printed(options: dict[str, Any], *arrays: Array) -> str | None:
+    channels = len(getattr(options.get("log_decay"), "shape", ())) == 4
+    return "the paper has one decay for all channels" if channels else None
 
 
 @defined_by(definition, _as_printed)

@@ -64,7 +64,7 @@ from refattn.xp import Array, namespace, sum_wide, zeros
 class Token:
     """What the backward reads of one token."""
 
-    decayed: Array  # (b, g, d, e): D
+    faded: Array  # (b, g, d, e): D
     state: Array  # (b, g, d, e): S
     miss: Array  # (b, g, 1, e): e
     correction: Array  # (b, g, 1, e): u
@@ -135,13 +135,13 @@ def forward(
             key, value = keys[:, :, n : n + 1, :], v[:, :, n : n + 1, :]  # (b, g, 1, d), (b, g, 1, e)
             column = xp.matrix_transpose(key)  # (b, g, d, 1): k'
             if decay is None:
-                decayed = at  # (b, g, d, e): DELTA.1 without a decay
+                faded = at  # (b, g, d, e): DELTA.1 without a decay
             else:
-                decayed = by_row(decay, n) * at  # (b, g, d, e) [DELTA.1]
+                faded = by_row(decay, n) * at  # (b, g, d, e) [DELTA.1]
             if beta is None:
                 miss = value  # (b, g, 1, e): DELTA.2 without beta
             else:
-                prediction = key @ decayed  # (b, g, 1, e) [DELTA.predicted]
+                prediction = key @ faded  # (b, g, 1, e) [DELTA.predicted]
                 miss = value - prediction  # (b, g, 1, e) [DELTA.2]
             if rate is None:
                 correction = miss  # (b, g, 1, e): DELTA.3 without a rate
@@ -150,12 +150,12 @@ def forward(
             before = momentum  # (b, g, d, e): M of the token before
             if moving:
                 momentum = by_row(mu, n) * momentum + column * correction  # (b, g, d, e) [DELTA.momentum]
-                at = decayed + by_row(beta, n) * momentum  # (b, g, d, e) [DELTA.4]
+                at = faded + by_row(beta, n) * momentum  # (b, g, d, e) [DELTA.4]
             else:
-                at = decayed + column * correction  # (b, g, d, e) [DELTA.4]
+                at = faded + column * correction  # (b, g, d, e) [DELTA.4]
             row = scale * (queries[:, :, :, n, :] @ at)  # (b, g, r, e) [DELTA.5]
             rows.append(row)
-            tokens.append(Token(decayed, at, miss, correction, before, momentum))
+            tokens.append(Token(faded, at, miss, correction, before, momentum))
         ends.append(xp.stack([at, momentum], axis=2) if moving else at)
     out, final = ungroup_heads(xp.stack(rows, axis=3)), xp.concat(ends, axis=0)  # (b, h, n, e), as `state`
     saved = Saved(
@@ -189,7 +189,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
             product = sum_heads(ungroup_heads(d_product), q_hat.shape[1])  # (b, h, 1, d): dq' without its scale
             d_query = saved.scale * product  # (b, h, 1, d) [dDELTA.unit_q]
             if saved.moving:
-                # forward: momentum = mu * momentum + column * correction; at = decayed + beta * momentum
+                # forward: momentum = mu * momentum + column * correction; at = faded + beta * momentum
                 d_moved = d_momentum + by_row(beta, n) * d_read  # (b, g, d, e) [dDELTA.momentum]
                 d_correction = key @ d_moved  # (b, g, 1, e) [dDELTA.3]
                 d_key = token.correction @ xp.matrix_transpose(d_moved)  # (b, g, 1, d): of the write
@@ -197,7 +197,7 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
                 d_betas.append(xp.sum(d_read * token.momentum, axis=(-2, -1)))
                 d_momenta.append(xp.sum(d_momentum * token.before, axis=(-2, -1)))
             else:
-                # forward: at = decayed + column * correction
+                # forward: at = faded + column * correction
                 d_correction = key @ d_read  # (b, g, 1, e) [dDELTA.3]
                 d_key = token.correction @ xp.matrix_transpose(d_read)  # (b, g, 1, d): of the write
             # forward: correction = rate * miss
@@ -206,20 +206,20 @@ def backward(saved: Saved, d_out: Array, d_state: Array | None) -> dict[str, Arr
             else:
                 d_miss = by_row(rate, n) * d_correction  # (b, g, 1, e) [dDELTA.2]
                 d_rates.append(xp.vecdot(d_correction, token.miss)[:, :, 0])
-            # forward: prediction = key @ decayed; miss = value - prediction
+            # forward: prediction = key @ faded; miss = value - prediction
             if beta is None:
-                d_decayed = d_read  # (b, g, d, e): dDELTA.1 without beta
+                d_faded = d_read  # (b, g, d, e): dDELTA.1 without beta
             else:
                 d_prediction = -d_miss  # (b, g, 1, e) [dDELTA.predicted]
-                d_decayed = d_read + column * d_prediction  # (b, g, d, e) [dDELTA.1]
-                d_key = d_key + d_prediction @ xp.matrix_transpose(token.decayed)  # (b, g, 1, d)
+                d_faded = d_read + column * d_prediction  # (b, g, d, e) [dDELTA.1]
+                d_key = d_key + d_prediction @ xp.matrix_transpose(token.faded)  # (b, g, 1, d)
             d_k_hat = sum_heads(d_key, k_hat.shape[1])  # (b, f, 1, d) [dDELTA.unit_k]
-            # forward: decayed = decay * at
+            # forward: faded = decay * at
             if decay is None:
-                d_at = d_decayed  # (b, g, d, e): of S of the token before
+                d_at = d_faded  # (b, g, d, e): of S of the token before
             else:
-                d_decays.append(xp.sum(d_decayed * token.decayed, axis=(-2, -1) if len(decay.shape) == 3 else -1))
-                d_at = by_row(decay, n) * d_decayed  # (b, g, d, e): of S of the token before
+                d_decays.append(xp.sum(d_faded * token.faded, axis=(-2, -1) if len(decay.shape) == 3 else -1))
+                d_at = by_row(decay, n) * d_faded  # (b, g, d, e): of S of the token before
             products.append(product)
             d_queries.append(d_query)
             d_keys.append(d_k_hat)

@@ -3,9 +3,10 @@
 What to read, in this order:
 
 - `definition`: the article's case, straight: GE.1 to GE.13 and their adjoints.
-- `dense`: the definition with all options: graph, flow and readout, with every pair at once.
+- `options`: what may be chosen otherwise, each an object with its equations, forward and backward: links, where scores
+  start, the state that flows, integrators, thresholds, and what an emptied row gets.
 - `forces`: what moves a score: the couplings g of an edge and the intrinsic forces f, with potentials and derivatives.
-- `options`: what each option means: integrators, thresholds, links, and what is taken where nothing is given.
+- `dense`: the definition with all options, put together from these objects, with every pair at once.
 - `core`: the public map of q, k and v: checks, and which form and solver runs; `csr` and `analytic` hold sparse graphs
   and the check of couplings of your own.
 - `system`: the flow as a system of its own, x' = v(x), with its energy.

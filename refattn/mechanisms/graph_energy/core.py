@@ -69,7 +69,17 @@ class Saved:
         return system_of(self.inner.graph, _sums(self.form))
 
 
-@defined_by(definition)
+def _as_printed(options: dict[str, Any], *arrays: Array) -> str | None:
+    """Make the tau of a threshold an option of its own, as the definition has it."""
+    if "threshold" in options:
+        given = kinds.FAMILIES["threshold"](options.pop("threshold"))
+        if is_array(given.tau) or given != kinds.Hard(tau=given.tau):
+            return f"the paper has no threshold {given}"
+        options["tau"] = given.tau
+    return None
+
+
+@defined_by(definition, _as_printed)
 def forward(
     q: Array,
     k: Array,

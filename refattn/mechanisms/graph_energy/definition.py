@@ -62,7 +62,7 @@ to the first. x', rate and c are those of the step, x is what it began with.
     [dGE.8]  dx' = dy for the last step                 for the others the dx of the step that follows
     [dGE.7]  drate_i = h dx'_i
     [dGE.6]  dc_i = kappa drate_i
-    [dGE.x]  dx_i = dx'_i - mu drate_i + sum_j f_ji - sum_j f_ij            f_ij = dc_i n_ij cos(x_j - x_i)
+    [dGE.before]  dx_i = dx'_i - mu drate_i + sum_j f_ji - sum_j f_ij       f_ij = dc_i n_ij cos(x_j - x_i)
     [dGE.5]  db_i = dx_i + mu sum over steps of drate_i                     dx of the first step
     [dGE.mu]  dmu = sum over steps and i of drate_i (b_i - x_i)
     [dGE.kappa]  dkappa = sum over steps and i of drate_i c_i
@@ -185,7 +185,7 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         d_between = d_pull * links * xp.cos(between)  # (b, h, i, j): f_ij
         d_as_j = transpose(xp.sum(d_between, axis=-2, keepdims=True))  # (b, h, j, 1)
         d_as_i = -xp.sum(d_between, axis=-1, keepdims=True)  # (b, h, i, 1)
-        d_x = d_next - mu * d_rate + d_as_j + d_as_i  # (b, h, i, 1) [dGE.x]
+        d_x = d_next - mu * d_rate + d_as_j + d_as_i  # (b, h, i, 1) [dGE.before]
     # forward: x = start
     d_start = d_x + anchor_sum  # (b, h, i, 1) [dGE.5]
     d_mu = xp.sum(mu_sum)  # () [dGE.mu]

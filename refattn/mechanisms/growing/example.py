@@ -37,7 +37,7 @@ def run(definition: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
     heads, statistics = definition.heads_of(w_q, w_k, scale=SCALE), definition.observe(y, g)
     planned = definition.plan(heads, statistics)
     columns = definition.columns_of(planned, most=1)
-    slope = definition.slope_of(planned, columns)
     grown_q, grown_k = definition.grow(heads, planned, columns=columns, amplitude=AMPLITUDE)
+    slope = definition.slope_of(planned, columns)
     after = loss(attend(grown_q, grown_k)[1])
     return {"w_q": grown_q, "w_k": grown_k, "slope": slope, "before": loss(off), "after": after}

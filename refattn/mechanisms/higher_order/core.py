@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,8 +51,8 @@ class Saved:
     inner: Any
 
 
-def _as_printed(options: Mapping[str, Any], *arrays: Array) -> Mapping[str, Any] | str:
-    return options if options.get("order", 2) else "the paper has no order 0"
+def _as_printed(options: dict[str, Any], *arrays: Array) -> str | None:
+    return None if options.get("order", 2) else "the paper has no order 0"
 
 
 @defined_by(definition, _as_printed)

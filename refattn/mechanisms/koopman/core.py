@@ -180,9 +180,10 @@ class Saved:
     chosen: tuple[int, ...]  # the candidate of each update from the second on
 
 
-def _as_printed(options: Mapping[str, Any], q: Array, k: Array, v: Array) -> Mapping[str, Any]:
+def _as_printed(options: dict[str, Any], q: Array, k: Array, v: Array) -> str | None:
     low = getattr(getattr(q, "dtype", None), "itemsize", 8) < 8
-    return {"jitter": JITTER["float32" if low else "float64"], **options}
+    options.setdefault("jitter", JITTER["float32" if low else "float64"])
+    return None
 
 
 @defined_by(definition, _as_printed)

@@ -1,12 +1,12 @@
 """Softmax attention: a query gets a mean of the values, in which a value counts the more, the better its key matches.
 
 A token asks with a query, and every token offers a key and a value. The product of a query and a key is their score. It
-is divided by sqrt(d), because a sum of d products of numbers of size 1 has the size sqrt(d): without that, wide vectors
-would have large scores, and nearly all weight would go to one key. exp makes every weight positive and turns a
-difference of scores into a ratio of weights. Dividing by their sum makes the weights of a query add up to 1, so that
-the result is a mean. exp overflows for large scores; therefore the largest score of each query is subtracted first,
-which multiplies both sides of the division by the same number. A model that predicts the next token must not see it: if
-the attention is causal, a query sees the keys up to its own.
+is divided by sqrt(d), because a sum of d products of independent numbers of size 1 has the size sqrt(d): without that,
+wide vectors would have large scores, and nearly all weight would go to one key. exp makes every weight positive and
+turns a difference of scores into a ratio of weights. Dividing by their sum makes the weights of a query add up to 1, so
+that the result is a mean. exp overflows for large scores; therefore the largest score of each query is subtracted
+first, which divides numerator and denominator of a weight by the same number. A model that predicts the next token must
+not see it: if the attention is causal, a query sees the keys up to its own.
 
     [SM.1]  s_ij = q_i . k_j / sqrt(d)                      the score: how well key j matches query i
     [SM.2]  m_ij = s_ij if query i sees key j, else -inf    exp(-inf) = 0: what is not seen gets no weight

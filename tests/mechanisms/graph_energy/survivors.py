@@ -15,10 +15,9 @@ SURVIVORS: dict[str, dict[str, str]] = {
         },
         **{
             f"{id} rounded one type lower": "its sum with other parts is rounded to bfloat16 right after"
-            for id in ("dGE.4", "dGE.3", "dGE.masked")
+            for id in ("dGE.11", "dGE.4", "dGE.3", "dGE.masked")
         },
         "GE.11 rounded one type lower": "the sum that weights are divided by: they are rounded to bfloat16 right after",
-        "dGE.start scaled by 1.02": "2 % of a sum over all heads is less than the roundings of all weights add up to",
         "dGE.scale scaled by 1.02": "one number: 2 % of it is less than the roundings of all weights add up to",
     },
 }

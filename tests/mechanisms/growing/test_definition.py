@@ -14,7 +14,8 @@ from refattn import Context
 from refattn.mechanisms.growing import definition
 from refattn.mechanisms.growing.growth import search as searching
 
-BLOCK, GROWTH = ra.mechanism("growing").block, ra.mechanism("growing").grow
+BLOCK: Any = ra.mechanism("growing").block
+GROWTH: Any = ra.mechanism("growing").grow
 SCALE = 0.7
 
 
@@ -142,3 +143,29 @@ def test_what_the_root_mean_square_is_worth_to_scores_that_are_seen() -> None:
             seen = np.tril(np.ones(change.shape[2:])) if causal else 1.0
             shares.append(np.sqrt(np.sum((seen * change) ** 2) / statistics.scores) / planned.size)
         assert 0.7 < min(shares) and max(shares) < 1.4
+
+
+@pytest.mark.parametrize("high", [1.0, np.nan])
+def test_a_search_that_finds_nothing_ends_at_0(high: float) -> None:
+    """Where the loss only rises, and where it is not a number; the library's ends there, too."""
+    tried: list[float] = []
+
+    def loss_at(amplitude: float) -> float:
+        tried.append(amplitude)
+        return high if amplitude > 0.0 else 0.0
+
+    assert definition.search(loss_at, -1.0) == 0.0
+    assert tried == [0.0, *(0.5**n for n in range(1, 31))]
+    assert searching.search(loss_at, 0.0, -1.0, GROWTH.Options()).amplitude == 0.0
+    assert tried[31:] == tried[1:31]
+
+
+@pytest.mark.parametrize("best", [0.01, 0.3, 0.7, 2.5, 40.0, 1e12])
+def test_a_search_is_the_library_s(best: float) -> None:
+    """Along parabolas whose lowest point is nearer or farther than the first amplitude, or out of reach."""
+
+    def loss_at(amplitude: float) -> float:
+        return (amplitude / best - 1.0) ** 2
+
+    expected = searching.search(loss_at, 1.0, -2.0 / best, GROWTH.Options())
+    assert definition.search(loss_at, -2.0 / best) == expected.amplitude > 0.0

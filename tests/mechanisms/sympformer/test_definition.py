@@ -154,6 +154,23 @@ def test_its_force_is_the_slope_of_the_energy() -> None:
         assert np.sum(velocity * along) == pytest.approx((energy(x, p + step) - energy(x, p - step)) / 2e-5, abs=1e-7)
 
 
+def test_tokens_at_rest_move_as_usual_attention_moves_them() -> None:
+    """And friction does not reach the next layer, but for the epsilon of the norm."""
+    given = {**task(0).inputs(), "p": np.zeros_like(task(0).inputs()["p"])}
+    (x, _), saved = definition.forward(**given)
+    _, _, _, _, _, _, v = saved[0]
+    weights, damping = saved[1][0], saved[2][0]
+    attention = weights @ v @ given["w_o"] @ given["w_b"]
+    expected = given["h_x"] * given["h_y"] * np.exp(-damping) * attention
+    np.testing.assert_allclose(x - given["x"], expected, rtol=1e-12, atol=1e-12)
+
+    given = task(0).inputs()
+    (x, p), _ = definition.forward(**given)
+    (x2, p2), _ = definition.forward(**{**given, "c_lin": 1.0 + given["c_lin"]})
+    assert np.max(np.abs(x - x2)) > 0.1
+    np.testing.assert_allclose(p, p2, rtol=0.0, atol=1e-3)
+
+
 def test_a_token_knows_nothing_of_later_ones() -> None:
     given = task(0).inputs()
     (x, p), _ = definition.forward(**given)

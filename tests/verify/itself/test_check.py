@@ -57,7 +57,7 @@ def test_numpy_agrees_with_itself(report: CheckReport) -> None:
     assert [r for r in report.rows if r.status != "agrees" and "torch" not in r.detail] == []
     assert report.exit_code == 0
     sections = {r.section for r in report.rows}
-    assert sections == {"forms", "loops", "equations", "laws", "vectors", "gradients", "tangents"}
+    assert sections == {"forms", "definition", "loops", "equations", "laws", "vectors", "gradients", "tangents"}
     assert {r.name for r in report.rows if r.section == "laws"} == set(RECORD.laws)
     assert {r.name for r in report.rows if r.section == "forms"} == {
         f"{form}, {dtype}" for form in RECORD.forms for dtype in ("float64", "float32")

@@ -84,7 +84,7 @@ def _changed(change: Callable[[dense.Token], dense.Token]) -> Backward:
 def keys_without_prediction(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
     """Let a key have the gradient of its write alone."""
     right = _right(q, k, v, d_out, options)
-    wrong = _changed(lambda token: replace(token, decayed=0.0 * token.decayed))(q, k, v, d_out=d_out, **options)
+    wrong = _changed(lambda token: replace(token, faded=0.0 * token.faded))(q, k, v, d_out=d_out, **options)
     return right | {"k": wrong["k"]}
 
 
@@ -99,7 +99,7 @@ def key_of_one_head(q: Array, k: Array, v: Array, *, d_out: Array, **options: An
 def query_of_the_state_before(q: Array, k: Array, v: Array, *, d_out: Array, **options: Any) -> dict[str, Array]:
     """Take the state before the token for the gradient of its query."""
     right = _right(q, k, v, d_out, options)
-    wrong = _changed(lambda token: replace(token, state=token.decayed))(q, k, v, d_out=d_out, **options)
+    wrong = _changed(lambda token: replace(token, state=token.faded))(q, k, v, d_out=d_out, **options)
     return right | {"q": wrong["q"]}
 
 

@@ -3,9 +3,9 @@
 With D of GROW.8, and the size nu of what D does to the scores::
 
     [GROW.1]  M = scale w_q w_k^T                       the kernel of a head
-    [GROW.11]  F = M - amplitude D / nu
+    [GROW.10]  F = M - amplitude D / nu
 
-The mode "replace" goes along F, cut to the new rank (from GROW.12 on): all columns change, the old ones by a
+The mode "replace" goes along F, cut to the new rank (from GROW.11 on): all columns change, the old ones by a
 natural-gradient step. The mode "additive" leaves the old columns alone, and so do those that keep the function.
 
 The block's scale is that of the kernel, so that the weights have to make M / scale; the option `scale` says which that
@@ -105,7 +105,7 @@ def _factors(made: Plan, kernel: Array, amplitude: float) -> tuple[Array, Array]
     """Return factors of the truncated kernel at an amplitude."""
     assert made.direction is not None and made.metric is not None
     rank = made.params.config.sizes[1] + made.columns
-    moved = kernel - (amplitude / made.direction.size) * made.direction.p  # (h, in, in) [GROW.11]
+    moved = kernel - (amplitude / made.direction.size) * made.direction.p  # (h, in, in) [GROW.10]
     return equations.active(truncate).truncate(moved, rank, made.options.method, made.metric, made.statistics)
 
 

@@ -1,12 +1,12 @@
 """Kernels of low rank: the truncations of F = M - amplitude D / nu, and the factors that become weights.
 
 A head's kernel is M = scale w_q w_k^T, of a rank of at most its width. Growth wants the kernel M' of rank r nearest to
-F (GROW.11), and distance is that of the scores, |E|^2 = <E, T(E)>. Three truncations: frobenius is nearest in the norm
+F (GROW.10), and distance is that of the scores, |E|^2 = <E, T(E)>. Three truncations: frobenius is nearest in the norm
 of the weights, which is the report's claim. optimal is nearest in the Kronecker metric A E A, by Eckart and Young, and
 so exactly nearest for one sequence, or if all C_b are equal. optimal_als goes on from there with some sweeps of
 alternating least squares on <M' - F, T(M' - F)> itself. With W of the metric (GROW.4)::
 
-    [GROW.12]  K = W F W^T
+    [GROW.11]  K = W F W^T
     [GROW.singular_values]  kappa = the singular values of K: K = A_L diag(kappa) A_R^T     frobenius: of F
     [GROW.left_factor]  L_0 = W^+ A_L diag(sqrt(kappa))         the first r columns
     [GROW.right_factor]  R_0 = W^+ A_R diag(sqrt(kappa))        the first r columns; M' = L_0 R_0^T
@@ -18,13 +18,13 @@ Then the factors are balanced, and turned so that their columns lie as near as c
 the state that an optimiser keeps of these goes on to mean something. With L_0 = Q_L T_L and R_0 = Q_R T_R, columns of Q
 orthonormal, and X diag(tau) Y^T the singular value decomposition of T_L T_R^T::
 
-    [GROW.15]  L = Q_L X diag(sqrt(tau))                L^T L = R^T R = diag(tau), and L R^T = M'
-    [GROW.16]  R = Q_R Y diag(sqrt(tau))                spare columns: random in L, 0 in R
-    [GROW.17]  O = B_L B_R^T                            for B_L diag(beta) B_R^T = L^T w_q + R^T w_k of the old weights
-    [GROW.18]  w_q' = L O / sqrt(scale)
-    [GROW.19]  w_k' = R O / sqrt(scale)
+    [GROW.14]  L = Q_L X diag(sqrt(tau))                L^T L = R^T R = diag(tau), and L R^T = M'
+    [GROW.15]  R = Q_R Y diag(sqrt(tau))                spare columns: random in L, 0 in R
+    [GROW.16]  O = B_L B_R^T                            for B_L diag(beta) B_R^T = L^T w_q + R^T w_k of the old weights
+    [GROW.17]  w_q' = L O / sqrt(scale)
+    [GROW.18]  w_k' = R O / sqrt(scale)
 
-The old weights have columns of zeros where the new ones will be. So GROW.17 says of the new columns only that they are
+The old weights have columns of zeros where the new ones will be. So GROW.16 says of the new columns only that they are
 orthogonal to the others before they are stretched: they may be turned among themselves, in L O and R O at once, and a
 single one may change its sign. Which of these one gets follows from the sign rule of `svd`, which fixes the columns of
 L and R, and from how LAPACK completes B_L. Kernels and old columns are the same for all of them: who compares growths
@@ -95,7 +95,7 @@ def truncate(
         return left, right
     if how == "frobenius":
         return _leading(f, rank)
-    whitened = metric.whiten(f)  # (h, in, in) [GROW.12]
+    whitened = metric.whiten(f)  # (h, in, in) [GROW.11]
     u_roots, v_roots = _leading(whitened, rank)
     left, right = metric.left.back @ u_roots, metric.right.back @ v_roots  # [GROW.left_factor], [GROW.right_factor]
     if how == "optimal":
@@ -181,7 +181,7 @@ def balance(left: Array, right: Array, width: int, seed: int = 0) -> tuple[Array
     u, sigma, v = svd(r_left @ xp.matrix_transpose(r_right))
     inputs, rank = left.shape[1], sigma.shape[-1]
     roots = xp.sqrt(sigma)[..., None, :]
-    left, right = q_left @ u * roots, q_right @ v * roots  # [GROW.15], [GROW.16]
+    left, right = q_left @ u * roots, q_right @ v * roots  # [GROW.14], [GROW.15]
     if width > rank:
         pad = zeros((left.shape[0], inputs, width - rank), left)
         left, right, sigma = (
@@ -209,8 +209,8 @@ def align(left: Array, right: Array, w_q: Array, w_k: Array) -> tuple[Array, Arr
     pad = zeros((*w_q.shape[:2], missing), w_q)
     w_q, w_k = (xp.concat([w, pad], axis=2) for w in (w_q, w_k))
     u, _, v = svd(xp.matrix_transpose(left) @ w_q + xp.matrix_transpose(right) @ w_k)
-    turn = u @ xp.matrix_transpose(v)  # [GROW.17]
-    w_q, w_k = left @ turn, right @ turn  # [GROW.18], [GROW.19]
+    turn = u @ xp.matrix_transpose(v)  # [GROW.16]
+    w_q, w_k = left @ turn, right @ turn  # [GROW.17], [GROW.18]
     return w_q, w_k
 
 

@@ -8,9 +8,9 @@ from refattn.mechanisms.growing.growth import step
 from refattn.mechanisms.growing.judge import loops
 from refattn.mechanisms.growing.layer import block
 
-FACTORS = ("GROW.left_factor", "GROW.right_factor", *(f"GROW.{n}" for n in range(15, 20)))
+FACTORS = ("GROW.left_factor", "GROW.right_factor", *(f"GROW.{n}" for n in range(14, 19)))
 
-SIGNLESS = ("GROW.5", "GROW.6", "GROW.12", *FACTORS)
+SIGNLESS = ("GROW.5", "GROW.6", "GROW.11", *FACTORS)
 """Equations whose values are what they are up to signs: those of eigenvectors and of singular vectors."""
 
 DAMPING, AMPLITUDE = 0.01, 0.3

@@ -6,8 +6,8 @@ Gaussian elimination on the equations A D A = N, balanced factors from the singu
 and the turn from that of a product, where the other derivation factors by Householder's reflections and LAPACK.
 
 Values come back by the ids of the docstrings of `layer.block`, `dense` and `growth`. Directions of eigenvectors and of
-singular vectors are theirs up to a sign, and so are the entries of GROW.5, GROW.6 and GROW.12, the columns of all four
-factors, the rows of the rotation GROW.17, and in it and the weights the one new column; all others are what they are.
+singular vectors are theirs up to a sign, and so are the entries of GROW.5, GROW.6 and GROW.11, the columns of all four
+factors, the rows of the rotation GROW.16, and in it and the weights the one new column; all others are what they are.
 
 Source: L. Burgund, Attention Growing Networks, sections 1 and 2; Jacobi 1846; Hestenes 1958; Schoenemann 1966.
 """
@@ -169,16 +169,16 @@ def step(
         one, _, other = _singular(wanted)
         turn = _product(one, _transposed(other))
         put("GROW.1", kernel)
-        put("GROW.11", f)
-        put("GROW.12", whitened)
+        put("GROW.10", f)
+        put("GROW.11", whitened)
         put("GROW.singular_values", s)
         for id, value in zip(("GROW.left_factor", "GROW.right_factor"), factors, strict=True):
             put(id, value)
-        for id, value in zip(("GROW.15", "GROW.16"), even, strict=True):
+        for id, value in zip(("GROW.14", "GROW.15"), even, strict=True):
             put(id, value)
-        put("GROW.17", turn)
-        put("GROW.18", _product(ends[0], turn))
-        put("GROW.19", _product(ends[1], turn))
+        put("GROW.16", turn)
+        put("GROW.17", _product(ends[0], turn))
+        put("GROW.18", _product(ends[1], turn))
     return {
         "GROW.functional_gradient": g,
         "GROW.2": np.asarray(c),
